@@ -1,9 +1,12 @@
-"""EC2 around a worker: its metadata service, spot and rebalance notices, and scale-in protection in an
+"""EC2 services for a worker: its instance metadata, spot and rebalance notices, and scale-in protection in an
 auto-scaling group.
 
-Only what answers to the PUT for a session key is taken for EC2. Other clouds and captive portals also listen on
-the link-local address, and must not be able to tell a worker to stop. Workers that share a machine agree
-through locks in the folder `shared`: the last one to fall idle lets it go."""
+Only a service that answers the PUT for a session key counts as EC2. Other clouds and captive
+portals also listen on the link-local address, and must not be able to stop a worker.
+
+Workers that share a machine coordinate through lock files in the folder `shared`: the last one to
+become idle removes the protection.
+"""
 
 import asyncio
 import contextlib
@@ -34,11 +37,11 @@ ANSWER_BYTES_MAX = 65_536
 
 
 class MetadataUnavailable(Exception):
-    """The service isn't there, or doesn't answer as it should."""
+    """The metadata service is absent or gives an invalid answer."""
 
 
 def metadata_endpoint(environ: Mapping[str, str]) -> str | None:
-    """Where the service is, by the variables that AWS's own clients read; None: switched off."""
+    """The service's URL, from the variables that AWS's own clients read; None if switched off."""
     if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         return None
     if given := environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "").strip():
@@ -48,7 +51,7 @@ def metadata_endpoint(environ: Mapping[str, str]) -> str | None:
 
 
 class InstanceMetadata:
-    """Reads one value at a time; asks for a session key when it has none, or an old one."""
+    """Reads one value at a time; requests a session key when it has none or an expired one."""
 
     def __init__(
         self,
@@ -74,7 +77,7 @@ class InstanceMetadata:
         await self._client.aclose()
 
     async def get(self, path: str) -> str | None:
-        """The value under `meta-data/`; None: there is none. Raises MetadataUnavailable."""
+        """The value under `meta-data/`; None if there is none. Raises MetadataUnavailable."""
         status, text = await self._read(path)
         if status == 401:
             # The service was restarted, or our clock ran slower than its own.
@@ -133,14 +136,14 @@ MetadataContact: TypeAlias = Literal["unknown", "absent", "there", "lost"]
 
 @dataclass(frozen=True, slots=True)
 class SpotNotice:
-    """`at`: when the machine goes, where that is told; rebalance advice has no such moment."""
+    """`at`: when the machine will be taken away, if the notice says so; rebalance advice does not."""
 
     kind: NoticeKind
     at: datetime | None = None
 
 
 class SpotWatch:
-    """Looks at the metadata service until it is closed; never raises because of an answer."""
+    """Polls the metadata service until closed; no answer makes it raise."""
 
     def __init__(
         self,
@@ -158,7 +161,7 @@ class SpotWatch:
         self._unread: set[str] = set()
 
     async def notices(self) -> AsyncIterator[SpotNotice]:
-        """Each notice once; a spot notice again when its time has changed."""
+        """Yields each notice once; a spot notice again when its time has changed."""
         told: set[SpotNotice] = set()
         while True:
             for notice in await self._look():
@@ -207,7 +210,7 @@ class SpotWatch:
 
 
 def parse_action(text: str) -> SpotNotice | None:
-    """`{"action": "terminate", "time": "…Z"}`. Whatever the action, the machine stops working."""
+    """Parses `{"action": "terminate", "time": "…Z"}`. Every action means that the machine stops working."""
     found = _mapping(text)
     action = found.get("action")
     if not isinstance(action, str) or action in ("", "none"):
@@ -216,7 +219,7 @@ def parse_action(text: str) -> SpotNotice | None:
 
 
 def parse_rebalance(text: str) -> SpotNotice | None:
-    """`{"noticeTime": "…Z"}`: when the advice was given, which is no deadline."""
+    """Parses `{"noticeTime": "…Z"}`: the time of the advice, which is no deadline."""
     return SpotNotice("rebalance") if _moment(_mapping(text).get("noticeTime")) else None
 
 
@@ -237,7 +240,7 @@ def _moment(value: object) -> datetime | None:
 
 
 def _in_utc(moment: datetime) -> datetime:
-    """Without a zone it is meant as UTC, as everything there."""
+    """The time in UTC; a time without a zone is taken as UTC, as all times of this service are."""
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
@@ -247,7 +250,10 @@ BUSY_SUFFIX = ".busy"
 
 
 class HostLocks:
-    """Files in a shared folder, locked while their worker is busy: a lock ends with its process."""
+    """Lock files in a shared folder, one for each busy worker.
+
+    The system releases a lock when its process ends.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -272,9 +278,10 @@ class HostLocks:
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """One at a time looks at the others and speaks, so that the last word is about all of them.
+        """Lets one worker at a time check the others and call AWS, so that the last call accounts for all of
+        them.
 
-        Who waits too long goes on all the same: a hung neighbour is no reason to be silent.
+        After a timeout it goes on without the lock: a hung worker must not block the others.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock: int | None = None
@@ -290,7 +297,7 @@ class HostLocks:
 
 
 def _locked(path: Path) -> int | None:
-    """A descriptor that holds the file's lock; None: somebody else does."""
+    """A descriptor that holds the file's lock; None if another process holds it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if _lock(descriptor):
         return descriptor
@@ -315,7 +322,7 @@ def _is_locked(path: Path) -> bool:
 if sys.platform == "win32":
 
     def _lock(descriptor: int) -> bool:
-        """There, each worker speaks for itself."""
+        """On a system without file locks, each worker acts for itself."""
         return True
 
 else:
@@ -337,12 +344,12 @@ CONNECT_SECONDS_MAX, ANSWER_SECONDS_MAX = 3, 10
 
 
 class AwsCallFailed(Exception):
-    """A call to AWS failed; it will be made again."""
+    """A call to AWS failed; it will be repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingGroupMember:
-    """This instance in its group. `client` is boto3's for autoscaling."""
+    """This instance in its auto-scaling group. `client` is boto3's autoscaling client."""
 
     client: Any
     instance_id: str
@@ -360,7 +367,7 @@ class ScalingGroupMember:
 async def find_group_member(
     metadata: InstanceMetadata, environ: Mapping[str, str]
 ) -> ScalingGroupMember | None:
-    """None: not on EC2, without boto3, or in no auto-scaling group. Raises AwsCallFailed."""
+    """None if not on EC2, without boto3, or in no auto-scaling group. Raises AwsCallFailed."""
     try:
         instance_id = await metadata.get("instance-id")
         if not instance_id:
@@ -398,7 +405,7 @@ async def _open_client(region: str | None) -> Any:
 
 
 async def _call_aws(call: Callable[..., Any], *arguments: object, **named: object) -> Any:
-    """In a thread, because boto3 blocks."""
+    """Calls in a thread, because boto3 blocks."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -408,7 +415,7 @@ async def _call_aws(call: Callable[..., Any], *arguments: object, **named: objec
 
 
 class ScaleInProtection:
-    """Say `busy` or `idle` at any time; `run` brings AWS in line, sooner or later."""
+    """Call `busy` or `idle` at any time; `run` sets the protection in AWS accordingly."""
 
     def __init__(
         self,
@@ -444,7 +451,7 @@ class ScaleInProtection:
             self._changed.set()
 
     async def run(self) -> None:
-        """Ends where there is nothing to protect; else goes on until it is cancelled."""
+        """Returns if there is nothing to protect; otherwise runs until cancelled."""
         retries = _back_off(self._retry_seconds)
         while True:
             try:
@@ -458,7 +465,7 @@ class ScaleInProtection:
                 retries = _back_off(self._retry_seconds)
 
     async def close(self) -> None:
-        """A worker that leaves no longer needs its machine. Call it when `run` has been stopped."""
+        """Removes the protection when the worker leaves. Call it after `run` has been stopped."""
         self._is_busy = False
         try:
             async with asyncio.timeout(CLOSE_SECONDS_MAX):
@@ -474,7 +481,7 @@ class ScaleInProtection:
         return True
 
     async def _follow(self) -> None:
-        """One step: wait for a change, or for its time, or tell AWS."""
+        """One step: waits for a change or for the time of the next call, or calls AWS."""
         self._changed.clear()
         wait_seconds = self._seconds_until_due()
         if wait_seconds == 0:
@@ -485,7 +492,7 @@ class ScaleInProtection:
                 await self._changed.wait()
 
     def _seconds_until_due(self) -> float | None:
-        """None: AWS knows all there is to know."""
+        """Seconds until AWS must be called; None if AWS is up to date."""
         if self._said is self._is_busy:
             return None
         if self._is_busy:

@@ -1,4 +1,4 @@
-"""What a backend is and has, as the control plane wants to know it. Pure."""
+"""The facts about a backend that a worker reports to the control plane. Pure."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ def backend_facts(description: Description, *, is_cloud: bool = False) -> Backen
 
 
 def object_info_bytes(object_info: Mapping[str, Any]) -> bytes:
-    """The same bytes for the same content."""
+    """Canonical JSON: the same bytes for the same content."""
     text = json.dumps(object_info, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return text.encode()
 
@@ -43,7 +43,7 @@ def _kind(system_stats: Mapping[str, Any]) -> str:
 
 
 def _model_files(object_info: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Of inputs that offer a choice of files with weights in them, or might if there were any."""
+    """The model files that inputs offer as choices."""
     for class_type, name, spec in input_specs(object_info):
         choices = file_choices(spec)
         files = tuple(choice for choice in choices or () if is_model_file(choice))
@@ -52,7 +52,7 @@ def _model_files(object_info: Mapping[str, Any]) -> Iterator[tuple[str, tuple[st
 
 
 def input_specs(object_info: Mapping[str, Any]) -> Iterator[tuple[str, str, list[Any]]]:
-    """Node type, input and declaration of every input; what has another shape is left out."""
+    """Node type, input and declaration of every input; inputs of unknown shape are left out."""
     for class_type, declared in sorted(object_info.items()):
         inputs = declared.get("input") if isinstance(declared, Mapping) else None
         for group in ("required", "optional"):
@@ -63,7 +63,8 @@ def input_specs(object_info: Mapping[str, Any]) -> Iterator[tuple[str, str, list
 
 
 def file_choices(spec: list[Any]) -> list[Any] | None:
-    """`[[…], {}]` as it always was, or `["COMBO", {"options": […]}]`; None: it is no such list."""
+    """The choices of an input declared as `[[…], {}]` (the old form) or `["COMBO", {"options":
+    […]}]`; None if it has none."""
     if isinstance(spec[0], list):
         return spec[0]
     options = spec[1].get("options") if len(spec) > 1 and isinstance(spec[1], Mapping) else None

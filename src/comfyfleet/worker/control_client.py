@@ -1,4 +1,4 @@
-"""The HTTP client of a worker for the control plane: seven calls."""
+"""The worker's HTTP client for the control plane: seven calls."""
 
 import asyncio
 import logging
@@ -59,10 +59,10 @@ Answer = TypeVar("Answer", bound=Message)
 
 
 class ControlClient:
-    """`key` is what register gave; a call without it, or with a dead one, raises Unauthenticated,
-    and WorkerRevoked if an operator has sent this worker away.
+    """Calls the control plane. `key` comes from register.
 
-    All calls raise Unavailable when nobody answered as a control plane does.
+    A call without a key or with an expired one raises Unauthenticated; WorkerRevoked if an operator
+    revoked this worker. All calls raise Unavailable when there is no answer of a control plane.
     """
 
     def __init__(
@@ -95,9 +95,10 @@ class ControlClient:
         return await self._ask("heartbeat", message, HeartbeatAnswer, self._bearer(), seconds)
 
     async def end(self, report: FinalReport) -> Completed:
-        """Says it until it is answered, however long that takes: the result is made and paid for.
+        """Sends the final report until it is answered, however long that takes: the result is made and paid
+        for.
 
-        Raises LeaseLost, and Refused when it was understood and not accepted.
+        Raises LeaseLost; and Refused when the report was understood and not accepted.
         """
         attempt = 0
         while True:
@@ -108,7 +109,7 @@ class ControlClient:
                 await self._wait(attempt, report, error)
 
     async def say(self, report: FinalReport) -> Completed:
-        """Once. One who knows no poll in a Complete says nothing to it."""
+        """Sends the final report once. A control plane that does not know `poll` in a Complete ignores it."""
         try:
             return await self._ask(
                 REPORT_ENDPOINTS[type(report)], report, Completed, self._bearer()
@@ -117,7 +118,7 @@ class ControlClient:
             raise LeaseLost(error.message) from error
 
     async def deregister(self, worker_id: str) -> bool:
-        """Whether it was heard; who leaves has little time, so not for long."""
+        """Returns whether it was accepted. Few attempts, because a worker that leaves has little time."""
         for attempt in range(1, DEREGISTER_ATTEMPTS_MAX + 1):
             try:
                 await self._ask("deregister", Deregister(worker_id=worker_id), Done, self._bearer())
@@ -156,7 +157,8 @@ class ControlClient:
         headers: Mapping[str, str],
         read_seconds: float | None = None,
     ) -> Answer:
-        """One line tells that nobody answers, and one that somebody does again."""
+        """Sends a message. Logs once when the control plane stops answering and once when it
+        answers again."""
         is_away = False
         try:
             return await self._ask_once(endpoint, message, kind, headers, read_seconds)
@@ -205,7 +207,7 @@ class ControlClient:
 
 
 def error_from_response(endpoint: str, response: httpx.Response) -> FleetError:
-    """Our errors, from the status and the `{"error": {code, message}}` of an answer."""
+    """Builds our error from the status and the `{"error": {code, message}}` of an answer."""
     said = error_fields(response)
     code = said.code if said else ""
     message = said.message if said else response.text[:SNIPPET_CHARACTERS_MAX]

@@ -1,4 +1,4 @@
-"""Builds a worker from its settings, and the platform around it: machine figures, notices, scale-in protection."""
+"""Builds a worker from its settings, and its platform: machine figures, notices, scale-in protection."""
 
 import asyncio
 import contextlib
@@ -42,7 +42,7 @@ async def open_platform(
 async def _open_machine(
     settings: WorkerSettings, environ: Mapping[str, str]
 ) -> AsyncIterator[MachineMonitor]:
-    """A backend on another machine tells its own figures; ours has another GPU, or none."""
+    """A backend on another machine reports its own figures: this machine has another GPU, or none."""
     url = settings.backend_url
     if url is None:
         yield MachineMonitor(settings.state, environ, nvml=None)

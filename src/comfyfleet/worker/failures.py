@@ -1,5 +1,7 @@
-"""What an error means for the job, the worker and its backend. Pure: tables from errors and their texts to
-final reports."""
+"""Maps errors to their consequences for the job, the worker and its backend.
+
+Pure: tables from errors and their texts to final reports.
+"""
 
 import errno
 import re
@@ -36,7 +38,7 @@ TEXT_CHARACTERS_MAX = 20_000
 
 
 class BackendCondition(StrEnum):
-    """What is wrong with a worker's place of work, and what ends that."""
+    """What is wrong with a worker's backend, and what ends that condition."""
 
     DOWN = "down"  # doesn't answer; until it does
     HUNG = "hung"  # answers, and its prompt thread is stuck; until it was restarted, or idle
@@ -46,7 +48,11 @@ class BackendCondition(StrEnum):
 
 
 class BackendFault(NamedTuple):
-    """`frees`: letting go of models and kept results helps. `changes_lists`: its lists have changed."""
+    """A fault of the backend.
+
+    `frees`: unloading models and cached results helps. `changes_lists`: the backend's lists of
+    nodes or files have changed.
+    """
 
     reason: RequeueReason
     ill: BackendCondition | None = None
@@ -84,7 +90,10 @@ _TEXTS = tuple((re.compile(pattern, re.IGNORECASE), fault) for pattern, fault in
 def find_backend_fault(
     exception_type: str | None, message: str, traceback: Sequence[str] = ()
 ) -> BackendFault | None:
-    """None: the prompt's own fault. The traceback's last line only: it quotes code above that."""
+    """The backend's fault that an error shows; None if the prompt is at fault.
+
+    Only the traceback's last line is read: the lines above quote code.
+    """
     for ending, fault in _BY_TYPE:
         if (exception_type or "").endswith(ending):
             return fault
@@ -127,7 +136,7 @@ FAILURES: tuple[tuple[type[Exception], str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class LeaseOutcome:
-    """`word` ends the lease; `fault`, if any, is the backend's; `is_unexpected` deserves a traceback."""
+    """`report` ends the lease; `fault` is the backend's, if any; `is_unexpected`: log it with a traceback."""
 
     report: Fail | Requeue
     fault: BackendFault | None = None
@@ -201,7 +210,7 @@ def _outcome_of_failed_run(failed: object, error: RunFailed, job: Job) -> LeaseO
 
 
 def _failure_details(failed: object) -> dict[str, Any]:
-    """As it came."""
+    """The details of a failed run, as the backend sent them."""
     if not isinstance(failed, Failed):
         raise TypeError("only a failed run tells why")
     return {
@@ -215,7 +224,8 @@ def _failure_details(failed: object) -> dict[str, Any]:
 
 
 def _outcome_of_refusal(error: PromptRefused, job: Job) -> LeaseOutcome:
-    """What this backend lacks, another may have; anything else is the prompt's own fault."""
+    """Requeues a prompt that needs a node type or model that this backend lacks and another may
+    have; otherwise the prompt is at fault."""
     lacking = find_missing(error.details.get("problems") or ())
     if lacking is None:
         return LeaseOutcome(failed_outcome(job, refusal_details(error)))
@@ -224,7 +234,7 @@ def _outcome_of_refusal(error: PromptRefused, job: Job) -> LeaseOutcome:
 
 
 def find_missing(problems: Iterable[object]) -> Lacking | None:
-    """Node types and model files that the backend says it doesn't have."""
+    """Node types and model files that the backend reports as missing."""
     found = [each for each in problems if isinstance(each, NodeProblem)]
     types = dict.fromkeys(name for each in found if (name := _missing_type(each)))
     models = dict.fromkeys(
@@ -238,7 +248,10 @@ def find_missing(problems: Iterable[object]) -> Lacking | None:
 
 
 def _missing_type(problem: NodeProblem) -> str | None:
-    """Older servers tell it as an invalid prompt, by a sentence."""
+    """The unknown node type of a problem.
+
+    Older servers report it as an invalid prompt, in the message only.
+    """
     if problem.kind == "missing_node_type" and problem.class_type:
         return problem.class_type
     told = NO_SUCH_NODE.search(problem.message)

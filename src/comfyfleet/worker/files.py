@@ -1,8 +1,9 @@
-"""Files between a worker and the store: assets downloaded and cached by content, outputs uploaded to URLs that
-a held lease can have renewed.
+"""File transfers between a worker and the object store: assets are downloaded and cached by content, outputs
+are uploaded to URLs that the lease can renew.
 
-A content hash is BLAKE3, written as 64 hexadecimal digits without any prefix. One worker owns the folder of the
-cache; a second one in it would lose files that it holds."""
+A content hash is BLAKE3, written as 64 hexadecimal digits without any prefix. One worker owns the
+cache folder; a second worker in it would delete files that the first one uses.
+"""
 
 import asyncio
 import contextlib
@@ -37,7 +38,7 @@ GONE = frozenset({404, 410})
 
 
 class AssetDownloads:
-    """See AssetProvider."""
+    """Downloads assets without a cache; see AssetProvider."""
 
     def __init__(
         self, store: httpx.AsyncClient, folder: Path, retry: RetryPolicy | None = None
@@ -87,22 +88,25 @@ RenewUrl: TypeAlias = Callable[[Asset], Awaitable[Asset]]
 
 class AssetSource(Protocol):
     def hold(self, asset: Asset, renew: RenewUrl) -> AbstractAsyncContextManager[Path]:
-        """The asset as a file of its own, which may be moved away."""
+        """Yields the asset as a file that the caller may move away."""
         ...
 
 
 @dataclass(slots=True)
 class _Held:
-    """In use: not to be removed. Who wants what is being fetched waits for the lock."""
+    """An asset in use, which must not be removed.
+
+    Others that want it while it is fetched wait for the lock.
+    """
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0
 
 
 class AssetCache:
-    """Gives assets out as its source does, but asks it only for what it doesn't have.
+    """Provides assets like its source, but asks the source only for what is not cached.
 
-    Keyed by endpoint and content: what one backend was given says nothing about another.
+    Keyed by backend and content: a file that was given to one backend says nothing about another.
     """
 
     def __init__(
@@ -122,10 +126,10 @@ class AssetCache:
 
     @contextlib.asynccontextmanager
     async def hold(self, asset: Asset, renew: RenewUrl) -> AsyncIterator[Path]:
-        """The asset as a file that stays, unchanged, for the length of the `with`.
+        """Yields the asset as a file that stays unchanged inside the `with` block.
 
-        Raises what the source raises; InvalidInput when the bytes are not those of the hash;
-        OSError with ENOSPC when the disk is full although all that could go is gone.
+        Raises what the source raises; InvalidInput when the bytes don't match the hash; OSError
+        with ENOSPC when the disk is full although everything unused was removed.
         """
         if asset.content_hash is None:
             async with self._source.hold(asset, renew) as path:
@@ -154,7 +158,7 @@ class AssetCache:
         self._shrink(self._max_bytes)
 
     async def _fetch(self, path: Path, asset: Asset, renew: RenewUrl) -> int:
-        """Once more after a damaged transfer, or when room could be made on a full disk."""
+        """Fetches; tries once more after a damaged transfer, or when space could be freed on a full disk."""
         for last in (False, True):
             try:
                 async with self._source.hold(asset, renew) as fetched:
@@ -180,7 +184,7 @@ class AssetCache:
         return size
 
     def _copy(self, fetched: Path, path: Path) -> None:
-        """From another file system; under its own name only when it is whole."""
+        """Copies from another file system; the file appears under its name only when complete."""
         draft = self._incoming / uuid.uuid4().hex
         try:
             shutil.copyfile(fetched, draft)
@@ -189,7 +193,10 @@ class AssetCache:
             draft.unlink(missing_ok=True)
 
     def _shrink(self, max_bytes: int) -> bool:
-        """Whether anything went. What is in use stays, even if it is too much."""
+        """Removes the least recently used files; returns whether any was removed.
+
+        Files in use stay, even above the limit.
+        """
         # One that is larger than the whole cache must not drive all others out while it is here.
         fitting = sum(size for size in self._sizes.values() if size <= self._max_bytes)
         went = False
@@ -226,7 +233,7 @@ def _checked(asset: Asset) -> str:
 
 
 def _size_if_good(path: Path, is_verified: bool) -> int | None:
-    """Also marks it as used, in a way that outlives the process."""
+    """The size of a valid file. Also updates its time of use, which survives a restart."""
     try:
         if not is_verified and _hash_of(path) != path.name:
             return None
@@ -253,13 +260,16 @@ ANSWER_SECONDS = 120.0
 
 
 def store_client() -> httpx.AsyncClient:
-    """Has no headers of its own: the store must not see the worker's key."""
+    """The HTTP client for the object store.
+
+    No headers of its own: the store must not see the worker's key.
+    """
     return open_client("", answer_seconds=ANSWER_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyFile:
-    """A file as it is delivered. `content`: of a small one."""
+    """A file as it is delivered. `content`: the bytes, if it is small."""
 
     path: Path
     size: int
@@ -270,7 +280,7 @@ class ReadyFile:
 
 
 class OutputUploads:
-    """Of one lease."""
+    """Uploads the outputs of one lease."""
 
     def __init__(
         self,
@@ -285,7 +295,8 @@ class OutputUploads:
         self._slots = {slot.name: (slot, time.monotonic()) for slot in job.outputs}
 
     async def put(self, file: ReadyFile, *, name: str, content_type: str) -> None:
-        """Raises Unavailable when the store takes nothing for long, LimitExceeded if too large."""
+        """Raises Unavailable when the store accepts nothing for long, LimitExceeded if the file is
+        too large."""
         wanted, refusals = WantedOutput(name=name, content_type=content_type), 0
         deadline = time.monotonic() + STORE_OUTAGE_SECONDS_MAX
         while True:
@@ -313,7 +324,8 @@ class OutputUploads:
     async def _attempt(
         self, slot: OutputSlot, file: ReadyFile, content_type: str
     ) -> tuple[str | None, bool]:
-        """What went wrong, without the URL, which is a secret; and whether the store said no."""
+        """Returns the problem, if any, without the URL, which is secret; and whether the store
+        refused the file."""
         headers = {"Content-Type": content_type, **_lowered(slot.headers)}
         headers = {**_lowered(headers), "content-length": str(file.size)}
         content = file.content if file.content is not None else read_chunks(file.path)

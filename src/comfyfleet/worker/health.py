@@ -1,4 +1,4 @@
-"""Whether a worker's backend can be given jobs, and how it gets there again."""
+"""Tracks whether a worker's backend can take jobs, and repairs it."""
 
 import asyncio
 import logging
@@ -34,9 +34,10 @@ CONDITION_TEXTS = {
 
 
 class BackendHealth:
-    """`probe`: the same backend, asked without patience. `changed`: ill, or well again.
+    """Watches and repairs one backend.
 
-    `place`: the backend's address, for people.
+    `probe`: the same backend without retries. `changed` is called when the backend fails or has
+    recovered. `place`: the backend's address, for messages.
     """
 
     def __init__(
@@ -79,7 +80,10 @@ class BackendHealth:
         self._changed()
 
     async def watch(self, is_idle: Callable[[], bool]) -> None:
-        """Until it is cancelled. While prompts run, those who follow them notice first."""
+        """Runs until cancelled.
+
+        While prompts run it does not probe: those who follow them notice a failure first.
+        """
         missed = 0
         while True:
             if await self._fails_within(IDLE_LOOK_SECONDS):
@@ -91,7 +95,7 @@ class BackendHealth:
                     self.note(BackendFault("backend_down", BackendCondition.DOWN), self._trouble)
 
     async def wait_until_ready(self) -> None:
-        """At the start: a ComfyUI takes minutes to load its node packs."""
+        """Waits at the start: a ComfyUI takes minutes to load its node packs."""
         since: float | None = None
         if self._owned is not None and self._owned.take_up():
             logger.info("ComfyUI runs from before, and is ours", extra={"pid": self._owned.pid})
@@ -159,7 +163,7 @@ class BackendHealth:
         return True
 
     async def _keep_process(self, since: float | None = None) -> None:
-        """Started again when it has ended; when it lives and is silent for long, too."""
+        """Starts the process again when it has ended, or when it has not answered for too long."""
         if self._owned is None:
             return
         if not self._owned.is_running:
@@ -172,7 +176,7 @@ class BackendHealth:
                 await self._replaced()
 
     async def _replaced(self) -> bool:
-        """Whether our process was replaced by a new one; not if it is not ours that answers."""
+        """Restarts our process; False if something that we did not start answers at its address."""
         if self._owned is None:
             return False
         await self._owned.stop()

@@ -1,4 +1,4 @@
-"""Heartbeats: they keep a lease, report its start and progress, and bring what the queue wants."""
+"""Heartbeats: they extend a lease, report its start and progress, and bring the control plane's orders."""
 
 import asyncio
 import logging
@@ -46,9 +46,9 @@ def heartbeat_interval(heartbeat_seconds: float, lease_seconds: float) -> float:
 
 
 class HeartbeatLoop:
-    """Of one lease. `heard` gets each answer, `lost` is told why if the lease is gone.
+    """The heartbeats of one lease. `heard` gets each answer; `lost` gets the error if the lease is gone.
 
-    That nobody answers is no reason to stop: the lease may well be kept for us.
+    Missing answers don't stop it: the lease may still be ours.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class HeartbeatLoop:
         self._speaking = asyncio.Lock()
 
     def start(self) -> None:
-        """The prompt runs: told at once, it can no longer be recalled."""
+        """Reports at once that the prompt runs: from then on it can't be recalled."""
         if not self._started:
             self._started = True
             self._begun.set()
@@ -88,14 +88,14 @@ class HeartbeatLoop:
             self._changed.set()
 
     def sent(self, filled_in: FilledIn) -> None:
-        """The prompt goes to the backend with these values: told with the next heartbeat, which is
-        that of its start if it starts soon."""
+        """Reports the values filled into the prompt with the next heartbeat, which also reports the
+        start if that is soon."""
         self._filled_in = filled_in if len(filled_in) <= FILLED_IN_MAX else {}
         self._changed.set()
 
     @property
     def untold(self) -> FilledIn | None:
-        """What no heartbeat has told yet."""
+        """The filled-in values that no heartbeat has reported yet."""
         return self._filled_in
 
     def show(self, progress: Progress) -> None:
@@ -104,12 +104,12 @@ class HeartbeatLoop:
             self._changed.set()
 
     def preview(self, picture: Preview) -> None:
-        """Sent once, with the next word; a newer one takes its place."""
+        """Sends a preview once, with the next heartbeat; a newer one replaces it."""
         self._picture = picture
         self._changed.set()
 
     async def beat(self) -> None:
-        """Until the lease is lost, or this is cancelled."""
+        """Sends heartbeats until the lease is lost or this is cancelled."""
         while True:
             await self._until_due()
             try:
@@ -123,7 +123,8 @@ class HeartbeatLoop:
                 self._changed.set()
 
     async def listen(self) -> None:
-        """Until it starts: a heartbeat is left waiting for orders, which then come at once."""
+        """Until the run starts, keeps one heartbeat waiting at the control plane, so that orders
+        such as a recall arrive at once."""
         seconds = min(self._seconds, LISTEN_SECONDS_MAX)
         await _set_within(self._begun, time.monotonic() + LISTEN_AFTER_SECONDS)
         while not self._begun.is_set():
@@ -141,7 +142,7 @@ class HeartbeatLoop:
             await _set_within(self._begun, asked + seconds / 2)
 
     async def _listen_once(self, seconds: float) -> bool:
-        """Whether there may be more to hear."""
+        """Returns whether to listen again."""
         message = Heartbeat(
             dispatch_id=self._job.dispatch_id,
             lease_token=self._job.lease_token,
@@ -157,7 +158,7 @@ class HeartbeatLoop:
         return True
 
     async def send_now(self) -> None:
-        """Once. Raises LeaseLost, Unavailable, Unauthenticated."""
+        """Sends one heartbeat. Raises LeaseLost, Unavailable, Unauthenticated."""
         await self._say()
 
     async def renew_outputs(self, wanted: Sequence[WantedOutput]) -> dict[str, OutputSlot]:
@@ -183,7 +184,7 @@ class HeartbeatLoop:
         want_outputs: tuple[WantedOutput, ...] = (),
         want_assets: tuple[str, ...] = (),
     ) -> HeartbeatAnswer:
-        """Without a URL there is no going on: asked for until there is an answer."""
+        """Asks for URLs until there is an answer: the job can't go on without them."""
         attempt = 0
         while True:
             attempt += 1
@@ -247,7 +248,7 @@ class HeartbeatLoop:
 
 
 async def _set_within(event: asyncio.Event, deadline: float) -> bool:
-    """Whether it was set before a moment of the monotonic clock."""
+    """Whether the event was set before a deadline of the monotonic clock."""
     try:
         async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
             await event.wait()

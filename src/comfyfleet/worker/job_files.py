@@ -1,8 +1,9 @@
-"""The files of a job on its backend: which a prompt may name, how their names get into the prompt, and which
-outputs are delivered.
+"""The files of a job on its backend: which files a prompt may name, how their names get into the prompt, and
+which outputs are delivered.
 
-Many tenants share a backend. What it loads and saves for one of them lies in a folder whose name can't be
-guessed, and a prompt may name no file of another one."""
+Many tenants share a backend. The files of a job are in a folder whose name can't be guessed, and a
+prompt may not name files of another job.
+"""
 
 import asyncio
 import mimetypes
@@ -36,23 +37,27 @@ UNKNOWN_ENDING = ".dat"  # not one of those that models have
 
 
 def job_folder(lease_token: UUID) -> str:
-    """Made of the token, which only its worker knows: the same again after a restart."""
+    """The job's folder, derived from the lease token, which only its worker knows: the same again
+    after a restart."""
     return f"{ROOT}/{blake3(lease_token.bytes).hexdigest()[:FOLDER_CHARACTERS]}"
 
 
 def input_name(name: str, first: bytes) -> str:
-    """What an input is called on the backend; its ending tells what it is, whatever it was called."""
+    """An input's name on the backend.
+
+    The extension follows from the content, whatever the file was called.
+    """
     ending = ENDINGS.get(sniff_type(first) or "", UNKNOWN_ENDING)
     return f"{safe_name(name)[:INPUT_NAME_CHARACTERS_MAX]}{ending}"
 
 
 def flat_name(folder: str, name: str) -> str:
-    """For a place without subfolders: as hard to guess."""
+    """A name for backends without subfolders, as hard to guess as the folder."""
     return f"{folder.rpartition('/')[2]}-{name}"
 
 
 def is_unlisted(error: PromptRefused, names: Iterable[str]) -> bool:
-    """Whether a loader refused one of these files because its list doesn't have it."""
+    """Whether a loader refused one of these files because it is not in the loader's list."""
     problems = [
         each for each in error.details.get("problems") or () if isinstance(each, NodeProblem)
     ]
@@ -64,8 +69,8 @@ def is_unlisted(error: PromptRefused, names: Iterable[str]) -> bool:
 class BackendFileInputs:
     """What a backend's node types say about files. An input is named `Class.input`.
 
-    `offered`: inputs that take an upload, with the files that stand there for everyone. `choices`:
-    all other inputs with a list. `prefixes`: node types that save files, with their usual prefix.
+    `offered`: inputs that take an upload, with the files that everybody may use. `choices`: all
+    other inputs with a list. `prefixes`: node types that save files, with their default prefix.
     """
 
     offered: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -96,7 +101,8 @@ def _options(spec: list[Any]) -> Mapping[str, Any]:
 
 
 def _takes_upload(options: Mapping[str, Any]) -> bool:
-    """`image_upload`, `video_upload`, `audio_upload` … or a folder that it lists."""
+    """Whether the options have `image_upload`, `video_upload`, `audio_upload` …, or a folder that
+    the input lists."""
     marks = (key for key in options if key.endswith("upload") or key == "image_folder")
     return any(options[key] for key in marks)
 
@@ -104,7 +110,7 @@ def _takes_upload(options: Mapping[str, Any]) -> bool:
 def foreign_files(
     prompt: Mapping[str, Any], known: BackendFileInputs, own: frozenset[str]
 ) -> Iterator[tuple[str, str, str]]:
-    """Node, input and text of what names a file that is not the job's and not there for everyone."""
+    """Node, input and text of each value that names a file which is neither the job's nor everybody's."""
     for node_id, node in prompt.items():
         inputs = node.get("inputs") if isinstance(node, Mapping) else None
         for name, value in (inputs if isinstance(inputs, Mapping) else {}).items():
@@ -156,7 +162,7 @@ def _join(folder: str, link: list[Any]) -> dict[str, Any]:
 
 
 def _relative(prefix: str) -> str:
-    """Without a way out of the folder."""
+    """The prefix without parts that lead out of the folder."""
     parts = (part for part in prefix.replace("\\", "/").split("/") if part.strip(". "))
     return "/".join(parts) or PREFIX_DEFAULT
 
@@ -165,7 +171,10 @@ FOLDERS = ("input", "output", "temp")
 
 
 class BackendFiles:
-    """`home`: the folder that holds the backend's folders, if this machine has it."""
+    """Checks and removes a job's files.
+
+    `home`: the folder above the backend's folders, if it is on this machine.
+    """
 
     def __init__(self, backend: Backend, home: Path | None = None) -> None:
         self.known = BackendFileInputs()
@@ -178,7 +187,7 @@ class BackendFiles:
     async def check(self, prompt: Mapping[str, Any], own: frozenset[str]) -> None:
         """Raises InvalidInput if a prompt names a file that is not its job's.
 
-        The node types are asked for again first: a file may have come since.
+        Fetches the node types again first: a file may have been added since.
         """
         if not any(foreign_files(prompt, self.known, own)):
             return
@@ -188,7 +197,7 @@ class BackendFiles:
             raise refuse_foreign_file(*found)
 
     def remove(self, folder: str) -> None:
-        """All files of a job. Blocks."""
+        """Removes all files of a job. Blocks."""
         if self._home is None:
             return
         for each in FOLDERS:
@@ -203,7 +212,7 @@ DEPTH_MAX = 64
 def fill_prompt(
     prompt: Mapping[str, Any], names: Mapping[str, str], assets: tuple[Asset, ...]
 ) -> Any:
-    """A new prompt; `names`: asset → what a loader's input takes."""
+    """A new prompt with the inputs filled in. `names`: asset → the value for a loader's input."""
     new: Any = dict(prompt)
     for asset in assets:
         value = names[asset.name]
@@ -215,7 +224,8 @@ def fill_prompt(
 
 
 def changed_inputs(prompt: Mapping[str, Any], sent: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Inputs that are other in what was sent, by node: what an operator needs to see it whole."""
+    """The inputs that differ between the job's prompt and the sent one, by node, so that an
+    operator can see the whole prompt."""
     found: dict[str, dict[str, Any]] = {}
     for node_id, node in sent.items():
         before = prompt.get(node_id, {}).get("inputs", {})
@@ -237,7 +247,10 @@ def _bound(prompt: Mapping[str, Any], binding: str, value: str) -> dict[str, Any
 
 
 def _split(binding: str, prompt: Mapping[str, Any]) -> tuple[str, str]:
-    """Both ids and names of inputs may hold dots: the prompt tells where the id ends."""
+    """Splits a binding into node id and input name.
+
+    Both may contain dots, so the prompt decides where the id ends.
+    """
     parts = binding.split(".")
     for count in range(1, min(len(parts), DEPTH_MAX)):
         node_id, name = ".".join(parts[:count]), ".".join(parts[count:])
@@ -247,7 +260,7 @@ def _split(binding: str, prompt: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _replaced(value: Any, placeholder: str, name: str, depth: int) -> Any:
-    """In every text: alone or as a part of a longer one."""
+    """Replaces the placeholder in every text, also inside a longer one."""
     if depth > DEPTH_MAX:
         raise InvalidInput(f"the prompt is nested more than {DEPTH_MAX} deep")
     if isinstance(value, str):
@@ -275,28 +288,28 @@ KNOWN_TYPES = {
 
 
 def choose_outputs(outputs: Outputs, output_node_id: str | None) -> tuple[OutputFile, ...]:
-    """Of the named node, else of all; previews only if there is nothing else."""
+    """The files of the named node, otherwise of all nodes; previews only if there is nothing else."""
     own = [file for file in outputs.files if _is_of(file.node_id, output_node_id)]
     kept = [file for file in own if file.folder == "output"]
     return tuple(dict.fromkeys(kept or own))
 
 
 def _is_of(node_id: str, wanted: str | None) -> bool:
-    """A node inside the wanted one, if that stands for a group of them, counts as the wanted one."""
+    """Whether the node is the wanted one or, if that is a subgraph or group node, inside it."""
     return wanted is None or node_id == wanted or node_id.startswith(f"{wanted}:")
 
 
 def content_type_of(filename: str, told: str) -> str:
-    """By the file's ending, which was meant; a server's word is often only 'bytes'."""
+    """The content type by the file's extension; a server often reports only 'bytes'."""
     ending = PurePath(filename).suffix.lower()
     guessed = KNOWN_TYPES.get(ending) or mimetypes.guess_type(filename)[0]
     return guessed or told.partition(";")[0].strip() or DEFAULT_TYPE
 
 
 def find_slot(slots: Sequence[OutputSlot], filenames: Sequence[str]) -> str | None:
-    """The slot that came with the lease, if it was made for what has come out.
+    """The upload slot that came with the lease, if its content type fits the output.
 
-    Its URL holds for one content type, and that is what the store then says of the file.
+    Its URL is signed for one content type, which the store then reports for the file.
     """
     for slot in slots[:1] if filenames else ():
         types = {name.lower(): value for name, value in slot.headers.items()}
@@ -307,12 +320,12 @@ def find_slot(slots: Sequence[OutputSlot], filenames: Sequence[str]) -> str | No
 
 
 def has_values(outputs: Outputs, node_id: str) -> bool:
-    """Whether a node has made values: then it needs no file to be done."""
+    """Whether a node made values; then it needs no file to have succeeded."""
     return any(_is_of(each.node_id, node_id) for each in outputs.values)
 
 
 def choose_values(outputs: Outputs, output_node_id: str | None) -> tuple[ShownValue, ...]:
-    """What nodes showed, the named node's values first, as much as may be told."""
+    """The values that nodes showed, the named node's first, up to the size limit."""
     values = sorted(outputs.values, key=lambda each: not _is_of(each.node_id, output_node_id))
     told = (
         ShownValue(

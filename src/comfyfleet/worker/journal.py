@@ -1,4 +1,4 @@
-"""What a worker must still know after it was killed: its key, and the leases that it holds."""
+"""What a worker keeps on disk in case it is killed: its key, and the leases that it holds."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ REPORT_CLASSES: Mapping[str, type[Complete] | type[Fail] | type[Requeue]] = {
 
 
 class WorkerIdentity(Message):
-    """Who this worker is to which control plane; the key is worth as much as a password."""
+    """The worker's id and key for one control plane; the key is as secret as a password."""
 
     control: str
     fleet_slug: str
@@ -42,7 +42,7 @@ class WorkerIdentity(Message):
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """One lease. `run_id`: the backend has its prompt. `word`: how it ended, not yet heard."""
+    """One lease. `run_id`: the backend has its prompt. `report`: its final report, not yet delivered."""
 
     job: Job
     run_id: str | None = None
@@ -59,7 +59,7 @@ class Journal:
         self.scratch = folder / "scratch"
 
     def open(self) -> None:
-        """What a killed worker left in its scratch folder goes."""
+        """Deletes what a killed worker left in its scratch folder."""
         shutil.rmtree(self.scratch, ignore_errors=True)
         for folder in (self._identity.parent, self._leases, self.scratch):
             folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ class Journal:
         self._path(job).unlink(missing_ok=True)
 
     def entries(self) -> list[JournalEntry]:
-        """Oldest first. One that can't be read is dropped: its lease will expire."""
+        """All leases, oldest first. An unreadable one is dropped: its lease will expire."""
         paths = sorted(self._leases.glob("*.json"))
         entries = [entry for path in paths if (entry := _entry(path)) is not None]
         return sorted(entries, key=lambda entry: entry.job.dispatch_id)
@@ -134,7 +134,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Another name first: what stands under the right one is always whole."""
+    """Writes to another name and renames, so that the file under the right name is always complete."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -1,5 +1,5 @@
-"""A lease in this process: from its assets to its result, kept alive by heartbeats, until the control plane has
-taken its final report."""
+"""Runs one lease: from its assets to its result, with heartbeats, until the control plane has
+accepted the final report."""
 
 import asyncio
 import contextlib
@@ -76,10 +76,10 @@ YIELD_SECONDS_MAX = 0.25
 
 
 class UploadGate:
-    """Bringing the next prompt to the backend goes before taking results away.
+    """Lets uploads of the next prompt go before downloads of results, because only a missing prompt leaves a
+    GPU idle.
 
-    Only the former can leave a GPU idle. Results wait for a moment only: a large input may take
-    minutes to come, and nobody's result is to wait for that.
+    Results wait for a moment only: a large input may take minutes.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ LOADED_MODELS_MAX = 8
 
 
 class LoadedModels:
-    """Since the last time that the backend was started or told to let go of them."""
+    """The models used since the backend was started or last freed its memory."""
 
     def __init__(self) -> None:
         self.keys: tuple[str, ...] = ()  # of leases that were taken, most recently used first
@@ -121,7 +121,7 @@ class LoadedModels:
             self.set_key = job.model_set
 
     def began(self, job: Job) -> ModelChange | None:
-        """How its heavy model comes to be loaded; None if it has none."""
+        """Whether the job's model was already loaded, was switched to or is new; None if the job has none."""
         key, before = job.model_key, self._ran
         if key is None:
             return None
@@ -164,7 +164,7 @@ class LeaseDeps:
 
 
 class ActiveLease:
-    """Where one lease stands. `moved` is told of each new phase."""
+    """The state of one lease. `moved` is called at each new phase."""
 
     def __init__(self, entry: JournalEntry, moved: Callable[[], None] = lambda: None) -> None:
         self.entry = entry
@@ -184,12 +184,13 @@ class ActiveLease:
 
     @property
     def folder(self) -> str:
-        """Of its files on the backend."""
+        """The folder of the job's files on the backend."""
         return job_folder(self.job.lease_token)
 
     @property
     def in_backend(self) -> bool:
-        """Or may be: of one that was left over nobody knows yet."""
+        """Whether the backend has the prompt, or may have it: for a lease left over from a killed
+        worker that is not known yet."""
         left_over = self.resumes and self.phase is LeasePhase.PREPARING
         return left_over or self.phase in (LeasePhase.QUEUED, LeasePhase.RUNNING)
 
@@ -204,7 +205,7 @@ class ActiveLease:
 async def run_lease(
     lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDeps, scratch: Path
 ) -> Complete:
-    """Assets → upload → submit → follow → fetch outputs → PUT; what is then to be said."""
+    """Runs the job: assets → upload → submit → follow → fetch outputs → PUT. Returns the final report."""
     run_id = await adopt_run(lease, heartbeat_loop, deps) if lease.resumes else None
     if run_id is None:
         with deps.upload_gate.preparing():
@@ -225,7 +226,7 @@ async def run_lease(
 async def adopt_run(
     lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDeps
 ) -> str | None:
-    """The run of a worker that was killed, if the lease is still held and the backend has it."""
+    """The run of a worker that was killed, if the lease is still held and the backend has the run."""
     with contextlib.suppress(Unavailable, Unauthenticated, Refused):
         await heartbeat_loop.send_now()
     found = await deps.backend.adopt(lease.entry.run_id or lease.prompt_id)
@@ -241,7 +242,7 @@ async def adopt_run(
 async def upload_and_submit(
     lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDeps
 ) -> str:
-    """Its prompt is with the backend, and so are the files that it names."""
+    """Uploads the assets and submits the prompt; returns the run id."""
     job = lease.job
     async with AsyncExitStack() as held:
         paths = {
@@ -274,7 +275,10 @@ async def upload_and_submit(
 async def upload_assets(
     paths: Mapping[str, Path], lease: ActiveLease, deps: LeaseDeps, *, nested: bool
 ) -> dict[str, str]:
-    """What loaders take, by asset: in the job's own folder, or under as good a name."""
+    """Uploads into the job's own folder, or under a name as hard to guess.
+
+    Returns the values for loaders, by asset.
+    """
     names = {}
     for asset, path in paths.items():
         name = input_name(asset, await asyncio.to_thread(_first_bytes, path))
@@ -292,7 +296,7 @@ def _first_bytes(path: Path) -> bytes:
 async def prepare_prompt(
     job: Job, names: Mapping[str, str], lease: ActiveLease, deps: LeaseDeps
 ) -> dict[str, Any]:
-    """Raises InvalidInput if it names a file that is not the job's."""
+    """Fills in the prompt. Raises InvalidInput if it names a file that is not the job's."""
     prompt: dict[str, Any] = fill_prompt(job.prompt, names, job.assets)
     if deps.files is None:
         return prompt
@@ -303,7 +307,7 @@ async def prepare_prompt(
 async def submit_once(
     lease: ActiveLease, prompt: dict[str, Any], heartbeat_loop: HeartbeatLoop, deps: LeaseDeps
 ) -> str:
-    """Sent once. If nobody can tell what came of it, it is looked for, never sent again."""
+    """Submits once. If the outcome is unknown, the run is searched for; the prompt is never sent again."""
     backend, prompt_id = deps.backend, lease.prompt_id
     heartbeat_loop.sent(changed_inputs(lease.job.prompt, prompt))
     lease.enter(LeasePhase.QUEUED)
@@ -321,7 +325,10 @@ async def submit_once(
 async def follow_run(
     lease: ActiveLease, run_id: str, heartbeat_loop: HeartbeatLoop, deps: LeaseDeps
 ) -> float | None:
-    """To its success; how many seconds it ran. Raises RunFailed, RunTimedOut and all of follow."""
+    """Follows the run to its success; returns the seconds it ran.
+
+    Raises RunFailed, RunTimedOut and what follow raises.
+    """
     counts, end, began = begin_progress(lease.job.prompt), None, None
     try:
         async with asyncio.timeout(None) as limit:
@@ -345,7 +352,10 @@ async def follow_run(
 
 
 def note_start(lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDeps) -> float:
-    """When it began: of an adopted run, as noted by the worker before."""
+    """Notes and reports the start of a run; returns its time.
+
+    For an adopted run that is the time that the previous worker noted.
+    """
     change = deps.models.began(lease.job)
     # What an adopted run found loaded nobody knows, and whose turn it is in a cloud neither.
     is_known = not lease.resumes and deps.files is not None
@@ -358,7 +368,7 @@ def note_start(lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDep
 
 
 def _deadline(began: float, limit_seconds: float) -> float:
-    """By the loop's clock, of a start told by the wall's."""
+    """The deadline by the loop's clock, for a start by the wall clock."""
     return asyncio.get_running_loop().time() + limit_seconds - (time.time() - began)
 
 
@@ -399,8 +409,10 @@ async def deliver_output(
     deps: LeaseDeps,
     scratch: Path,
 ) -> DeliveredOutput:
-    """One file from the backend to the store; on our disk only meanwhile, a small one until its lease
-    ends."""
+    """Moves one file from the backend to the store.
+
+    It is on our disk only meanwhile; a small one until its lease ends.
+    """
     await deps.upload_gate.wait_for_prompts()
     fetched = await deps.backend.fetch(file, scratch / "output")
     try:
@@ -432,8 +444,10 @@ async def deliver_output(
 
 
 def prepare_output(fetched: Fetched, *, strip: bool) -> ReadyFile:
-    """Without metadata, hashed, measured, and read if it is small: all at once, as each change of
-    threads takes time."""
+    """Strips metadata, hashes, measures and reads a small file.
+
+    All in one call, because each hop to a thread takes time.
+    """
     path = fetched.path
     size = strip_metadata(path) if strip else fetched.size_bytes
     width, height = measure_picture(path) or (None, None)
@@ -477,7 +491,7 @@ REQUEUE_REASONS: Mapping[StopReason, RequeueReason] = {
 
 
 class LeaseRunner:
-    """`on_fault` is told of each fault of the backend that came to light; `say` says the last word."""
+    """Runs one lease. `on_fault` gets each fault of the backend; `say` sends the final report."""
 
     def __init__(
         self,
@@ -499,14 +513,14 @@ class LeaseRunner:
         self._scratch = deps.journal.scratch / f"{lease.job.dispatch_id}-{lease.job.lease_token}"
 
     def stop(self, why: StopReason) -> None:
-        """The first reason counts, except that a lost lease has nothing more to say."""
+        """Stops the work. The first reason counts, except that a lost lease sends no report."""
         if self.halted is None or why is StopReason.LOST:
             self.halted = why
         if self._work is not None:
             self._work.cancel()
 
     async def run(self) -> None:
-        """Returns when the control plane has heard how it ended, or no longer wants to."""
+        """Returns when the control plane has accepted or refused the final report, or the lease is lost."""
         lease = self.lease
         report = lease.entry.report
         if report is None:
@@ -518,8 +532,11 @@ class LeaseRunner:
         await asyncio.to_thread(self._forget)
 
     async def _say_or_note(self, report: FinalReport) -> None:
-        """Most words are heard at once, and then need no note: one that was lost with us before is
-        found again, as its run is in the journal."""
+        """Sends the final report; writes it to the journal only if that takes long.
+
+        Most reports are accepted at once. One lost by a crash before that is made again, because
+        its run is in the journal.
+        """
         saying = asyncio.create_task(self._say(report))
         try:
             await asyncio.wait({saying}, timeout=UNHEARD_SECONDS)
@@ -532,7 +549,7 @@ class LeaseRunner:
             raise
 
     def _with_prompt(self, report: FinalReport | None) -> FinalReport | None:
-        """A run may end before a heartbeat has told what was sent."""
+        """Adds the filled-in values if the run ended before a heartbeat reported them."""
         if isinstance(report, Complete | Fail) and self._heartbeat_loop.untold is not None:
             return report.model_copy(update={"filled_in": self._heartbeat_loop.untold})
         return report
@@ -598,7 +615,7 @@ class LeaseRunner:
         return outcome.report
 
     async def _cancel_run(self) -> None:
-        """Its prompt must not run on for nobody, still less beside a second run of the job."""
+        """Cancels the prompt, so that it does not run for nobody or beside a second run of the job."""
         lease, backend = self.lease, self._deps.backend
         try:
             run_id = lease.entry.run_id

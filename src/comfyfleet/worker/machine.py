@@ -1,5 +1,5 @@
-"""The machine's state, as every poll and heartbeat carries it, and the memory of its GPUs: through NVML, a
-command of the operator's, or the backend. A figure that can't be read is left out."""
+"""Figures of the machine that every poll and heartbeat carries, and the memory of its GPUs: from
+NVML, an operator's command, or the backend. Figures that can't be read are left out."""
 
 import asyncio
 import contextlib
@@ -35,8 +35,8 @@ class GpuFigures:
 def first_visible_gpu(environ: Mapping[str, str]) -> int | str | None:
     """The first of CUDA_VISIBLE_DEVICES, as an index or a UUID; None: no GPU may be used.
 
-    CUDA counts by speed unless CUDA_DEVICE_ORDER is PCI_BUS_ID, NVML always by bus; where GPUs of
-    one machine differ, a UUID is the only name that both read alike.
+    CUDA orders GPUs by speed unless CUDA_DEVICE_ORDER is PCI_BUS_ID, NVML always by bus. If the
+    GPUs of a machine differ, only a UUID means the same to both.
     """
     text = environ.get("CUDA_VISIBLE_DEVICES")
     if text is None:
@@ -48,7 +48,7 @@ def first_visible_gpu(environ: Mapping[str, str]) -> int | str | None:
 
 
 def visible_gpus(environ: Mapping[str, str], nvml: Any) -> tuple[str, ...]:
-    """Those that CUDA_VISIBLE_DEVICES names, else all that the driver knows; none: nobody tells."""
+    """The GPUs that CUDA_VISIBLE_DEVICES names, otherwise all that the driver reports; empty if unknown."""
     named = environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return tuple(each.strip() for each in named.split(",") if each.strip())
@@ -56,7 +56,7 @@ def visible_gpus(environ: Mapping[str, str], nvml: Any) -> tuple[str, ...]:
 
 
 def unknown_gpus(gpus: Sequence[str], nvml: Any) -> tuple[str, ...]:
-    """Those of `gpus` whose index is beyond what the driver knows; none where nobody tells."""
+    """Those of `gpus` whose index is beyond the driver's count; empty if the count is unknown."""
     count = _count(nvml)
     if count is None:
         return ()
@@ -74,7 +74,7 @@ def _count(nvml: Any) -> int | None:
 
 
 class NvmlGpu:
-    """One GPU. `nvml` is the module pynvml; all calls may block, so they belong in a thread."""
+    """One GPU. `nvml` is the module pynvml; all calls may block, so run them in a thread."""
 
     def __init__(self, nvml: Any, which: int | str) -> None:
         self._nvml = nvml
@@ -82,7 +82,7 @@ class NvmlGpu:
         self._handle: Any = None
 
     def read(self) -> GpuFigures | None:
-        """None: no driver, or not this GPU. What was wrong once is tried anew at the next call."""
+        """None if there is no driver or no such GPU. After a failure the next call tries again."""
         handle = self._handle or self._open()
         if handle is None:
             return None
@@ -113,7 +113,7 @@ class NvmlGpu:
         return None
 
     def _by_uuid(self, uuid: str) -> Any:
-        """CUDA also takes the first characters of one."""
+        """Finds a GPU by its UUID or, as CUDA allows, by the first characters of it."""
         nvml = self._nvml
         if uuid.startswith("GPU-"):
             for index in range(nvml.nvmlDeviceGetCount()):
@@ -128,7 +128,7 @@ class NvmlGpu:
         return None
 
     def _close(self) -> None:
-        """A GPU that fell off its bus comes back, if at all, only to those who open it anew."""
+        """Closes NVML: a GPU that fell off its bus reappears only after NVML is opened again."""
         self._handle = None
         with self._quietly():
             self._nvml.nvmlShutdown()
@@ -160,7 +160,7 @@ ReadDevices: TypeAlias = Callable[[], Awaitable[Sequence[Device]]]
 
 
 class MachineMonitor:
-    """Reads in a thread of its own: a driver in trouble and a dead mount block for minutes."""
+    """Reads in its own thread: a failing driver or a dead mount blocks for minutes."""
 
     def __init__(
         self,
@@ -171,9 +171,10 @@ class MachineMonitor:
         nvml: Any = pynvml,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`devices`: the backend's own figures, for where no driver tells.
+        """`devices`: the backend's own figures, used where no driver reports any.
 
-        With a backend on another machine, give `nvml=None`: this machine's GPU is not its.
+        With a backend on another machine, give `nvml=None`: this machine's GPU is not the
+        backend's.
         """
         which = first_visible_gpu(environ)
         self._gpu = NvmlGpu(nvml, which) if nvml is not None and which is not None else None
@@ -189,7 +190,7 @@ class MachineMonitor:
         psutil.cpu_percent(None)  # the first answer is always 0: it measures since the last call
 
     async def read(self) -> Reading:
-        """Never raises, and waits a second at most; then the last figures are told again."""
+        """Never raises and waits a second at most; after that it returns the last figures again."""
         if self._monotonic() < self._fresh_until:
             return self._latest
         sampling = self._sampling = self._sampling or _in_thread(self._sample)
@@ -243,7 +244,7 @@ class MachineMonitor:
 
 
 def gpu_figures_of(devices: Sequence[Device]) -> dict[str, object]:
-    """What a ComfyUI says of its first GPU; a CPU's memory is the machine's, and read there."""
+    """The figures of a ComfyUI's first GPU. The memory of a CPU device is the machine's and is read there."""
     gpus = [device for device in devices if device.kind != "cpu" and device.memory_bytes > 0]
     if not gpus:
         return {}
@@ -262,7 +263,8 @@ def _tried(read: Callable[[], Any]) -> Any:
 
 
 def _in_thread(sample: Callable[[], Reading]) -> asyncio.Future[Reading]:
-    """A daemon: one that hangs must not keep the process from ending, as a pool's thread would."""
+    """Runs in a daemon thread: a hung read must not keep the process from ending, as a pool's
+    thread would."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Reading] = loop.create_future()
 
@@ -299,7 +301,7 @@ ReadMemory: TypeAlias = Callable[[], Awaitable[GpuMemory | None]]
 def driver_memory_reader(
     folder: Path, environ: Mapping[str, str], nvml: Any = pynvml
 ) -> ReadMemory:
-    """Of the GPU that `environ` names. `folder`: any of this machine."""
+    """Reads the memory of the GPU that `environ` names. `folder`: any folder of this machine."""
     machine = MachineMonitor(folder, environ, nvml=nvml)
 
     async def read() -> GpuMemory | None:
@@ -311,7 +313,7 @@ def driver_memory_reader(
 
 
 def command_memory_reader(command: str, gpu: str) -> ReadMemory:
-    """A command that prints the used and the total bytes of the GPU that it is told as `{gpu}`."""
+    """Runs a command that prints the used and total bytes of a GPU; `{gpu}` in it names the GPU."""
     arguments = fill_command("--gpu-memory-command", command, {"gpu": gpu})
 
     async def read() -> GpuMemory | None:
@@ -321,7 +323,7 @@ def command_memory_reader(command: str, gpu: str) -> ReadMemory:
 
 
 def parse_memory(text: str) -> GpuMemory | None:
-    """The first two numbers, if they can be used and total."""
+    """The first two numbers of the text, if they can be used and total bytes."""
     words = text.split()
     if len(words) < 2 or not all(word.isascii() and word.isdigit() for word in words[:2]):
         return None
@@ -330,7 +332,7 @@ def parse_memory(text: str) -> GpuMemory | None:
 
 
 async def require_memory_reading(read: ReadMemory, gpu: str, command: str | None) -> None:
-    """Raises InvalidInput where nobody tells the GPU's memory."""
+    """Raises InvalidInput if the GPU's memory can't be read."""
     if await read() is not None:
         return
     if command is not None:
@@ -345,7 +347,7 @@ async def require_memory_reading(read: ReadMemory, gpu: str, command: str | None
 
 
 async def _output(arguments: list[str]) -> str:
-    """Nothing, if the command fails or takes too long."""
+    """The command's output; empty if it fails or takes too long."""
     try:
         process = await asyncio.create_subprocess_exec(
             *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE

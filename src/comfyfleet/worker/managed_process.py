@@ -1,4 +1,5 @@
-"""A ComfyUI that the worker starts itself and so may restart, and the operator's command that starts it."""
+"""A ComfyUI that the worker starts itself and may therefore restart, and the operator's command
+that starts it."""
 
 import asyncio
 import contextlib
@@ -22,7 +23,7 @@ PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_]\w*)\}")
 
 
 def split_command(option: str, command: str) -> list[str]:
-    """Raises InvalidInput for a command that is empty, or ends within quotes."""
+    """Raises InvalidInput for a command that is empty or has an unclosed quote."""
     try:
         words = shlex.split(command)
     except ValueError as error:
@@ -33,10 +34,10 @@ def split_command(option: str, command: str) -> list[str]:
 
 
 def fill_command(option: str, command: str, values: Mapping[str, str]) -> list[str]:
-    """The words with each `{name}` replaced by its value, which may have spaces.
+    """The words of the command with each `{name}` replaced by its value, which may contain spaces.
 
-    Raises InvalidInput for a name that has no value: it is misspelt, and the program would get it as
-    it stands.
+    Raises InvalidInput for an unknown name: it is misspelt, and the program would get it
+    unreplaced.
     """
     words = split_command(option, command)
     for name in (found for word in words for found in PLACEHOLDER.findall(word)):
@@ -63,7 +64,7 @@ ENGINE_PREFIXES = ("COMFYFLEET_ENGINE_", "COMFYFLEET_MAX_PICTURE_PIXELS")
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process. Ids are used again: only together with its start is it the same one."""
+    """A process id with its start time. Ids are reused, so only both together identify a process."""
 
     pid: int
     created: float  # seconds since 1970, as the system tells it
@@ -80,8 +81,10 @@ class ProcessIdentity:
 
     @property
     def is_own_group(self) -> bool:
-        """Whether it leads a group of processes, as all that we start do, and not the one we are in.
-        Signals go to the group: 0 and -1 would mean our own and everybody."""
+        """Whether it leads a process group, as all that we start do, and not the one we are in.
+
+        Signals go to the group: 0 and -1 would mean our own group and all processes.
+        """
         try:
             return self.pid > 1 and os.getpgid(self.pid) == self.pid != os.getpgrp()
         except (OSError, OverflowError):
@@ -89,10 +92,10 @@ class ProcessIdentity:
 
 
 class ManagedProcess:
-    """In a session of its own: what it has started ends with it.
+    """A process in its own session: what it has started ends with it.
 
-    `note`: the file that says which process it is, so that the next worker owns it, too. `environ`:
-    what it is told beside what it inherits, which is all but our own settings.
+    `note`: the file with its identity, so that the next worker owns the process, too. `environ`:
+    variables added to the inherited ones, which are all but our own settings.
     """
 
     def __init__(self, command: str, note: Path, environ: Mapping[str, str] | None = None) -> None:
@@ -116,7 +119,7 @@ class ManagedProcess:
         return self._known.pid if self._known is not None else None
 
     def take_up(self) -> bool:
-        """Whether the process that an earlier worker started lives; then it is ours again."""
+        """Whether the process that an earlier worker started still lives; then it is ours again."""
         known = _read(self._note)
         if known is None or not known.is_own_group or not known.is_alive:
             return False
@@ -161,12 +164,12 @@ class ManagedProcess:
         logger.info("ComfyUI was stopped", extra={"pid": self._known.pid})
 
     def kill(self) -> None:
-        """For who can't wait any longer; a `stop` that is under way then ends at once."""
+        """Kills at once; a `stop` in progress then returns."""
         if self.is_running:
             self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        """To all of its session."""
+        """Sends a signal to the whole session."""
         if self._known is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._known.pid, number)

@@ -58,7 +58,7 @@ MOVE_TEXTS = {
 
 @dataclass(eq=False)
 class PackMember:
-    """One worker of the pack. `worker` is set once it is put together."""
+    """One worker of the pack. `worker` is set once it is built."""
 
     slot: PackSlot
     worker: Worker | None = None
@@ -75,7 +75,7 @@ class PackMember:
 
 @dataclass(frozen=True, eq=False)
 class PackGpu:
-    """A GPU's places, and the rules by which their number changes; None: all are taken, always."""
+    """A GPU's slots, and the rules by which their number changes; None: all slots are always used."""
 
     places: GpuSlots
     rules: PackRules | None = None
@@ -86,7 +86,8 @@ class PackGpu:
 async def plan_gpus(
     settings: WorkerSettings, pack: PackSettings, environ: Mapping[str, str]
 ) -> list[PackGpu]:
-    """Raises InvalidInput for what can't be laid out, or measured where it has to be."""
+    """Raises InvalidInput for settings that have no valid layout, or if the GPU's memory must be
+    read and can't be."""
     chosen = first_visible_gpu(environ)
     places = lay_out_pack(settings, pack, "0" if chosen is None else str(chosen))
     if not pack.is_auto:
@@ -103,10 +104,10 @@ async def plan_gpus(
 
 
 class BarredSizes:
-    """A file that says which numbers of ComfyUIs are not tried on a GPU, and until when, so that a
-    worker that is started again need not run out of memory to learn it. Blocks.
+    """A file with the numbers of ComfyUIs that are not tried on a GPU, and until when, so that a restarted
+    worker need not run out of memory again to learn them. Blocks.
 
-    In memory times are of the monotonic clock, in the file they are seconds since 1970.
+    In memory the times are of the monotonic clock, in the file they are seconds since 1970.
     """
 
     def __init__(self, path: Path) -> None:
@@ -121,7 +122,7 @@ class BarredSizes:
             return {}
 
     def write(self, barred: Mapping[int, float], now: float) -> None:
-        """A full disk is no reason to stop: it is only known in memory then."""
+        """Errors are ignored: on a full disk the sizes are known in memory only."""
         ahead = time.time() - now
         until = {size: until + ahead for size, until in barred.items() if until > now}
         with suppress(OSError):
@@ -130,11 +131,14 @@ class BarredSizes:
 
 
 class WorkerPack:
-    """Each worker is one of the fleet's, with its own name, key, leases and models: the control plane
-    sees several workers, and each is healed, drained and revoked by itself."""
+    """Runs several workers.
+
+    Each has its own name, key, leases and models: the control plane sees several workers, and each
+    is repaired, drained and revoked by itself.
+    """
 
     def __init__(self, gpus: Sequence[PackGpu], environ: Mapping[str, str], state: Path) -> None:
-        """`state`: the folder that holds those of all workers."""
+        """`state`: the folder above the state folders of all workers."""
         self.stop = StopRequest(self._tell_all, is_told=False)  # each worker tells it
         self.decisions: Counter[tuple[str, PackMove, MoveReason]] = Counter()  # by GPU
         self._gpus = gpus
@@ -146,9 +150,10 @@ class WorkerPack:
         self._left_in_order = False  # whether a worker did, and not because it was one too many
 
     async def work(self) -> None:
-        """Until told to stop, or until nobody works any more; raises why, if it was not asked for.
+        """Runs until stopped or until no worker is left; raises the reason if that was not requested.
 
-        WorkerRevoked means that all were sent away: it is not raised where others worked on to the end.
+        WorkerRevoked means that all workers were revoked: it is not raised if others worked to the
+        end.
         """
         sizing: list[asyncio.Task[None]] = []
         try:
@@ -173,7 +178,7 @@ class WorkerPack:
 
     @property
     def members(self) -> dict[str, list[PackMember]]:
-        """Those on each GPU, by number."""
+        """The members on each GPU, ordered by number."""
         return {
             gpu.places.gpu: sorted(members, key=lambda each: each.slot.number)
             for gpu, members in self._members.items()
@@ -219,7 +224,7 @@ class WorkerPack:
             self._members[gpu].remove(member)
 
     def _named(self, worker_id: str) -> AbstractContextManager[None]:
-        """Lines of the log say whose they are, where there are several."""
+        """Adds the worker's id to its log lines, if there are several workers."""
         is_one = sum(len(gpu.places.slots) for gpu in self._gpus) == 1
         return nullcontext() if is_one else bind_ids(worker_id=worker_id)
 
@@ -234,7 +239,7 @@ class WorkerPack:
         worker.stop.hurry_until = min(worker.stop.hurry_until, self.stop.hurry_until)
 
     async def _stop_left_over(self) -> None:
-        """ComfyUIs that a killed worker had in places that there are no more."""
+        """Stops the ComfyUIs that a killed worker had in slots that no longer exist."""
         slots = [slot for gpu in self._gpus for slot in gpu.places.slots]
         known = {slot.settings.state / PROCESS_FILE for slot in slots}
         for note in await asyncio.to_thread(_notes, self._state):
@@ -259,7 +264,8 @@ class WorkerPack:
                 self._act(gpu, decision)
 
     def _is_over(self, gpu: PackGpu) -> bool:
-        """A stop was asked for, or a worker was sent away or got a notice: nobody is added."""
+        """True once a stop was requested, or a worker was revoked or got a notice: then no worker
+        is added."""
         leaving = (
             each.worker is not None and each.worker.stop.asked and not each.is_leaving
             for each in self._members[gpu]
@@ -296,7 +302,7 @@ class WorkerPack:
             self._remove(gpu)
 
     def _remove(self, gpu: PackGpu) -> None:
-        """The one with the least to do; one that does not answer before all others."""
+        """Stops the worker with the least to do; one that is not ready before all others."""
         staying = [each for each in self._members[gpu] if not each.is_leaving]
         member = min(staying, key=lambda each: (each.is_ready, each.waiting, -each.slot.number))
         member.is_leaving = True
@@ -314,7 +320,7 @@ def _now() -> float:
 
 
 def _first_slots(gpu: PackGpu) -> list[PackSlot]:
-    """All, where their number is fixed; else those whose ComfyUI lives from before, or the first."""
+    """All slots if their number is fixed; otherwise those whose ComfyUI still runs, or the first."""
     slots = list(gpu.places.slots)
     if gpu.rules is None:
         return slots
@@ -375,7 +381,7 @@ class PackMetrics(Collector):
 
 @contextlib.contextmanager
 def serve_metrics(pack: WorkerPack, host: str, port: int) -> Iterator[int]:
-    """The port. Raises OSError if it is taken."""
+    """Returns the port. Raises OSError if it is taken."""
     registry = CollectorRegistry()
     registry.register(PackMetrics(pack))
     server, thread = start_http_server(port, host, registry)

@@ -1,8 +1,10 @@
-"""Where the ComfyUIs of one worker process are (GPUs, ports, folders, names), and how many share a GPU, decided
-sample by sample. Pure.
+"""The layout of the ComfyUIs of one worker process (GPUs, ports, folders, names), and the decision how many
+share a GPU, made sample by sample. Pure.
 
-One more is tried while there is a backlog and room in the GPU's memory; it stays if the GPU then finishes
-more jobs a minute, and goes again if not. One goes when there is too little to do, and when memory ran out."""
+One more is tried while there is a backlog and free GPU memory; it stays if the GPU then finishes
+more jobs a minute, otherwise it is removed. One is removed when there is too little to do, and
+after running out of memory.
+"""
 
 import re
 import shlex
@@ -22,7 +24,7 @@ PER_GPU_DEFAULT_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class PackRules:
-    """`most`: never more on one GPU."""
+    """`most`: the maximum on one GPU."""
 
     most: int = PER_GPU_DEFAULT_MAX
     look_seconds: float = 5.0
@@ -42,10 +44,11 @@ class PackRules:
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """What is seen of one GPU at one moment.
+    """The state of one GPU at one moment.
 
-    `ready`: ComfyUIs that take jobs; of these, `full` have one more job waiting behind what runs, and
-    `idle` have none. `leaving`: those that end. `finished`, `out_of_memory`: how often, ever.
+    `ready`: ComfyUIs that take jobs; of these, `full` have a job waiting behind the running one,
+    and `idle` have none. `leaving`: those that are stopping. `finished`, `out_of_memory`: totals
+    since the start.
     """
 
     at: float
@@ -76,7 +79,7 @@ class MoveReason(StrEnum):
 
 
 class PackDecision(NamedTuple):
-    """`size`: how many there are to be now. Rates are jobs a minute."""
+    """`size`: the new number of ComfyUIs. Rates are jobs a minute."""
 
     move: PackMove
     reason: MoveReason
@@ -89,7 +92,7 @@ class PackDecision(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ThroughputWindow:
-    """A measurement: since when, from how many finished jobs on."""
+    """A measurement: its start, and the number of finished jobs at its start."""
 
     since: float
     finished: int
@@ -118,7 +121,7 @@ class ThroughputWindow:
 
 @dataclass(frozen=True, slots=True)
 class PackSize:
-    """`rate_before`: jobs a minute with one fewer; set while the newest is on trial.
+    """`rate_before`: jobs a minute with one fewer; set while the newest one is on trial.
 
     `barred`: sizes that are not tried, and until when.
     """
@@ -132,7 +135,7 @@ class PackSize:
     barred: Mapping[int, float] = field(default_factory=dict)
 
     def resized(self, wanted: int, *, rate_before: float | None = None) -> "PackSize":
-        """Everything is measured anew."""
+        """The state after a change of size: all measurements start again."""
         return PackSize(
             wanted, rate_before, out_of_memory=self.out_of_memory, barred=dict(self.barred)
         )
@@ -148,7 +151,7 @@ class PackSize:
 def decide_pack_size(
     size: PackSize, look: GpuSample, rules: PackRules
 ) -> tuple[PackSize, PackDecision | None]:
-    """The next state, and what is to be done, if anything."""
+    """Returns the next state, and the decision, if any."""
     if look.out_of_memory > size.out_of_memory:
         return _out_of_memory(replace(size, out_of_memory=look.out_of_memory), look, rules)
     if look.leaving or look.ready != size.wanted:
@@ -168,7 +171,7 @@ def decide_pack_size(
 def _out_of_memory(
     size: PackSize, look: GpuSample, rules: PackRules
 ) -> tuple[PackSize, PackDecision | None]:
-    """One that is leaving already was enough, until it has gone."""
+    """Removes one after running out of memory, unless one is stopping already."""
     barred = size.barring(size.wanted + (size.wanted == 1), look.at + rules.memory_retry_seconds)
     if look.leaving or size.wanted == 1:
         return replace(barred, window=None), None
@@ -178,7 +181,7 @@ def _out_of_memory(
 def _unsettled(
     size: PackSize, look: GpuSample, rules: PackRules
 ) -> tuple[PackSize, PackDecision | None]:
-    """One starts, ends, or is ill: nothing can be measured."""
+    """While one starts, stops or fails, nothing can be measured."""
     since = look.at if size.unsettled_since is None else size.unsettled_since
     size = replace(size, window=None, spare_since=None, unsettled_since=since)
     is_late = look.at - since >= rules.start_seconds_max
@@ -221,7 +224,7 @@ def _decide_trial(
 
 
 def has_room(used: int | None, total: int | None, size: int, margin: float) -> bool:
-    """For one more that takes as much as each of the others, by their share of all that is used."""
+    """Whether the memory suffices for one more that uses as much as the average of the others."""
     if used is None or total is None or size < 1:
         return False
     return used + used / size * (1 + margin) <= total
@@ -244,8 +247,10 @@ GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 @dataclass(frozen=True, slots=True)
 class PackSettings:
-    """`per_gpu`: ComfyUIs on each GPU; None: as many as pay. `gpus`: by index or UUID, as CUDA names
-    them; none: the one that the environment names. `memory_command` prints a GPU's used and total bytes.
+    """`per_gpu`: ComfyUIs on each GPU; None: as many as raise the throughput.
+
+    `gpus`: by index or UUID, as CUDA names them; empty: the GPU that the environment names.
+    `memory_command` prints a GPU's used and total bytes.
     """
 
     per_gpu: int | None = 1
@@ -267,8 +272,10 @@ class PackSettings:
 
 @dataclass(frozen=True)
 class PackSlot:
-    """A place for one ComfyUI and its worker. `folder`: where that ComfyUI keeps its files, if it is
-    told so."""
+    """The place of one ComfyUI and its worker.
+
+    `folder`: where that ComfyUI keeps its files, if it is told to.
+    """
 
     number: int  # on its GPU, from 1
     settings: WorkerSettings
@@ -277,7 +284,7 @@ class PackSlot:
 
 @dataclass(frozen=True)
 class GpuSlots:
-    """All places on one GPU. `environ`: how its programs are told which one it is."""
+    """All slots on one GPU. `environ`: the variables that select this GPU."""
 
     gpu: str
     environ: Mapping[str, str]
@@ -287,7 +294,7 @@ class GpuSlots:
 def lay_out_pack(
     base: WorkerSettings, pack: PackSettings, default_gpu: str = "0"
 ) -> list[GpuSlots]:
-    """`base`: its backend is the first one's; those after it have the ports after that one."""
+    """The first slot uses the backend address of `base`; the next ones use the ports after it."""
     if base.comfyui_command is None:
         return [GpuSlots(default_gpu, {}, (PackSlot(1, base),))]
     _check_command(base.comfyui_command, pack)
@@ -355,7 +362,7 @@ def _check_command(command: str, pack: PackSettings) -> None:
 
 
 def make_folders(slot: PackSlot) -> None:
-    """A ComfyUI wants some of them to be there when it starts."""
+    """Creates the slot's folders: a ComfyUI expects some of them at its start."""
     if slot.folder is not None:
         for name in FOLDERS:
             (slot.folder / name).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The protocols of what surrounds a worker (machine, notices, protection, assets), and what stands in where one is missing."""
+"""The protocols of a worker's platform (machine, notices, protection, assets), and null implementations."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -15,7 +15,7 @@ RenewAsset: TypeAlias = Callable[[Asset], Awaitable[Asset]]
 
 
 class Notice(Protocol):
-    """This machine will be taken away; `at`: when, where that is told."""
+    """This machine will be taken away; `at`: when, if known."""
 
     @property
     def kind(self) -> Literal["spot", "rebalance"]: ...
@@ -26,18 +26,18 @@ class Notice(Protocol):
 
 class Notices(Protocol):
     def notices(self) -> AsyncIterator[Notice]:
-        """Each once, for as long as somebody listens."""
+        """Yields each notice once, as long as somebody listens."""
         ...
 
 
 class MachineReader(Protocol):
     async def read(self) -> Reading:
-        """Cheap enough for every poll and heartbeat; never raises."""
+        """Fast enough for every poll and heartbeat; never raises."""
         ...
 
 
 class ProtectionSwitch(Protocol):
-    """Keeps an auto-scaling group from taking a machine that is at work."""
+    """Keeps an auto-scaling group from removing a machine that runs jobs."""
 
     def busy(self) -> None: ...
 
@@ -46,16 +46,17 @@ class ProtectionSwitch(Protocol):
 
 class AssetProvider(Protocol):
     def hold(self, asset: Asset, renew: RenewAsset) -> AbstractAsyncContextManager[Path]:
-        """The asset as a file that stays for the length of the `with`.
+        """Yields the asset as a file that stays inside the `with` block.
 
-        Raises InvalidInput when it can't be had for good, Unavailable when it can't for now.
+        Raises InvalidInput when it is permanently unavailable, Unavailable when it is temporarily
+        so.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """What a worker hears and tells of its machine."""
+    """A worker's access to its machine."""
 
     machine: MachineReader
     notices: Notices
@@ -63,7 +64,7 @@ class Platform:
 
 
 class NoNotices:
-    """Of a machine that nobody takes away."""
+    """For a machine that is never taken away."""
 
     async def notices(self) -> AsyncIterator[Notice]:
         return
@@ -71,14 +72,14 @@ class NoNotices:
 
 
 class NoMachine:
-    """Nothing can be read."""
+    """For a machine whose figures can't be read."""
 
     async def read(self) -> Reading:
         return Reading()
 
 
 class NoProtection:
-    """Nobody scales this machine in."""
+    """For a machine in no auto-scaling group."""
 
     def busy(self) -> None:
         pass

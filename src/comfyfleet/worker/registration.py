@@ -1,4 +1,4 @@
-"""Registers a worker with its fleet, or takes up the key that it has from before."""
+"""Registers a worker with its fleet, or reuses the key from an earlier registration."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ TAKEN_SECONDS = 15.0
 
 
 class RegistrationClient:
-    """`worker_id` may differ from the one that was planned, if that was taken."""
+    """`worker_id` may differ from the configured one, if that was taken."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class RegistrationClient:
         return "cloud" if self._settings.is_cloud else "self_hosted"
 
     def check_secret(self) -> None:
-        """Before all else: without a secret only a key from before helps."""
+        """Raises early if there is neither a secret nor a stored key."""
         known = self._journal.identity()
         if not self._settings.secret and (known is None or not self._is_ours(known)):
             raise InvalidInput(
@@ -54,7 +54,7 @@ class RegistrationClient:
             )
 
     def take_up(self) -> bool:
-        """Whether there is a key from before."""
+        """Loads the stored key; returns whether there is one."""
         known = self._journal.identity()
         if known is None or not self._is_ours(known):
             return False
@@ -64,7 +64,10 @@ class RegistrationClient:
         return True
 
     async def register(self, facts: BackendFacts | None) -> Registered:
-        """Until there is room. Raises Unauthenticated and InvalidInput: waiting helps neither."""
+        """Retries until the fleet has room.
+
+        Raises Unauthenticated and InvalidInput, where waiting does not help.
+        """
         attempt = 0
         while True:
             attempt += 1
@@ -90,7 +93,7 @@ class RegistrationClient:
         return registered
 
     def take_new_key(self, key: str) -> None:
-        """Kept before it is used: from its first use on, the one before is dead."""
+        """Stores the new key before it is used: its first use invalidates the old one."""
         known = self._journal.identity()
         if known is not None:
             self._journal.remember(known.model_copy(update={"key": key}))
@@ -98,7 +101,7 @@ class RegistrationClient:
         logger.info("a new key is used", extra={"worker_id": self.worker_id})
 
     def _apply_answer(self, seconds: float) -> None:
-        """The control plane may want to hear of us more often than we are set to."""
+        """Adopts the control plane's heartbeat interval if it is shorter than ours."""
         self.heartbeat_seconds = min(self._settings.heartbeat_seconds, seconds)
 
     async def _taken(self, error: Conflict) -> None:
@@ -149,7 +152,7 @@ class RegistrationClient:
 async def upload_object_info(
     store: httpx.AsyncClient, slot: OutputSlot, description: Description
 ) -> None:
-    """Helps the control plane to convert workflows; that it fails hinders no job."""
+    """Uploads the node types, which help the control plane to convert workflows. A failure affects no job."""
     data = await asyncio.to_thread(object_info_bytes, description.object_info)
     try:
         answer = await store.put(slot.url, content=data, headers=slot.headers)

@@ -1,4 +1,4 @@
-"""How far a run is, as a worker reports it: made of its events. Pure."""
+"""The progress of a run as a worker reports it, computed from its events. Pure."""
 
 import base64
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ PREVIEW_BYTES_MAX = 500_000
 
 @dataclass(frozen=True, slots=True)
 class NodeCounts:
-    """Every node counts alike, the current one by its steps."""
+    """Counts finished nodes. Every node has the same weight; the current one counts by its steps."""
 
     nodes: frozenset[str]
     done: frozenset[str] = frozenset()
@@ -49,7 +49,7 @@ def begin_progress(prompt: Mapping[str, Any]) -> NodeCounts:
 
 
 def advance_progress(counts: NodeCounts, event: Event) -> NodeCounts:
-    """The same value when the event tells nothing that is reported."""
+    """The counts after an event; the same object when nothing that is reported has changed."""
     match event:
         case Cached(nodes=nodes):
             return replace(counts, done=counts.done | (counts.nodes & set(nodes)))
@@ -63,7 +63,10 @@ def advance_progress(counts: NodeCounts, event: Event) -> NodeCounts:
 
 
 def _at(counts: NodeCounts, node_id: str) -> NodeCounts:
-    """Nodes run one after another: the one before has ended, whether that was told or not."""
+    """Moves to another node.
+
+    Nodes run one after another, so the previous one has ended, even without a message.
+    """
     if node_id == counts.node:
         return counts
     before = counts.nodes & {counts.node or ""}

@@ -1,4 +1,4 @@
-"""Settings of a worker, from its command or its environment, and the ids and names that it makes."""
+"""Settings of a worker, from its command or its environment, and the ids and names derived from them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,15 @@ _NOT_IN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def prompt_id_of(job_id: UUID, lease_number: int) -> str:
-    """The same for one lease, however often it is asked: a prompt is found again by it.
+    """The prompt id of a lease: always the same for one lease, so that the prompt can be found again.
 
-    A new lease is another run. Lower-case, as newer ComfyUIs insist.
+    A new lease is another run. Lower-case, as newer ComfyUIs require.
     """
     return str(uuid5(job_id, str(lease_number)))
 
 
 def default_worker_id(hostname: str, backend_url: str | None) -> str:
-    """Stable over restarts, and another one for each backend of a machine."""
+    """Stable over restarts, and different for each backend of a machine."""
     parts = urlsplit(backend_url) if backend_url else None
     beside = parts is not None and parts.hostname in ("localhost", "127.0.0.1", "::1")
     where = ["cloud"] if parts is None else [] if beside else [parts.hostname or ""]
@@ -38,7 +38,7 @@ def default_worker_id(hostname: str, backend_url: str | None) -> str:
 
 
 def output_names(filenames: Sequence[str], primary: str | None) -> list[str]:
-    """One for each, all different; the first takes the slot that came with the lease."""
+    """A distinct name for each output; the first gets the upload slot that came with the lease."""
     taken: list[str] = []
     for number, filename in enumerate(filenames):
         name = primary if number == 0 and primary else safe_name(filename)
@@ -64,7 +64,7 @@ CANCEL_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """`backend_url`: a ComfyUI; None is Comfy Cloud. `secret` is left out of every text."""
+    """`backend_url`: a ComfyUI; None means Comfy Cloud. `secret` is left out of every text."""
 
     control_url: str
     fleet_slug: str
@@ -88,7 +88,7 @@ class WorkerSettings:
 
     @property
     def place(self) -> str:
-        """Where the backend is, for people: without a key that may stand in its address."""
+        """The backend's address for messages, without a key that it may contain."""
         if self.backend_url is None:
             return "Comfy Cloud"
         scheme, _, rest = self.backend_url.partition("://")
@@ -113,7 +113,7 @@ class WorkerSettings:
 
     @property
     def probe_limits(self) -> BackendLimits:
-        """Of a look whether it answers at all."""
+        """The limits for a probe whether the backend answers at all."""
         return BackendLimits(max_retries=0, answer_seconds=10.0, connect_seconds=5.0)
 
 

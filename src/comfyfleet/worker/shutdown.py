@@ -1,4 +1,4 @@
-"""Why and until when a worker stops: signals, and notices that its machine will be taken away."""
+"""Why a worker stops and until when: signals, and notices that its machine will be taken away."""
 
 import asyncio
 import logging
@@ -24,10 +24,10 @@ ShutdownReason: TypeAlias = Literal["shutdown", "spot", "rebalance"]
 
 
 class StopRequest:
-    """Not asked for yet, or asked for with a reason and a deadline, which can only come nearer."""
+    """Whether a stop was requested, its reason, and its deadline, which can only come nearer."""
 
     def __init__(self, changed: Callable[[], None] = lambda: None, *, is_told: bool = True) -> None:
-        """`is_told`: the log has a line for it."""
+        """`is_told`: whether to log the request."""
         self.reason: ShutdownReason | None = None
         self.deadline = float("inf")  # of the monotonic clock
         self.hurry_until = float("inf")
@@ -44,7 +44,7 @@ class StopRequest:
         return max(0.0, self.deadline - time.monotonic())
 
     def seconds_to(self, deadline: float) -> float:
-        """Until a deadline of the monotonic clock, or until now that there is a hurry."""
+        """Seconds until a deadline of the monotonic clock; 0 once a second signal asked to hurry."""
         return min(deadline, self.hurry_until) - time.monotonic()
 
     def ask(self, reason: ShutdownReason, seconds: float) -> None:
@@ -68,7 +68,7 @@ async def stop_on_notices(notices: Notices, stop: StopRequest) -> None:
 
 
 def stop_on_signals(stop: StopRequest, grace_seconds: float) -> None:
-    """The second one means: now."""
+    """The second signal means: stop now."""
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(

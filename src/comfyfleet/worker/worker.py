@@ -1,4 +1,4 @@
-"""A worker: leases jobs as its backend can take them, and leaves in order."""
+"""A worker: leases as many jobs as its backend can take, and shuts down in order."""
 
 import asyncio
 import contextlib
@@ -61,14 +61,14 @@ DEREGISTER_SECONDS_MAX = 15.0
 
 @dataclass(slots=True)
 class JobCounts:
-    """What came of jobs, over all workers that are given the same counts."""
+    """Counts of job outcomes, shared by all workers that are given the same object."""
 
     finished: int = 0
     out_of_memory: int = 0
 
 
 class Worker:
-    """One prompt runs, one waits behind it in the backend, and outputs of those before go up."""
+    """One prompt runs, the next waits behind it in the backend, and outputs of earlier ones are uploaded."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Worker:
         self._revoked: WorkerRevoked | None = None
 
     async def work(self) -> None:
-        """Until told to stop. Raises WorkerRevoked if it was sent away, and Unauthenticated or
+        """Runs until stopped. Raises WorkerRevoked if it was revoked; Unauthenticated or
         InvalidInput if it may not register."""
         side = [asyncio.create_task(stop_on_notices(self._platform.notices, self.stop))]
         try:
@@ -158,7 +158,7 @@ class Worker:
         await self._upload(registered.object_info_upload)
 
     async def _upload(self, slot: OutputSlot | None) -> None:
-        """Once for each change of what the backend can do."""
+        """Uploads the node types once for each change of the backend."""
         description, self._description = self._description, None
         if slot is not None and description is not None:
             await upload_object_info(self._deps.store, slot, description)
@@ -184,7 +184,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
-        """For one job at a time, by a poll or with a last word."""
+        """Marks that a job is being requested, by a poll or with a final report: one request at a time."""
         self._is_asking = True
         self._polled_facts, self._polled_load = self._facts, self._load()
         try:
@@ -194,7 +194,10 @@ class Worker:
             self._wake()
 
     async def _end(self, report: FinalReport) -> None:
-        """Until it is heard. A result asks for the next job in the same breath, if there is room."""
+        """Sends the final report until it is answered.
+
+        A result also asks for the next job, if there is room.
+        """
         may_ask = self._has_room() and not self._is_asking and not self.stop.asked
         if may_ask and isinstance(report, Complete):
             with contextlib.suppress(Unavailable, Unauthenticated):
@@ -214,18 +217,20 @@ class Worker:
                 await self._take_from(answer.next)
 
     def _may_poll(self) -> bool:
-        """A prefetch waits a moment for a result that is on its way: the two then go together."""
+        """Whether to poll now. A prefetch waits a moment for a result that is about to be sent: one
+        call then does both."""
         is_prefetch = self._load() >= self._settings.max_concurrency
         waits = is_prefetch and self._is_ending(TOGETHER_SECONDS)
         return self._has_room() and not self._is_asking and not waits
 
     def _is_ending(self, seconds: float) -> bool:
-        """A result is on its way, and has been for less than so long."""
+        """Whether a result is being delivered, and has been for less than this many seconds."""
         since = time.monotonic() - seconds
         return any(each.lease.delivers_since > since for each in self._lease_runners)
 
     def _polls_as_another(self) -> bool:
-        """What the backend has, and that it is idle, decide what it is given: told at once."""
+        """Whether the pending poll is outdated: the backend has changed or is idle now, and both
+        decide which job it gets."""
         most = self._settings.max_concurrency
         is_idle_now = self._load() < most <= self._polled_load
         is_other = self._facts is not self._polled_facts
@@ -234,7 +239,8 @@ class Worker:
         )
 
     def _has_room(self) -> bool:
-        """For one more than run; and those that deliver must not pile up behind a slow line."""
+        """Whether one more lease may be taken: one beyond those that run, and few that deliver, so
+        that results don't pile up behind a slow network."""
         delivering = sum(each.lease.phase is LeasePhase.DELIVERING for each in self._lease_runners)
         return (
             self._health.ill is None
@@ -249,7 +255,7 @@ class Worker:
 
     @property
     def waiting(self) -> int:
-        """How many leases wait behind those that may run; negative: how many more could run."""
+        """How many leases wait behind those that may run; if negative, how many more could run."""
         return self._load() - self._settings.max_concurrency
 
     @property
@@ -257,7 +263,7 @@ class Worker:
         return self._load() == 0
 
     def _load(self) -> int:
-        """Leases whose prompt has not ended."""
+        """Number of leases whose prompt has not ended."""
         return sum(each.lease.phase is not LeasePhase.DELIVERING for each in self._lease_runners)
 
     async def _poll(self, failures: int) -> Polled | None:
@@ -369,7 +375,7 @@ class Worker:
             self._stop_revoked(error)
 
     def _stop_revoked(self, error: WorkerRevoked) -> None:
-        """Nobody will take its results any more; what runs must not run on for nobody."""
+        """Stops everything: the control plane no longer accepts results, so nothing may keep running."""
         if self._revoked is None:
             logger.warning("this worker was revoked: it stops", extra={"reason": error.message})
             self._revoked = error
@@ -398,7 +404,8 @@ class Worker:
             lease_runner.stop(why)
 
     def _is_unstarted(self, lease_runner: LeaseRunner) -> bool:
-        """Surely: one that waits alone in the backend may begin at any moment."""
+        """Whether it has certainly not started: a prompt that waits alone in the backend may start
+        at any moment."""
         phase = lease_runner.lease.phase
         others_run = sum(each.lease.phase is LeasePhase.RUNNING for each in self._lease_runners)
         return phase is LeasePhase.PREPARING or (
@@ -432,7 +439,7 @@ class Worker:
         await self._describe()
 
     async def _describe(self) -> None:
-        """Notes what the backend is and has; a change wakes who waits, and is told."""
+        """Reads the backend's description; a change wakes the poll loop and is reported."""
         description: Description | None = None
         try:
             description = await self._deps.backend.describe()
@@ -451,7 +458,7 @@ class Worker:
             self._wake()
 
     async def _refresh_facts(self) -> None:
-        """Node packs and models come and go while a ComfyUI runs."""
+        """Repeats `_describe`: node packs and models change while a ComfyUI runs."""
         usual = CLOUD_FACTS_SECONDS if self._settings.is_cloud else FACTS_SECONDS
         took = 0.0
         while True:
@@ -461,7 +468,8 @@ class Worker:
             took = time.monotonic() - began
 
     def _is_idle(self) -> bool:
-        """A cloud is not asked every few seconds whether it is still there."""
+        """Whether the backend may be probed: it has no prompt and is no cloud, which is not probed
+        every few seconds."""
         in_backend = any(each.lease.in_backend for each in self._lease_runners)
         return not in_backend and not self._settings.is_cloud
 
@@ -494,7 +502,7 @@ class Worker:
             )
 
     async def _deregister(self, deadline: float) -> bool:
-        """Whether it was heard. A second signal cuts this short, too."""
+        """Returns whether it was accepted. A second signal cuts this short."""
         if self._control.key is None or self._revoked is not None:
             return False
         saying = asyncio.create_task(self._control.deregister(self._registration.worker_id))
@@ -506,7 +514,7 @@ class Worker:
         return saying.result()
 
     async def _stop_process(self, owned: ManagedProcess) -> None:
-        """In order; a second signal cuts this short, too."""
+        """Stops the process in order. A second signal cuts this short."""
         stopping = asyncio.create_task(owned.stop())
         stopping.add_done_callback(lambda _: self._wake())
         await self._wait_for(stopping.done, lambda: self.stop.seconds_to(float("inf")))
@@ -515,7 +523,7 @@ class Worker:
         await stopping
 
     async def _finish(self, seconds_left: Callable[[], float]) -> None:
-        """Until all leases have ended or time is up; the time may be cut short meanwhile."""
+        """Waits until all leases have ended or time is up; the time may shrink meanwhile."""
         await self._wait_for(lambda: not self._lease_runners, seconds_left)
 
     async def _wait_for(
@@ -547,7 +555,7 @@ class Worker:
     async def _unless_stopped(
         self, doing: Coroutine[Any, Any, Any], until: Callable[[], bool] = lambda: False
     ) -> Any:
-        """None if a stop, an illness of the backend, or `until` comes first."""
+        """Runs `doing`; returns None if a stop, a fault of the backend, or `until` comes first."""
         work = asyncio.create_task(doing)
         try:
             while not (work.done() or self.stop.asked or self._health.ill or until()):
