@@ -11,8 +11,8 @@ from uuid import UUID, uuid4
 
 from comfyfleet.clock import utc_now
 from comfyfleet.server.app import ControlPlane
-from comfyfleet.server.jobs.effects import EffectRequest, submit_effect
 from comfyfleet.server.jobs.model import Job
+from comfyfleet.server.jobs.submit import JobRequest, submit_effect
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants import wallet as ledger
 from comfyfleet.server.tenants.model import DEFAULT_TENANT, Tenant
@@ -47,12 +47,13 @@ class Ground:
             return await tenants.get_tenant(tx, TENANT)
 
     async def submit(self, user_id: UUID, key: str, **changes: Any) -> Job:
-        wanted = EffectRequest(
+        wanted = JobRequest(
             effect_id=self.effect_id,
-            properties={"width": 256, **changes},
+            user_id=user_id,
+            values={"width": 256, **changes},
             idempotency_key=key,
         )
-        made = await submit_effect(self.plane.context, await self.tenant(), user_id, wanted)
+        made = await submit_effect(self.plane.context, await self.tenant(), wanted)
         assert made.is_new
         return made.job
 

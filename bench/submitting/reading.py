@@ -9,7 +9,7 @@ from sqlalchemy import Table, text
 
 from comfyfleet.clock import utc_now
 from comfyfleet.server.db.tenant_tables import ai_jobs, files, job_events, videos
-from comfyfleet.server.jobs.effects import EffectRequest, submit_effect
+from comfyfleet.server.jobs.submit import JobRequest, submit_effect
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File
 from comfyfleet.server.tenants import service as tenants
@@ -76,8 +76,8 @@ async def _applied(ground: Ground, user_id: UUID) -> UUID:
             original_file_id=file.id,
             now=utc_now(),
         )
-    wanted = EffectRequest(effect_id=ground.soften_id, video_id=made.id)
-    await submit_effect(ground.plane.context, await ground.tenant(), user_id, wanted)
+    wanted = JobRequest(effect_id=ground.soften_id, user_id=user_id, video_id=made.id)
+    await submit_effect(ground.plane.context, await ground.tenant(), wanted)
     return made.id
 
 

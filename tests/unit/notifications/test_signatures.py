@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comfyfleet.api.webhooks import is_signature_valid, sign
-from comfyfleet.errors import InvalidInput
 from comfyfleet.server.jobs.model import (
     BatchJob,
-    check_batch_total,
     count_to_admit,
     summarize_batch,
 )
@@ -102,9 +100,3 @@ def test_a_batch_comes_to_a_few_figures() -> None:
     assert found.progress == pytest.approx(0.6)
     assert not found.is_ended
     assert summarize_batch([job("completed")]).is_ended
-
-
-@pytest.mark.parametrize("total", [0, 1001])
-def test_a_batch_has_at_least_one_and_at_most_a_thousand_jobs(total: int) -> None:
-    with pytest.raises(InvalidInput):
-        check_batch_total(total)

@@ -491,7 +491,7 @@ async def resolve(tx: Tx, effect_id: UUID) -> ResolvedEffect:
     return offer
 
 
-async def resolve_with_fleet(tx: Tx, effect_id: UUID) -> tuple[ResolvedEffect, Fleet | None]:
+async def resolve_with_fleet(tx: Tx, effect_id: UUID | None) -> tuple[ResolvedEffect, Fleet | None]:
     """Like `resolve`; also returns the fleet whose object_info the workflow is converted with."""
     found = await store.resolve_effect_with_fleet(tx, effect_id)
     if found is None or not found[0].is_open:

@@ -216,7 +216,7 @@ async def resolve_effect(tx: Tx, effect_id: UUID) -> ResolvedEffect | None:
 
 
 async def resolve_effect_with_fleet(
-    tx: Tx, effect_id: UUID
+    tx: Tx, effect_id: UUID | None
 ) -> tuple[ResolvedEffect, Fleet | None] | None:
     """Like `resolve_effect`; also reads the fleet whose object_info the workflow is converted with."""
     found = await _RESOLVED_WITH_FLEET.tuples(tx, {"of_id": effect_id})

@@ -8,16 +8,10 @@ from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
-from comfyfleet.errors import FleetError, InvalidInput, NotFound
+from comfyfleet.errors import FleetError, NotFound
 from comfyfleet.server.db import Database, Tx, for_each_pool
 from comfyfleet.server.jobs import service, store, submit
 from comfyfleet.server.jobs.context import JobContext
-from comfyfleet.server.jobs.effects import (
-    EffectRequest,
-    EffectWorkflow,
-    build_request,
-    resolve_effect,
-)
 from comfyfleet.server.jobs.idempotency import hash_request, require_same_request
 from comfyfleet.server.jobs.model import (
     ADMITTED_AT_ONCE_MAX,
@@ -28,10 +22,15 @@ from comfyfleet.server.jobs.model import (
     Job,
     JobBatch,
     JobSpec,
-    check_batch_total,
     summarize_batch,
 )
 from comfyfleet.server.jobs.outbox import flush
+from comfyfleet.server.jobs.submit import (
+    EffectWorkflow,
+    JobRequest,
+    resolve_effect,
+    resolve_request,
+)
 from comfyfleet.server.tenants import wallet as ledger
 
 
@@ -42,18 +41,12 @@ class CreatedBatch(NamedTuple):
 
 async def create_batch(tx: Tx, batch: JobBatch) -> CreatedBatch:
     """The same key again is the same batch, and with another body a Conflict."""
-    check_batch_total(batch.total)
     if await store.add_batch(tx, batch):
         return CreatedBatch(batch, is_new=True)
     found = await store.batch_by_key(
         tx, batch.tenant_id, batch.user_id, batch.idempotency_key or ""
     )
     return CreatedBatch(require_same_request(found, batch.request_hash), is_new=False)
-
-
-async def lock_batch(tx: Tx, tenant_id: UUID, batch_id: UUID) -> None:
-    """Until the transaction ends, nobody else admits jobs of it."""
-    await store.lock_batch(tx, tenant_id, batch_id)
 
 
 async def get_batch(tx: Tx, tenant_id: UUID, user_id: UUID, batch_id: UUID) -> JobBatch:
@@ -151,7 +144,6 @@ async def submit_batch(
     context: JobContext, tenant_id: UUID, user_id: UUID, wanted: BatchRequest
 ) -> tuple[JobBatch, bool]:
     """All of its jobs or none: too few tokens for all refuse the whole batch."""
-    _check(wanted)
     before = await _find_repeated(context, tenant_id, user_id, wanted)
     if before:
         return before, False
@@ -185,16 +177,6 @@ async def _find_repeated(
     return found and require_same_request(found, wanted.request_hash)
 
 
-def _check(wanted: BatchRequest) -> None:
-    if not 0 < len(wanted.sets) <= JOBS_PER_BATCH_MAX:
-        raise InvalidInput(
-            f"a batch has 1 to {JOBS_PER_BATCH_MAX} sets of properties, not {len(wanted.sets)}",
-            field="items",
-        )
-    if wanted.video_ids and len(wanted.video_ids) != len(wanted.sets):
-        raise InvalidInput("name media for each set of properties, or for none", field="items")
-
-
 async def _build_spec(
     context: JobContext,
     batch: JobBatch,
@@ -202,13 +184,14 @@ async def _build_spec(
     wanted: BatchRequest,
     position: int,
 ) -> JobSpec:
-    one = EffectRequest(
+    one = JobRequest(
         effect_id=wanted.effect_id,
-        properties=wanted.sets[position],
+        values=wanted.sets[position],
         video_id=wanted.video_ids[position] if wanted.video_ids else None,
+        user_id=batch.user_id,
     )
     try:
-        asked = await build_request(context, batch.tenant_id, batch.user_id, offered, one)
+        asked = await resolve_request(context, batch.tenant_id, one, offered)
     except FleetError as error:
         error.message = f"set {position + 1}: {error.message}"
         raise
@@ -217,7 +200,6 @@ async def _build_spec(
         batch_id=batch.id,
         batch_position=position,
         is_held=position >= ADMITTED_AT_ONCE_MAX,
-        request_hash=None,
     )
 
 

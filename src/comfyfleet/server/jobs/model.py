@@ -10,7 +10,6 @@ from uuid import UUID, uuid5
 from comfyfleet.api.jobs import ADMITTED_AT_ONCE_MAX as ADMITTED_AT_ONCE_MAX
 from comfyfleet.api.jobs import JobStatus as JobStatus
 from comfyfleet.api.values import ShownValue
-from comfyfleet.errors import InvalidInput
 from comfyfleet.server.catalog.model import AssetRef
 from comfyfleet.server.queue.model import DispatchStatus, NewDispatch, QueueLane
 
@@ -281,15 +280,6 @@ class BatchSummary:
     @property
     def is_ended(self) -> bool:
         return self.ended == self.total
-
-
-def check_batch_total(total: int) -> int:
-    if not 1 <= total <= JOBS_PER_BATCH_MAX:
-        raise InvalidInput(
-            f"a batch has 1 to {JOBS_PER_BATCH_MAX:,} sets of properties, not {total:,}",
-            field="properties",
-        )
-    return total
 
 
 ACTIVE_STATUSES = frozenset({"queued", "processing"})

@@ -707,11 +707,6 @@ async def get_batch(tx: Tx, tenant_id: UUID, user_id: UUID, batch_id: UUID) -> J
     return _batch_from_row(found) if found else None
 
 
-async def lock_batch(tx: Tx, tenant_id: UUID, batch_id: UUID) -> None:
-    query = select(batches.c.id).where(batches.c.tenant_id == tenant_id, batches.c.id == batch_id)
-    await tx.execute(for_update(tx, query))
-
-
 async def cancel_batch(
     tx: Tx, tenant_id: UUID, user_id: UUID, batch_id: UUID, now: datetime
 ) -> bool:

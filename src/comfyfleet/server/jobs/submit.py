@@ -1,13 +1,23 @@
-"""Submits, cancels and retries jobs: the tenant's database first, then the central queue."""
+"""Submits jobs: a request becomes a spec, then a row of the tenant's database, then a dispatch of the central queue.
+
+Also cancels and retries them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import SystemRandom
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
-from comfyfleet.errors import Conflict, InvalidInput, NotFound, QueueFull, Refused
+from comfyfleet.errors import (
+    Conflict,
+    FleetError,
+    InvalidInput,
+    InvalidValue,
+    NotFound,
+    QueueFull,
+    Refused,
+)
 from comfyfleet.server.catalog import payload
 from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.catalog.model import (
@@ -15,7 +25,9 @@ from comfyfleet.server.catalog.model import (
     SEED_MAX,
     AssetRef,
     JobPayload,
+    Property,
     RegisteredWorkflow,
+    ResolvedEffect,
     WorkflowVersion,
 )
 from comfyfleet.server.catalog.payload import RandomSource
@@ -24,7 +36,7 @@ from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet
 from comfyfleet.server.jobs import files, service, store
 from comfyfleet.server.jobs.context import JobContext
-from comfyfleet.server.jobs.idempotency import KeyedRequest, require_same_request
+from comfyfleet.server.jobs.idempotency import hash_request, require_same_request
 from comfyfleet.server.jobs.model import Job, JobSpec, JobStatus
 from comfyfleet.server.jobs.outbox import flush, sync_dispatches
 from comfyfleet.server.media import service as media
@@ -35,6 +47,329 @@ from comfyfleet.server.tenants.model import Tenant
 
 JOBS_PER_SUBMIT_MAX = 1000
 FULL_RETRY_SECONDS = 30
+# Some of them move, which their type does not tell; nodes that load videos do not take them.
+MAYBE_ANIMATED = ("image/gif", "image/webp", "image/png", "image/avif")
+_random = SystemRandom()
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """What somebody asks for: an effect, whose settings are then filled in, or a workflow.
+
+    `files` are files of the tenant, by property.
+    """
+
+    slug: str = ""
+    version: int | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    locked: tuple[str, ...] = ()  # properties that are the effect's alone
+    media_types: tuple[str, ...] = ()  # of its primary input; none named: all of its kind
+    max_upload_bytes: int | None = None
+    files: Mapping[str, UUID] = field(default_factory=dict)
+    stage: str = "production"
+    provider: str = "self_hosted"
+    priority: int = 0
+    backend_affinity: str | None = None
+    user_id: UUID | None = None
+    effect_id: UUID | None = None
+    idempotency_key: str | None = None
+    price_tokens: int = 0
+    video_id: UUID | None = None
+
+    @property
+    def request_hash(self) -> str | None:
+        """Of what a customer says; none without an idempotency key."""
+        if self.idempotency_key is None:
+            return None
+        said = str(self.effect_id), dict(self.values), str(self.video_id)
+        return hash_request(*said, {}, self.priority)  # with {}, as all that are stored
+
+
+class ResolvedWorkflow(NamedTuple):
+    """The workflow of a request, and the fleet whose node types decide how it becomes a prompt."""
+
+    workflow: RegisteredWorkflow
+    version: WorkflowVersion
+    fleet: Fleet | None
+
+
+class EffectWorkflow(NamedTuple):
+    """An effect with its workflow."""
+
+    offer: ResolvedEffect
+    registered: ResolvedWorkflow
+
+
+class EffectSubmission(NamedTuple):
+    job: Job
+    is_new: bool
+    typical_seconds: float | None  # of the effect; None if the job was submitted before
+
+
+async def submit_effect(
+    context: JobContext, tenant: Tenant, request: JobRequest
+) -> EffectSubmission:
+    """Applies an effect for a customer. `tenant`: as it has just been read, with the caller's key."""
+    try:
+        return await _submit_effect(context, tenant, request)
+    except FleetError:
+        # A repeated request is answered as the first: the effect may have changed, the queue be full.
+        before = await find_repeated(context, tenant.id, request)
+        if before is None:
+            raise
+        return EffectSubmission(before, False, None)
+
+
+async def _submit_effect(
+    context: JobContext, tenant: Tenant, request: JobRequest
+) -> EffectSubmission:
+    async with context.central.read() as tx:
+        offered = await resolve_effect(tx, request.effect_id)
+    tenants.check_kept(tenant)
+    spec = await resolve_request(context, tenant.id, request, offered)
+    job, is_new = await submit(context, tenant.id, spec, tenant=tenant)
+    return EffectSubmission(job, is_new, offered.offer.effect.typical_seconds if is_new else None)
+
+
+async def resolve_effect(tx: Tx, effect_id: UUID | None) -> EffectWorkflow:
+    offer, fleet = await catalog.resolve_with_fleet(tx, effect_id)
+    require_active(offer.workflow)
+    return EffectWorkflow(offer, ResolvedWorkflow(offer.workflow, offer.version, fleet))
+
+
+async def resolve_request(
+    context: JobContext, tenant_id: UUID, request: JobRequest, offered: EffectWorkflow
+) -> JobSpec:
+    """Fills in what the effect sets, and checks all that can be checked before anything is written."""
+    offer, settings = offered.offer, offered.offer.effect.settings
+    filled = replace(
+        request,
+        slug=offer.workflow.slug,
+        overrides=settings.overrides,
+        locked=settings.locked,
+        files=await _find_media(context, tenant_id, offer, request),
+        stage=settings.stage,
+        provider=settings.provider,
+        price_tokens=settings.price_tokens,
+    )
+    return await resolve(context, tenant_id, filled, known=offered.registered)
+
+
+async def _find_media(
+    context: JobContext, tenant_id: UUID, offer: ResolvedEffect, request: JobRequest
+) -> dict[str, UUID]:
+    """The files of the media that the request names, by property: only the customer's own."""
+    if offer.takes is None and request.video_id:
+        raise InvalidInput("this effect takes no media", field="video_id")
+    if offer.takes and request.video_id is None:
+        raise InvalidInput(f"this effect needs media ({offer.takes})", field="video_id")
+    found: dict[str, UUID] = {}
+    if not any(each.is_media for each in offer.version.properties):
+        return found
+    async with context.tenant(tenant_id) as tx:
+        for each in offer.version.properties:
+            if each.is_primary_input and request.video_id:
+                file = await _file_of(tx, tenant_id, request.user_id, request.video_id, each)
+                most = context.settings.max_upload_bytes
+                offer.check_upload(file.mime_type, file.size or 0, at_most_bytes=most)
+                found[each.name] = file.id
+            elif each.is_media and request.values.get(each.name) is not None:
+                media_id = _media_id(each, request.values[each.name])
+                file = await _file_of(tx, tenant_id, request.user_id, media_id, each)
+                found[each.name] = file.id
+    return found
+
+
+async def _file_of(
+    tx: Tx, tenant_id: UUID, user_id: UUID | None, media_id: UUID, taken_as: Property
+) -> File:
+    field_ = "video_id" if taken_as.is_primary_input else taken_as.name
+    item = await media.get_media(tx, tenant_id, user_id, media_id)
+    if item.original_file_id is None:
+        raise Refused("the media has expired", field=field_)
+    if item.kind != taken_as.type:
+        raise InvalidInput(
+            f"this effect takes {taken_as.type}, and the media is {item.kind}", field=field_
+        )
+    return await media.get_file(tx, tenant_id, item.original_file_id)
+
+
+def _media_id(each: Property, value: Any) -> UUID:
+    try:
+        return value if isinstance(value, UUID) else UUID(value)
+    except (ValueError, TypeError, AttributeError):
+        raise InvalidValue(
+            f"the property {each.name}: it must be the id of media", property=each.name
+        ) from None
+
+
+class WorkflowCache:
+    """The workflows of requests that are made at the same moment: each is looked up once."""
+
+    def __init__(self, context: JobContext) -> None:
+        self._context = context
+        self._found: dict[tuple[str, int | None, str], ResolvedWorkflow] = {}
+
+    async def get(self, request: JobRequest) -> ResolvedWorkflow:
+        key = request.slug, request.version, request.stage
+        if key not in self._found:
+            self._found[key] = await _find_workflow(self._context, request)
+        return self._found[key]
+
+
+async def resolve(
+    context: JobContext,
+    tenant_id: UUID,
+    request: JobRequest,
+    *,
+    known: ResolvedWorkflow | None = None,
+) -> JobSpec:
+    """Checks a request and builds the prompt; raises what is wrong, with the property's name. Writes nothing.
+
+    `known`: the workflow, if the caller has just read it.
+    """
+    found = known or await _find_workflow(context, request)
+    workflow, version = found.workflow, found.version
+    _refuse_locked(request)
+    built = await _build_payload(context, found, request)
+    wanted = {each.name: each for each in built.assets}
+    await _require_files(context, tenant_id, request, wanted)
+    return JobSpec(
+        workflow_id=workflow.id,
+        workflow_slug=workflow.slug,
+        workflow_version=version.version,
+        prompt=built.prompt,
+        properties=built.properties,
+        assets=built.assets,
+        output_node_id=version.output_node_id,
+        stage=request.stage,
+        provider=request.provider,
+        priority=request.priority,
+        backend_affinity=request.backend_affinity,
+        model_key=built.model_key,
+        model_set=built.model_set,
+        user_id=request.user_id,
+        effect_id=request.effect_id,
+        idempotency_key=request.idempotency_key,
+        request_hash=request.request_hash,
+        price_tokens=request.price_tokens,
+        video_id=request.video_id,
+    )
+
+
+def _refuse_locked(request: JobRequest) -> None:
+    for name in request.locked:
+        if name in request.values or name in request.files:
+            raise InvalidInput(f"{name} is set by the effect", property=name)
+
+
+async def _find_workflow(context: JobContext, request: JobRequest) -> ResolvedWorkflow:
+    async with context.central.read() as tx:
+        workflow = await catalog.workflow_by_slug(tx, request.slug)
+        version = await catalog.get_version(tx, workflow, request.version)
+        return await resolve_workflow(tx, workflow, version, stage=request.stage)
+
+
+def require_active(workflow: RegisteredWorkflow) -> None:
+    if not workflow.is_active or workflow.is_open:
+        raise Refused(f"the workflow {workflow.slug} takes no jobs", field="workflow_slug")
+
+
+async def resolve_workflow(
+    tx: Tx, workflow: RegisteredWorkflow, version: WorkflowVersion, *, stage: str
+) -> ResolvedWorkflow:
+    require_active(workflow)
+    assigned = await fleets.fleets_with(tx, workflow.id, stage=stage)
+    known = [fleet for fleet in assigned if fleet.object_info_hash]
+    return ResolvedWorkflow(workflow, version, next(iter(known or assigned), None))
+
+
+async def _build_payload(
+    context: JobContext, found: ResolvedWorkflow, request: JobRequest
+) -> JobPayload:
+    version, fleet = found.version, found.fleet
+    document = await context.caches.documents.get(
+        version.document_key, lambda: catalog.read_document(context.store, version)
+    )
+    of_fleet = f"object_info/{fleet.object_info_hash if fleet else None}"
+    object_info = await context.caches.documents.get(
+        of_fleet, lambda: catalog.object_info_for(context.store, fleet)
+    )
+    seed = _random.randint(0, SEED_MAX)
+    resolved = payload.resolved_for(
+        version, request.values, request.overrides, files=request.files, seed=seed
+    )
+    prompt = context.caches.prompts.get(
+        f"{version.workflow_id}/{version.version}/{of_fleet}",
+        lambda chance: payload.build_marked_prompt(version, document, object_info, chance),
+        # As the editor does when it queues: {a|b} is chosen anew, and %date% is today's.
+        RandomSource(context.clock(), _random),
+    )
+    return payload.fill_payload(version, prompt, object_info, resolved)
+
+
+async def _require_files(
+    context: JobContext, tenant_id: UUID, request: JobRequest, wanted: Mapping[str, AssetRef]
+) -> None:
+    """Requires that each file is the user's, of its property's kind, and has been uploaded.
+
+    The caller has looked up those in `request.files`; values may name any file.
+    """
+    pool = await context.pool_of(tenant_id)
+    for name, asset in wanted.items():
+        try:
+            async with pool.read() as tx:
+                file = await media.get_file(tx, tenant_id, asset.file_id)
+            if name not in request.files:
+                _require_own(file, request.user_id)
+        except NotFound:
+            raise InvalidInput(f"{name}: there is no file {asset.file_id}", property=name) from None
+        try:
+            file = await files.confirm_upload(context, pool, file)
+        except files.REFUSALS as error:
+            raise InvalidInput(f"{name}: {error.message}", property=name) from error
+        _check_kind(asset, file)
+        if name == PRIMARY_INPUT:
+            _check_limits(request, file)
+
+
+def _check_kind(asset: AssetRef, file: File) -> None:
+    kind = kind_of(file.mime_type)
+    if kind is not None and kind != asset.kind:
+        raise InvalidInput(
+            f"{asset.name} takes {asset.kind}, and the file is {file.mime_type}{_advice(asset, file)}",
+            property=asset.name,
+        )
+
+
+def _advice(asset: AssetRef, file: File) -> str:
+    is_maybe_animated = asset.kind == "video" and file.mime_type in MAYBE_ANIMATED
+    return (
+        "; an animated picture has to be converted to MP4 or WebM first"
+        if is_maybe_animated
+        else ""
+    )
+
+
+def _check_limits(request: JobRequest, file: File) -> None:
+    """Checks the effect's limits on its primary input."""
+    if request.media_types and file.mime_type not in request.media_types:
+        raise InvalidInput(
+            f"the effect takes {', '.join(request.media_types)}, not {file.mime_type}",
+            property=PRIMARY_INPUT,
+        )
+    most = request.max_upload_bytes
+    if most is not None and (file.size or 0) > most:
+        raise InvalidInput(
+            f"the effect takes at most {most:,} bytes, not {file.size:,}", property=PRIMARY_INPUT
+        )
+
+
+def _require_own(file: File, user_id: UUID | None) -> None:
+    """Operators have no user, and may name any file."""
+    if user_id is not None and file.user_id != user_id:
+        raise NotFound(f"there is no file {file.id}")
 
 
 async def submit(
@@ -44,32 +379,27 @@ async def submit(
     *,
     tenant: Tenant | None = None,
 ) -> tuple[Job, bool]:
-    """The job, and whether it is new: the same idempotency key gives the same job.
+    """Returns the job, and whether it is new: the same idempotency key gives the same job.
 
-    It is not looked for first, as its key is mostly unused: the database decides.
+    The key is not looked up first, as it is mostly unused: the database decides.
     """
     added = await submit_many(context, tenant_id, {context.new_id(): asked}, tenant=tenant)
     if added:
         return added[0], True
-    before = await find_repeated(context, tenant_id, asked.user_id, asked)
+    before = await find_repeated(context, tenant_id, asked)
     if before is None:
         raise InvalidInput("the job could not be added: its id is taken")
     return before, False
 
 
-class KeyedJobRequest(KeyedRequest, Protocol):
-    @property
-    def idempotency_key(self) -> str | None: ...
-
-
 async def find_repeated(
-    context: JobContext, tenant_id: UUID, user_id: UUID | None, asked: KeyedJobRequest
+    context: JobContext, tenant_id: UUID, asked: JobRequest | JobSpec
 ) -> Job | None:
-    """The job of an earlier request with this idempotency key."""
+    """Finds the job of an earlier request with this idempotency key."""
     if asked.idempotency_key is None:
         return None
     async with context.tenant(tenant_id) as tx:
-        job = await store.by_idempotency_key(tx, tenant_id, user_id, asked.idempotency_key)
+        job = await store.by_idempotency_key(tx, tenant_id, asked.user_id, asked.idempotency_key)
     if job is None:
         return None
     require_same_request(job.asked, asked.request_hash)
@@ -101,7 +431,10 @@ async def submit_many(
 async def _submit_single(
     context: JobContext, pool: Database, tenant_id: UUID, asked: Mapping[UUID, JobSpec]
 ) -> tuple[list[Job], list[int]] | None:
-    """By one statement, which on PostgreSQL is a transaction by itself unless there is media to attach."""
+    """Submits a single job by one statement, in a transaction of its own unless there is media to attach.
+
+    None on SQLite, for several jobs, and if anything is in the way: then the steps are taken one by one.
+    """
     if pool.is_sqlite or not service.is_single(asked):
         return None
     has_media = any(each.video_id for each in asked.values())
@@ -118,7 +451,10 @@ async def check_admission(
     *,
     tenant: Tenant | None = None,
 ) -> dict[UUID, JobSpec]:
-    """As the tenant may have them, if there is room for them. `tenant`: for who has just read it."""
+    """Refuses jobs that the queue has no room for; clamps the priorities of the others to the tenant's range.
+
+    `tenant`: if the caller has just read it.
+    """
     if not 0 < len(asked) <= JOBS_PER_SUBMIT_MAX:
         raise InvalidInput(f"from 1 to {JOBS_PER_SUBMIT_MAX} jobs at once, not {len(asked)}")
     if tenant is None:
@@ -171,7 +507,7 @@ async def get_job(context: JobContext, tenant_id: UUID, job_id: UUID) -> Job:
 
 
 async def retry_job(context: JobContext, tenant_id: UUID, job_id: UUID) -> Job:
-    """The same prompt and files. Asked twice, it is still one retry."""
+    """Submits the same prompt and files again. A second call gives the same retry."""
     ended = await get_job(context, tenant_id, job_id)
     if ended.status not in (JobStatus.FAILED, JobStatus.CANCELLED):
         raise Conflict(
@@ -183,12 +519,12 @@ async def retry_job(context: JobContext, tenant_id: UUID, job_id: UUID) -> Job:
 
 
 def retry_job_id(ended: Job) -> UUID:
-    """Derived: however often a retry is asked for, it is one."""
+    """Derived from the job's id, so that a job is retried once."""
     return uuid5(ended.id, "retry")
 
 
 def retry_spec(ended: Job) -> JobSpec:
-    """The same prompt and files. Its batch or run has counted the old job, and knows no other."""
+    """The same prompt and files, outside of any batch or run: those have counted the old job."""
     if not ended.asked.prompt:
         raise Refused("the job's prompt was deleted after its retention time: submit a new job")
     return replace(
@@ -202,209 +538,3 @@ def retry_spec(ended: Job) -> JobSpec:
         run_id=None,
         is_held=False,
     )
-
-
-# Some of them move, which their type does not tell; nodes that load videos do not take them.
-MAYBE_ANIMATED = ("image/gif", "image/webp", "image/png", "image/avif")
-
-_random = SystemRandom()
-
-
-@dataclass(frozen=True, slots=True)
-class JobRequest:
-    """What somebody asks for. `files` are files of the tenant, by property."""
-
-    slug: str
-    version: int | None = None
-    values: Mapping[str, Any] = field(default_factory=dict)
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    locked: tuple[str, ...] = ()  # properties that are the effect's alone
-    media_types: tuple[str, ...] = ()  # of its primary input; none named: all of its kind
-    max_upload_bytes: int | None = None
-    files: Mapping[str, UUID] = field(default_factory=dict)
-    stage: str = "production"
-    provider: str = "self_hosted"
-    priority: int = 0
-    backend_affinity: str | None = None
-    user_id: UUID | None = None
-    effect_id: UUID | None = None
-    idempotency_key: str | None = None
-    request_hash: str | None = None
-    price_tokens: int = 0
-    video_id: UUID | None = None
-
-
-class ResolvedWorkflow(NamedTuple):
-    """What an order names, and the fleet whose node types decide how it becomes a prompt."""
-
-    workflow: RegisteredWorkflow
-    version: WorkflowVersion
-    fleet: Fleet | None
-
-
-class WorkflowCache:
-    """What orders of one moment name: however many they are, each is looked up once."""
-
-    def __init__(self, context: JobContext) -> None:
-        self._context = context
-        self._found: dict[tuple[str, int | None, str], ResolvedWorkflow] = {}
-
-    async def get(self, order: JobRequest) -> ResolvedWorkflow:
-        key = order.slug, order.version, order.stage
-        if key not in self._found:
-            self._found[key] = await _find_workflow(self._context, order)
-        return self._found[key]
-
-
-async def resolve(
-    context: JobContext,
-    tenant_id: UUID,
-    order: JobRequest,
-    *,
-    known: ResolvedWorkflow | None = None,
-) -> JobSpec:
-    """Raises what is wrong with the order, and names the property. Nothing is written.
-
-    `known`: what the order names, for who has just read it.
-    """
-    found = known or await _find_workflow(context, order)
-    workflow, version = found.workflow, found.version
-    _refuse_locked(order)
-    built = await _build_payload(context, found, order)
-    wanted = {each.name: each for each in built.assets}
-    await _require_files(context, tenant_id, order, wanted)
-    return JobSpec(
-        workflow_id=workflow.id,
-        workflow_slug=workflow.slug,
-        workflow_version=version.version,
-        prompt=built.prompt,
-        properties=built.properties,
-        assets=built.assets,
-        output_node_id=version.output_node_id,
-        stage=order.stage,
-        provider=order.provider,
-        priority=order.priority,
-        backend_affinity=order.backend_affinity,
-        model_key=built.model_key,
-        model_set=built.model_set,
-        user_id=order.user_id,
-        effect_id=order.effect_id,
-        idempotency_key=order.idempotency_key,
-        request_hash=order.request_hash,
-        price_tokens=order.price_tokens,
-        video_id=order.video_id,
-    )
-
-
-def _refuse_locked(order: JobRequest) -> None:
-    for name in order.locked:
-        if name in order.values or name in order.files:
-            raise InvalidInput(f"{name} is set by the effect", property=name)
-
-
-async def _find_workflow(context: JobContext, order: JobRequest) -> ResolvedWorkflow:
-    async with context.central.read() as tx:
-        workflow = await catalog.workflow_by_slug(tx, order.slug)
-        version = await catalog.get_version(tx, workflow, order.version)
-        return await resolve_workflow(tx, workflow, version, stage=order.stage)
-
-
-def require_active(workflow: RegisteredWorkflow) -> None:
-    if not workflow.is_active or workflow.is_open:
-        raise Refused(f"the workflow {workflow.slug} takes no jobs", field="workflow_slug")
-
-
-async def resolve_workflow(
-    tx: Tx, workflow: RegisteredWorkflow, version: WorkflowVersion, *, stage: str
-) -> ResolvedWorkflow:
-    require_active(workflow)
-    assigned = await fleets.fleets_with(tx, workflow.id, stage=stage)
-    known = [fleet for fleet in assigned if fleet.object_info_hash]
-    return ResolvedWorkflow(workflow, version, next(iter(known or assigned), None))
-
-
-async def _build_payload(
-    context: JobContext, found: ResolvedWorkflow, order: JobRequest
-) -> JobPayload:
-    version, fleet = found.version, found.fleet
-    document = await context.caches.documents.get(
-        version.document_key, lambda: catalog.read_document(context.store, version)
-    )
-    of_fleet = f"object_info/{fleet.object_info_hash if fleet else None}"
-    object_info = await context.caches.documents.get(
-        of_fleet, lambda: catalog.object_info_for(context.store, fleet)
-    )
-    seed = _random.randint(0, SEED_MAX)
-    resolved = payload.resolved_for(
-        version, order.values, order.overrides, files=order.files, seed=seed
-    )
-    prompt = context.caches.prompts.get(
-        f"{version.workflow_id}/{version.version}/{of_fleet}",
-        lambda chance: payload.build_marked_prompt(version, document, object_info, chance),
-        # As the editor does when it queues: {a|b} is chosen anew, and %date% is today's.
-        RandomSource(context.clock(), _random),
-    )
-    return payload.fill_payload(version, prompt, object_info, resolved)
-
-
-async def _require_files(
-    context: JobContext, tenant_id: UUID, order: JobRequest, wanted: Mapping[str, AssetRef]
-) -> None:
-    """Each is the user's, of its property's kind, and has arrived; one that was only announced is looked for.
-
-    Those in `order.files` were looked up by whoever orders; values may name anything.
-    """
-    pool = await context.pool_of(tenant_id)
-    for name, asset in wanted.items():
-        try:
-            async with pool.read() as tx:
-                file = await media.get_file(tx, tenant_id, asset.file_id)
-            if name not in order.files:
-                _require_own(file, order.user_id)
-        except NotFound:
-            raise InvalidInput(f"{name}: there is no file {asset.file_id}", property=name) from None
-        try:
-            file = await files.confirm_upload(context, pool, file)
-        except files.REFUSALS as error:
-            raise InvalidInput(f"{name}: {error.message}", property=name) from error
-        _check_kind(asset, file)
-        if name == PRIMARY_INPUT:
-            _check_limits(order, file)
-
-
-def _check_kind(asset: AssetRef, file: File) -> None:
-    kind = kind_of(file.mime_type)
-    if kind is not None and kind != asset.kind:
-        raise InvalidInput(
-            f"{asset.name} takes {asset.kind}, and the file is {file.mime_type}{_advice(asset, file)}",
-            property=asset.name,
-        )
-
-
-def _advice(asset: AssetRef, file: File) -> str:
-    is_maybe_animated = asset.kind == "video" and file.mime_type in MAYBE_ANIMATED
-    return (
-        "; an animated picture has to be converted to MP4 or WebM first"
-        if is_maybe_animated
-        else ""
-    )
-
-
-def _check_limits(order: JobRequest, file: File) -> None:
-    """Those of the effect, on what it is applied to."""
-    if order.media_types and file.mime_type not in order.media_types:
-        raise InvalidInput(
-            f"the effect takes {', '.join(order.media_types)}, not {file.mime_type}",
-            property=PRIMARY_INPUT,
-        )
-    most = order.max_upload_bytes
-    if most is not None and (file.size or 0) > most:
-        raise InvalidInput(
-            f"the effect takes at most {most:,} bytes, not {file.size:,}", property=PRIMARY_INPUT
-        )
-
-
-def _require_own(file: File, user_id: UUID | None) -> None:
-    """Operators have no user, and may name any."""
-    if user_id is not None and file.user_id != user_id:
-        raise NotFound(f"there is no file {file.id}")

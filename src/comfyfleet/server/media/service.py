@@ -163,7 +163,7 @@ async def create_media(
     return media
 
 
-async def get_media(tx: Tx, tenant_id: UUID, user_id: UUID, media_id: UUID) -> MediaItem:
+async def get_media(tx: Tx, tenant_id: UUID, user_id: UUID | None, media_id: UUID) -> MediaItem:
     found = await store.get_media(tx, tenant_id, user_id, media_id)
     if found is None:
         raise NotFound(f"there is no media {media_id}")

@@ -158,7 +158,9 @@ async def add_media(tx: Tx, media: MediaItem) -> None:
     await tx.execute(insert(videos).values(row))
 
 
-async def get_media(tx: Tx, tenant_id: UUID, user_id: UUID, media_id: UUID) -> MediaItem | None:
+async def get_media(
+    tx: Tx, tenant_id: UUID, user_id: UUID | None, media_id: UUID
+) -> MediaItem | None:
     query = select(videos).where(
         videos.c.tenant_id == tenant_id, videos.c.user_id == user_id, videos.c.id == media_id
     )

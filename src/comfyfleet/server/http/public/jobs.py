@@ -42,11 +42,10 @@ from comfyfleet.server.http.public.auth import (
     public_router,
 )
 from comfyfleet.server.http.streams import MEDIA_TYPE, EventStream, KeyWatch, run_shielded
-from comfyfleet.server.jobs import batches, effects
+from comfyfleet.server.jobs import batches, customer
 from comfyfleet.server.jobs import service as jobs
 from comfyfleet.server.jobs.batches import BatchRequest
 from comfyfleet.server.jobs.diagnosis import cached_shortage
-from comfyfleet.server.jobs.effects import EffectRequest, EffectSubmission
 from comfyfleet.server.jobs.model import (
     JOBS_PER_BATCH_MAX,
     BatchSummary,
@@ -54,6 +53,7 @@ from comfyfleet.server.jobs.model import (
     JobBatch,
     JobStatus,
 )
+from comfyfleet.server.jobs.submit import EffectSubmission, JobRequest, submit_effect
 from comfyfleet.server.notifications import job_events
 from comfyfleet.server.notifications.model import EventKind, StoredJobEvent
 from comfyfleet.server.tenants.model import Caller
@@ -104,13 +104,14 @@ async def submit_job(
     wait: Wait = 0,
 ) -> JobAnswer:
     """Applies an effect: checks everything, reserves its price, queues it."""
-    wanted = EffectRequest(
+    wanted = JobRequest(
         effect_id=body.effect_id,
-        properties=body.properties,
+        values=body.properties,
         video_id=body.video_id,
+        user_id=caller.user_id,
         idempotency_key=body.idempotency_key,
     )
-    made = await effects.submit_effect(plane.context, caller.tenant, caller.user_id, wanted)
+    made = await submit_effect(plane.context, caller.tenant, wanted)
     response.status_code = status.HTTP_201_CREATED if made.is_new else status.HTTP_200_OK
     job = await _waited(plane, made.job, wait)
     answer = await _job_answer(plane, job, now, known=made if made.is_new else None)
@@ -127,7 +128,7 @@ async def list_jobs(
     limit: Limit = PAGE_USUAL,
 ) -> Jobs:
     """Your jobs without their outputs; get a single job for those."""
-    found = await effects.list_jobs(
+    found = await customer.list_jobs(
         plane.context,
         caller.tenant.id,
         caller.user_id,
@@ -160,7 +161,7 @@ async def show_job(
     ] = None,
 ) -> Any:
     """A job. Poll with the ETag of the last response: 304 as long as nothing has changed."""
-    job = await effects.get_job(plane.context, caller.tenant.id, caller.user_id, job_id)
+    job = await customer.get_job(plane.context, caller.tenant.id, caller.user_id, job_id)
     job = await _waited(plane, job, wait)
     etag = _etag(plane, job, now)
     headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
@@ -173,7 +174,7 @@ async def show_job(
 @router.delete("/ai-jobs/{job_id}", responses=problems(404), name="cancel")
 async def cancel_job(job_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer) -> JobAnswer:
     """Cancels and refunds a job; a job that has ended is returned unchanged."""
-    job = await effects.cancel_job(plane.context, caller.tenant.id, caller.user_id, job_id)
+    job = await customer.cancel_job(plane.context, caller.tenant.id, caller.user_id, job_id)
     return await _job_answer(plane, job, now)
 
 
@@ -189,7 +190,7 @@ async def retry(
     job_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer, response: Response
 ) -> JobAnswer:
     """Runs a failed job again, as a new job at the current price."""
-    job, is_new = await effects.retry_job(plane.context, caller.tenant.id, caller.user_id, job_id)
+    job, is_new = await customer.retry_job(plane.context, caller.tenant.id, caller.user_id, job_id)
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
     return await _job_answer(plane, job, now)
 
@@ -197,14 +198,14 @@ async def retry(
 @router.get("/ai-jobs/{job_id}/why", responses=problems(404))
 async def why(job_id: UUID, plane: PlaneDep, caller: Reader) -> JobWaitAnswer:
     """Why it isn't running."""
-    said = await effects.explain_job(plane.context, caller.tenant.id, caller.user_id, job_id)
+    said = await customer.explain_job(plane.context, caller.tenant.id, caller.user_id, job_id)
     return JobWaitAnswer(why=said)
 
 
 async def _waited(plane: ControlPlane, job: Job, seconds: float) -> Job:
     if not seconds or not job.status.is_active:
         return job
-    return await effects.wait_for_end(plane.context, job.tenant_id, job.id, seconds)
+    return await customer.wait_for_end(plane.context, job.tenant_id, job.id, seconds)
 
 
 def _etag(plane: ControlPlane, job: Job, now: datetime) -> str:
@@ -414,7 +415,7 @@ async def follow(
     previews: Annotated[bool, Query(description="Include preview pictures.")] = False,
 ) -> Response:
     """Server-sent events of a job; the stream ends with the job."""
-    job = await effects.get_job(plane.context, caller.tenant.id, caller.user_id, job_id)
+    job = await customer.get_job(plane.context, caller.tenant.id, caller.user_id, job_id)
     pool = plane.pools[caller.tenant.pool]
     since = max(last_event_id, after)
     if not job.status.is_active:
