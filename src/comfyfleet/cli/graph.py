@@ -1,7 +1,6 @@
 """`comfyfleet graph`: graphs over the customers' API."""
 
 import json
-import mimetypes
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -29,6 +28,8 @@ from comfyfleet.cli.api_client import (
 )
 from comfyfleet.cli.context import CliContext, InjectedContext, counted, printable, read_structure
 from comfyfleet.cli.tables import print_fields, print_json, print_rows
+from comfyfleet.cli.upload import download as download_to
+from comfyfleet.cli.upload import upload
 from comfyfleet.client.jobs import free_path
 from comfyfleet.client.model import GraphRun
 from comfyfleet.errors import (
@@ -56,7 +57,7 @@ def save_files(
         front = f"{number:0{width}}_" if len(files) > 1 else ""
         path = free_path(folder, front + file.filename)
         part = path.with_name(f"{path.name}.part")
-        plane.download(file.url, part)
+        download_to(plane, file.url, part)
         part.replace(path)
         saved.append(path)
         context.print_line(str(path))
@@ -397,11 +398,7 @@ def _value(plane: ApiClient, text: str) -> Any:
 def _uploaded(plane: ApiClient, path: Path) -> str:
     if not path.is_file():
         raise InvalidInput(f"there is no file {path}")
-    kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-    size = path.stat().st_size
-    slot = plane.post("videos", "uploads", filename=path.name, content_type=kind, size=size)
-    plane.upload(slot["upload"], path)
-    return str(slot["file_id"])
+    return upload(plane, path, "videos", "uploads")
 
 
 def _watched(plane: ApiClient, run_id: str, context: CliContext) -> dict[str, Any]:

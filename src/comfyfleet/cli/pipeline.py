@@ -20,6 +20,7 @@ from comfyfleet.cli.api_client import API_DEFAULTS, PUBLIC_BASE, ApiClient, ApiO
 from comfyfleet.cli.api_client import control as control_of
 from comfyfleet.cli.context import CliContext, InjectedContext, counted, read_text
 from comfyfleet.cli.tables import TextTable, print_json, print_rows, table_cell
+from comfyfleet.cli.upload import download
 from comfyfleet.client.pipelines import candidate_path
 from comfyfleet.errors import InvalidInput, RunFailed, missing_extra
 
@@ -52,7 +53,7 @@ def export_candidates(
         if each["url"] and not (path.exists() and path.stat().st_size == each["size"]):
             path.parent.mkdir(parents=True, exist_ok=True)
             part = path.with_name(path.name + ".part")
-            plane.download(each["url"], part)
+            download(plane, each["url"], part)
             part.replace(path)
         rows.append({**each, "url": None, "file": each["path"] if path.exists() else None})
     folder.mkdir(parents=True, exist_ok=True)

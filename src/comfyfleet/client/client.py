@@ -13,10 +13,10 @@ import httpx
 
 from comfyfleet.api.account import Deliveries, PublicKeys, Transactions, Webhooks
 from comfyfleet.api.jobs import Jobs, PublicEffects
-from comfyfleet.api.media import Upload, Videos
+from comfyfleet.api.media import Videos
 from comfyfleet.api.webhooks import HEADER, TOLERANCE_SECONDS, is_signature_valid
 from comfyfleet.client.admin import AdminApi
-from comfyfleet.client.files import upload_file, upload_source
+from comfyfleet.client.files import upload_source, upload_to
 from comfyfleet.client.graphs import GraphsApi
 from comfyfleet.client.jobs import BatchHandle, JobHandle, fetch_job
 from comfyfleet.client.model import (
@@ -115,12 +115,12 @@ class Client:
     ) -> None:
         if not base_url.startswith(("http://", "https://")):
             raise InvalidInput(f"the base URL must be http or https, not {base_url!r}")
-        self._calls = ApiCalls(base_url, key, retry=patience or RetryPolicy(), transport=transport)
+        self.calls = ApiCalls(base_url, key, retry=patience or RetryPolicy(), transport=transport)
         self._effect_ids: dict[str, UUID] = {}
-        self.webhooks = WebhooksApi(self._calls)
-        self.graphs = GraphsApi(self._calls)
-        self.pipelines = PipelinesApi(self._calls)
-        self.admin = AdminApi(self._calls)
+        self.webhooks = WebhooksApi(self.calls)
+        self.graphs = GraphsApi(self.calls)
+        self.pipelines = PipelinesApi(self.calls)
+        self.admin = AdminApi(self.calls)
 
     async def __aenter__(self) -> Self:
         return self
@@ -134,7 +134,7 @@ class Client:
         await self.aclose()
 
     async def aclose(self) -> None:
-        await self._calls.client.aclose()
+        await self.calls.client.aclose()
 
     # What there is
 
@@ -142,9 +142,7 @@ class Client:
         """All that are published, by slug."""
         found: list[Effect] = []
         query = {"limit": PAGE}
-        async for page in fetch_pages(
-            self._calls, "/api/effects", PublicEffects, query, by="after"
-        ):
+        async for page in fetch_pages(self.calls, "/api/effects", PublicEffects, query, by="after"):
             found += page.effects
         self._effect_ids.update({each.slug: each.id for each in found})
         return found
@@ -156,12 +154,12 @@ class Client:
         return found
 
     async def wallet(self) -> Wallet:
-        return parse_answer(Wallet, await self._calls.ask(Call("GET", "/api/wallet")))
+        return parse_answer(Wallet, await self.calls.ask(Call("GET", "/api/wallet")))
 
     async def transactions(self, *, page_size: int = PAGE) -> AsyncIterator[Transaction]:
         """All of them, the newest first."""
         path, query = "/api/wallet/transactions", {"limit": page_size}
-        async for page in fetch_pages(self._calls, path, Transactions, query):
+        async for page in fetch_pages(self.calls, path, Transactions, query):
             for each in page.transactions:
                 yield each
 
@@ -182,30 +180,21 @@ class Client:
         """
         if isinstance(source, str) and urlsplit(source).scheme in ("http", "https"):
             call = Call("POST", "/api/videos", {"url": source}, read_seconds=FETCH_SECONDS)
-            return parse_answer(Media, await self._calls.ask(call))
+            return parse_answer(Media, await self.calls.ask(call))
         file = upload_source(source, filename=filename, content_type=content_type)
-        body: dict[str, Any] = {
-            "filename": file.filename,
-            "content_type": file.content_type,
-            "size": file.size,
-        }
-        if effect is not None:
-            body["effect_id"] = str(await self._effect_id(effect))
-        # Announced twice, one of them stays without content and is swept away.
-        call = Call("POST", "/api/videos/uploads", body, is_repeatable=True)
-        announced = parse_answer(Upload, await self._calls.ask(call))
-        await upload_file(self._calls, announced.upload, file, progress)
+        fields = {} if effect is None else {"effect_id": str(await self._effect_id(effect))}
+        file_id = await upload_to(self.calls, "/api/videos/uploads", file, progress, **fields)
         # A file has one media item, however often it is linked.
-        body = {"file_id": str(announced.file_id)}
+        body = {"file_id": str(file_id)}
         call = Call("POST", "/api/videos", body, is_repeatable=True)
-        return parse_answer(Media, await self._calls.ask(call))
+        return parse_answer(Media, await self.calls.ask(call))
 
     async def media(self, media_id: UUID | str) -> Media:
-        return parse_answer(Media, await self._calls.ask(Call("GET", f"/api/videos/{media_id}")))
+        return parse_answer(Media, await self.calls.ask(Call("GET", f"/api/videos/{media_id}")))
 
     async def all_media(self, *, page_size: int = PAGE) -> AsyncIterator[Media]:
         """The newest first, without URLs: ask for one of them to get those."""
-        async for page in fetch_pages(self._calls, "/api/videos", Videos, {"limit": page_size}):
+        async for page in fetch_pages(self.calls, "/api/videos", Videos, {"limit": page_size}):
             for each in page.videos:
                 yield Media(**dict(each))
 
@@ -232,8 +221,8 @@ class Client:
         }
         if media is not None:
             body["video_id"] = _id(media)
-        answer = await self._calls.ask(Call("POST", "/api/ai-jobs", body, is_repeatable=True))
-        return JobHandle(self._calls, parse_answer(Job, answer), idempotency_key=key)
+        answer = await self.calls.ask(Call("POST", "/api/ai-jobs", body, is_repeatable=True))
+        return JobHandle(self.calls, parse_answer(Job, answer), idempotency_key=key)
 
     async def apply_many(
         self,
@@ -257,23 +246,23 @@ class Client:
             "idempotency_key": idempotency_key or str(uuid4()),
         }
         call = Call("POST", "/api/ai-jobs/batches", body, is_repeatable=True)
-        return BatchHandle(self._calls, parse_answer(Batch, await self._calls.ask(call)))
+        return BatchHandle(self.calls, parse_answer(Batch, await self.calls.ask(call)))
 
     async def job(self, job_id: UUID | str) -> JobHandle:
-        return JobHandle(self._calls, await fetch_job(self._calls, UUID(str(job_id))))
+        return JobHandle(self.calls, await fetch_job(self.calls, UUID(str(job_id))))
 
     async def jobs(
         self, *, status: str | None = None, page_size: int = PAGE
     ) -> AsyncIterator[JobHandle]:
         """All of this user's, the newest first."""
         query = {"status": status, "limit": page_size}
-        async for page in fetch_pages(self._calls, "/api/ai-jobs", Jobs, query):
+        async for page in fetch_pages(self.calls, "/api/ai-jobs", Jobs, query):
             for each in page.jobs:
-                yield JobHandle(self._calls, Job(**dict(each)))
+                yield JobHandle(self.calls, Job(**dict(each)))
 
     async def batch(self, batch_id: UUID | str) -> BatchHandle:
         call = Call("GET", f"/api/ai-jobs/batches/{batch_id}")
-        return BatchHandle(self._calls, parse_answer(Batch, await self._calls.ask(call)))
+        return BatchHandle(self.calls, parse_answer(Batch, await self.calls.ask(call)))
 
     async def _effect_id(self, effect: Effect | UUID | str) -> UUID:
         if isinstance(effect, Effect):
@@ -288,7 +277,7 @@ class Client:
     # Keys
 
     async def keys(self) -> list[Key]:
-        answer = await self._calls.ask(Call("GET", "/api/keys"))
+        answer = await self.calls.ask(Call("GET", "/api/keys"))
         return [Key(**dict(each)) for each in parse_answer(PublicKeys, answer).keys]
 
     async def create_key(
@@ -304,10 +293,10 @@ class Client:
             body["scopes"] = sorted(scopes)
         if expires_at is not None:
             body["expires_at"] = expires_at.isoformat()
-        return parse_answer(Key, await self._calls.ask(Call("POST", "/api/keys", body)))
+        return parse_answer(Key, await self.calls.ask(Call("POST", "/api/keys", body)))
 
     async def revoke_key(self, key: Key | UUID | str) -> None:
-        await self._calls.ask(Call("DELETE", f"/api/keys/{_id(key)}"))
+        await self.calls.ask(Call("DELETE", f"/api/keys/{_id(key)}"))
 
 
 def _id(given: Media | Key | UUID | str) -> str:

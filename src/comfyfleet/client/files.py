@@ -4,15 +4,17 @@ import mimetypes
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import httpx
 
 from comfyfleet.api.media import UploadSlot
-from comfyfleet.client.transport import ApiCalls
+from comfyfleet.api.values import Message
+from comfyfleet.client.transport import ApiCalls, parse_answer, refusal
 from comfyfleet.errors import InvalidInput, ServerUnavailable
-from comfyfleet.transport.error_decoder import error_from_response
 from comfyfleet.transport.files import Transferred, read_chunks, save_body
-from comfyfleet.transport.http import CONNECT_SECONDS, RETRYABLE_STATUSES
+from comfyfleet.transport.http import CONNECT_SECONDS, RETRYABLE_STATUSES, Call
 
 CHUNK_BYTES = 256 * 1024
 TRANSFER_TIMEOUT = httpx.Timeout(300.0, connect=CONNECT_SECONDS)
@@ -61,6 +63,30 @@ def upload_source(
     return UploadSource(name, kind, Path(given).stat().st_size, path=path)
 
 
+class _Announced(Message):
+    """What both APIs, the customers' and the operators', say of a file that is to come."""
+
+    file_id: UUID
+    upload: UploadSlot
+
+
+async def upload_to(
+    calls: ApiCalls,
+    path: str,
+    source: UploadSource,
+    told: Transferred | None = None,
+    **fields: Any,
+) -> UUID:
+    """Announces a file at a route of the API, and sends it to where the answer says. Returns its id."""
+    size, kind = source.size, source.content_type
+    body = {"filename": source.filename, "content_type": kind, "size": size, **fields}
+    # Announced twice, one of them stays without content and is swept away.
+    answer = await calls.ask(Call("POST", path, body, is_repeatable=True))
+    announced = parse_answer(_Announced, answer)
+    await upload_file(calls, announced.upload, source, told)
+    return announced.file_id
+
+
 async def upload_file(
     calls: ApiCalls, slot: UploadSlot, source: UploadSource, told: Transferred | None
 ) -> None:
@@ -84,7 +110,7 @@ async def upload_file(
             if response.is_success:
                 return
             if is_last or response.status_code not in RETRYABLE_STATUSES:
-                raise error_from_response(response)
+                raise refusal(response)
         await calls.retry.back_off(attempt)
 
 
@@ -99,7 +125,7 @@ async def download_file(
             async with calls.client.stream("GET", url, timeout=TRANSFER_TIMEOUT) as response:
                 if not response.is_success:
                     await response.aread()
-                    raise error_from_response(response)
+                    raise refusal(response)
                 await save_body(response, path, told)
                 return path
         except httpx.TransportError as error:

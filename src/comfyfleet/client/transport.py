@@ -11,7 +11,7 @@ import httpx
 from pydantic import ValidationError
 
 from comfyfleet.api.values import Message, Page
-from comfyfleet.errors import LimitExceeded, UnexpectedAnswer
+from comfyfleet.errors import FleetError, LimitExceeded, UnexpectedAnswer
 from comfyfleet.transport.error_decoder import BEGINNING_CHARACTERS, error_from_response
 from comfyfleet.transport.http import RETRYABLE_STATUSES, Call, HttpClient, open_client
 from comfyfleet.transport.retry import RetryPolicy
@@ -50,7 +50,49 @@ class ApiCalls(HttpClient):
         response = await self.send(call, may_repeat=call.may_repeat)
         if response.is_success or response.status_code == httpx.codes.NOT_MODIFIED:
             return response
-        raise error_from_response(response)
+        raise refusal(response)
+
+    async def ask_json(self, call: Call) -> dict[str, Any]:
+        """The JSON object of an answer as it came, with fields that no model knows; {} for no content."""
+        response = await self.ask(call)
+        if response.status_code == httpx.codes.NO_CONTENT:
+            return {}
+        try:
+            answer = response.json()
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise refusal(response)
+        return answer
+
+    async def lines(self, call: Call) -> AsyncGenerator[str, None]:
+        """A long answer, line by line; lines end with a newline and nothing else."""
+        rest = b""
+        async with aclosing(self.pieces(call)) as pieces:
+            async for piece in pieces:
+                *whole, rest = (rest + piece).split(b"\n")
+                for line in whole:
+                    yield line.decode()
+        if rest:
+            yield rest.decode()
+
+    async def pieces(self, call: Call) -> AsyncGenerator[bytes, None]:
+        """The body of an answer of success as it comes. Raises httpx.TransportError where it breaks off."""
+        async with self.stream(call) as response:
+            if not response.is_success:
+                await response.aread()
+                raise refusal(response)
+            async for piece in response.aiter_bytes():
+                yield piece
+
+
+def refusal(response: httpx.Response) -> FleetError:
+    """The error that the API raised. Its cause has the response, for those who tell people what to do next."""
+    error = error_from_response(response)
+    # Without the query: of a file's URL that is the right to it.
+    said = f"{response.request.method} {response.url.path} was answered {response.status_code}"
+    error.__cause__ = httpx.HTTPStatusError(said, request=response.request, response=response)
+    return error
 
 
 PAGE = 100
@@ -135,7 +177,7 @@ class ResumableStream(Generic[Told]):
         if response.is_success or response.status_code in RETRYABLE_STATUSES | NO_STREAM:
             return False
         await response.aread()
-        raise error_from_response(response)
+        raise refusal(response)
 
     async def all_events(self) -> AsyncGenerator[Told, None]:
         """Stream after stream, until it is over or they are given up."""

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from comfyfleet.cli.api_client import API_DEFAULTS, ApiClient, ApiOptions, control
 from comfyfleet.cli.context import (
     FILE_HELP,
     CliContext,
@@ -19,6 +18,7 @@ from comfyfleet.cli.context import (
     read_structure,
     require_file,
 )
+from comfyfleet.cli.control_plane import API_DEFAULTS, ApiOptions, ApiSession, connect
 from comfyfleet.cli.tables import print_fields, print_json, print_rows
 from comfyfleet.errors import FleetError, InvalidInput
 from comfyfleet.server.catalog.model import PROPERTY_TYPES
@@ -186,7 +186,7 @@ NO_TERMS = WorkflowTermsOptions()
 @workflows_app.command(name="list")
 def list_workflows(*, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
     """All registered workflows."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.get("workflows")
     if options.as_json:
         print_json(answer, context)
@@ -200,7 +200,7 @@ def show_workflow(
     slug: WorkflowSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
     """One workflow: its versions, its properties, what it needs."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.get("workflows", slug)
     if options.as_json:
         print_json(answer, context)
@@ -217,7 +217,7 @@ def workers(
     slug: WorkflowSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
     """Which workers of its fleets can run it, and what is missing where."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.get("workflows", slug, "workers")
     if options.as_json:
         print_json(answer, context)
@@ -265,7 +265,7 @@ def register(
     else:
         named = [*_from_file(properties), *map(parse_property, property_)]
         bodies = [{"slug": slug, **needs.body(), **_document(file, context), "properties": named}]
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answers = [plane.post("workflows", **body) for body in bodies]
     if options.as_json:
         print_json(answers[0] if from_ is None else {"workflows": answers}, context)
@@ -323,7 +323,7 @@ def offer(
     context: InjectedContext,
 ) -> None:
     """Let customers use a workflow in graphs and pipelines, at a price."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.patch("workflows", slug, price_tokens=price)
     _done(answer, f"workflow {slug} is offered at {price} tokens", options, context)
 
@@ -333,7 +333,7 @@ def withdraw_workflow(
     slug: WorkflowSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
     """Stop offering a workflow; its effects and running graph runs stay."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.patch("workflows", slug, is_withdrawn=True)
     _done(answer, f"workflow {slug} is not offered", options, context)
 
@@ -349,7 +349,7 @@ def activate(
 ) -> None:
     """Make a workflow, or another version of it, available to new jobs."""
     body = {} if version is None else {"version": version}
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.post("workflows", slug, "activate", **body)
     _done(answer, f"workflow {slug} is active", options, context)
 
@@ -359,7 +359,7 @@ def deactivate(
     slug: WorkflowSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
     """Accept no new jobs of a workflow; its queued jobs stay."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.post("workflows", slug, "deactivate")
     _done(answer, f"workflow {slug} is not active", options, context)
 
@@ -369,7 +369,7 @@ def pause(
     slug: WorkflowSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
     """Give no more jobs of a workflow to workers; running jobs finish."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.post("workflows", slug, "pause")
     _done(answer, f"workflow {slug} is paused", options, context)
 
@@ -379,7 +379,7 @@ def resume(
     slug: WorkflowSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
     """Give jobs of a paused workflow to workers again."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.post("workflows", slug, "resume")
     _done(answer, f"workflow {slug} goes on", options, context)
 
@@ -481,7 +481,7 @@ class EffectFields:
         bool | None, Parameter(help="Keep the prompt and workflow in the result files.")
     ] = None
 
-    def body(self, plane: ApiClient, workflow: str) -> dict[str, Any]:
+    def body(self, plane: ApiSession, workflow: str) -> dict[str, Any]:
         wanted: dict[str, Any] = {
             "title": self.title,
             "description": self.description,
@@ -511,7 +511,7 @@ def list_effects(
     context: InjectedContext,
 ) -> None:
     """All effects, published or not."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.get("effects", workflow=workflow)
     if options.as_json:
         print_json(answer, context)
@@ -525,7 +525,7 @@ def show_effect(
     slug: EffectSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
     """One effect: its price, its values, how long it takes."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.get("effects", slug)
     if options.as_json:
         print_json(answer, context)
@@ -545,7 +545,7 @@ def create(
     context: InjectedContext,
 ) -> None:
     """Make an effect of a registered workflow."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         body = fields.body(plane, workflow)
         answer = plane.post(
             "effects", slug=slug, workflow_slug=workflow, published=publish_, **body
@@ -568,7 +568,7 @@ def change(
         raise InvalidInput(
             "nothing is named that is to change", hint="comfyfleet admin effects change --help"
         )
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         workflow = plane.get("effects", slug)["workflow_slug"]
         answer = plane.patch("effects", slug, **fields.body(plane, workflow))
     _done(answer, f"effect {slug} is changed; jobs that were submitted are not", options, context)
@@ -579,7 +579,7 @@ def publish(
     slug: EffectSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
     """Let customers see and use an effect."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.post("effects", slug, "publish")
     _done(answer, f"effect {slug} is published", options, context)
 
@@ -589,6 +589,6 @@ def withdraw_effect(
     slug: EffectSlug, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
     """Remove an effect from the catalogue; submitted jobs continue."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.post("effects", slug, "withdraw")
     _done(answer, f"effect {slug} is withdrawn", options, context)

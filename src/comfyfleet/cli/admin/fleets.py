@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from comfyfleet.cli.api_client import API_DEFAULTS, ApiClient, ApiOptions, control
 from comfyfleet.cli.context import CliContext, InjectedContext, counted
+from comfyfleet.cli.control_plane import API_DEFAULTS, ApiOptions, ApiSession, connect
 from comfyfleet.cli.tables import print_fields, print_json, print_rows
 
 AUDIT_COLUMNS = ("id", "at", "actor", "action", "subject", "details")
@@ -50,7 +50,7 @@ def audit(
 ) -> None:
     """The audit log, the newest first."""
     query = asdict(wanted)
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         if export:
             for line in plane.lines("audit", "export", **query):
                 context.stdout.write(f"{line}\n".encode())
@@ -95,7 +95,7 @@ def add(
     context: InjectedContext,
 ) -> None:
     """Create an operator with a key. The key is shown only once."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.post("operators", name=name, role=role)
     if options.as_json:
         print_json(answer, context)
@@ -108,7 +108,7 @@ def add(
 @operators_app.command(name="list")
 def list_operators(*, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
     """Operators with their roles, including revoked ones."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.get("operators")
     if options.as_json:
         print_json(answer, context)
@@ -123,7 +123,7 @@ def revoke_operator(
     name: Name, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
     """Revoke an operator's key, at once and on every control plane."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.post("operators", name, "revoke")
     if options.as_json:
         print_json(answer, context)
@@ -153,7 +153,7 @@ SWITCH_COLUMNS = ("model", "costs_s:seconds", "run_s:run_seconds", "is_free", "r
 @fleets_app.command(name="list")
 def list_fleets(*, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
     """All fleets, with the workflows that are assigned to them."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.get("fleets")
     if options.as_json:
         print_json(answer, context)
@@ -172,7 +172,7 @@ def show_fleet(
     context: InjectedContext,
 ) -> None:
     """One fleet, with the learned cost of a switch to each of its models."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.get("fleets", slug, stage)
     if options.as_json:
         print_json(answer, context)
@@ -204,7 +204,7 @@ def create(
 ) -> None:
     """Create a fleet. Its secret, with which workers join, is shown only once."""
     body = {} if max_workers is None else {"max_workers": max_workers}
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.post("fleets", slug=slug, stage=stage, approval=approval, **body)
     _show_secret(answer, options, context)
 
@@ -219,7 +219,7 @@ def rotate_secret(
     context: InjectedContext,
 ) -> None:
     """Make a new secret. Workers that have joined keep their own keys."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.post("fleets", slug, stage, "rotate-secret")
     _show_secret(answer, options, context)
 
@@ -235,7 +235,7 @@ def cap(
     context: InjectedContext,
 ) -> None:
     """Limit a fleet's workers. A lower cap removes no worker; no more can join."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.put("fleets", slug, stage, "cap", max_workers=max_workers)
     if options.as_json:
         print_json(answer, context)
@@ -254,7 +254,7 @@ def approval(
     context: InjectedContext,
 ) -> None:
     """Set how workers that join from now on are approved: auto or manual."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.put("fleets", slug, stage, "approval", approval=approval)
     if options.as_json:
         print_json(answer, context)
@@ -273,7 +273,7 @@ def assign(
     context: InjectedContext,
 ) -> None:
     """Set which workflows a fleet runs: these and no others, unless --add is given."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         kept = plane.get("fleets", slug, stage)["workflows"] if add else []
         wanted = sorted({*kept, *workflows})
         answer = plane.put("fleets", slug, stage, "workflows", workflow_slugs=wanted)
@@ -324,7 +324,7 @@ def list_workers(
     context: InjectedContext,
 ) -> None:
     """All workers: their fleet, their state, when they were last seen."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.get("workers", fleet=fleet)
     if options.as_json:
         print_json(answer, context)
@@ -338,7 +338,7 @@ def show_worker(
     worker: WorkerId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
     """One worker with its backend, its assignments and its last metrics."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.get("workers", worker)
     if options.as_json:
         print_json(answer, context)
@@ -402,7 +402,7 @@ def rotate_key(
     context: InjectedContext,
 ) -> None:
     """Make a new key for a worker. It gets the key automatically; then the old one is invalid."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.post("workers", worker, "rotate-token", now=now)
     if options.as_json:
         print_json(answer, context)
@@ -420,7 +420,7 @@ def _counted(value: Any) -> Any:
 def _act(
     worker: str, act: str, done: str, options: ApiOptions, context: InjectedContext
 ) -> dict[str, Any]:
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.post("workers", worker, act)
     if options.as_json:
         print_json(answer, context)
@@ -461,7 +461,7 @@ def list_dispatches(
     context: InjectedContext,
 ) -> None:
     """Dispatches, the newest first."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.get(
             "dispatches",
             status=status,
@@ -479,7 +479,7 @@ def show_dispatch(
     dispatch: DispatchId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
     """One dispatch with all its attempts, and why it isn't running."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.get("dispatches", dispatch)
     if options.as_json:
         print_json(answer, context)
@@ -496,7 +496,7 @@ def why(
     dispatch: DispatchId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
     """Why a job is not running, in one sentence."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.get("dispatches", dispatch, "why")
     if options.as_json:
         print_json(answer, context)
@@ -510,7 +510,7 @@ def retry(
     dispatch: DispatchId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
     """Submit the same prompt and files again, as a new job."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.post("dispatches", dispatch, "retry")
     if options.as_json:
         print_json(answer, context)
@@ -525,7 +525,7 @@ def cancel(
     dispatch: DispatchId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
     """Cancel a job: at once if it is queued, with the worker's next heartbeat if it runs."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.post("dispatches", dispatch, "cancel")
     told = "its worker will be told" if answer.get("cancel_requested") else answer.get("status")
     _done(answer, f"dispatch {dispatch}: {told}", options, context)
@@ -541,7 +541,7 @@ def reprioritise(
     context: InjectedContext,
 ) -> None:
     """Change the priority of a queued job."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.post("dispatches", dispatch, "reprioritise", priority=priority)
     _done(answer, f"dispatch {dispatch} has priority {priority}", options, context)
 
@@ -574,7 +574,7 @@ def maintenance(
     context: InjectedContext,
 ) -> None:
     """Stop or resume giving jobs to workers. Running jobs finish."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         if wanted is None:
             answer = plane.get("maintenance")
         else:
@@ -598,14 +598,14 @@ def poisoned(
 
     `comfyfleet admin dispatches show ID` tells what happened each time; `retry` tries once more.
     """
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.get("dispatches", poisoned=True, before=before, limit=limit)
     print_page(answer, options, context, none="no job is set aside")
 
 
 def reconcile(*, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
     """Find and repair differences between jobs and dispatches. Safe at any time."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = _reconciled(plane)
     if options.as_json:
         print_json(answer, context)
@@ -617,7 +617,7 @@ def reconcile(*, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -
         context.warn(f"{counted(answer['pools_skipped'], 'pool', 'pools')} could not be reached")
 
 
-def _reconciled(plane: ApiClient) -> dict[str, Any]:
+def _reconciled(plane: ApiSession) -> dict[str, Any]:
     """Each call reads a part of a large queue."""
     answer = plane.post("reconcile")
     while following := answer.get("next"):

@@ -1,7 +1,6 @@
 """`comfyfleet admin tenants | ledger | jobs | submit`: tenants with their users' keys, their wallets and their jobs."""
 
 import json
-import mimetypes
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,10 +10,12 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Group, Parameter
 
 from comfyfleet.cli.admin.catalog import parse_files, parse_values
-from comfyfleet.cli.api_client import API_DEFAULTS, ApiClient, ApiOptions, JobWaiter, control
 from comfyfleet.cli.context import CliContext, InjectedContext, counted
+from comfyfleet.cli.control_plane import API_DEFAULTS, ApiOptions, ApiSession, connect
+from comfyfleet.cli.job_waiter import JobWaiter
 from comfyfleet.cli.run_session import check_folder, readable_name, reserve_name
 from comfyfleet.cli.tables import print_fields, print_json, print_rows
+from comfyfleet.cli.upload import download, upload
 from comfyfleet.errors import Conflict, InvalidInput, NotFound, RunFailed, RunTimedOut, Unavailable
 
 ledger_app = App(name="ledger", help="Wallets and transactions: verify that they add up.")
@@ -32,7 +33,7 @@ def verify(
 
     Exits with 1 if something does not add up, or a pool can't be reached; the others are verified.
     """
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.get("ledger", tenant_id=tenant)
     if options.as_json:
         print_json(answer, context)
@@ -81,7 +82,7 @@ def show_job(
     context: InjectedContext,
 ) -> None:
     """A job of any tenant, its outputs, and why it isn't running."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.get("jobs", job, tenant_id=tenant)
     if options.as_json:
         print_json(answer, context)
@@ -133,7 +134,7 @@ def list_jobs(
     context: InjectedContext,
 ) -> None:
     """Jobs of all tenants, the newest first."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.get("jobs", **asdict(wanted), limit=limit)
     if options.as_json:
         print_json(answer, context)
@@ -159,7 +160,7 @@ def prompt(
     context: InjectedContext,
 ) -> None:
     """The prompt as it was sent to the backend, as JSON."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.get("jobs", job, "attempts")
     if options.as_json:
         print_json(answer, context)
@@ -254,14 +255,14 @@ def submit(
     """
     if following.output_dir:
         check_folder(following.output_dir)
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         submission = _Submission(plane, placing, following, options, context)
         submission.run(workflow, set_, file, count)
 
 
 @dataclass(frozen=True)
 class _Submission:
-    plane: ApiClient
+    plane: ApiSession
     placing: PlacementOptions
     following: FollowOptions
     options: ApiOptions
@@ -311,18 +312,8 @@ class _Submission:
         return ids
 
     def _uploaded(self, path: Path) -> str:
-        kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
         owner = {"tenant_id": self.placing.tenant} if self.placing.tenant else {}
-        slot = self.plane.post(
-            "uploads",
-            filename=path.name,
-            content_type=kind,
-            size=path.stat().st_size,
-            **owner,
-        )
-        self.plane.upload(slot["upload"], path)
-        file_id: str = slot["file_id"]
-        return file_id
+        return upload(self.plane, path, "uploads", **owner)
 
     def _saved(self, jobs: Sequence[Mapping[str, Any]]) -> list[str]:
         folder = self.following.output_dir
@@ -331,7 +322,7 @@ class _Submission:
         saved = []
         for output in (each for job in jobs for each in job.get("outputs", ())):
             path = reserve_name(folder, readable_name(output["filename"]))
-            self.plane.download(output["url"], path)
+            download(self.plane, output["url"], path)
             saved.append(str(path))
         return saved
 
@@ -381,7 +372,7 @@ UserId = Annotated[
 ]
 
 
-def resolve_user(plane: ApiClient, tenant: str, user: str | None) -> str:
+def resolve_user(plane: ApiSession, tenant: str, user: str | None) -> str:
     """The one that is named, or the only one that there is."""
     if user is not None:
         return user
@@ -409,7 +400,7 @@ def list_keys(
     context: InjectedContext,
 ) -> None:
     """A user's keys, by their first characters, including revoked ones."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.get("tenants", tenant, "users", resolve_user(plane, tenant, user), "keys")
     if options.as_json:
         print_json(answer, context)
@@ -437,7 +428,7 @@ def create_key(
     """Make a key for a user. It is shown only once."""
     wanted: dict[str, Any] = {"name": name, "scopes": list(scope), "expires_at": expires}
     given = {field: value for field, value in wanted.items() if value}
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         owner = resolve_user(plane, tenant, user)
         answer = plane.post("tenants", tenant, "users", owner, "keys", **given)
     if options.as_json:
@@ -459,7 +450,7 @@ def revoke(
     context: InjectedContext,
 ) -> None:
     """Revoke a key at once."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         owner = resolve_user(plane, tenant, user)
         answer = plane.post("tenants", tenant, "users", owner, "keys", key, "revoke")
     if options.as_json:
@@ -489,7 +480,7 @@ WAIT_SECONDS_MAX = 600.0
 @tenants_app.command(name="list")
 def list_tenants(*, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
     """All tenants."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.get("tenants")
     if options.as_json:
         print_json(answer, context)
@@ -509,7 +500,7 @@ def create_tenant(
 ) -> None:
     """Create a tenant with its first user, in the pool with the fewest. The key is shown only once."""
     body = {} if email is None else {"email": email}
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.post("tenants", name=name, **body)
     if options.as_json:
         print_json(answer, context)
@@ -525,7 +516,7 @@ def show_tenant(
     tenant: TenantId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
     """A tenant, its limits, and its users with their balances."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.get("tenants", tenant)
         users, problem = _users(plane, tenant)
     if options.as_json:
@@ -542,7 +533,9 @@ def show_tenant(
         print_rows(users or (), USER_COLUMNS, context, none="it has no users")
 
 
-def _users(plane: ApiClient, tenant: str) -> tuple[list[dict[str, Any]] | None, Unavailable | None]:
+def _users(
+    plane: ApiSession, tenant: str
+) -> tuple[list[dict[str, Any]] | None, Unavailable | None]:
     """With their balances; or None, and why their pool can't be read."""
     try:
         users = plane.get("tenants", tenant, "users")["users"]
@@ -572,7 +565,7 @@ def limits(
         "max_priority": max_priority,
         "max_queued": max_queued,
     }
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.put("tenants", tenant, "limits", **wanted)
     most = "as many jobs as the settings say" if max_queued is None else f"{max_queued} jobs"
     said = f"tenant {tenant}: priorities {min_priority} to {max_priority}, at most {most} may wait"
@@ -589,7 +582,7 @@ def retention(
     context: InjectedContext,
 ) -> None:
     """Set after how many days a tenant's media and files are deleted. The ledger stays."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.put("tenants", tenant, "retention", retention_days=days)
     kept = "as the settings say" if days is None else f"for {days} days"
     _done(answer, f"tenant {tenant}: media and files are kept {kept}", options, context)
@@ -608,7 +601,7 @@ def quota(
     context: InjectedContext,
 ) -> None:
     """Show how many bytes a tenant stores and its quota, or set the quota."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         if as_settings or most_bytes is not None:
             given = None if as_settings else most_bytes
             plane.put("tenants", tenant, "quota", max_storage_bytes=given)
@@ -631,7 +624,7 @@ def credit(
     context: InjectedContext,
 ) -> None:
     """Credit a payment to a user's wallet. The same payment counts once."""
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         owner = resolve_user(plane, tenant, user)
         answer = plane.post(
             "tenants",
@@ -663,7 +656,7 @@ def erase(
 
     Active jobs are cancelled and refunded. The ledger stays. Run it again to continue.
     """
-    with control(options, context) as plane:
+    with connect(options, context) as plane:
         answer = plane.get("tenants", tenant)
         if not yes:
             raise InvalidInput(
@@ -677,7 +670,7 @@ def erase(
     _done(answer, f"tenant {tenant} {said}", options, context)
 
 
-def _erased(plane: ApiClient, tenant: str) -> dict[str, Any]:
+def _erased(plane: ApiSession, tenant: str) -> dict[str, Any]:
     deadline = time.monotonic() + WAIT_SECONDS_MAX
     while time.monotonic() < deadline:
         answer = plane.get("tenants", tenant)

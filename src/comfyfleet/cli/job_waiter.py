@@ -1,0 +1,130 @@
+"""Waiting for jobs: looks at them until each has ended, also while the control plane is away; and a display that changes
+in place on a terminal and is written once elsewhere."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from comfyfleet.api.jobs import ENDED
+from comfyfleet.cli.context import CliContext, printable
+from comfyfleet.cli.control_plane import ApiSession
+from comfyfleet.errors import ServerUnavailable, Unavailable
+
+REFRESHES_PER_SECOND = 4
+
+
+class UpdatableDisplay(Protocol):
+    def update(self, renderable: RenderableType) -> None: ...
+
+
+class _FinalDisplay:
+    """Keeps what was shown last."""
+
+    def __init__(self, shown: RenderableType | None) -> None:
+        self.shown = shown
+
+    def update(self, renderable: RenderableType) -> None:
+        self.shown = renderable
+
+
+@contextmanager
+def live_display(
+    console: Console, first: RenderableType | None = None
+) -> Iterator[UpdatableDisplay]:
+    if console.is_terminal:
+        with Live(first, console=console, refresh_per_second=REFRESHES_PER_SECOND) as live:
+            yield live
+        return
+    last = _FinalDisplay(first)
+    try:
+        yield last
+    finally:
+        if last.shown is not None:
+            console.print(last.shown, soft_wrap=True)
+
+
+PAUSE_SECONDS = 0.5
+PAUSE_SECONDS_MAX = 5.0
+# So that thousands of jobs are not all asked for at each look: the oldest end first.
+POLLED_JOBS_MAX = 20
+AWAY_SECONDS_MAX = 300.0  # that a control plane, or its database, may be gone while one waits
+
+
+def retry_while_away(
+    look: Callable[[], dict[str, Any]],
+    context: CliContext,
+    what: str,
+    sleep: Callable[[float], None],
+) -> dict[str, Any]:
+    """The answer, even if nobody can give it for a while: what is waited for doesn't end by that."""
+    deadline = context.clock() + AWAY_SECONDS_MAX
+    was_told = False
+    while True:
+        try:
+            return look()
+        except (ServerUnavailable, Unavailable) as error:
+            if context.clock() > deadline:
+                raise
+            if not was_told:
+                context.warn(f"{error.message}; {what}, trying again")
+                was_told = True
+            sleep(PAUSE_SECONDS)
+
+
+@dataclass
+class JobWaiter:
+    """Looks at the jobs until each has ended."""
+
+    plane: ApiSession
+    context: CliContext
+    tenant: str | None = None
+    sleep: Callable[[float], None] = time.sleep
+    ended: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def wait(self, ids: Sequence[str]) -> list[dict[str, Any]]:
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[now]}"))
+        with Progress(
+            *columns,
+            TimeElapsedColumn(),
+            console=self.context.err,
+            transient=True,
+            disable=not self.context.err.is_terminal,
+        ) as bar:
+            line = bar.add_task("", total=len(ids) * 100, now="")
+            pause = PAUSE_SECONDS
+            while len(self.ended) < len(ids):
+                before = len(self.ended)
+                done, now = self._look(ids)
+                bar.update(
+                    line,
+                    completed=done,
+                    description=f"{len(self.ended)} of {len(ids)}",
+                    now=printable(now),
+                )
+                # Nothing moved: the next look can wait a little longer.
+                moved = len(self.ended) > before
+                pause = PAUSE_SECONDS if moved else min(pause * 1.2, PAUSE_SECONDS_MAX)
+                if len(self.ended) < len(ids):
+                    self.sleep(pause)
+        return [self.ended[each] for each in ids]
+
+    def _look(self, ids: Sequence[str]) -> tuple[float, str]:
+        """Percents done in all, and what the first that is not done does."""
+        open_ = [each for each in ids if each not in self.ended][:POLLED_JOBS_MAX]
+        percents, now = 0.0, ""
+        for job_id in open_:
+            get = partial(self.plane.get, "jobs", job_id, tenant_id=self.tenant)
+            job = retry_while_away(get, self.context, "jobs go on", self.sleep)
+            if job["status"] in ENDED:
+                self.ended[job_id] = job
+                continue
+            percents += (job.get("progress") or {}).get("percent") or 0.0
+            now = now or str(job.get("why") or job["status"])
+        return len(self.ended) * 100 + percents, now
