@@ -1,5 +1,7 @@
 """The names by which `graph` and `pipeline` call a control plane."""
 
+from typing import TypeAlias
+
 from comfyfleet.cli.control_plane import API_DEFAULTS, PUBLIC_BASE, ApiOptions, ApiSession, connect
 from comfyfleet.cli.job_waiter import live_display, retry_while_away
 
@@ -12,4 +14,5 @@ __all__ = [
     "live_display",
     "retry_while_away",
 ]
-ApiClient, control = ApiSession, connect
+ApiClient: TypeAlias = ApiSession
+control = connect
