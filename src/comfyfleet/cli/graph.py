@@ -17,16 +17,9 @@ from rich.tree import Tree
 
 from comfyfleet.api.jobs import ENDED
 from comfyfleet.cli import help_texts
-from comfyfleet.cli.api_client import (
-    API_DEFAULTS,
-    PUBLIC_BASE,
-    ApiClient,
-    ApiOptions,
-    control,
-    live_display,
-    retry_while_away,
-)
 from comfyfleet.cli.context import CliContext, InjectedContext, counted, printable, read_structure
+from comfyfleet.cli.control_plane import API_DEFAULTS, PUBLIC_BASE, ApiOptions, ApiSession, connect
+from comfyfleet.cli.job_waiter import live_display, retry_while_away
 from comfyfleet.cli.tables import print_fields, print_json, print_rows
 from comfyfleet.cli.upload import download as download_to
 from comfyfleet.cli.upload import upload
@@ -46,7 +39,7 @@ from comfyfleet.server.graphs.progress import draw_mermaid
 
 
 def save_files(
-    plane: ApiClient, seen: Mapping[str, Any], folder: Path, context: CliContext
+    plane: ApiSession, seen: Mapping[str, Any], folder: Path, context: CliContext
 ) -> list[Path]:
     """Each once, several with their number in front so that a folder keeps their order."""
     files = GraphRun.model_validate(seen).files
@@ -189,8 +182,8 @@ GRAPH_COLUMNS = ("id", "name", "version", "created_at")
 RUN_COLUMNS = ("id", "name", "status", "tokens", "created_at", "ended_at", "error")
 
 
-def _public(options: ApiOptions, context: CliContext) -> AbstractContextManager[ApiClient]:
-    return control(options, context, base=PUBLIC_BASE)
+def _public(options: ApiOptions, context: CliContext) -> AbstractContextManager[ApiSession]:
+    return connect(options, context, base=PUBLIC_BASE)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -328,7 +321,7 @@ def run(
         raise RunFailed(_reason(started))
 
 
-def _started(plane: ApiClient, graph: str, **body: Any) -> dict[str, Any]:
+def _started(plane: ApiSession, graph: str, **body: Any) -> dict[str, Any]:
     if Path(graph).is_file():
         return plane.post("graph-runs", document=_read(Path(graph)), **body)
     return plane.post("graphs", graph, "runs", **body)
@@ -384,7 +377,7 @@ def _named(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _value(plane: ApiClient, text: str) -> Any:
+def _value(plane: ApiSession, text: str) -> Any:
     if text.startswith("@"):
         names = [each.removeprefix("@") for each in text.split(",")]
         files = [_uploaded(plane, Path(name)) for name in names if name]
@@ -395,13 +388,13 @@ def _value(plane: ApiClient, text: str) -> Any:
         return text
 
 
-def _uploaded(plane: ApiClient, path: Path) -> str:
+def _uploaded(plane: ApiSession, path: Path) -> str:
     if not path.is_file():
         raise InvalidInput(f"there is no file {path}")
     return upload(plane, path, "videos", "uploads")
 
 
-def _watched(plane: ApiClient, run_id: str, context: CliContext) -> dict[str, Any]:
+def _watched(plane: ApiSession, run_id: str, context: CliContext) -> dict[str, Any]:
     """Until it is over. Ctrl-C only stops watching: the run goes on."""
     seen = _looked(plane, run_id, context)
     changes = RunChanges(run_id, context)
@@ -420,7 +413,7 @@ def _watched(plane: ApiClient, run_id: str, context: CliContext) -> dict[str, An
     return seen
 
 
-def _looked(plane: ApiClient, run_id: str, context: CliContext) -> dict[str, Any]:
+def _looked(plane: ApiSession, run_id: str, context: CliContext) -> dict[str, Any]:
     """The run, even if its control plane is away for a while: the run doesn't end by that."""
     get = partial(plane.get, "graph-runs", run_id)
     return retry_while_away(get, context, "the run goes on", time.sleep)
@@ -450,7 +443,7 @@ class RunChanges:
             self._context.say(line)
 
 
-def _heard(plane: ApiClient, run_id: str, seen: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _heard(plane: ApiSession, run_id: str, seen: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The run as its events tell it, until it is over or they break off."""
     try:
         for event in plane.events("graph-runs", run_id, "events"):
@@ -502,7 +495,7 @@ def show(
         context.say(_reason(seen))
 
 
-def _found(plane: ApiClient, what: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+def _found(plane: ApiSession, what: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """A run with its graph, or a graph, which may also be named."""
     try:
         UUID(what)

@@ -16,9 +16,9 @@ from rich.tree import Tree
 
 from comfyfleet.api.pipelines import PipelineRunAnswer
 from comfyfleet.cli import help_texts
-from comfyfleet.cli.api_client import API_DEFAULTS, PUBLIC_BASE, ApiClient, ApiOptions, live_display
-from comfyfleet.cli.api_client import control as control_of
 from comfyfleet.cli.context import CliContext, InjectedContext, counted, read_text
+from comfyfleet.cli.control_plane import API_DEFAULTS, PUBLIC_BASE, ApiOptions, ApiSession, connect
+from comfyfleet.cli.job_waiter import live_display
 from comfyfleet.cli.tables import TextTable, print_json, print_rows, table_cell
 from comfyfleet.cli.upload import download
 from comfyfleet.client.pipelines import candidate_path
@@ -43,7 +43,7 @@ class ExportedFiles(NamedTuple):
 
 
 def export_candidates(
-    plane: ApiClient, run: Mapping[str, Any], folder: Path, *, status: str | None = None
+    plane: ApiSession, run: Mapping[str, Any], folder: Path, *, status: str | None = None
 ) -> ExportedFiles:
     """Files that are there in their size already are not fetched again."""
     require_pillow()
@@ -66,7 +66,7 @@ def export_candidates(
     return ExportedFiles(len(rows), index, sheet)
 
 
-def _candidates(plane: ApiClient, run_id: str, status: str | None) -> Iterator[dict[str, Any]]:
+def _candidates(plane: ApiSession, run_id: str, status: str | None) -> Iterator[dict[str, Any]]:
     after = None
     while True:
         page = plane.get(
@@ -135,7 +135,7 @@ def _small(path: Path) -> "Image | None":
 
 
 app = App(name="pipeline", help=help_texts.PIPELINE, help_format="markdown")
-control = partial(control_of, base=PUBLIC_BASE)
+control = partial(connect, base=PUBLIC_BASE)
 LOOK_SECONDS = 1.0
 COLUMNS = ("name", "wanted", "made", "approved", "rejected", "in_flight", "failed")
 STYLES = {"approved": "green", "winner": "bold yellow", "rejected": "red"}
@@ -165,7 +165,7 @@ def create(
         context.stdout.write(f"{answer['id']}\n".encode())
 
 
-def _made(plane: ApiClient, text: str) -> dict[str, Any]:
+def _made(plane: ApiSession, text: str) -> dict[str, Any]:
     try:
         return plane.post("pipelines", document=text)
     except InvalidInput as error:
@@ -286,7 +286,7 @@ def status(
         context.out.print(render_board(answer), soft_wrap=True)
 
 
-def _watched(plane: ApiClient, run_id: str, context: CliContext) -> dict[str, Any]:
+def _watched(plane: ApiSession, run_id: str, context: CliContext) -> dict[str, Any]:
     """The run when nothing is left that it could do by itself."""
     with live_display(context.err) as live:
         while True:
@@ -567,7 +567,7 @@ def export(
 
 
 def _export(
-    plane: ApiClient,
+    plane: ApiSession,
     answer: Mapping[str, Any],
     folder: Path,
     context: CliContext,

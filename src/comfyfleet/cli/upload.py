@@ -1,14 +1,94 @@
-"""Files uploaded to a control plane, and downloaded from it. The key goes to neither place."""
+"""What jobs take from people: values (`--set NAME=VALUE`) and files (`--file NAME=PATH`), which are uploaded; and files of
+results, downloaded."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from comfyfleet.cli.context import require_file
 from comfyfleet.cli.control_plane import ApiSession
 from comfyfleet.client.files import download_file, upload_source, upload_to
+from comfyfleet.errors import FleetError, InvalidInput
+from comfyfleet.workflow.files import parse_json
+
+TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+MEDIA = ("image", "video", "audio")
+
+
+def parse_values(
+    texts: Sequence[str], properties: Sequence[Mapping[str, Any]], slug: str
+) -> dict[str, Any]:
+    """`name=value` each. What the control plane must check anyway is left to it."""
+    known = {str(each["name"]): each for each in properties}
+    values = {}
+    for text in texts:
+        name, value = _split(text, "--set", "name=value")
+        if name not in known:
+            raise _unknown(name, known, slug)
+        values[name] = _read(name, value, str(known[name].get("type")))
+    return values
+
+
+def parse_files(
+    texts: Iterable[str], properties: Sequence[Mapping[str, Any]], slug: str
+) -> dict[str, Path]:
+    """`name=path` each; the files must be there before anything is sent."""
+    known = {str(each["name"]): each for each in properties if each.get("type") in MEDIA}
+    files = {}
+    for text in texts:
+        name, path = _split(text, "--file", "input=PATH")
+        if name not in known:
+            raise _unknown(name, known, slug)
+        files[name] = require_file(Path(path))
+    return files
+
+
+def _split(text: str, option: str, form: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise InvalidInput(f"{option} {text!r} sets nothing: write {option} {form}")
+    return name.strip(), value
+
+
+def _read(name: str, text: str, kind: str) -> Any:
+    if kind in ("text", ""):
+        return text
+    if kind in MEDIA:
+        raise InvalidInput(f"{name} takes a file: --file {name}=PATH", field=name)
+    if kind == "boolean":
+        return _truth(name, text)
+    if kind in ("number", "integer", "seed"):
+        return _number(name, text)
+    return text
+
+
+def _truth(name: str, text: str) -> bool:
+    if text.lower() not in TRUE + FALSE:
+        raise InvalidInput(f"{name} must be true or false, not {text!r}", field=name)
+    return text.lower() in TRUE
+
+
+def _number(name: str, text: str) -> int | float:
+    try:
+        value = parse_json(text.encode(), what=name)
+    except FleetError:
+        value = None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidInput(f"{name} must be a number, not {text!r}", field=name)
+    return value
+
+
+def _unknown(name: str, known: Mapping[str, Any], slug: str) -> InvalidInput:
+    there = ", ".join(known) or "none"
+    return InvalidInput(
+        f"workflow {slug} has no such property as {name}; there is: {there}",
+        hint=f"comfyfleet admin workflows show {slug}",
+        field=name,
+    )
 
 
 def upload(plane: ApiSession, path: Path, *route: str, **fields: Any) -> str:
-    """Returns the file's id; `route` is where files are announced."""
+    """Returns the file's id; `route` is where files are announced. The key doesn't go where the bytes go."""
     calls = plane.client.calls
     return str(plane.run(upload_to(calls, plane.route(route), upload_source(path), **fields)))
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from comfyfleet.cli.admin.catalog import parse_property, parse_values
+from comfyfleet.cli.admin.catalog import parse_property
+from comfyfleet.cli.upload import parse_values
 from comfyfleet.errors import InvalidInput
 
 PROPERTIES = [

@@ -9,13 +9,12 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, Group, Parameter
 
-from comfyfleet.cli.admin.catalog import parse_files, parse_values
 from comfyfleet.cli.context import CliContext, InjectedContext, counted
 from comfyfleet.cli.control_plane import API_DEFAULTS, ApiOptions, ApiSession, connect
 from comfyfleet.cli.job_waiter import JobWaiter
 from comfyfleet.cli.run_session import check_folder, readable_name, reserve_name
 from comfyfleet.cli.tables import print_fields, print_json, print_rows
-from comfyfleet.cli.upload import download, upload
+from comfyfleet.cli.upload import download, parse_files, parse_values, upload
 from comfyfleet.errors import Conflict, InvalidInput, NotFound, RunFailed, RunTimedOut, Unavailable
 
 ledger_app = App(name="ledger", help="Wallets and transactions: verify that they add up.")
