@@ -119,9 +119,9 @@ async def test_a_use_is_noted_once_a_minute(central: Database) -> None:
         for seconds in (0, 59, 60, 61):
             await tenants.note_key_use(tx, made, now=NOW + timedelta(seconds=seconds))
         [used] = await tenants.list_keys(tx, tenant.id, USER)
-    assert not made.is_use_noted(NOW)
+    assert not made.is_use_recorded(NOW)
     assert used.last_used_at == NOW + timedelta(seconds=60)
-    assert used.is_use_noted(NOW + timedelta(seconds=119))
+    assert used.is_use_recorded(NOW + timedelta(seconds=119))
 
 
 async def test_a_key_does_only_what_its_scopes_say(central: Database) -> None:

@@ -35,11 +35,11 @@ async def test_the_least_full_pool_is_chosen(central: Database) -> None:
     async with central.transaction() as tx:
         for pool in ("a", "a", "b", "gone"):
             await make(tx, pool=pool)
-        assert await tenants.least_full(tx, ["a", "b"]) == "b"
-        assert await tenants.least_full(tx, ["a", "b", "c"]) == "c"
-        assert await tenants.least_full(tx, ["z", "y"]) == "y"
+        assert await tenants.emptiest_pool(tx, ["a", "b"]) == "b"
+        assert await tenants.emptiest_pool(tx, ["a", "b", "c"]) == "c"
+        assert await tenants.emptiest_pool(tx, ["z", "y"]) == "y"
         with pytest.raises(Refused):
-            await tenants.least_full(tx, [])
+            await tenants.emptiest_pool(tx, [])
 
 
 async def test_a_priority_is_clamped_to_the_tenants_range(central: Database) -> None:

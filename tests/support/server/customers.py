@@ -180,7 +180,7 @@ class Shop:
                 tx,
                 tenant_id=tenant_id,
                 name="Ada & Co",
-                pool=await tenants.least_full(tx, self.plane.pools),
+                pool=await tenants.emptiest_pool(tx, self.plane.pools),
                 now=self.plane.clock(),
             )
         return tenant_id

@@ -1,6 +1,8 @@
-"""What users do: create pipelines; start, pause, change, cancel and retry runs; judge and compare candidates.
+"""Actions of users: create pipelines; start, pause, change, cancel and retry runs; judge and
+compare candidates.
 
-Every action names the user: what belongs to others is not found."""
+Every action names the user; what belongs to others raises NotFound.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,12 +44,12 @@ PAGE_MAX = 200
 SAME_NAME_MAX = 50  # pipelines of one name that a new one is compared with
 BASE_CANDIDATES_MAX = 100_000
 CONCURRENT_JOBS_MAX = 100
-PROBLEMS_TOLD_MAX = 50
+PROBLEMS_SHOWN_MAX = 50
 
 
 @dataclass(frozen=True, slots=True)
 class NewPipelineRun:
-    """What a run is started with. Limits that are None are those of the settings."""
+    """What a run is started with. Limits that are not given come from the settings."""
 
     base_candidates: int
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -63,12 +65,12 @@ class NewPipelineRun:
 
 
 def raise_problems(problems: Sequence[DocumentProblem]) -> None:
-    """All of them at once, each with its step and field."""
+    """Raises one error with all problems, each with its step and field."""
     if not problems:
         return
     told = [
         {"code": each.code, "message": each.message, "step": each.node, "field": each.port}
-        for each in problems[:PROBLEMS_TOLD_MAX]
+        for each in problems[:PROBLEMS_SHOWN_MAX]
     ]
     first = problems[0]
     where = f"{first.node}: " if first.node else ""
@@ -79,9 +81,9 @@ def raise_problems(problems: Sequence[DocumentProblem]) -> None:
 async def create_pipeline(
     context: JobContext, tenant_id: UUID, user_id: UUID, document: Mapping[str, Any]
 ) -> StoredPipeline:
-    """Never changed afterwards: what runs use must stay what it was.
+    """Stores a pipeline, which is never changed afterwards, as runs refer to it.
 
-    What the user has stored under that name already, and with that content, is not stored again.
+    If the user has one with the same name and document, that one is returned.
     """
     parsed = parse_pipeline(document)
     async with context.central.read() as tx:
@@ -100,7 +102,7 @@ async def create_pipeline(
 
 
 async def find_pipeline(context: JobContext, tenant_id: UUID, user_id: UUID, text: str) -> UUID:
-    """A pipeline by its id, or by its name: the user's newest."""
+    """Finds a pipeline by its id, or the user's newest by its name."""
     try:
         return UUID(text)
     except ValueError:
@@ -134,7 +136,7 @@ async def _own_pipeline(
 async def delete_pipeline(
     context: JobContext, tenant_id: UUID, user_id: UUID, pipeline_id: UUID
 ) -> None:
-    """Its runs stay, and go on."""
+    """Deletes a pipeline; its runs continue."""
     await get_pipeline(context, tenant_id, user_id, pipeline_id)
     async with context.tenant_transaction(tenant_id) as tx:
         await store.delete_pipeline(tx, pipeline_id, now=context.clock())
@@ -143,7 +145,7 @@ async def delete_pipeline(
 async def pipeline_names(
     context: JobContext, tenant_id: UUID, listed: Sequence[StoredRun]
 ) -> Mapping[UUID, str]:
-    """Of the pipelines that runs were made with, deleted ones too."""
+    """Returns the names of the runs' pipelines, including deleted ones."""
     async with context.tenant(tenant_id) as tx:
         return await store.names_of(tx, {each.pipeline_id for each in listed})
 
@@ -151,7 +153,7 @@ async def pipeline_names(
 async def list_pipelines(
     context: JobContext, tenant_id: UUID, user_id: UUID, *, before: UUID | None = None, limit: int
 ) -> list[StoredPipeline]:
-    """The newest first; go on with `before` = the last one's id."""
+    """Returns a page, the newest first; `before` is the id of the last page's last."""
     async with context.tenant(tenant_id) as tx:
         last = await _own_pipeline(tx, tenant_id, user_id, before) if before else None
         return await store.list_pipelines(
@@ -162,13 +164,13 @@ async def list_pipelines(
 async def start_run(
     context: JobContext, tenant_id: UUID, user_id: UUID, pipeline_id: UUID, new: NewPipelineRun
 ) -> tuple[StoredRun, bool]:
-    """The run, and whether it is new: the same idempotency key gives the same run."""
+    """Starts a run; returns it and whether it is new: the same idempotency key gives the same run."""
     pool = await context.pool_of(tenant_id)
     made_with = await get_pipeline(context, tenant_id, user_id, pipeline_id)
     await _check_variables(context, made_with.pipeline, new.variables)
     run_id, now = context.new_id(), context.clock()
     stored = StoredRun(
-        run=_run(context, run_id, new),
+        run=_new_run(context, run_id, new),
         tenant_id=tenant_id,
         user_id=user_id,
         pipeline_id=pipeline_id,
@@ -180,7 +182,7 @@ async def start_run(
     )
     async with pool.transaction() as tx:
         if not await store.add_run(tx, stored):
-            return await _same_run(tx, stored), False
+            return await _existing_run(tx, stored), False
         act = RunTransaction(context, tx, stored, now)
         await act.record("started", pipeline_id=str(pipeline_id), **_run_data(stored.run))
     context.notifier.notify_run(PIPELINE_RUN_KIND)
@@ -196,14 +198,14 @@ async def _check_variables(
     raise_problems(variable_problems(pipeline, variables, facts))
 
 
-async def _same_run(tx: Tx, wanted: StoredRun) -> StoredRun:
+async def _existing_run(tx: Tx, wanted: StoredRun) -> StoredRun:
     found = await store.run_by_key(tx, wanted.tenant_id, wanted.idempotency_key or "")
     owner = wanted.user_id, wanted.pipeline_id
     is_own = found is not None and (found.user_id, found.pipeline_id) == owner
     return require_same_request(found if is_own else None, wanted.request_hash)
 
 
-def _run(context: JobContext, run_id: UUID, new: NewPipelineRun) -> StoredPipelineRun:
+def _new_run(context: JobContext, run_id: UUID, new: NewPipelineRun) -> StoredPipelineRun:
     _check_number("base_candidates", new.base_candidates, BASE_CANDIDATES_MAX)
     usual = RunLimits(
         concurrent_jobs=context.settings.pipeline_concurrent_jobs,
@@ -264,7 +266,7 @@ async def list_runs(
     before: UUID | None = None,
     limit: int,
 ) -> list[StoredRun]:
-    """The newest first; go on with `before` = the last one's id."""
+    """Returns a page, the newest first; `before` is the id of the last page's last."""
     async with context.tenant(tenant_id) as tx:
         last = await get_own_run(tx, tenant_id, user_id, before) if before else None
         return await store.list_runs(
@@ -278,17 +280,17 @@ async def list_runs(
 
 
 async def pause_run(context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID) -> StoredRun:
-    """What was submitted goes on; nothing more is."""
-    return await _move(context, tenant_id, user_id, run_id, PipelineRunStatus.PAUSED)
+    """Pauses a run; submitted jobs continue."""
+    return await _set_run_status(context, tenant_id, user_id, run_id, PipelineRunStatus.PAUSED)
 
 
 async def resume_run(
     context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID
 ) -> StoredRun:
-    return await _move(context, tenant_id, user_id, run_id, PipelineRunStatus.ACTIVE)
+    return await _set_run_status(context, tenant_id, user_id, run_id, PipelineRunStatus.ACTIVE)
 
 
-async def _move(
+async def _set_run_status(
     context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID, status: PipelineRunStatus
 ) -> StoredRun:
     async with run_transaction(context, tenant_id, user_id, run_id) as act:
@@ -315,7 +317,7 @@ async def change_run(
     limits: Mapping[str, Any] | None = None,
     base_candidates: int | None = None,
 ) -> StoredRun:
-    """Applies to what is submitted next. Variables replace those of the same name."""
+    """Changes a run, for jobs that are submitted later. Variables replace those of the same name."""
     if variables is not None:
         run = (await get_run(context, tenant_id, user_id, run_id)).run
         pipeline = await _pipeline_of(context, tenant_id, user_id, run_id)
@@ -343,7 +345,7 @@ async def change_run(
 async def _pipeline_of(
     context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID
 ) -> PipelineDefinition:
-    """Of a run, also if it was deleted since."""
+    """Returns the pipeline of a run, even if it was deleted."""
     async with context.tenant(tenant_id) as tx:
         stored = await get_own_run(tx, tenant_id, user_id, run_id)
         made_with = await store.get_pipeline(tx, tenant_id, stored.pipeline_id)
@@ -362,7 +364,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 async def cancel_run(
     context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID
 ) -> StoredRun:
-    """With what is queued; what runs is let end, and its candidates are kept."""
+    """Cancels a run and its queued jobs; running jobs finish, and their candidates are kept."""
     async with run_transaction(context, tenant_id, user_id, run_id) as act:
         if act.stored.run.status != PipelineRunStatus.CANCELLED:
             queued = await store_candidates.queued_of(act.tx, run_id)
@@ -376,7 +378,7 @@ async def cancel_run(
 async def retry_jobs(
     context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID, job_id: UUID | None = None
 ) -> list[UUID]:
-    """One failed job, or all: their places are free, and the loop makes them anew."""
+    """Releases one failed job or all, so that the generator submits new jobs in their place."""
     async with run_transaction(context, tenant_id, user_id, run_id) as act:
         _refuse_cancelled(act)
         freed = await store_candidates.release_failed(act.tx, run_id, job_id)
@@ -387,7 +389,7 @@ async def retry_jobs(
     return freed
 
 
-_ACTS = {
+_EVENT_KINDS = {
     CandidateStatus.APPROVED: "approved",
     CandidateStatus.REJECTED: "rejected",
     CandidateStatus.WINNER: "crowned",
@@ -395,7 +397,7 @@ _ACTS = {
 
 
 class CandidateRef(NamedTuple):
-    """Who acts, and on which candidate."""
+    """A candidate, and the user who acts on it."""
 
     tenant_id: UUID
     user_id: UUID
@@ -404,39 +406,42 @@ class CandidateRef(NamedTuple):
 
 
 async def judge_candidate(
-    context: JobContext, whose: CandidateRef, verdict: CandidateStatus
+    context: JobContext, ref: CandidateRef, verdict: CandidateStatus
 ) -> PipelineCandidate:
-    """The same again changes nothing. Rejecting stops the branch: its queued jobs are cancelled."""
-    if verdict not in _ACTS:
+    """Judges a candidate; repeating it changes nothing. Rejecting cancels the queued jobs of its
+    branch."""
+    if verdict not in _EVENT_KINDS:
         raise InvalidInput(f"a candidate can't be made {verdict}; undo what was said of it")
-    async with run_transaction(context, whose.tenant_id, whose.user_id, whose.run_id) as act:
-        found = await _get(act, whose.candidate_id)
+    async with run_transaction(context, ref.tenant_id, ref.user_id, ref.run_id) as act:
+        found = await _get_candidate(act, ref.candidate_id)
         if found.status != verdict:
-            await _set(act, found, verdict)
-            await store.add_judgement(act.tx, _judgement(act, found, verdict))
+            await _set_candidate_status(act, found, verdict)
+            await store.add_judgement(act.tx, _judgement_row(act, found, verdict))
             stopped = await _stop_branches(act) if verdict == CandidateStatus.REJECTED else 0
             await act.record(
-                _ACTS[verdict],
+                _EVENT_KINDS[verdict],
                 candidate_id=str(found.id),
                 before=found.status,
                 jobs_cancelled=stopped,
             )
-        return await _get(act, whose.candidate_id)
+        return await _get_candidate(act, ref.candidate_id)
 
 
-async def _get(act: RunTransaction, candidate_id: UUID) -> PipelineCandidate:
+async def _get_candidate(act: RunTransaction, candidate_id: UUID) -> PipelineCandidate:
     found = await store_candidates.get_candidate(act.tx, act.stored.id, candidate_id)
     if found is None:
         raise NotFound(f"there is no candidate {candidate_id}")
     return found
 
 
-async def _set(act: RunTransaction, found: PipelineCandidate, status: CandidateStatus) -> None:
+async def _set_candidate_status(
+    act: RunTransaction, found: PipelineCandidate, status: CandidateStatus
+) -> None:
     if not await store_candidates.set_status(act.tx, found.id, before=found.status, after=status):
         raise Conflict("somebody else has just judged it; reload it first")
 
 
-def _judgement(
+def _judgement_row(
     act: RunTransaction, found: PipelineCandidate, verdict: CandidateStatus
 ) -> dict[str, object]:
     return {
@@ -450,7 +455,8 @@ def _judgement(
 
 
 async def _stop_branches(act: RunTransaction) -> int:
-    """Asked anew under a lock: a job that has started meanwhile is let end."""
+    """Cancels the queued jobs of rejected branches, under a lock; jobs that have started meanwhile
+    finish."""
     state = await read_state(act.tx, act.stored.tenant_id, act.stored.id)
     queued = set(await store_candidates.queued_of(act.tx, act.stored.id))
     stopped = [each for each in to_cancel(state.tree, state.in_flight) if each.job_id in queued]
@@ -459,14 +465,14 @@ async def _stop_branches(act: RunTransaction) -> int:
     return len(stopped)
 
 
-async def undo_judgement(context: JobContext, whose: CandidateRef) -> PipelineCandidate:
-    """The last judgement of this candidate, as if it had never been given."""
-    async with run_transaction(context, whose.tenant_id, whose.user_id, whose.run_id) as act:
-        found = await _get(act, whose.candidate_id)
+async def undo_judgement(context: JobContext, ref: CandidateRef) -> PipelineCandidate:
+    """Undoes the last judgement of a candidate."""
+    async with run_transaction(context, ref.tenant_id, ref.user_id, ref.run_id) as act:
+        found = await _get_candidate(act, ref.candidate_id)
         last = await store.last_judgement(act.tx, found.id)
         if last is None:
             raise Conflict("nothing was said of this candidate that could be undone")
-        await _set(act, found, last.before)
+        await _set_candidate_status(act, found, last.before)
         await store.undo_judgement(act.tx, last.id, now=act.now)
         stopped = await _stop_branches(act) if last.before == CandidateStatus.REJECTED else 0
         await act.record(
@@ -476,13 +482,13 @@ async def undo_judgement(context: JobContext, whose: CandidateRef) -> PipelineCa
             after=last.before,
             jobs_cancelled=stopped,
         )
-        return await _get(act, whose.candidate_id)
+        return await _get_candidate(act, ref.candidate_id)
 
 
 async def pick_pair(
     context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID, *, step: int | None = None
 ) -> tuple[PipelineCandidate, PipelineCandidate] | None:
-    """Two of one step that are worth comparing; the deepest step that has two, unless one is named."""
+    """Picks two candidates to compare: of the given step, or of the deepest step that has two."""
     async with context.tenant(tenant_id) as tx:
         await get_own_run(tx, tenant_id, user_id, run_id)
         tree = await store_candidates.tree_of(tx, run_id)
@@ -509,11 +515,11 @@ async def add_vote(
     winner: UUID,
     loser: UUID,
 ) -> dict[UUID, float]:
-    """The scores of the two. The same vote again changes nothing."""
+    """Adds a vote and returns the scores of both; repeating it changes nothing."""
     if winner == loser:
         raise InvalidInput("a candidate can't be compared with itself", field="loser")
     async with run_transaction(context, tenant_id, user_id, run_id) as act:
-        one, other = await _get(act, winner), await _get(act, loser)
+        one, other = await _get_candidate(act, winner), await _get_candidate(act, loser)
         if one.step != other.step:
             raise InvalidInput("only candidates of one step are compared", field="loser")
         given = PairVote(vote_id, winner, loser)
@@ -542,7 +548,8 @@ def _vote_row(act: RunTransaction, given: PairVote) -> dict[str, object]:
 async def undo_vote(
     context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID, vote_id: UUID
 ) -> dict[UUID, float]:
-    """The other votes are counted anew. Undone twice is undone once."""
+    """Undoes a vote and computes the scores again from the other votes; repeating it changes
+    nothing."""
     async with run_transaction(context, tenant_id, user_id, run_id) as act:
         found = await store.get_vote(act.tx, run_id, vote_id)
         if found is None:
@@ -554,5 +561,5 @@ async def undo_vote(
             await store_candidates.reset_scores(act.tx, run_id, START_SCORE)
             await store_candidates.set_scores(act.tx, scores)
             await act.record("vote_undone", vote_id=str(vote_id))
-        one, other = await _get(act, given.winner), await _get(act, given.loser)
+        one, other = await _get_candidate(act, given.winner), await _get_candidate(act, given.loser)
         return {one.id: one.score, other.id: other.score}

@@ -50,7 +50,7 @@ async def raise_alert(
     *,
     now: datetime,
 ) -> bool:
-    """Once for a burst: not again while its window lasts."""
+    """Alerts when too many jobs failed within the window; at most once per window."""
     window = timedelta(seconds=context.settings.pipeline_alert_seconds)
     if stored.alerted_at and stored.alerted_at > now - window:
         return False
@@ -72,31 +72,31 @@ async def raise_alert(
     }
     await store.change_run(tx, stored.id, {"alerted_at": now})
     await run_state.record_event(tx, stored, "alert", told, now=now)
-    await _announce(tx, context, stored, row, WebhookEvent.PIPELINE_ALERT, told, now)
+    await _enqueue_webhook(tx, context, stored, row, WebhookEvent.PIPELINE_ALERT, told, now)
     return True
 
 
 async def pause_if_full(
     tx: Tx, context: JobContext, stored: StoredRun, row: PipelineJob, *, now: datetime
 ) -> bool:
-    """A run is stopped before it fills the store for all."""
+    """Pauses a run whose files exceed its limit, before it fills the storage for everybody."""
     most = stored.run.limits.bytes
     if most is None or stored.run.status != PipelineRunStatus.ACTIVE:
         return False
     used = await store_candidates.bytes_of(tx, stored.id)
     if used < most:
         return False
-    log.warning("pipeline run %s is paused: its files have %s bytes", stored.id, used)
+    log.warning("pipeline run %s paused: its files have %s bytes", stored.id, used)
     told = {"pipeline_run_id": str(stored.id), "bytes": used, "limit": most}
     told["reason"] = STORAGE_LIMIT
     changes = {"status": PipelineRunStatus.PAUSED, "pause_reason": STORAGE_LIMIT}
     await store.change_run(tx, stored.id, changes)
     await run_state.record_event(tx, stored, "paused", told, now=now)
-    await _announce(tx, context, stored, row, WebhookEvent.PIPELINE_PAUSED, told, now)
+    await _enqueue_webhook(tx, context, stored, row, WebhookEvent.PIPELINE_PAUSED, told, now)
     return True
 
 
-async def _announce(
+async def _enqueue_webhook(
     tx: Tx,
     context: JobContext,
     stored: StoredRun,
@@ -105,7 +105,7 @@ async def _announce(
     told: dict[str, object],
     now: datetime,
 ) -> None:
-    """In the same transaction: told once, by the job that was one too many."""
+    """Enqueues a webhook in the same transaction, so it is sent once."""
     context.run_metrics.pipeline_alerts.labels(event).inc()
     await webhooks.enqueue(
         tx,
@@ -122,12 +122,12 @@ async def _announce(
 OUTBOX_PER_PASS_MAX = 200
 REMARK_CHARACTERS_MAX = 2000
 # Candidates, and how the job stands now; None: as it stood before.
-Written: TypeAlias = tuple[int, JobState | None]
+WriteResult: TypeAlias = tuple[int, JobState | None]
 
 
 @dataclass(frozen=True)
 class CollectedJob:
-    """What came out of a job, looked at before anything is written."""
+    """The results of a job, read before anything is written."""
 
     job: Job
     pictures: Mapping[int, File] = field(default_factory=dict)  # by their place among the outputs
@@ -140,7 +140,8 @@ class CollectedJob:
 
 
 async def collect_ended(context: JobContext, pool: Database) -> bool:
-    """A pass over outbox rows of ended jobs, and over jobs whose row was lost. True: there is more."""
+    """Collects ended jobs from the outbox, and those whose outbox row was lost; returns whether
+    there is more."""
     async with pool.read() as tx:
         rows = await jobs.outbox_of_runs(
             tx, PIPELINE_RUN_KIND, now=context.clock(), limit=OUTBOX_PER_PASS_MAX
@@ -148,8 +149,8 @@ async def collect_ended(context: JobContext, pool: Database) -> bool:
     for outbox_id, tenant_id, run_id, job_id in rows:
         await _collect_safely(context, pool, tenant_id, run_id, job_id, outbox_id)
     async with pool.read() as tx:
-        unheard = await job_rows.ended_uncollected(tx, limit=OUTBOX_PER_PASS_MAX)
-    for each in unheard:
+        uncollected = await job_rows.ended_uncollected(tx, limit=OUTBOX_PER_PASS_MAX)
+    for each in uncollected:
         await _collect_safely(context, pool, each.tenant_id, each.run_id, each.job_id, None)
     return len(rows) == OUTBOX_PER_PASS_MAX
 
@@ -162,13 +163,16 @@ async def _collect_safely(
     job_id: UUID,
     outbox_id: int | None,
 ) -> None:
-    """Logs errors: a job whose files can't be reached doesn't block the others, and its outbox row stays."""
+    """Logs errors, so that a job whose files can't be read doesn't block the others; its outbox row
+    stays."""
     try:
         await collect_job(context, pool, tenant_id, run_id, job_id, outbox_id=outbox_id)
     except FleetError as error:
-        log.warning("candidates of job %s wait: %s", job_id, error.message)
+        log.warning(
+            "candidates of job %s are not collected, will be retried: %s", job_id, error.message
+        )
     except Exception:
-        log.exception("candidates of job %s wait", job_id)
+        log.exception("candidates of job %s are not collected, will be retried", job_id)
 
 
 async def collect_job(
@@ -180,14 +184,14 @@ async def collect_job(
     *,
     outbox_id: int | None = None,
 ) -> int:
-    """How many candidates were written; none if they were before."""
-    outcome = await _outcome(context, pool, tenant_id, job_id)
-    written: Written = (0, None)
+    """Writes the candidates of a job; returns how many, 0 if they were written before."""
+    outcome = await _read_outcome(context, pool, tenant_id, job_id)
+    written: WriteResult = (0, None)
     async with pool.transaction() as tx:
         stored = await store.get_run(tx, tenant_id, run_id, is_locked=True)
         row = await job_rows.get_job(tx, run_id, job_id) if stored else None
         if stored and row and outcome and not outcome.job.status.is_active:
-            written = await _write(tx, context, stored, row, outcome)
+            written = await _write_candidates(tx, context, stored, row, outcome)
         if outbox_id is not None:
             await jobs.delete_outbox(tx, [outbox_id])
     context.notifier.tell(run_id)
@@ -197,7 +201,7 @@ async def collect_job(
     return count
 
 
-async def _outcome(
+async def _read_outcome(
     context: JobContext, pool: Database, tenant_id: UUID, job_id: UUID
 ) -> CollectedJob | None:
     try:
@@ -211,7 +215,7 @@ async def _outcome(
     remarks: list[str] = []
     for index, output in enumerate(job.outputs):
         file = await _file(pool, tenant_id, output.file_id)
-        problem = await _problem(context, file)
+        problem = await _file_problem(context, file)
         if file and problem is None:
             pictures[index] = file
         else:
@@ -223,7 +227,7 @@ async def _outcome(
 
 
 def _texts(job: Job) -> tuple[str, ...]:
-    """Of the first node that showed any."""
+    """Returns the texts of the first node that showed any."""
     shown = [each for each in job.values if isinstance(each.value, str) and each.value]
     return tuple(each.value for each in shown if each.node_id == shown[0].node_id)
 
@@ -236,7 +240,7 @@ async def _file(pool: Database, tenant_id: UUID, file_id: UUID) -> File | None:
         return None
 
 
-async def _problem(context: JobContext, file: File | None) -> str | None:
+async def _file_problem(context: JobContext, file: File | None) -> str | None:
     if file is None:
         return "its file is gone"
     if kind_of(file.mime_type) in ("video", "audio"):
@@ -249,14 +253,14 @@ async def _problem(context: JobContext, file: File | None) -> str | None:
         return "its object is gone"
 
 
-async def _write(
+async def _write_candidates(
     tx: Tx, context: JobContext, stored: StoredRun, row: PipelineJob, outcome: CollectedJob
-) -> Written:
+) -> WriteResult:
     now = context.clock()
     made_with = await store.get_pipeline(tx, stored.tenant_id, stored.pipeline_id)
     if made_with is None:
         raise NotFound(f"there is no pipeline {stored.pipeline_id}")
-    outcome = await _wanted_of(tx, stored, made_with, row, outcome)
+    outcome = await _drop_unwanted(tx, stored, made_with, row, outcome)
     is_done = bool(outcome.pictures or outcome.texts)
     is_paid = outcome.job.status == JobStatus.COMPLETED
     error = outcome.remark if is_paid else outcome.job.error_message or "The job was cancelled."
@@ -282,10 +286,11 @@ async def _write(
     return len(rows), state
 
 
-async def _wanted_of(
+async def _drop_unwanted(
     tx: Tx, stored: StoredRun, made_with: StoredPipeline, row: PipelineJob, outcome: CollectedJob
 ) -> CollectedJob:
-    """As many as the step said, and as are still wanted: the rest is left out, and that is told."""
+    """Drops candidates beyond `images_per_job` or beyond what is still wanted, and adds a remark
+    about them."""
     count = len(outcome.pictures) or len(outcome.texts)
     if count <= 1:
         return outcome
@@ -365,7 +370,8 @@ FILES_PER_PASS_MAX = 500
 
 
 async def fail_overdue(context: JobContext, pool: Database) -> int:
-    """How many were failed. Each adds an outbox row, as every end of a job does."""
+    """Fails jobs over their time limit; returns how many. Each adds an outbox row, as every end of
+    a job does."""
     async with pool.read() as tx:
         underway = await job_rows.list_underway(tx, limit=JOBS_PER_PASS_MAX)
     failed = 0
@@ -379,7 +385,8 @@ async def fail_overdue(context: JobContext, pool: Database) -> int:
 
 
 def overdue_reason(each: UnderwayJob, now: datetime, *, abandoned_hours: int) -> str | None:
-    """The time that a job waits in the queue is not its own; that nobody takes it up ends it too."""
+    """Returns why a job is overdue. Time in the queue doesn't count, unless no worker has taken it
+    for hours."""
     if each.status == "processing" and each.started_at:
         if now - each.started_at > timedelta(seconds=each.timeout_seconds):
             return f"It took longer than {each.timeout_seconds} s."
@@ -406,7 +413,7 @@ async def _fail(context: JobContext, pool: Database, each: UnderwayJob, why: str
 
 
 async def remove_old_files(context: JobContext, pool: Database) -> bool:
-    """The index stays: who was made out of whom, how, and how it was judged. True: there is more."""
+    """Removes files of old runs; candidates and judgements stay. Returns whether there is more."""
     unchanged = context.clock() - timedelta(days=context.settings.pipeline_keep_days)
     async with pool.read() as tx:
         old = await store.old_runs(tx, unchanged_since=unchanged, limit=RUNS_PER_PASS_MAX)
@@ -414,9 +421,13 @@ async def remove_old_files(context: JobContext, pool: Database) -> bool:
         try:
             await _remove_files(context, pool, stored)
         except FleetError as error:
-            log.warning("files of pipeline run %s stay for now: %s", stored.id, error.message)
+            log.warning(
+                "files of pipeline run %s are not removed, will be retried: %s",
+                stored.id,
+                error.message,
+            )
         except Exception:
-            log.exception("files of pipeline run %s stay for now", stored.id)
+            log.exception("files of pipeline run %s are not removed, will be retried", stored.id)
     return len(old) == RUNS_PER_PASS_MAX
 
 
@@ -436,7 +447,7 @@ async def _remove_files(context: JobContext, pool: Database, stored: StoredRun) 
 async def _remove_file(
     context: JobContext, pool: Database, stored: StoredRun, candidate_id: UUID, file_id: UUID
 ) -> None:
-    """The object first: a row that is left behind is found again, an object without one is not."""
+    """Removes the object before its row, so that a crash in between is repaired by the next pass."""
     try:
         async with pool.read() as tx:
             file = await media.get_file(tx, stored.tenant_id, file_id)

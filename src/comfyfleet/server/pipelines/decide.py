@@ -62,9 +62,9 @@ def next_jobs(
     prices: Mapping[int, int] | None = None,
     without: Collection[int] = (),
 ) -> list[Generation | NoWork]:
-    """As many as may be started now; `prices` are the tokens that a job of each step costs.
+    """Returns the jobs that may be started now; `prices` are the tokens of a job by step.
 
-    `without`: steps that can't be made for now.
+    `without` are steps that can't be generated now.
     """
     stopped = _stopped(run, now)
     if stopped is not None:
@@ -94,7 +94,7 @@ def _stopped(run: StoredPipelineRun, now: datetime) -> NoWorkReason | None:
 
 
 class _Demand:
-    """What is wanted, made, being made and failed, in candidates."""
+    """Counts candidates: wanted, existing, in flight and failed."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class _Demand:
         self.total += sum(pipeline.steps[job.step].images_per_job for job in in_flight)
 
     def generations(self, without: Collection[int] = ()) -> Iterator[Generation]:
-        """In the order in which they are to be made, each as often as it is wanted."""
+        """Yields the jobs to be started, in order, each as often as it is wanted."""
         for parent in parents_in_order(self.pipeline, self.tree):
             number = parent.step + 1
             while number not in without and self.lacks(parent.id, number):
@@ -133,11 +133,12 @@ class _Demand:
         return self.lacking(parent, number) > 0
 
     def lacking(self, parent: UUID | None, number: int) -> int:
-        """Where a job makes more than that, the rest of what it makes is left out."""
+        """Returns how many candidates are missing; what a job makes beyond that is dropped."""
         return wanted_of(self.pipeline, self.run, number) - self.used[parent]
 
     def gain(self, generation: Generation) -> int:
-        """How many candidates its job will bring at most: failed jobs bring none."""
+        """Returns how many candidates a job adds at most; failed jobs keep their places, and add
+        none."""
         parent = generation.parent if isinstance(generation, ChildGeneration) else None
         images = self.pipeline.steps[generation.step].images_per_job
         return min(images, self.lacking(parent, generation.step) + self.failed[parent])
@@ -161,19 +162,20 @@ class _Demand:
     def why_nothing(self, in_flight: Sequence[JobInFlight]) -> NoWorkReason:
         if in_flight:
             return NoWorkReason.IN_FLIGHT
-        if any(_awaits_judgement(self.pipeline, each, self.tree) for each in self._open()):
+        if any(_awaits_judgement(self.pipeline, each, self.tree) for each in self._incomplete()):
             return NoWorkReason.WAITING_FOR_JUDGEMENT
         return NoWorkReason.FAILED if self.tree.failed else NoWorkReason.COMPLETE
 
-    def _open(self) -> Iterator[PipelineCandidate]:
-        """Candidates that could have children and have fewer than they might."""
+    def _incomplete(self) -> Iterator[PipelineCandidate]:
+        """Yields candidates that may have more children."""
         for each in self.tree.candidates.values():
             if each.step + 1 < len(self.pipeline.steps) and self.lacks(each.id, each.step + 1):
                 yield each
 
 
 def wanted_of(pipeline: PipelineDefinition, run: StoredPipelineRun, step: int) -> int:
-    """How many candidates of a step are wanted: of the base in all, of others for each parent."""
+    """Returns how many candidates of a step are wanted: in all for the first step, else for each
+    parent."""
     return pipeline.steps[step].children_per_parent if step else run.base_candidates
 
 
@@ -186,14 +188,15 @@ def _awaits_judgement(
 
 
 def parents_in_order(pipeline: PipelineDefinition, tree: RunTree) -> list[PipelineCandidate]:
-    """Who may have children: the deepest step first, the best judged, the oldest."""
+    """Returns the candidates that get children: the deepest step first, then the best judged, then
+    the oldest."""
     by_step: dict[int, list[PipelineCandidate]] = {}
     for each in tree.candidates.values():
         if each.step + 1 < len(pipeline.steps) and _may_have_children(pipeline, each, tree):
             by_step.setdefault(each.step, []).append(each)
     found: list[PipelineCandidate] = []
     for number in sorted(by_step, reverse=True):
-        found += _kept(pipeline.steps[number], by_step[number])
+        found += _best(pipeline.steps[number], by_step[number])
     return found
 
 
@@ -206,7 +209,7 @@ def _may_have_children(
     return is_judged or not pipeline.steps[candidate.step].needs_approval
 
 
-def _kept(step: Step, candidates: Iterable[PipelineCandidate]) -> list[PipelineCandidate]:
+def _best(step: Step, candidates: Iterable[PipelineCandidate]) -> list[PipelineCandidate]:
     best = sorted(
         candidates, key=lambda each: (_RANKS[each.status], -each.score, each.created_at, each.id)
     )
@@ -214,14 +217,14 @@ def _kept(step: Step, candidates: Iterable[PipelineCandidate]) -> list[PipelineC
 
 
 def to_cancel(tree: RunTree, in_flight: Iterable[JobInFlight]) -> list[JobInFlight]:
-    """Queued jobs whose branch was stopped: rejecting a candidate rejects what would come of it."""
+    """Returns the queued jobs below rejected candidates."""
     return [each for each in in_flight if each.is_queued and each.parent in tree.stopped]
 
 
 def take_turns(
     work: Mapping[UUID, Sequence[Generation]], *, after: UUID | None, limit: int
 ) -> list[tuple[UUID, Generation]]:
-    """Several runs take turns, one job each, beginning behind the run that was served last."""
+    """Takes one job of each run in turn, beginning after the run that was served last."""
     order = sorted(work)
     first = sum(each <= after for each in order) if after is not None else 0
     order = order[first:] + order[:first]
@@ -255,8 +258,8 @@ def count_steps(
     rows: list[StepProgress] = []
     for number, step in enumerate(pipeline.steps):
         made = [each.status for each in tree.candidates.values() if each.step == number]
-        mothers = [each for each in parents if each.step == number - 1]
-        wanted = len(mothers) * step.children_per_parent if number else run.base_candidates
+        parents_of_step = [each for each in parents if each.step == number - 1]
+        wanted = len(parents_of_step) * step.children_per_parent if number else run.base_candidates
         row = StepProgress(
             step.name,
             wanted=wanted,
@@ -273,7 +276,7 @@ def count_steps(
 
 
 def success_rate(tree: RunTree) -> float | None:
-    """Of the jobs that ended; None while there are none."""
+    """Returns the share of ended jobs that succeeded; None if none has ended."""
     done = len({each.job_id for each in tree.candidates.values()})
     ended = done + len(tree.failed)
     return done / ended if ended else None
@@ -290,27 +293,27 @@ class PairVote(NamedTuple):
 
 
 def win_probability(one: float, other: float) -> float:
-    """How likely the first is to win."""
+    """Returns how likely the first is to win."""
     return float(1 / (1 + 10 ** ((other - one) / ELO_SPREAD)))
 
 
 def apply_vote(scores: Mapping[UUID, float], vote: PairVote) -> dict[UUID, float]:
-    """The scores after one more vote."""
+    """Returns the scores after one more vote."""
     changed = dict(scores)
-    _count(changed, vote)
+    _move_scores(changed, vote)
     return changed
 
 
 def replay_votes(votes: Iterable[PairVote]) -> dict[UUID, float]:
-    """In the order in which they were given."""
+    """Computes scores from votes, in the order in which they were given."""
     scores: dict[UUID, float] = {}
     for vote in votes:
-        _count(scores, vote)
+        _move_scores(scores, vote)
     return scores
 
 
-def _count(scores: dict[UUID, float], vote: PairVote) -> None:
-    """What one wins, the other loses."""
+def _move_scores(scores: dict[UUID, float], vote: PairVote) -> None:
+    """Applies a vote: the winner gains what the loser loses."""
     winner, loser = scores.get(vote.winner, START_SCORE), scores.get(vote.loser, START_SCORE)
     moved = ELO_K * (1 - win_probability(winner, loser))
     scores[vote.winner] = winner + moved
@@ -318,16 +321,17 @@ def _count(scores: dict[UUID, float], vote: PairVote) -> None:
 
 
 def without_vote(votes: Iterable[PairVote], vote_id: UUID) -> tuple[PairVote, ...]:
-    """As if it had never been given: replay what is left."""
+    """Returns the votes without one; replay them to get the scores."""
     return tuple(vote for vote in votes if vote.id != vote_id)
 
 
 def next_pair(
     candidates: Sequence[PipelineCandidate], votes: Sequence[PairVote]
 ) -> tuple[PipelineCandidate, PipelineCandidate] | None:
-    """The one that was compared least, beside the one that is closest to it and new to it.
+    """Picks the candidate with the fewest comparisons, and the one closest in score that it met
+    least.
 
-    Of one step, and none that was rejected. Two that are close teach more than two that are far apart.
+    Both are of one step and not rejected. Close scores make a comparison more informative.
     """
     able = [each for each in candidates if each.status != CandidateStatus.REJECTED]
     if len(able) < 2:

@@ -1,7 +1,7 @@
-"""Submits the jobs that runs need next, as any other job is submitted.
+"""Submits the jobs that runs need next.
 
-Decided twice: before the payload is built, and again under the run's lock. Between the two somebody may
-have paused the run or another control plane may have submitted the same.
+The decision is made twice: before the payload is built, and again under the run's lock, because
+meanwhile the run may have been paused or another control plane may have submitted the same job.
 """
 
 import logging
@@ -65,12 +65,12 @@ STEPS_MAX = 50
 # What somebody must put right (a price, a workflow, a variable) is looked at again this late.
 RETRY_SECONDS = 60
 # Only time or an act changes these; an ended job makes the run due anyway.
-_UNTIL_SOMETHING_ENDS = (NoWorkReason.BUSY, NoWorkReason.IN_FLIGHT)
+_UNTIL_A_JOB_ENDS = (NoWorkReason.BUSY, NoWorkReason.IN_FLIGHT)
 _random = SystemRandom()
 
 
 class PreparedJob(NamedTuple):
-    """A job as it would be submitted."""
+    """A job ready to be submitted."""
 
     generation: Generation
     asked: JobSpec
@@ -79,12 +79,13 @@ class PreparedJob(NamedTuple):
 
 
 def job_id_of(run_id: UUID, step: int, parent: UUID | None, number: int) -> UUID:
-    """The same for the same place in the tree: a repeat adds nothing."""
+    """Returns the id of a job; the same for the same place in the tree, so a repeated submit adds
+    nothing."""
     return uuid5(run_id, f"{step}/{parent or 'base'}/{number}")
 
 
 async def submit_due(context: JobContext, pool: Database) -> bool:
-    """A pass over the runs of a pool that are due. True: there is more to do at once."""
+    """Submits jobs of all due runs of a pool; returns whether there is more to do at once."""
     async with pool.read() as tx:
         due = await store.due_runs(tx, now=context.clock(), limit=RUNS_PER_PASS_MAX)
     by_tenant: defaultdict[UUID, list[StoredRun]] = defaultdict(list)
@@ -92,18 +93,18 @@ async def submit_due(context: JobContext, pool: Database) -> bool:
         by_tenant[stored.tenant_id].append(stored)
     has_more = len(due) == RUNS_PER_PASS_MAX
     for tenant_id, theirs in by_tenant.items():
-        has_more |= await _serve(context, pool, tenant_id, theirs)
+        has_more |= await _submit_for_tenant(context, pool, tenant_id, theirs)
     return has_more
 
 
-async def _serve(
+async def _submit_for_tenant(
     context: JobContext, pool: Database, tenant_id: UUID, due: Sequence[StoredRun]
 ) -> bool:
-    """Runs of one tenant, one job each in turn."""
+    """Submits jobs for the runs of one tenant, one job of each run in turn."""
     work: dict[UUID, list[Generation]] = {}
     seen = {stored.id: stored for stored in due}
     for stored in due:
-        generations = await _work_of(context, pool, stored)
+        generations = await _generations_of(context, pool, stored)
         if generations:
             work[stored.id] = generations
     async with pool.read() as tx:
@@ -113,24 +114,24 @@ async def _serve(
         await _submit_safely(context, pool, seen[run_id], generation, stuck[run_id])
     for run_id, troubles in stuck.items():
         if troubles:
-            await _serve_others(context, pool, seen[run_id], troubles)
+            await _submit_other_steps(context, pool, seen[run_id], troubles)
     return sum(map(len, work.values())) > JOBS_PER_PASS_MAX
 
 
-async def _serve_others(
+async def _submit_other_steps(
     context: JobContext, pool: Database, stored: StoredRun, troubles: dict[int, FleetError]
 ) -> None:
-    """A step that can't be made stops no other; what ails it is told once those have had their turn."""
+    """Submits jobs of steps that have no error; records the error afterwards."""
     for _ in range(STEPS_MAX):
         known = len(troubles)
         async with pool.read() as tx:
             state = await read_state(tx, stored.tenant_id, stored.id)
-        for generation in await _wanted(context, state, frozenset(troubles)):
+        for generation in await _next_jobs(context, state, frozenset(troubles)):
             if not isinstance(generation, NoWork):
                 await _submit_safely(context, pool, stored, generation, troubles)
         if len(troubles) == known:
             break
-    await _note_trouble(context, pool, stored, next(iter(troubles.values())))
+    await _record_trouble(context, pool, stored, next(iter(troubles.values())))
 
 
 async def _submit_safely(
@@ -140,7 +141,7 @@ async def _submit_safely(
     generation: Generation,
     troubles: dict[int, FleetError],
 ) -> None:
-    """Notes what ails a step; it is not tried again in this pass."""
+    """Submits a job, or notes the error of its step, which is then skipped in this pass."""
     if generation.step in troubles:
         return
     without = frozenset(troubles)
@@ -152,20 +153,22 @@ async def _submit_safely(
         troubles[generation.step] = error
     except Exception:
         troubles[generation.step] = Unavailable("it can't be made at present")
-        log.exception("pipeline run %s makes nothing", stored.id)
+        log.exception("pipeline run %s: a job could not be submitted", stored.id)
 
 
-async def _work_of(context: JobContext, pool: Database, stored: StoredRun) -> list[Generation]:
+async def _generations_of(
+    context: JobContext, pool: Database, stored: StoredRun
+) -> list[Generation]:
     async with pool.read() as tx:
         state = await read_state(tx, stored.tenant_id, stored.id)
-    found = await _wanted(context, state)
+    found = await _next_jobs(context, state)
     generations = [each for each in found if not isinstance(each, NoWork)]
     if not generations:
-        await _note_no_work(context, pool, state, found)
+        await _record_no_work(context, pool, state, found)
     return generations
 
 
-async def _wanted(
+async def _next_jobs(
     context: JobContext, state: PipelineRunState, without: frozenset[int] = frozenset()
 ) -> list[Generation | NoWork]:
     return next_jobs(
@@ -185,7 +188,7 @@ async def _prices(context: JobContext, state: PipelineRunState) -> dict[int, int
     return {number: each.price_tokens for number, each in facts.items()}
 
 
-async def _note_no_work(
+async def _record_no_work(
     context: JobContext,
     pool: Database,
     state: PipelineRunState,
@@ -195,20 +198,22 @@ async def _note_no_work(
     reason = next(each.reason for each in found if isinstance(each, NoWork))
     again: datetime | None = None
     trouble: str | None = None
-    if reason in _UNTIL_SOMETHING_ENDS:
+    if reason in _UNTIL_A_JOB_ENDS:
         again = context.clock() + timedelta(seconds=context.settings.comfyui_submit_interval)
-        trouble = await _nobody_can(context, state)
+        trouble = await _unservable_step(context, state)
     async with pool.transaction() as tx:
-        await store.record_look(tx, seen, {"reason": reason, "trouble": trouble, "look_at": again})
-        if seen.reason != reason and reason not in _UNTIL_SOMETHING_ENDS:
+        await store.record_sweep_result(
+            tx, seen, {"reason": reason, "trouble": trouble, "look_at": again}
+        )
+        if seen.reason != reason and reason not in _UNTIL_A_JOB_ENDS:
             await run_state.record_event(
                 tx, seen, "no_work", {"reason": reason}, now=context.clock()
             )
     context.notifier.tell(seen.id)
 
 
-async def _nobody_can(context: JobContext, state: PipelineRunState) -> str | None:
-    """Of what is in flight, the first step whose jobs nobody can run just now."""
+async def _unservable_step(context: JobContext, state: PipelineRunState) -> str | None:
+    """Returns a message about the first step in flight that no backend can run now."""
     async with context.central.read() as tx:
         facts = await facts_by_step(tx, state.pipeline)
         there = await read_backends(tx, context)
@@ -221,13 +226,13 @@ async def _nobody_can(context: JobContext, state: PipelineRunState) -> str | Non
     return None
 
 
-async def _note_trouble(
+async def _record_trouble(
     context: JobContext, pool: Database, seen: StoredRun, error: FleetError
 ) -> None:
-    """Tried again later; only the look is put off, so an act makes it due at once."""
+    """Records the error and delays the next check; an action of the user makes the run due at once."""
     is_passing = isinstance(error, Unavailable | QueueFull)
     seconds = context.settings.comfyui_submit_interval if is_passing else RETRY_SECONDS
-    log.warning("pipeline run %s can't go on for now: %s", seen.id, error.message)
+    log.warning("pipeline run %s can't submit jobs, will be retried: %s", seen.id, error.message)
     later = context.clock() + timedelta(seconds=seconds)
     async with pool.transaction() as tx:
         now = await store.get_run(tx, seen.tenant_id, seen.id, is_locked=True)
@@ -245,7 +250,8 @@ async def submit_generation(
     *,
     without: frozenset[int] = frozenset(),
 ) -> Job | None:
-    """None: it is no longer wanted, or is there already. `without`: steps that can't be made now."""
+    """Submits a job; None if it is no longer wanted, or exists already. `without` are steps with
+    errors."""
     async with pool.read() as tx:
         state = await read_state(tx, tenant_id, run_id)
         parent = await _parent(tx, run_id, generation)
@@ -298,7 +304,7 @@ async def _prepare(
     order = JobRequest(
         slug=facts.slug,
         version=facts.version,
-        values={**_by_reference(values), **_seeds(step, facts, seed)},
+        values={**_files_as_ids(values), **_seeds(step, facts, seed)},
         **(facts.effect.request_fields if facts.effect else {}),
         user_id=state.stored.user_id,
     )
@@ -314,13 +320,14 @@ async def _prepare(
 
 
 def _needs_file(step: Step) -> bool:
-    """A parent may be a text; and one whose file retention has removed can still be told of."""
+    """Whether a step uses the parent's file. Otherwise the parent may be a text, or its file may
+    have been removed."""
     used = (name for template in step.properties.values() for name in names_in(template))
     return any(name.split(".")[:2] == ["parent", "file"] for name in used)
 
 
 def _seeds(step: Step, facts: WorkflowFacts, seed: int) -> dict[str, int]:
-    """Seeds that the step leaves open, and those that it names: all the same, within their ranges."""
+    """Returns the values of seed properties that the step leaves open or fills with `{{ seed }}`."""
     return {
         each.name: seed_within(each, seed)
         for each in facts.properties
@@ -334,8 +341,8 @@ def _takes_seed(step: Step, each: Property) -> bool:
     return step.seed is None and whole_name(step.properties[each.name]) == "seed"
 
 
-def _by_reference(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A picture is handed on by its file's id; nothing is copied."""
+def _files_as_ids(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Replaces files by their ids, so that nothing is copied."""
     return {
         name: value["file_id"] if isinstance(value, Mapping) and "file_id" in value else value
         for name, value in values.items()

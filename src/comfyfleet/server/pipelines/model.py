@@ -18,7 +18,8 @@ START_SCORE = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Makes candidates: out of nothing if it is the first, else out of those of the step before."""
+    """A step that makes candidates: from nothing if it is the first, else from those of the step
+    before."""
 
     name: str
     workflow: str = ""  # empty if it names an effect
@@ -34,7 +35,7 @@ class Step:
 
     @property
     def work_field(self) -> str:
-        """The field of the document that names what its jobs are."""
+        """The field of the document that names the effect or workflow."""
         return "effect" if self.effect else "workflow"
 
 
@@ -82,7 +83,7 @@ class PipelineCandidate:
 
 
 class JobState(StrEnum):
-    """How a job stands with its run; the job's own row says how it is run."""
+    """The state of a job within its run; the job's own row has its status."""
 
     IN_FLIGHT = "in_flight"
     DONE = "done"  # its candidates are written
@@ -120,7 +121,7 @@ class StoredPipeline:
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A run, whose it is, and how the sweep last found it."""
+    """A run with its owner, and the result of the last sweep."""
 
     run: StoredPipelineRun
     tenant_id: UUID
@@ -143,7 +144,8 @@ class StoredRun:
         return self.run.id
 
     def reason_at(self, now: datetime) -> str | None:
-        """None while it is due: something has happened since, and the reason may be gone."""
+        """Returns why nothing is submitted; None while the run is due, as the reason may be
+        outdated."""
         is_due = self.look_at is not None and self.look_at <= now
         return None if is_due else self.reason
 
@@ -161,7 +163,7 @@ class PipelineRunEvent:
 
 @dataclass(frozen=True, slots=True)
 class JobInFlight:
-    """Submitted, and its candidates are not written yet: also when it has ended in the meantime."""
+    """A job whose candidates are not written yet, even if it has ended."""
 
     job_id: UUID
     step: int
@@ -171,7 +173,8 @@ class JobInFlight:
 
 @dataclass(frozen=True, slots=True)
 class FailedJob:
-    """Holds its place until somebody retries it: a job that fails is not made again by itself."""
+    """A failed job. It keeps its place until a user retries it, as failed jobs are not repeated
+    automatically."""
 
     job_id: UUID
     step: int
@@ -185,13 +188,13 @@ class RunTree:
 
     @cached_property
     def stopped(self) -> frozenset[UUID]:
-        """Rejected candidates, and all that came out of them."""
+        """Rejected candidates and all their descendants."""
         found: dict[UUID, bool] = {}
         for candidate in self.candidates:
-            self._judge_branch(candidate, found)
+            self._mark_branch(candidate, found)
         return frozenset(each for each, is_stopped in found.items() if is_stopped)
 
-    def _judge_branch(self, candidate: UUID, found: dict[UUID, bool]) -> None:
+    def _mark_branch(self, candidate: UUID, found: dict[UUID, bool]) -> None:
         path: list[UUID] = []
         current: UUID | None = candidate
         while current is not None and current in self.candidates and current not in found:
@@ -212,7 +215,7 @@ _FORBIDDEN = re.compile(r"[\\:*?\"<>|\x00-\x1f\x7f]")
 def candidate_path(
     *, target_folder: str, step: str, candidate_id: UUID, created_at: datetime, extension: str
 ) -> str:
-    """Unique in its run: no two candidates have one id."""
+    """Returns the path of a candidate's file; unique within its run because of the id."""
     stamp = created_at.astimezone(UTC).strftime("%Y%m%d%H%M%S")
     ending = extension.lower().lstrip(".")
     if not _EXTENSION.fullmatch(ending):
@@ -221,7 +224,7 @@ def candidate_path(
 
 
 def step_folder(name: str) -> str:
-    """In lower case with hyphens; letters of every script stay."""
+    """Converts a step's name to a folder: lower case with hyphens; letters of all scripts are kept."""
     folder = _NOT_IN_A_NAME.sub("-", name.lower()).strip("-")
     if not folder:
         raise InvalidInput(
@@ -231,7 +234,7 @@ def step_folder(name: str) -> str:
 
 
 def clean_folder(folder: str) -> str:
-    """A relative folder that stays below wherever it is put."""
+    """Checks and normalises a relative folder; refuses one that leads upwards."""
     parts = [part for part in folder.split("/") if part not in ("", ".")]
     if not parts or ".." in parts or _FORBIDDEN.search(folder) or folder.startswith("/"):
         raise InvalidInput(

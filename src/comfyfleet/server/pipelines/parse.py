@@ -29,7 +29,7 @@ _BRACES = re.compile(r"\{\{.*?(?:\}\}|$)", re.DOTALL)
 def render(
     step: Step, *, variables: Mapping[str, Any], parent: PipelineCandidate | None, seed: int
 ) -> dict[str, Any]:
-    """InvalidInput names the step and the property."""
+    """Fills the templates of a step's properties; InvalidInput names the step and the property."""
     names: dict[str, Any] = {
         "variables": variables,
         "seed": seed if step.seed is None else step.seed,
@@ -37,13 +37,13 @@ def render(
     if parent is not None:
         names["parent"] = parent_values(parent)
     return {
-        name: _filled(value, names, _Place(step.name, name))
+        name: _fill(value, names, _TemplateLocation(step.name, name))
         for name, value in step.properties.items()
     }
 
 
 def parent_values(parent: PipelineCandidate) -> dict[str, Any]:
-    """What a template may say about the parent."""
+    """Returns the values that templates can use as `parent`."""
     return {
         "id": str(parent.id),
         "file": parent.file,
@@ -54,7 +54,7 @@ def parent_values(parent: PipelineCandidate) -> dict[str, Any]:
     }
 
 
-class _Place:
+class _TemplateLocation:
     def __init__(self, step: str, name: str) -> None:
         self.step, self.name = step, name
 
@@ -63,29 +63,29 @@ class _Place:
         return InvalidInput(message, step=self.step, property=self.name)
 
 
-def _filled(template: Any, names: Mapping[str, Any], place: _Place, depth: int = 0) -> Any:
+def _fill(template: Any, names: Mapping[str, Any], place: _TemplateLocation, depth: int = 0) -> Any:
     if depth > DEPTH_MAX:
         raise place.refuse(f"nested deeper than {DEPTH_MAX} levels")
     if isinstance(template, str):
-        return _filled_text(template, names, place)
+        return _fill_text(template, names, place)
     if isinstance(template, Mapping):
-        return {key: _filled(each, names, place, depth + 1) for key, each in template.items()}
+        return {key: _fill(each, names, place, depth + 1) for key, each in template.items()}
     if isinstance(template, list | tuple):
-        return [_filled(each, names, place, depth + 1) for each in template]
+        return [_fill(each, names, place, depth + 1) for each in template]
     return template
 
 
-def _filled_text(template: str, names: Mapping[str, Any], place: _Place) -> Any:
+def _fill_text(template: str, names: Mapping[str, Any], place: _TemplateLocation) -> Any:
     whole = _NAME.fullmatch(template.strip())
     if whole:
         return _value(whole[1], names, place)
-    text = _NAME.sub(lambda found: _written(found[1], names, place), template)
+    text = _NAME.sub(lambda found: _value_as_text(found[1], names, place), template)
     if len(text) > TEXT_CHARACTERS_MAX:
         raise place.refuse(f"the text is longer than {TEXT_CHARACTERS_MAX:,} characters")
     return text
 
 
-def _value(name: str, names: Mapping[str, Any], place: _Place) -> Any:
+def _value(name: str, names: Mapping[str, Any], place: _TemplateLocation) -> Any:
     root, *path = name.split(".")
     if root == "parent" and root not in names:
         raise place.refuse("there is no parent: the first step makes candidates out of nothing")
@@ -95,7 +95,7 @@ def _value(name: str, names: Mapping[str, Any], place: _Place) -> Any:
     return value
 
 
-def _written(name: str, names: Mapping[str, Any], place: _Place) -> str:
+def _value_as_text(name: str, names: Mapping[str, Any], place: _TemplateLocation) -> str:
     value = _value(name, names, place)
     if not isinstance(value, str | int | float):
         raise place.refuse(f"{name} can't be written into a text")
@@ -103,12 +103,12 @@ def _written(name: str, names: Mapping[str, Any], place: _Place) -> str:
 
 
 def names_in(template: Any) -> list[str]:
-    """What a template asks for: `variables.size`, `parent.file`, `seed`."""
+    """Returns the names in a template, such as `variables.size`, `parent.file` or `seed`."""
     return [name for text in _texts(template) for name in _NAME.findall(text)]
 
 
 def whole_name(template: Any) -> str | None:
-    """The name, of a text that is nothing but `{{ name }}`."""
+    """Returns the name if the text is nothing but `{{ name }}`."""
     found = _NAME.fullmatch(template.strip()) if isinstance(template, str) else None
     return found[1] if found else None
 
@@ -118,14 +118,14 @@ def is_template(value: Any) -> bool:
 
 
 def template_problems(pipeline: PipelineDefinition) -> list[DocumentProblem]:
-    """What can be told before a run is there: names that nothing can stand for."""
+    """Returns templates with names that can never have a value."""
     found: list[DocumentProblem] = []
     for number, step in enumerate(pipeline.steps):
         for name, template in step.properties.items():
             for text in _texts(template):
                 found += [
                     DocumentProblem("invalid_template", what, step.name, name)
-                    for what in _wrong(text, number)
+                    for what in _template_errors(text, number)
                 ]
     return found
 
@@ -142,7 +142,7 @@ def _texts(template: Any) -> Iterator[str]:
             waiting.extend(current)
 
 
-def _wrong(text: str, step: int) -> Iterator[str]:
+def _template_errors(text: str, step: int) -> Iterator[str]:
     for braces in _BRACES.findall(text):
         name = _NAME.fullmatch(braces)
         root = name[1].split(".")[0] if name else ""
@@ -184,7 +184,7 @@ def parse_pipeline(document: Any) -> ParsedPipeline:
     fields.refuse_others()
     steps = [_step(row, number, problems) for number, row in enumerate(rows)]
     pipeline = PipelineDefinition(name, tuple(steps))
-    problems += _repeated(steps)
+    problems += _duplicate_names(steps)
     problems += template_problems(pipeline)
     return ParsedPipeline(pipeline, tuple(problems))
 
@@ -223,8 +223,8 @@ def _step(row: Any, number: int, problems: list[DocumentProblem]) -> Step:
     return step
 
 
-def _repeated(steps: list[Step]) -> list[DocumentProblem]:
-    """Two steps in one folder could not be told apart."""
+def _duplicate_names(steps: list[Step]) -> list[DocumentProblem]:
+    """Returns problems with steps whose names give the same folder."""
     found: list[DocumentProblem] = []
     seen: set[str] = set()
     for step in steps:
@@ -246,7 +246,8 @@ def _repeated(steps: list[Step]) -> list[DocumentProblem]:
 def validate(
     pipeline: PipelineDefinition, catalogue: GraphCatalogue
 ) -> tuple[DocumentProblem, ...]:
-    """Unknown workflows and properties, values that don't fit, required properties that are missing."""
+    """Returns unknown workflows and properties, values that don't fit, and missing required
+    properties."""
     found: list[DocumentProblem] = []
     for step in pipeline.steps:
         if not (step.workflow or step.effect):
@@ -275,7 +276,8 @@ def _property_problems(step: Step, facts: WorkflowFacts) -> Iterator[DocumentPro
 
 
 def _mismatch(step: Step, each: Property, value: Any) -> str:
-    """Why a property can't take a value or what a template makes; empty if it can, or none can tell."""
+    """Returns why a property can't take a value or a template's result; empty if it can, or if it
+    isn't known yet."""
     if not is_template(value):
         return value_problem(each, value)
     if whole_name(value) == "seed" and step.seed is not None:
@@ -290,30 +292,31 @@ def variable_problems(
     variables: Mapping[str, Any],
     facts: Mapping[int, WorkflowFacts] | None = None,
 ) -> tuple[DocumentProblem, ...]:
-    """Variables that templates name and a run was not given, or of a kind that the property can't take."""
+    """Returns variables that the templates use and that are missing, or that the property can't
+    take."""
     found: list[DocumentProblem] = []
     for number, step in enumerate(pipeline.steps):
         for name, template in step.properties.items():
             missing = [
                 DocumentProblem("missing_variable", message, step.name, name)
-                for message in _missing(template, variables)
+                for message in _missing_variables(template, variables)
             ]
             found += missing
             each = (facts or {})[number].property_named(name) if number in (facts or {}) else None
-            if each and not missing and (wrong := _wrong_variable(each, template, variables)):
+            if each and not missing and (wrong := _variable_mismatch(each, template, variables)):
                 found.append(DocumentProblem("type_mismatch", wrong, step.name, name))
     return tuple(dict.fromkeys(found))
 
 
-def _missing(template: Any, variables: Mapping[str, Any]) -> Iterator[str]:
+def _missing_variables(template: Any, variables: Mapping[str, Any]) -> Iterator[str]:
     for used in names_in(template):
         root, *path = used.split(".")
         if root == "variables" and (not path or value_at(variables, tuple(path)) is MISSING):
             yield f"the run has no variable {'.'.join(path)!r}"
 
 
-def _wrong_variable(each: Property, template: Any, variables: Mapping[str, Any]) -> str:
-    """Of a template that is nothing but one variable: its value is the property's."""
+def _variable_mismatch(each: Property, template: Any, variables: Mapping[str, Any]) -> str:
+    """Checks a variable that is used alone, so that its value becomes the property's."""
     root, *path = (whole_name(template) or "").split(".")
     if root != "variables" or each.is_media:
         return ""

@@ -1,7 +1,8 @@
 """Reads a run's state, opens a locked transaction on it, and records its events.
 
-An event is written in the transaction of the action itself. The audit log is in another database, so it
-follows afterwards; if that is cut off, the sweep does it."""
+An event is written in the transaction of the action itself. The audit log is in another database,
+so it is written afterwards; if that fails, the sweep writes it.
+"""
 
 import math
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
@@ -68,7 +69,7 @@ async def read_state(
 
 
 async def facts_by_step(tx: Tx, pipeline: PipelineDefinition) -> dict[int, WorkflowFacts]:
-    """Of those that are offered; what is not, or not any more, is left out."""
+    """Returns the workflow facts of each step; those not on offer are left out."""
     catalogue = await read_catalogue(tx, pipeline.steps)
     found = {number: catalogue.facts_for(step) for number, step in enumerate(pipeline.steps)}
     return {number: facts for number, facts in found.items() if facts}
@@ -106,13 +107,16 @@ async def read_events(tx: Tx, run_id: UUID, *, after_id: int, limit: int) -> lis
 
 
 async def flush_audit(context: JobContext, pool: Database) -> bool:
-    """True: there is more. Told twice if it is cut off in between; the event's id shows it."""
+    """Copies events to the audit log; returns whether there is more.
+
+    A crash in between writes an entry twice; the event's id shows it.
+    """
     async with pool.read() as tx:
-        untold = await store.unaudited_events(tx, limit=AUDITED_PER_PASS_MAX)
-    if not untold:
+        unaudited = await store.unaudited_events(tx, limit=AUDITED_PER_PASS_MAX)
+    if not unaudited:
         return False
     async with context.central.transaction() as tx:
-        for each in untold:
+        for each in unaudited:
             await record_audit(
                 tx,
                 each.actor,
@@ -123,8 +127,8 @@ async def flush_audit(context: JobContext, pool: Database) -> bool:
                 **{**each.data, "event_id": each.id},
             )
     async with pool.transaction() as tx:
-        await store.mark_audited(tx, [each.id for each in untold])
-    return len(untold) == AUDITED_PER_PASS_MAX
+        await store.mark_audited(tx, [each.id for each in unaudited])
+    return len(unaudited) == AUDITED_PER_PASS_MAX
 
 
 PIPELINE_RUN_KIND = "pipeline"
@@ -146,7 +150,7 @@ class RunTransaction:
         await record_event(self.tx, self.stored, kind, {**who, **data}, actor=actor, now=self.now)
 
     async def cancel_job(self, job_id: UUID) -> None:
-        """Its place is free at once: its outbox row finds nothing left to do."""
+        """Cancels a job and frees its place at once; its outbox row then has no effect."""
         job, outbox_ids = await jobs.cancel(
             self.tx, self.stored.tenant_id, job_id, new_id=self.context.new_id, now=self.now
         )
@@ -159,7 +163,8 @@ class RunTransaction:
 async def run_transaction(
     context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID
 ) -> AsyncIterator[RunTransaction]:
-    """The run is due when the act is done: whatever it was, it may have made room for work."""
+    """Opens a transaction on a locked run; makes the run due afterwards, as any action may have
+    made room for jobs."""
     pool = await context.pool_of(tenant_id)
     async with pool.transaction() as tx:
         stored = await get_own_run(tx, tenant_id, user_id, run_id, is_locked=True)
@@ -200,7 +205,7 @@ class RunView:
 
     @property
     def success_rate(self) -> float | None:
-        """Of all jobs that ended, retried ones too."""
+        """The share of all ended jobs that succeeded, including retried ones."""
         done = self.jobs.get(JobState.DONE, 0)
         failed = self.jobs.get(JobState.FAILED, 0) + self.jobs.get(JobState.RETRIED, 0)
         return done / (done + failed) if done + failed else None
@@ -229,7 +234,7 @@ def _seconds_left(
     rows: Sequence[StepProgress],
     mean: float | None,
 ) -> float | None:
-    """If all that can be made is made, and takes as long as the last jobs did."""
+    """Estimates the remaining time: all that can be made, at the speed of the last jobs."""
     if mean is None:
         return None
     expected, left = stored.run.base_candidates, 0
@@ -253,10 +258,10 @@ async def list_candidates(
     after: UUID | None,
     limit: int,
 ) -> tuple[list[PipelineCandidate], dict[UUID, File]]:
-    """The oldest first, with their files; go on with `after` = the last one's id."""
+    """Returns a page with files, the oldest first; `after` is the id of the last page's last."""
     async with context.tenant(tenant_id) as tx:
         await get_own_run(tx, tenant_id, user_id, run_id)
-        last = await _one(tx, run_id, after) if after else None
+        last = await _get_candidate(tx, run_id, after) if after else None
         found = await store_candidates.list_page(tx, run_id, wanted, after=last, limit=limit)
         return found, await _files(tx, tenant_id, found)
 
@@ -266,11 +271,11 @@ async def read_candidate(
 ) -> tuple[PipelineCandidate, dict[UUID, File]]:
     async with context.tenant(tenant_id) as tx:
         await get_own_run(tx, tenant_id, user_id, run_id)
-        found = await _one(tx, run_id, candidate_id)
+        found = await _get_candidate(tx, run_id, candidate_id)
         return found, await _files(tx, tenant_id, [found])
 
 
-async def _one(tx: Tx, run_id: UUID, candidate_id: UUID) -> PipelineCandidate:
+async def _get_candidate(tx: Tx, run_id: UUID, candidate_id: UUID) -> PipelineCandidate:
     found = await store_candidates.get_candidate(tx, run_id, candidate_id)
     if found is None:
         raise NotFound(f"there is no candidate {candidate_id}")
@@ -282,11 +287,11 @@ async def _files(tx: Tx, tenant_id: UUID, found: Collection[PipelineCandidate]) 
     try:
         return await media.get_files(tx, tenant_id, ids) if ids else {}
     except NotFound:  # one was just removed: then each is asked for
-        pairs = [(each, await _file(tx, tenant_id, each)) for each in ids]
+        pairs = [(each, await _find_file(tx, tenant_id, each)) for each in ids]
         return {file_id: file for file_id, file in pairs if file}
 
 
-async def _file(tx: Tx, tenant_id: UUID, file_id: UUID) -> File | None:
+async def _find_file(tx: Tx, tenant_id: UUID, file_id: UUID) -> File | None:
     try:
         return await media.get_file(tx, tenant_id, file_id)
     except NotFound:
@@ -303,7 +308,7 @@ async def files_of(
 async def read_tree(
     context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID
 ) -> list[PipelineCandidate]:
-    """All of them without their files, the oldest first."""
+    """Returns all candidates without their files, the oldest first."""
     async with context.tenant(tenant_id) as tx:
         await get_own_run(tx, tenant_id, user_id, run_id)
         found = await store_candidates.tree_of(tx, run_id)
@@ -317,7 +322,7 @@ async def read_tree(
 async def list_failures(
     context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID, *, limit: int
 ) -> list[PipelineJob]:
-    """The newest first."""
+    """Returns failed jobs, the newest first."""
     async with context.tenant(tenant_id) as tx:
         await get_own_run(tx, tenant_id, user_id, run_id)
         return await store_candidates.page_of_failed(tx, run_id, limit=limit)
@@ -326,7 +331,7 @@ async def list_failures(
 async def list_events(
     context: JobContext, tenant_id: UUID, run_id: UUID, *, after_id: int, limit: int
 ) -> list[PipelineRunEvent]:
-    """Of a run that was looked up before: it is asked for again and again."""
+    """Returns events of a run. The caller has checked its owner, as streams call this repeatedly."""
     async with context.tenant(tenant_id) as tx:
         return await read_events(tx, run_id, after_id=after_id, limit=limit)
 

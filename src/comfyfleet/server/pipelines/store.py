@@ -85,7 +85,7 @@ async def add_judgement(tx: Tx, row: Mapping[str, Any]) -> None:
 
 
 async def last_judgement(tx: Tx, candidate_id: UUID) -> Judgement | None:
-    """Of those that were not undone."""
+    """Returns the last judgement that was not undone."""
     found = await tx.execute(
         select(pipeline_judgements)
         .where(
@@ -110,7 +110,7 @@ async def undo_judgement(tx: Tx, judgement_id: int, *, now: datetime) -> None:
 
 
 async def add_vote(tx: Tx, row: Mapping[str, Any]) -> bool:
-    """False: this vote was given before."""
+    """Adds a vote; False if it was added before."""
     added = await tx.execute(
         insert_if_new(tx, pipeline_votes, [row]).returning(pipeline_votes.c.number)
     )
@@ -118,7 +118,7 @@ async def add_vote(tx: Tx, row: Mapping[str, Any]) -> bool:
 
 
 async def votes_of(tx: Tx, run_id: UUID) -> list[PairVote]:
-    """Those that count, in the order in which they were given."""
+    """Returns votes that were not undone, in the order in which they were given."""
     found = await tx.execute(
         select(pipeline_votes)
         .where(pipeline_votes.c.run_id == run_id, pipeline_votes.c.undone_at.is_(None))
@@ -128,7 +128,7 @@ async def votes_of(tx: Tx, run_id: UUID) -> list[PairVote]:
 
 
 async def get_vote(tx: Tx, run_id: UUID, vote_id: UUID) -> tuple[PairVote, bool] | None:
-    """With whether it still counts."""
+    """Returns a vote, and whether it still counts."""
     found = await tx.execute(
         select(pipeline_votes).where(
             pipeline_votes.c.run_id == run_id, pipeline_votes.c.id == vote_id
@@ -297,7 +297,7 @@ def _is_older(table: Table, at: datetime, row_id: UUID) -> Any:
 
 
 async def add_run(tx: Tx, stored: StoredRun) -> bool:
-    """False: there is one with this idempotency key."""
+    """Adds a run; False if there is one with this idempotency key."""
     added = await tx.execute(
         insert_if_new(tx, pipeline_runs, [_run_row(stored)]).returning(pipeline_runs.c.id)
     )
@@ -307,7 +307,7 @@ async def add_run(tx: Tx, stored: StoredRun) -> bool:
 async def get_run(
     tx: Tx, tenant_id: UUID, run_id: UUID, *, is_locked: bool = False
 ) -> StoredRun | None:
-    """Locked, nobody else acts on it until the transaction ends."""
+    """Returns a run; `is_locked` locks its row until the transaction ends."""
     mine = (pipeline_runs.c.tenant_id == tenant_id, pipeline_runs.c.id == run_id)
     if is_locked:
         await tx.execute(for_update(tx, select(pipeline_runs.c.id).where(*mine)))
@@ -351,8 +351,8 @@ async def change_run(tx: Tx, run_id: UUID, values: Mapping[str, Any]) -> None:
     await tx.execute(update(pipeline_runs).where(pipeline_runs.c.id == run_id).values(dict(values)))
 
 
-async def record_look(tx: Tx, seen: StoredRun, values: Mapping[str, Any]) -> bool:
-    """Only if nothing has happened since it was looked at; else it is due again at once."""
+async def record_sweep_result(tx: Tx, seen: StoredRun, values: Mapping[str, Any]) -> bool:
+    """Records the result of a sweep, unless the run has changed since; then it stays due."""
     done = await tx.execute(
         update(pipeline_runs)
         .where(
@@ -366,7 +366,7 @@ async def record_look(tx: Tx, seen: StoredRun, values: Mapping[str, Any]) -> boo
 
 
 async def due_runs(tx: Tx, *, now: datetime, limit: int) -> list[StoredRun]:
-    """Those that have waited longest first: with many, none is passed over."""
+    """Returns due runs; those that have waited longest come first, so that none is passed over."""
     found = await tx.execute(
         _RUNS.where(pipeline_runs.c.look_at <= now).order_by(pipeline_runs.c.look_at).limit(limit)
     )
@@ -384,7 +384,7 @@ async def last_served(tx: Tx, tenant_id: UUID) -> UUID | None:
 
 
 async def old_runs(tx: Tx, *, unchanged_since: datetime, limit: int) -> Sequence[StoredRun]:
-    """Whose files have not been removed, and in which nothing has happened for so long."""
+    """Returns runs that still have files and have not changed since a moment."""
     found = await tx.execute(
         _RUNS.where(
             pipeline_runs.c.changed_at < unchanged_since,

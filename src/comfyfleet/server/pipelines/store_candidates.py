@@ -186,7 +186,7 @@ async def reset_scores(tx: Tx, run_id: UUID, score: float) -> None:
 
 
 async def bytes_of(tx: Tx, run_id: UUID) -> int:
-    """Of the files that are still there."""
+    """Returns the size of the files that still exist."""
     total = await tx.scalar(
         select(func.coalesce(func.sum(candidates.c.size), 0)).where(
             candidates.c.run_id == run_id, candidates.c.file_id.is_not(None)
@@ -196,7 +196,7 @@ async def bytes_of(tx: Tx, run_id: UUID) -> int:
 
 
 async def files_of(tx: Tx, run_id: UUID, *, limit: int) -> dict[UUID, UUID]:
-    """Candidates that still have their file, with its id."""
+    """Returns the file ids of candidates that still have their file."""
     found = await tx.execute(
         select(candidates.c.id, candidates.c.file_id)
         .where(candidates.c.run_id == run_id, candidates.c.file_id.is_not(None))
@@ -209,20 +209,11 @@ async def clear_file(tx: Tx, candidate_id: UUID) -> None:
     await tx.execute(update(candidates).where(candidates.c.id == candidate_id).values(file_id=None))
 
 
-async def newest_at(tx: Tx, run_id: UUID) -> datetime | None:
-    found: datetime | None = await tx.scalar(
-        select(func.max(candidates.c.created_at, type_=Moment())).where(
-            candidates.c.run_id == run_id
-        )
-    )
-    return found
-
-
 ACTIVE = ("queued", "processing")
 
 
 class UnderwayJob(NamedTuple):
-    """A job in flight, as its own row says it is."""
+    """A job in flight with the status of its own row."""
 
     tenant_id: UUID
     run_id: UUID
@@ -268,7 +259,7 @@ async def add_job(tx: Tx, tenant_id: UUID, job: PipelineJob) -> None:
 
 
 async def next_number(tx: Tx, run_id: UUID, step: int, parent: UUID | None) -> int:
-    """Never used before: those that failed or were cancelled keep theirs."""
+    """Returns a number that was never used; failed and cancelled jobs keep theirs."""
     is_same = pipeline_jobs.c.parent_id == parent if parent else pipeline_jobs.c.parent_id.is_(None)
     found = await tx.scalar(
         select(func.count()).where(
@@ -287,7 +278,7 @@ async def get_job(tx: Tx, run_id: UUID, job_id: UUID) -> PipelineJob | None:
 
 
 async def in_flight(tx: Tx, run_id: UUID) -> list[JobInFlight]:
-    """Also those that have ended, and whose candidates are not written yet."""
+    """Returns the jobs in flight, including ended ones whose candidates are not written yet."""
     found = await tx.execute(
         select(
             pipeline_jobs.c.id, pipeline_jobs.c.step, pipeline_jobs.c.parent_id, ai_jobs.c.status
@@ -322,7 +313,7 @@ async def page_of_failed(tx: Tx, run_id: UUID, *, limit: int) -> list[PipelineJo
 
 
 async def failures_since(tx: Tx, run_id: UUID, since: datetime) -> int:
-    """Also those that have been retried since."""
+    """Counts failed jobs, including those that were retried."""
     found = await tx.scalar(
         select(func.count()).where(
             pipeline_jobs.c.run_id == run_id,
@@ -343,7 +334,7 @@ async def count_by_state(tx: Tx, run_id: UUID) -> dict[JobState, int]:
 
 
 async def mean_seconds(tx: Tx, run_id: UUID, *, of_last: int) -> float | None:
-    """From submit to end, of the last that were done."""
+    """Returns the mean time from submit to end of the last jobs that succeeded."""
     found = await tx.execute(
         select(pipeline_jobs.c.created_at, pipeline_jobs.c.ended_at)
         .where(pipeline_jobs.c.run_id == run_id, pipeline_jobs.c.status == JobState.DONE)
@@ -355,7 +346,7 @@ async def mean_seconds(tx: Tx, run_id: UUID, *, of_last: int) -> float | None:
 
 
 async def queued_of(tx: Tx, run_id: UUID) -> list[UUID]:
-    """Locked: none of them is started until the transaction ends."""
+    """Returns queued jobs, locked, so that none of them starts until the transaction ends."""
     query = (
         select(ai_jobs.c.id)
         .join(pipeline_jobs, ai_jobs.c.id == pipeline_jobs.c.id)
@@ -390,7 +381,7 @@ async def end_job(
 
 
 async def release_failed(tx: Tx, run_id: UUID, job_id: UUID | None) -> list[UUID]:
-    """This one, or all: their places are free."""
+    """Marks one failed job or all as retried, which frees their places."""
     failed_ones = update(pipeline_jobs).where(
         pipeline_jobs.c.run_id == run_id, pipeline_jobs.c.status == JobState.FAILED
     )
@@ -418,14 +409,14 @@ _UNDERWAY = (
 
 
 async def list_underway(tx: Tx, *, limit: int) -> list[UnderwayJob]:
-    """Those that have waited or run longest first."""
+    """Returns active jobs, the oldest first."""
     query = _UNDERWAY.where(ai_jobs.c.status.in_(ACTIVE))
     found = await tx.execute(query.order_by(ai_jobs.c.submitted_at).limit(limit))
     return [UnderwayJob(*row) for row in found]
 
 
 async def ended_uncollected(tx: Tx, *, limit: int) -> list[UnderwayJob]:
-    """Whose candidates are not written though they have ended."""
+    """Returns ended jobs whose candidates are not written yet."""
     query = _UNDERWAY.where(ai_jobs.c.status.not_in(ACTIVE))
     found = await tx.execute(query.order_by(ai_jobs.c.completed_at).limit(limit))
     return [UnderwayJob(*row) for row in found]

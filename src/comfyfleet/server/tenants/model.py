@@ -43,7 +43,7 @@ class Tenant:
         return f"tenant:{self.id}"
 
     def clamped(self, priority: int) -> int:
-        """The nearest priority that this tenant may use."""
+        """Returns the nearest priority that this tenant may use."""
         return max(self.min_priority, min(self.max_priority, priority))
 
 
@@ -95,7 +95,8 @@ class User:
 
 
 def check_email(email: str | None) -> str | None:
-    """In lower case, so that nobody is there twice. Whether it is theirs, only a mail can tell."""
+    """Returns the address in lower case, so that it is unique regardless of case. Ownership is not
+    verified."""
     if email is None:
         return None
     text = email.strip().lower()
@@ -130,7 +131,8 @@ ALL_SCOPES = frozenset(Scope)
 
 @dataclass(frozen=True, slots=True)
 class NewApiKey:
-    """`key` is from `new_api_key`; only its hash is kept, so whoever makes it shows it now or never."""
+    """A key to be created. `key` is from `new_api_key` and only its hash is stored, so it can be
+    shown only now."""
 
     id: UUID
     key: str
@@ -154,13 +156,13 @@ class ApiKey:
     revoked_at: datetime | None
     last_used_at: datetime | None
 
-    def is_use_noted(self, now: datetime) -> bool:
+    def is_use_recorded(self, now: datetime) -> bool:
         return self.last_used_at is not None and now - self.last_used_at < KEY_USE_NOTED_EVERY
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who stands behind a request."""
+    """The key and the tenant of a request."""
 
     key: ApiKey
     tenant: Tenant
@@ -175,7 +177,7 @@ class Caller:
 
 
 def new_api_key() -> str:
-    """256 random bits behind our mark; for edges, as all chance is."""
+    """Makes a random key of 256 bits with our prefix. Not pure: for the outer layers only."""
     return API_KEY_PREFIX + new_key()
 
 
@@ -213,7 +215,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
 
 @dataclass(frozen=True, slots=True)
 class NewOperator:
-    """`key` is from `new_operator_key`; only its hash is kept, so it is shown now or never."""
+    """An operator to be created. `key` is from `new_operator_key` and only its hash is stored, so
+    it can be shown only now."""
 
     id: UUID
     name: str
@@ -237,13 +240,13 @@ class Operator:
     def subject(self) -> str:
         return f"operator:{self.name}"
 
-    def is_use_noted(self, now: datetime) -> bool:
+    def is_use_recorded(self, now: datetime) -> bool:
         return self.last_used_at is not None and now - self.last_used_at < OPERATOR_USE_NOTED_EVERY
 
 
 @dataclass(frozen=True, slots=True)
 class ActingOperator:
-    """Who stands behind a request: the name is what the audit tells."""
+    """The operator of a request; `actor` is the name in the audit."""
 
     actor: str
     role: Role
@@ -256,7 +259,7 @@ class ActingOperator:
 
 
 def new_operator_key() -> str:
-    """256 random bits behind our mark; for edges, as all chance is."""
+    """Makes a random key of 256 bits with our prefix. Not pure: for the outer layers only."""
     return OPERATOR_KEY_PREFIX + new_key()
 
 
@@ -288,7 +291,7 @@ class TokenWallet:
 
 @dataclass(frozen=True, slots=True)
 class LedgerTransaction:
-    """One line of the ledger; once written, it stays as it is."""
+    """One line of the ledger; never changed."""
 
     id: int
     tenant_id: UUID
@@ -312,7 +315,7 @@ class Reserved(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """How a job was settled; by an earlier word, if it is not new."""
+    """How a job was settled: now, or before if it is not new."""
 
     type: TransactionType
     user_id: UUID
@@ -321,7 +324,7 @@ class Settlement(NamedTuple):
 
 
 class JobLedgerFacts(NamedTuple):
-    """What the ledger needs to know of a job to check it."""
+    """What the ledger's check needs to know of a job."""
 
     job_id: UUID
     reserved_tokens: int
@@ -331,7 +334,7 @@ class JobLedgerFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LedgerDrift:
-    """Something that does not add up."""
+    """An inconsistency that the ledger's check found."""
 
     fault: Fault
     tenant_id: UUID
@@ -368,15 +371,15 @@ def check_provider_id(provider_transaction_id: str) -> str:
 def drifts_of_job(
     tenant_id: UUID, job: JobLedgerFacts, found: Sequence[LedgerTransaction]
 ) -> list[LedgerDrift]:
-    """`found` are all transactions of the job."""
+    """Returns the inconsistencies of a job; `found` are all its transactions."""
     reserve = next((each for each in found if each.type is TransactionType.JOB_RESERVE), None)
     settled = [each for each in found if each.type in SETTLES]
     user_id = found[0].user_id if found else None
-    faults = [*_of_amount(job, reserve, settled), *_of_settling(job, reserve, settled)]
+    faults = [*_amount_faults(job, reserve, settled), *_settlement_faults(job, reserve, settled)]
     return [LedgerDrift(fault, tenant_id, user_id, job.job_id, says) for fault, says in faults]
 
 
-def _of_amount(
+def _amount_faults(
     job: JobLedgerFacts, reserve: LedgerTransaction | None, settled: Sequence[LedgerTransaction]
 ) -> list[tuple[Fault, str]]:
     if reserve is None:
@@ -390,7 +393,7 @@ def _of_amount(
     return []
 
 
-def _of_settling(
+def _settlement_faults(
     job: JobLedgerFacts, reserve: LedgerTransaction | None, settled: Sequence[LedgerTransaction]
 ) -> list[tuple[Fault, str]]:
     if reserve is None:

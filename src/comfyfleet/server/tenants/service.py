@@ -60,9 +60,10 @@ def _row(tenant_id: UUID, name: str, pool: str, now: datetime) -> dict[str, Any]
 
 
 async def ensure_default(tx: Tx, *, pools: Iterable[str], now: datetime) -> None:
-    """The tenant of operators' own jobs; safe when several control planes start at once."""
+    """Creates the tenant of operators' own jobs if it is missing; safe if several control planes
+    start at once."""
     if await store.get_tenant(tx, DEFAULT_TENANT) is None:
-        pool = await least_full(tx, pools)
+        pool = await emptiest_pool(tx, pools)
         await store.add_tenant_if_new(tx, _row(DEFAULT_TENANT, "default", pool, now))
 
 
@@ -77,7 +78,7 @@ async def list_tenants(tx: Tx, *, pool: str | None = None) -> list[Tenant]:
 async def set_limits(
     tx: Tx, tenant_id: UUID, *, min_priority: int, max_priority: int, max_queued: int | None
 ) -> Tenant:
-    """A job that waits keeps the priority that it was queued with."""
+    """Sets the limits; queued jobs keep their priority."""
     check_limits(min_priority=min_priority, max_priority=max_priority, max_queued=max_queued)
     limits = {
         "min_priority": min_priority,
@@ -88,19 +89,19 @@ async def set_limits(
 
 
 async def set_retention(tx: Tx, tenant_id: UUID, days: int | None) -> Tenant:
-    """How long its media and files are kept; None: as the settings say."""
+    """Sets how long media and files are kept; None uses the setting."""
     values = {"retention_days": check_retention(days)}
     return _require_tenant(await store.update_tenant(tx, tenant_id, values), tenant_id)
 
 
 async def set_quota(tx: Tx, tenant_id: UUID, max_storage_bytes: int | None) -> Tenant:
-    """How much it may store; None: as the settings say."""
+    """Sets how many bytes the tenant may store; None uses the setting."""
     values = {"max_storage_bytes": max_storage_bytes}
     return _require_tenant(await store.update_tenant(tx, tenant_id, values), tenant_id)
 
 
 async def begin_erasing(tx: Tx, tenant_id: UUID, *, now: datetime) -> Tenant:
-    """From now on it gets nothing new; asked again, it stays as it was first asked."""
+    """Marks a tenant for erasure: it gets nothing new. A repeated call keeps the first time."""
     if tenant_id == DEFAULT_TENANT:
         raise Refused("operators' own jobs are this tenant's: it is not erased")
     tenant = await get_tenant(tx, tenant_id)
@@ -110,13 +111,13 @@ async def begin_erasing(tx: Tx, tenant_id: UUID, *, now: datetime) -> Tenant:
 
 
 async def end_erasing(tx: Tx, tenant_id: UUID, *, now: datetime) -> Tenant:
-    """The row stays: the ledger names it. Its name goes."""
+    """Marks a tenant as erased and removes its name; the row stays, as the ledger refers to it."""
     values = {"erased_at": now, "name": ERASED}
     return _require_tenant(await store.update_tenant(tx, tenant_id, values), tenant_id)
 
 
 async def require_kept(tx: Tx, tenant_id: UUID) -> Tenant:
-    """A tenant that may get users and keys: one that is being erased gets no more."""
+    """Returns the tenant; refuses one that is being erased, which gets no more users and keys."""
     tenant = await get_tenant(tx, tenant_id)
     check_kept(tenant)
     return tenant
@@ -127,8 +128,8 @@ def check_kept(tenant: Tenant) -> None:
         raise Conflict(f"the tenant {tenant.id} is erased, or about to be")
 
 
-async def least_full(tx: Tx, names: Iterable[str]) -> str:
-    """Of the pools that there are, the one with the fewest tenants; the first of equals."""
+async def emptiest_pool(tx: Tx, names: Iterable[str]) -> str:
+    """Returns the pool with the fewest tenants; the first of equals."""
     counts = await store.count_tenants_by_pool(tx)
     pools = sorted(names, key=lambda name: (counts.get(name, 0), name))
     if not pools:
@@ -175,7 +176,7 @@ async def get_user(tx: Tx, tenant_id: UUID, user_id: UUID) -> User:
 async def list_users(
     tx: Tx, tenant_id: UUID, *, after_id: UUID | None = None, limit: int = USERS_PER_PAGE_MAX
 ) -> list[User]:
-    """The oldest first; go on with `after_id` = the last one's id."""
+    """Returns a page, the oldest first; `after_id` is the id of the last page's last."""
     after = await get_user(tx, tenant_id, after_id) if after_id else None
     return await store.page_of_users(
         tx, tenant_id, after=after, limit=min(limit, USERS_PER_PAGE_MAX)
@@ -217,7 +218,7 @@ async def create_key(tx: Tx, new: NewApiKey, *, now: datetime) -> ApiKey:
 
 
 async def authenticate_key(tx: Tx, key: str, *, now: datetime) -> Caller:
-    """Reads only; whoever wants the last use noted calls `note_use` if it is not noted yet."""
+    """Returns the caller of a key. Reads only; to record the use, call `note_key_use`."""
     found = await store.key_by_hash(tx, hash_key(key))
     if found is None or not is_key_of_hash(key, found[2]):
         raise Unauthenticated("this key is unknown")
@@ -230,7 +231,7 @@ async def authenticate_key(tx: Tx, key: str, *, now: datetime) -> Caller:
 
 
 async def is_key_valid(tx: Tx, key: ApiKey, *, now: datetime) -> bool:
-    """As it is now: it may have been revoked, or removed with its tenant, since it was read."""
+    """Whether a key is still valid: it may have been revoked or deleted since it was read."""
     found = await store.get_key(tx, key.tenant_id, key.user_id, key.id)
     if found is None or found.revoked_at is not None:
         return False
@@ -242,14 +243,14 @@ async def note_key_use(tx: Tx, key: ApiKey, *, now: datetime) -> None:
 
 
 async def list_keys(tx: Tx, tenant_id: UUID, user_id: UUID) -> list[ApiKey]:
-    """The newest first, the revoked ones among them."""
+    """Returns all keys, including revoked ones; the newest first."""
     return await store.keys_of_user(tx, tenant_id, user_id, limit=KEYS_LISTED_MAX)
 
 
 async def revoke_key(
     tx: Tx, tenant_id: UUID, user_id: UUID, key_id: UUID, *, now: datetime
 ) -> ApiKey:
-    """Dead at once; a second time changes nothing."""
+    """Revokes a key at once; repeating it changes nothing."""
     await store.revoke_key(tx, tenant_id, user_id, key_id, now)
     found = await store.get_key(tx, tenant_id, user_id, key_id)
     if found is None:
@@ -262,12 +263,12 @@ async def revoke_all_keys(tx: Tx, tenant_id: UUID, user_id: UUID, *, now: dateti
 
 
 async def delete_keys_of(tx: Tx, tenant_id: UUID) -> int:
-    """Of a tenant that is erased: dead at once, and no trace of what they were named."""
+    """Deletes the keys of a tenant that is erased, including their names."""
     return await store.delete_keys_of(tx, tenant_id)
 
 
 async def create_operator(tx: Tx, new: NewOperator, *, now: datetime) -> Operator:
-    """A name is one person's for ever: the audit tells it."""
+    """Creates an operator. A name is never used for a second one, as the audit refers to it."""
     row = {
         "id": new.id,
         "name": check_operator_name(new.name),
@@ -297,12 +298,12 @@ async def note_operator_use(tx: Tx, operator: Operator, *, now: datetime) -> Non
 
 
 async def list_operators(tx: Tx) -> list[Operator]:
-    """The revoked ones among them."""
+    """Returns all operators, including revoked ones."""
     return await store.all_operators(tx)
 
 
 async def revoke_operator(tx: Tx, name: str, *, now: datetime) -> Operator:
-    """Dead at once; a second time changes nothing."""
+    """Revokes an operator's key at once; repeating it changes nothing."""
     await store.revoke_operator(tx, name, now)
     found = await store.operator_by_name(tx, name)
     if found is None:

@@ -87,7 +87,7 @@ def _tenant(row: Row[Any]) -> Tenant:
 
 
 async def add_user(tx: Tx, row: Mapping[str, Any]) -> User | None:
-    """None: the tenant has a user of that address or id."""
+    """Adds a user; None if the tenant has one with that address or id."""
     found = (await tx.execute(insert_if_new(tx, users, [row]).returning(users))).first()
     return _user(found) if found else None
 
@@ -145,7 +145,7 @@ _KEY_BY_HASH = PreparedStatement(
 
 
 async def key_by_hash(tx: Tx, key_hash: str) -> tuple[ApiKey, Tenant, str] | None:
-    """The key, its tenant, and the hash that it is kept as."""
+    """Returns the key, its tenant and the stored hash."""
     found = await _KEY_BY_HASH.tuples(tx, {"of_hash": key_hash})
     if not found:
         return None
@@ -186,7 +186,7 @@ async def get_key(tx: Tx, tenant_id: UUID, user_id: UUID, key_id: UUID) -> ApiKe
 async def revoke_key(
     tx: Tx, tenant_id: UUID, user_id: UUID, key_id: UUID | None, now: datetime
 ) -> int:
-    """How many were good until now; all of the user's if none is named."""
+    """Revokes one key, or all keys of the user; returns how many were not revoked before."""
     statement = update(api_keys).where(
         api_keys.c.tenant_id == tenant_id,
         api_keys.c.user_id == user_id,
@@ -225,7 +225,7 @@ OPERATORS_LISTED_MAX = 1000
 
 
 async def add_operator(tx: Tx, row: Mapping[str, Any]) -> Operator | None:
-    """None: the name is taken."""
+    """Adds an operator; None if the name exists."""
     added = await tx.execute(insert_if_new(tx, operators, [row]).returning(operators))
     found = added.first()
     return _operator(found) if found else None
@@ -273,7 +273,7 @@ def _operator(row: Row[Any]) -> Operator:
 
 
 async def get_wallet(tx: Tx, tenant_id: UUID, user_id: UUID) -> TokenWallet | None:
-    found = (await tx.execute(select(wallets).where(_is(tenant_id, user_id)))).first()
+    found = (await tx.execute(select(wallets).where(_is_wallet(tenant_id, user_id)))).first()
     return _wallet(found) if found else None
 
 
@@ -303,7 +303,8 @@ async def open_wallet(tx: Tx, tenant_id: UUID, user_id: UUID, now: datetime) -> 
 async def debit(
     tx: Tx, tenant_id: UUID, user_id: UUID, amount: int, job_ids: Collection[UUID]
 ) -> int | None:
-    """What is left; none if there was too little, or one of the jobs has its tokens already."""
+    """Takes tokens; returns the balance, None if it is too low or one of the jobs has a reservation
+    already."""
     values = {"of_tenant": tenant_id, "of_user": user_id, "amount_taken": amount}
     if len(job_ids) == 1:
         found = await _DEBIT.first(tx, {**values, "of_job": next(iter(job_ids))})
@@ -314,17 +315,19 @@ async def debit(
 
 
 def version_of_wallet() -> ColumnElement[Any]:
-    """Of the bound wallet on PostgreSQL: another one after every change and every lock."""
+    """Selects the version (xmin) of the bound wallet on PostgreSQL, which every change and every
+    lock replaces."""
     return select(literal_column("token_wallets.xmin")).where(_IS_BOUND).scalar_subquery()
 
 
 def is_unchanged(seen: FromClause) -> ColumnElement[bool]:
-    """In the UPDATE of a wallet: its version is still the one that was seen."""
+    """Condition for an UPDATE of a wallet: its version is still the one that was read."""
     return literal_column("token_wallets.xmin") == select(seen.c.version).scalar_subquery()
 
 
 def debit_statement(is_of_jobs: ColumnElement[bool]) -> Any:
-    """Takes `amount_taken` from a wallet that has as much, once for a job."""
+    """Builds a statement that takes `amount_taken` if the balance is sufficient and no reservation
+    exists."""
     reserved = select(lines.c.id).where(
         lines.c.tenant_id == bindparam("of_tenant"),
         is_of_jobs,
@@ -345,7 +348,7 @@ _DEBIT = PreparedStatement(lambda tx: debit_statement(lines.c.job_id == bindpara
 async def credit(tx: Tx, tenant_id: UUID, user_id: UUID, amount: int) -> int:
     statement = (
         update(wallets)
-        .where(_is(tenant_id, user_id))
+        .where(_is_wallet(tenant_id, user_id))
         .values(balance=wallets.c.balance + amount)
         .returning(wallets.c.balance)
     )
@@ -369,7 +372,7 @@ _ADD_TRANSACTION = PreparedInsert(
 
 
 async def add_transaction(tx: Tx, rows: Sequence[Mapping[str, Any]]) -> int:
-    """How many of them are new."""
+    """Adds transactions; returns how many of them are new."""
     whole = [{"job_id": None, "provider_transaction_id": None, **row} for row in rows]
     return len(await _ADD_TRANSACTION.add(tx, whole))
 
@@ -377,7 +380,7 @@ async def add_transaction(tx: Tx, rows: Sequence[Mapping[str, Any]]) -> int:
 def consumption(
     tx: Tx, tenant_id: ColumnElement[Any], job_id: ColumnElement[Any], now: ColumnElement[Any]
 ) -> Any:
-    """An INSERT of what was reserved for a job as spent, which may be a part of another statement."""
+    """Builds an INSERT that consumes a job's reservation; may be a part of another statement."""
     reserved = select(
         lines.c.tenant_id,
         lines.c.user_id,
@@ -402,7 +405,8 @@ _CONSUME = PreparedStatement(
 
 
 def consume_call(tenant_id: UUID, job_id: UUID, now: datetime) -> StatementCall:
-    """Nothing happens to a job without a reservation, or that was settled before."""
+    """Builds a call that consumes a reservation; no effect if there is none, or the job was settled
+    before."""
     return _CONSUME, {"of_tenant": tenant_id, "of_job": job_id, "settled_at": now}
 
 
@@ -413,7 +417,7 @@ async def transaction_of_payment(
         lines.c.tenant_id == tenant_id, lines.c.provider_transaction_id == provider_id
     )
     found = (await tx.execute(query)).first()
-    return _line(found) if found else None
+    return _transaction(found) if found else None
 
 
 async def transactions_of_jobs(
@@ -428,7 +432,7 @@ async def transactions_of_jobs(
         )
         .order_by(lines.c.id)
     )
-    return [_line(row) for row in await tx.execute(query)]
+    return [_transaction(row) for row in await tx.execute(query)]
 
 
 async def newest_transactions(
@@ -442,11 +446,14 @@ async def newest_transactions(
     )
     if before_id is not None:
         query = query.where(lines.c.id < before_id)
-    return [_line(row) for row in await tx.execute(query)]
+    return [_transaction(row) for row in await tx.execute(query)]
 
 
 async def unbalanced_wallets(tx: Tx, tenant_id: UUID | None) -> list[Row[Any]]:
-    """Wallets below zero or unlike their sum. One statement, and so one moment of both tables."""
+    """Returns wallets with a negative balance, or one that differs from the sum of transactions.
+
+    It is one statement, so that both tables are read at the same moment.
+    """
     sums = _sums().subquery()
     total = func.coalesce(sums.c.total, 0)
     query = (
@@ -473,7 +480,7 @@ async def transactions_without_wallet(tx: Tx, tenant_id: UUID | None) -> list[Ro
 
 
 async def unmatched_transactions(tx: Tx, tenant_id: UUID | None) -> list[Row[Any]]:
-    """Jobs settled more than once, without a reservation, or refunded otherwise than reserved."""
+    """Returns jobs that were settled twice, without a reservation, or refunded with another amount."""
     is_reserve = lines.c.type == TransactionType.JOB_RESERVE
     is_refund = lines.c.type == TransactionType.JOB_REFUND
     reserves = func.count().filter(is_reserve)
@@ -513,7 +520,7 @@ def _sums() -> Any:
     )
 
 
-def _is(tenant_id: UUID, user_id: UUID) -> ColumnElement[bool]:
+def _is_wallet(tenant_id: UUID, user_id: UUID) -> ColumnElement[bool]:
     return and_(wallets.c.tenant_id == tenant_id, wallets.c.user_id == user_id)
 
 
@@ -521,5 +528,5 @@ def _wallet(row: Row[Any]) -> TokenWallet:
     return TokenWallet(**row._mapping)
 
 
-def _line(row: Row[Any]) -> LedgerTransaction:
+def _transaction(row: Row[Any]) -> LedgerTransaction:
     return LedgerTransaction(**{**row._mapping, "type": TransactionType(row.type)})

@@ -27,11 +27,11 @@ from comfyfleet.server.tenants.model import (
 
 JOBS_AT_ONCE_MAX = 1000
 TRANSACTIONS_PER_PAGE_MAX = 500
-ALREADY = "one of the jobs has its tokens reserved already"
+ALREADY_RESERVED = "one of the jobs has its tokens reserved already"
 
 
 async def lock_wallet(tx: Tx, tenant_id: UUID, user_id: UUID, *, now: datetime) -> TokenWallet:
-    """Until the transaction ends, nobody else reserves from it; made if the user has none."""
+    """Locks the wallet until the transaction ends; creates it if the user has none."""
     wallet = await store.lock_wallet(tx, tenant_id, user_id)
     if wallet is None:
         await store.open_wallet(tx, tenant_id, user_id, now)
@@ -49,7 +49,7 @@ async def credit(
     *,
     now: datetime,
 ) -> Credited:
-    """A payment counts once: the same id again changes nothing, and another amount is refused."""
+    """Credits a payment once: a repeated id changes nothing, and is refused with another amount."""
     check_amount(amount, least=1)
     check_provider_id(provider_transaction_id)
     wallet = await lock_wallet(tx, tenant_id, user_id, now=now)
@@ -76,8 +76,9 @@ async def credit(
 async def reserve(
     tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID, amount: int, *, now: datetime
 ) -> Reserved:
-    """Takes the tokens out of the wallet; a job that has them already keeps what it has."""
-    taken = await _take(tx, tenant_id, user_id, {job_id: amount}, now)
+    """Takes the tokens for a job out of the wallet; returns the existing reservation if there is
+    one."""
+    taken = await _reserve(tx, tenant_id, user_id, {job_id: amount}, now)
     if taken is not None:
         return taken
     found = await store.transactions_of_jobs(tx, tenant_id, [job_id], [TransactionType.JOB_RESERVE])
@@ -92,31 +93,31 @@ async def reserve(
 async def reserve_all(
     tx: Tx, tenant_id: UUID, user_id: UUID, amounts: Mapping[UUID, int], *, now: datetime
 ) -> Reserved:
-    """For new jobs, by id: all of them or none."""
+    """Reserves tokens for new jobs, by id: for all of them or none."""
     if len(amounts) > JOBS_AT_ONCE_MAX:
         raise LimitExceeded(f"tokens are reserved for at most {JOBS_AT_ONCE_MAX:,} jobs at once")
-    taken = await _take(tx, tenant_id, user_id, amounts, now)
+    taken = await _reserve(tx, tenant_id, user_id, amounts, now)
     if taken is not None:
         return taken
     priced = [job_id for job_id, amount in amounts.items() if amount]
     if await store.transactions_of_jobs(tx, tenant_id, priced, [TransactionType.JOB_RESERVE]):
-        raise Conflict(ALREADY)
+        raise Conflict(ALREADY_RESERVED)
     left = await balance(tx, tenant_id, user_id)
     raise InsufficientTokens(required_tokens=sum(amounts.values()), balance=left)
 
 
 async def consume(tx: Tx, tenant_id: UUID, job_id: UUID, *, now: datetime) -> Settlement | None:
-    """The job succeeded: what was reserved is spent. None if nothing was ever reserved."""
+    """Consumes the reservation of a successful job; None if nothing was reserved."""
     return await _settle(tx, tenant_id, job_id, TransactionType.JOB_CONSUME, now)
 
 
 def consume_call(tenant_id: UUID, job_id: UUID, *, now: datetime) -> StatementCall:
-    """The same as `consume`, to be sent together with what else follows from the job's success."""
+    """Like `consume`, as a call to be sent together with other writes."""
     return store.consume_call(tenant_id, job_id, now)
 
 
 async def refund(tx: Tx, tenant_id: UUID, job_id: UUID, *, now: datetime) -> Settlement | None:
-    """The job did not succeed: exactly what was reserved goes back. None if nothing ever was."""
+    """Refunds the reservation of a job that did not succeed; None if nothing was reserved."""
     return await _settle(tx, tenant_id, job_id, TransactionType.JOB_REFUND, now)
 
 
@@ -128,15 +129,15 @@ async def balance(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
 async def transactions(
     tx: Tx, tenant_id: UUID, user_id: UUID, *, before_id: int | None = None, limit: int
 ) -> list[LedgerTransaction]:
-    """The newest first; go on with `before_id` = the last one's id."""
+    """Returns a page, the newest first; `before_id` is the id of the last page's last."""
     return await store.newest_transactions(
         tx, tenant_id, user_id, before_id=before_id, limit=min(limit, TRANSACTIONS_PER_PAGE_MAX)
     )
 
 
 async def verify(tx: Tx, tenant_id: UUID | None = None) -> list[LedgerDrift]:
-    """All that does not add up within the ledger, of one tenant or of the whole pool."""
-    drifts = [_of_wallet(row) for row in await store.unbalanced_wallets(tx, tenant_id)]
+    """Returns the inconsistencies within the ledger, of one tenant or of the whole pool."""
+    drifts = [_wallet_drift(row) for row in await store.unbalanced_wallets(tx, tenant_id)]
     drifts += [
         LedgerDrift(
             Fault.NO_WALLET,
@@ -147,11 +148,12 @@ async def verify(tx: Tx, tenant_id: UUID | None = None) -> list[LedgerDrift]:
         )
         for row in await store.transactions_without_wallet(tx, tenant_id)
     ]
-    return drifts + [_of_job(row) for row in await store.unmatched_transactions(tx, tenant_id)]
+    return drifts + [_job_drift(row) for row in await store.unmatched_transactions(tx, tenant_id)]
 
 
 async def verify_jobs(tx: Tx, tenant_id: UUID, jobs: Sequence[JobLedgerFacts]) -> list[LedgerDrift]:
-    """Jobs against their transactions: an ended one is settled, and as it ended."""
+    """Returns jobs whose transactions don't match their status: ended jobs must be settled
+    accordingly."""
     if len(jobs) > JOBS_AT_ONCE_MAX:
         raise LimitExceeded(f"at most {JOBS_AT_ONCE_MAX:,} jobs are checked at once")
     found: dict[UUID, list[LedgerTransaction]] = {job.job_id: [] for job in jobs}
@@ -163,10 +165,11 @@ async def verify_jobs(tx: Tx, tenant_id: UUID, jobs: Sequence[JobLedgerFacts]) -
     return [drift for job in jobs for drift in drifts_of_job(tenant_id, job, found[job.job_id])]
 
 
-async def _take(
+async def _reserve(
     tx: Tx, tenant_id: UUID, user_id: UUID, amounts: Mapping[UUID, int], now: datetime
 ) -> Reserved | None:
-    """None, and nothing written, if there is too little or a job has its tokens already."""
+    """Takes tokens; None, with nothing written, if the balance is too low or a job has a
+    reservation already."""
     priced = {job_id: check_amount(amount, least=0) for job_id, amount in amounts.items()}
     priced = {job_id: amount for job_id, amount in priced.items() if amount}
     total = sum(priced.values())
@@ -183,7 +186,7 @@ async def _take(
         for job_id, amount in priced.items()
     ]
     if await store.add_transaction(tx, rows) != len(rows):
-        raise Conflict(ALREADY)
+        raise Conflict(ALREADY_RESERVED)
     return Reserved(total, left, is_new=True)
 
 
@@ -220,7 +223,7 @@ def _row(
     }
 
 
-def _of_wallet(row: Any) -> LedgerDrift:
+def _wallet_drift(row: Any) -> LedgerDrift:
     if row.balance < 0:
         fault, says = Fault.NEGATIVE, f"the balance is {row.balance}"
     else:
@@ -229,7 +232,7 @@ def _of_wallet(row: Any) -> LedgerDrift:
     return LedgerDrift(fault, row.tenant_id, row.user_id, None, says)
 
 
-def _of_job(row: Any) -> LedgerDrift:
+def _job_drift(row: Any) -> LedgerDrift:
     if row.reserves != 1:
         fault, says = (
             Fault.NOT_RESERVED,

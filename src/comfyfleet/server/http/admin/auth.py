@@ -39,7 +39,7 @@ async def _known(request: Request, key: str) -> ActingOperator:
         return ActingOperator(FIRST_OWNER, Role.OWNER)
     async with plane.central.read() as tx:
         operator = await tenants.authenticate_operator(tx, key)
-    if not operator.is_use_noted(now):
+    if not operator.is_use_recorded(now):
         async with plane.central.transaction() as tx:
             await tenants.note_operator_use(tx, operator, now=now)
     return ActingOperator(operator.subject, operator.role)

@@ -103,7 +103,7 @@ async def create_tenant(
     """
     name, tenant_id, user_id, key = check_tenant_name(body.name), uuid4(), uuid4(), new_api_key()
     async with plane.central.read() as tx:
-        pool = await tenants.least_full(tx, plane.pools)
+        pool = await tenants.emptiest_pool(tx, plane.pools)
     async with plane.pools[pool].transaction() as tx:
         await tenants.create_user(
             tx, user_id=user_id, tenant_id=tenant_id, email=body.email, now=now

@@ -109,7 +109,7 @@ async def authenticate_customer(request: Request) -> Caller:
     rate_limiter_of(request).take(caller.user_id, now)
     tenant_rates: RateLimiter = request.app.state.tenant_rates
     tenant_rates.take(caller.tenant.id, now)
-    if not caller.key.is_use_noted(now):
+    if not caller.key.is_use_recorded(now):
         async with plane.central.transaction() as tx:
             await tenants.note_key_use(tx, caller.key, now=now)
     return caller
