@@ -14,11 +14,11 @@ import PIL.Image
 import pytest
 from tests.unit.graphs.builders import EXAMPLES, example_catalogue, example_drafts
 
+from comfyfleet.api.graph_parse import parse_graph_text
 from comfyfleet.engine import Served, serve_in_thread
 from comfyfleet.server.catalog.model import WorkflowVersion
 from comfyfleet.server.catalog.payload import build_payload
 from comfyfleet.server.graphs.decide import new_run, next_actions
-from comfyfleet.server.graphs.parse import parse_graph_text
 from comfyfleet.server.graphs.plan import plan_of
 from comfyfleet.server.graphs.run import (
     Environment,

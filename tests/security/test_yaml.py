@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from comfyfleet.api.graph_parse import YAML_CHARACTERS_MAX, read_document
 from comfyfleet.errors import FleetError, LimitExceeded
-from comfyfleet.server.graphs.parse import YAML_CHARACTERS_MAX, read_document
 
 # Each took a second or more at the length that was allowed; the bound is of processor time.
 HOSTILE: dict[str, Callable[[int], str]] = {

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 from uuid import UUID
 
 from pydantic import Field
@@ -15,6 +15,7 @@ from comfyfleet.api.worker import BackendFacts, Progress, Reading
 PropertyType: TypeAlias = Literal[
     "text", "number", "integer", "boolean", "choice", "seed", "image", "video", "audio"
 ]
+PROPERTY_TYPES: tuple[PropertyType, ...] = get_args(PropertyType)
 SHOWN_DRIFTS_MAX = 1000
 
 

@@ -15,6 +15,8 @@ from cyclopts import App, Parameter
 from rich.text import Text
 from rich.tree import Tree
 
+from comfyfleet.api.graph_mermaid import draw_mermaid
+from comfyfleet.api.graph_parse import parse_graph
 from comfyfleet.api.jobs import ENDED
 from comfyfleet.cli import help_texts
 from comfyfleet.cli.context import CliContext, InjectedContext, counted, printable, read_structure
@@ -34,8 +36,6 @@ from comfyfleet.errors import (
     Unavailable,
     UnexpectedAnswer,
 )
-from comfyfleet.server.graphs.parse import parse_graph
-from comfyfleet.server.graphs.progress import draw_mermaid
 
 
 def save_files(

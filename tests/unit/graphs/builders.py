@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from comfyfleet.api.graph_parse import read_document
 from comfyfleet.server.catalog.draft import draft_workflow
 from comfyfleet.server.catalog.model import Property, WorkflowDraft
 from comfyfleet.server.graphs.catalogue import (
@@ -13,7 +14,6 @@ from comfyfleet.server.graphs.catalogue import (
     WorkflowFacts,
     catalogue_of,
 )
-from comfyfleet.server.graphs.parse import read_document
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 IMAGE = Property("input", "image", required=True)

@@ -9,10 +9,10 @@ from uuid import UUID
 
 from tests.unit.graphs.builders import CATALOGUE, WORKERS
 
+from comfyfleet.api.graph_parse import parse_graph
 from comfyfleet.server.graphs.catalogue import GraphCatalogue
 from comfyfleet.server.graphs.decide import decide_cancel, decide_retry, next_actions
 from comfyfleet.server.graphs.draft import RunDecision
-from comfyfleet.server.graphs.parse import parse_graph
 from comfyfleet.server.graphs.plan import RunPlan, plan_of
 from comfyfleet.server.graphs.run import (
     Action,

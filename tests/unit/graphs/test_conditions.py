@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from comfyfleet.api.graph_conditions import (
+    AnyOf,
+    ConditionResult,
+    evaluate,
+    parse_condition,
+)
 from comfyfleet.errors import FleetError, InvalidInput, LimitExceeded
-from comfyfleet.server.graphs.conditions import AnyOf, ConditionResult, evaluate, parse_condition
 
 PICTURE = {"file_id": "f1", "path": "tenants/t/a.png", "mime_type": "image/png"}
 OUTPUT = {

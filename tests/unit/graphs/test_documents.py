@@ -2,8 +2,8 @@
 
 import pytest
 
+from comfyfleet.api.graph_parse import read_document
 from comfyfleet.errors import InvalidInput, LimitExceeded
-from comfyfleet.server.graphs.parse import read_document
 
 
 def test_json_and_yaml_say_the_same() -> None:

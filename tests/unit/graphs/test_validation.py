@@ -16,12 +16,12 @@ from tests.unit.graphs.builders import (
     work,
 )
 
+from comfyfleet.api.graph_model import DocumentProblem, GraphLimits
+from comfyfleet.api.graph_parse import parse_graph, write_graph
 from comfyfleet.errors import InvalidInput
 from comfyfleet.server.catalog.model import Property
 from comfyfleet.server.fleets.model import BackendOffer
 from comfyfleet.server.graphs.catalogue import BackendState, WorkflowFacts, catalogue_of
-from comfyfleet.server.graphs.model import DocumentProblem, GraphLimits
-from comfyfleet.server.graphs.parse import parse_graph, write_graph
 from comfyfleet.server.graphs.plan import plan_of
 from comfyfleet.server.graphs.validate import check_graph, check_graph_text, check_inputs
 

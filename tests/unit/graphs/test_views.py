@@ -8,12 +8,13 @@ import pytest
 from tests.unit.graphs.builders import EXAMPLES, document, example_catalogue, node, work
 from tests.unit.graphs.simulation import RUN_ID, WORLD, Simulation, picture, plan_for, result
 
+from comfyfleet.api.graph_mermaid import draw_mermaid
+from comfyfleet.api.graph_parse import parse_graph_text
 from comfyfleet.server.graphs.apply import RunCache
 from comfyfleet.server.graphs.decide import next_actions
 from comfyfleet.server.graphs.draft import RunDraft
-from comfyfleet.server.graphs.parse import parse_graph_text
 from comfyfleet.server.graphs.plan import RunPlan, plan_of, quote_plan
-from comfyfleet.server.graphs.progress import draw_mermaid, node_status, progress_of
+from comfyfleet.server.graphs.progress import node_status, progress_of
 from comfyfleet.server.graphs.run import (
     ExecutionKey,
     ExecutionStatus,
@@ -154,17 +155,6 @@ def test_a_drawing_escapes_what_people_wrote() -> None:
     drawn = draw_mermaid(plan.graph)
     assert 'n1{"end<br/><small>output.prompt_id == &quot;&lt;b&gt;&quot;</small>"}' in drawn
     assert 'n1 -->|"true"| n2' in drawn
-
-
-def test_a_drawing_of_a_run_has_its_colours() -> None:
-    s = Simulation(branch())
-    s.start()
-    drawn = draw_mermaid(s.plan.graph, plan=s.plan, run=s.run)
-    assert "class n0" not in drawn  # it waits in the queue
-    s.started("draw", backend="worker:b")
-    drawn = draw_mermaid(s.plan.graph, plan=s.plan, run=s.run)
-    assert "class n0 running" in drawn
-    assert "class n2" not in drawn
 
 
 def test_buckets_are_a_mapping_that_shares_what_did_not_change() -> None:

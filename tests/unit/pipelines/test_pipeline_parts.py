@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.unit.graphs.builders import CATALOGUE
 from tests.unit.pipelines.builders import NOW, candidate
 
+from comfyfleet.api.graph_parse import read_document
 from comfyfleet.errors import InvalidInput
-from comfyfleet.server.graphs.parse import read_document
 from comfyfleet.server.pipelines.decide import (
     PairVote,
     apply_vote,

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
+from comfyfleet.api.admin import PROPERTY_TYPES
 from comfyfleet.cli.context import (
     FILE_HELP,
     CliContext,
@@ -20,7 +21,6 @@ from comfyfleet.cli.control_plane import API_DEFAULTS, ApiOptions, ApiSession, c
 from comfyfleet.cli.tables import print_fields, print_json, print_rows
 from comfyfleet.cli.upload import parse_values
 from comfyfleet.errors import InvalidInput
-from comfyfleet.server.catalog.model import PROPERTY_TYPES
 from comfyfleet.workflow.files import parse_json
 
 workflows_app = App(

@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from comfyfleet.api.admin import PROPERTY_TYPES
 from comfyfleet.api.values import is_storable, problem_with_text
 from comfyfleet.errors import InvalidInput, InvalidValue, LimitExceeded
 from comfyfleet.server.catalog.model import (
-    PROPERTY_TYPES,
     SEED_MAX,
     Kind,
     Property,

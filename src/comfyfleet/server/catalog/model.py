@@ -10,16 +10,13 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
-from comfyfleet.api.admin import PropertyType as PropertyType
+from comfyfleet.api.admin import PropertyType
 from comfyfleet.api.values import is_storable, problem_with_text
 from comfyfleet.api.worker import BackendFacts
 from comfyfleet.errors import InvalidInput, InvalidValue, LimitExceeded
 from comfyfleet.server.fleets.model import MissingRequirements, ModelUse, backend_offer
 from comfyfleet.workflow.inspect.inputs_outputs import is_model_file
 
-PROPERTY_TYPES: tuple[PropertyType, ...] = (
-    "text", "number", "integer", "boolean", "choice", "seed", "image", "video", "audio",
-)  # fmt: skip
 MEDIA_TYPES = frozenset({"image", "video", "audio"})
 PRIMARY_INPUT = "input"
 SLUG = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")

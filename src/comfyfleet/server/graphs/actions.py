@@ -7,6 +7,14 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid5
 
+from comfyfleet.api.graph_model import (
+    MEDIA,
+    DocumentProblem,
+    GraphDefinition,
+    InputNode,
+    type_named,
+)
+from comfyfleet.api.graph_parse import parse_graph, read_document, write_graph
 from comfyfleet.errors import (
     Conflict,
     Forbidden,
@@ -23,14 +31,6 @@ from comfyfleet.server.graphs.catalogue import GraphCatalogue
 from comfyfleet.server.graphs.decide import decide_cancel, decide_retry, new_run, next_actions
 from comfyfleet.server.graphs.draft import RunDecision
 from comfyfleet.server.graphs.environment import read_graph_catalogue
-from comfyfleet.server.graphs.model import (
-    MEDIA,
-    DocumentProblem,
-    GraphDefinition,
-    InputNode,
-    type_named,
-)
-from comfyfleet.server.graphs.parse import parse_graph, read_document, write_graph
 from comfyfleet.server.graphs.plan import RunPlan, RunQuote, plan_of, quote_plan, raise_problems
 from comfyfleet.server.graphs.run import (
     Choice,

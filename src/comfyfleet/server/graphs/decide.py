@@ -9,19 +9,8 @@ from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
-from comfyfleet.errors import Conflict
-from comfyfleet.server.graphs.catalogue import WorkflowFacts
-from comfyfleet.server.graphs.conditions import MISSING, MissingField, evaluate, value_at
-from comfyfleet.server.graphs.draft import (
-    RunDecision,
-    RunDraft,
-    cancel_job,
-    fail_node,
-    fail_run,
-    skip_node,
-    stop_run,
-)
-from comfyfleet.server.graphs.model import (
+from comfyfleet.api.graph_conditions import MISSING, MissingField, evaluate, value_at
+from comfyfleet.api.graph_model import (
     FALSE_PORT,
     INPUT_PORT,
     ITEM_PORT,
@@ -41,6 +30,17 @@ from comfyfleet.server.graphs.model import (
     WorkflowNode,
     port_number,
     value_for,
+)
+from comfyfleet.errors import Conflict
+from comfyfleet.server.graphs.catalogue import WorkflowFacts
+from comfyfleet.server.graphs.draft import (
+    RunDecision,
+    RunDraft,
+    cancel_job,
+    fail_node,
+    fail_run,
+    skip_node,
+    stop_run,
 )
 from comfyfleet.server.graphs.plan import RunPlan
 from comfyfleet.server.graphs.run import (

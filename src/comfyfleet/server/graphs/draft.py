@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from comfyfleet.server.graphs.model import ITEM_PORT, FanOutNode, OutputNode, WorkflowNode
+from comfyfleet.api.graph_model import ITEM_PORT, FanOutNode, OutputNode, WorkflowNode
 from comfyfleet.server.graphs.plan import RunPlan
 from comfyfleet.server.graphs.run import (
     OUTPUTS_SIZE_MAX,

@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from uuid import UUID
 
+from comfyfleet.api.graph_model import GraphDefinition, WorkflowNode
 from comfyfleet.errors import NotFound
 from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.catalog.model import RegisteredWorkflow
@@ -20,7 +21,6 @@ from comfyfleet.server.graphs.catalogue import (
     facts_of,
     facts_of_effect,
 )
-from comfyfleet.server.graphs.model import GraphDefinition, WorkflowNode
 from comfyfleet.server.graphs.run import Environment
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.submit import WorkflowCache

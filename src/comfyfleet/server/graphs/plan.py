@@ -10,11 +10,8 @@ from itertools import product
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
-from comfyfleet.errors import InvalidInput
-from comfyfleet.server.catalog.model import Property
-from comfyfleet.server.graphs.catalogue import GraphCatalogue, WorkflowFacts
-from comfyfleet.server.graphs.conditions import MISSING, value_at
-from comfyfleet.server.graphs.model import (
+from comfyfleet.api.graph_conditions import MISSING, value_at
+from comfyfleet.api.graph_model import (
     ANY,
     FALSE_PORT,
     TRUE_PORT,
@@ -32,6 +29,9 @@ from comfyfleet.server.graphs.model import (
     inputs_of,
     type_named,
 )
+from comfyfleet.errors import InvalidInput
+from comfyfleet.server.catalog.model import Property
+from comfyfleet.server.graphs.catalogue import GraphCatalogue, WorkflowFacts
 
 Scope: TypeAlias = tuple[str, ...]
 

@@ -1,22 +1,8 @@
-"""The progress of a run as figures, and a graph as a Mermaid flowchart coloured by it. Costs as much as there are nodes."""
+"""The progress of a run as figures. Costs as much as there are nodes."""
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
-from comfyfleet.server.graphs.model import (
-    INPUT_PORT,
-    OUTPUT_PORT,
-    VALUE_PORT,
-    ConditionNode,
-    FanOutNode,
-    GraphConnection,
-    GraphDefinition,
-    InputNode,
-    MergeNode,
-    Node,
-    OutputNode,
-    WorkflowNode,
-)
+from comfyfleet.api.graph_model import WorkflowNode
 from comfyfleet.server.graphs.plan import RunPlan
 from comfyfleet.server.graphs.run import (
     ExecutionKey,
@@ -132,75 +118,3 @@ def weight_of(plan: RunPlan, node: str) -> float:
 def _percent(parts: dict[str, float], weights: dict[str, float]) -> float:
     total = sum(weights.values())
     return 100 * sum(parts[node] * weights[node] for node in parts) / total if total else 100.0
-
-
-# Saying nothing that the arrow doesn't.
-_PLAIN_PORTS = frozenset({INPUT_PORT, OUTPUT_PORT, VALUE_PORT, "item", "items"})
-_COLOURS = {
-    ExecutionStatus.DONE: "fill:#d3f9d8,stroke:#2b8a3e",
-    ExecutionStatus.RUNNING: "fill:#d0ebff,stroke:#1864ab",
-    ExecutionStatus.FAILED: "fill:#ffe3e3,stroke:#c92a2a",
-    ExecutionStatus.SKIPPED: "fill:#f1f3f5,stroke:#adb5bd,stroke-dasharray:4",
-    ExecutionStatus.CANCELLED: "fill:#f1f3f5,stroke:#868e96",
-}
-
-
-def draw_mermaid(
-    graph: GraphDefinition, *, plan: RunPlan | None = None, run: GraphRunState | None = None
-) -> str:
-    names = {node: f"n{number}" for number, node in enumerate(graph.nodes)}
-    lines = ["flowchart LR"]
-    lines += [f"    {names[node.id]}{_draw_node(node)}" for node in graph.nodes.values()]
-    lines += [
-        f"    {names[each.source.node]} {_draw_arrow(each)} {names[each.target.node]}"
-        for each in graph.connections
-        if each.source.node in names and each.target.node in names
-    ]
-    if plan is not None and run is not None:
-        lines += _colour_lines(names, plan, run)
-    return "\n".join(lines) + "\n"
-
-
-def _draw_node(node: Node) -> str:
-    match node:
-        case InputNode():
-            return f'(["{_label(node.id, node.value_type)}"])'
-        case WorkflowNode():
-            version = f" v{node.version}" if node.version else ""
-            return f'["{_label(node.id, node.name + version)}"]'
-        case ConditionNode():
-            return f'{{"{_label(node.id, node.text)}"}}'
-        case FanOutNode():
-            return f'[/"{_label(node.id, "each item" if node.per_item else node.mode)}"\\]'
-        case MergeNode():
-            over = f" over {node.over}" if node.over else ""
-            return f'[\\"{_label(node.id, node.mode + over)}"/]'
-        case OutputNode():
-            return f'(["{_label(node.id, "output")}"])'
-
-
-def _label(name: str, more: str) -> str:
-    return f"{_escape(name)}<br/><small>{_escape(more)}</small>"
-
-
-def _escape(text: str) -> str:
-    for char, code in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;"), ("\n", " ")):
-        text = text.replace(char, code)
-    return text
-
-
-def _draw_arrow(connection: GraphConnection) -> str:
-    source, target = connection
-    start = source.port if source.port not in _PLAIN_PORTS else ""
-    start = ".".join(filter(None, (start, *source.path)))
-    end = "" if target.port in _PLAIN_PORTS else target.port
-    label = " → ".join(filter(None, (start, end)))
-    return f'-->|"{_escape(label)}"|' if label else "-->"
-
-
-def _colour_lines(names: dict[str, str], plan: RunPlan, run: GraphRunState) -> Iterator[str]:
-    yield from (f"    classDef {status} {colours}" for status, colours in _COLOURS.items())
-    for node, name in names.items():
-        status = node_status(plan, run, node)
-        if status in _COLOURS:
-            yield f"    class {name} {status}"

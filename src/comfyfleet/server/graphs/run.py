@@ -11,11 +11,11 @@ from enum import StrEnum
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 from uuid import NAMESPACE_URL, UUID, uuid5
 
+from comfyfleet.api.graph_model import Fallback, WorkflowNode
 from comfyfleet.api.graphs import Choice as Choice
 from comfyfleet.api.graphs import ExecutionStatus as ExecutionStatus
 from comfyfleet.api.graphs import GraphRunStatus as GraphRunStatus
 from comfyfleet.server.graphs.catalogue import BackendNeed, BackendState, EffectTerms, WorkflowFacts
-from comfyfleet.server.graphs.model import Fallback, WorkflowNode
 
 BUCKETS = 256
 K = TypeVar("K")

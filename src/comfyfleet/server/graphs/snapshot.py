@@ -9,12 +9,12 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from comfyfleet.api.graph_model import GraphDefinition, OutputNode, WorkflowNode
+from comfyfleet.api.graph_parse import parse_graph, write_graph
 from comfyfleet.server.catalog.model import Property
 from comfyfleet.server.fleets.model import ModelUse
 from comfyfleet.server.graphs.catalogue import EffectTerms, WorkflowFacts, catalogue_of
 from comfyfleet.server.graphs.draft import items_of
-from comfyfleet.server.graphs.model import GraphDefinition, OutputNode, WorkflowNode
-from comfyfleet.server.graphs.parse import parse_graph, write_graph
 from comfyfleet.server.graphs.plan import RunPlan, plan_of, raise_problems
 from comfyfleet.server.graphs.run import (
     NEW_RECORD,

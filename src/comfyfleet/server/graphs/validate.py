@@ -4,15 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
-from comfyfleet.errors import InvalidValue
-from comfyfleet.server.catalog.model import Property, check_value, models_chosen
-from comfyfleet.server.graphs.catalogue import (
-    BackendNeed,
-    BackendState,
-    GraphCatalogue,
-    WorkflowFacts,
-)
-from comfyfleet.server.graphs.model import (
+from comfyfleet.api.graph_model import (
     ANY,
     DEFAULT_LIMITS,
     ConnectionSource,
@@ -38,7 +30,15 @@ from comfyfleet.server.graphs.model import (
     type_at,
     type_named,
 )
-from comfyfleet.server.graphs.parse import parse_graph, read_document
+from comfyfleet.api.graph_parse import parse_graph, read_document
+from comfyfleet.errors import InvalidValue
+from comfyfleet.server.catalog.model import Property, check_value, models_chosen
+from comfyfleet.server.graphs.catalogue import (
+    BackendNeed,
+    BackendState,
+    GraphCatalogue,
+    WorkflowFacts,
+)
 from comfyfleet.server.graphs.plan import (
     GraphShape,
     cycle_problems,

@@ -10,10 +10,10 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from comfyfleet.api.graph_model import DocumentProblem
 from comfyfleet.errors import Conflict, InvalidInput, NotFound
 from comfyfleet.server.db import Tx
 from comfyfleet.server.graphs.environment import read_catalogue, with_offered_names
-from comfyfleet.server.graphs.model import DocumentProblem
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.idempotency import hash_request, require_same_request
 from comfyfleet.server.pipelines import decide, run_state, store, store_candidates

@@ -4,12 +4,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from comfyfleet.api.graph_conditions import MISSING, value_at
+from comfyfleet.api.graph_model import DocumentProblem
+from comfyfleet.api.graph_parse import FieldReader, read_document, read_version, read_work
 from comfyfleet.errors import InvalidInput
 from comfyfleet.server.catalog.model import Property
 from comfyfleet.server.graphs.catalogue import GraphCatalogue, WorkflowFacts
-from comfyfleet.server.graphs.conditions import MISSING, value_at
-from comfyfleet.server.graphs.model import DocumentProblem
-from comfyfleet.server.graphs.parse import FieldReader, read_document, read_version, read_work
 from comfyfleet.server.graphs.plan import is_required
 from comfyfleet.server.graphs.validate import value_problem
 from comfyfleet.server.pipelines.model import (

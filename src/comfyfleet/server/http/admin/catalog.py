@@ -12,6 +12,7 @@ from fastapi import Path, Query, status
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from comfyfleet.api.admin import (
+    PROPERTY_TYPES,
     AbleWorker,
     AbleWorkers,
     AdminEffectAnswer,
@@ -30,7 +31,6 @@ from comfyfleet.server.catalog import service
 from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.catalog.draft import best_object_info, draft_workflow
 from comfyfleet.server.catalog.model import (
-    PROPERTY_TYPES,
     EffectDefinition,
     EffectSettings,
     Property,

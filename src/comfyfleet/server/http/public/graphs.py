@@ -12,6 +12,9 @@ from fastapi import Path, Query, Request, Response, status
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
+from comfyfleet.api.graph_mermaid import draw_mermaid
+from comfyfleet.api.graph_model import DocumentProblem
+from comfyfleet.api.graph_parse import parse_graph
 from comfyfleet.api.graphs import (
     GraphAnswer,
     GraphPage,
@@ -33,10 +36,7 @@ from comfyfleet.server.graphs.actions import NewGraphRun, Owner
 from comfyfleet.server.graphs.apply import LoadedRun
 from comfyfleet.server.graphs.catalogue import WorkflowFacts
 from comfyfleet.server.graphs.environment import all_offered
-from comfyfleet.server.graphs.model import DocumentProblem
-from comfyfleet.server.graphs.parse import parse_graph
 from comfyfleet.server.graphs.plan import is_required
-from comfyfleet.server.graphs.progress import draw_mermaid
 from comfyfleet.server.graphs.run import (
     Choice,
     ExecutionKey,

@@ -6,6 +6,7 @@ from itertools import islice
 from typing import Any
 from uuid import UUID
 
+from comfyfleet.api.graph_model import WorkflowNode, kind_of
 from comfyfleet.api.graphs import (
     ErrorSeen,
     ExecutionSeen,
@@ -20,7 +21,6 @@ from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.graphs import actions
 from comfyfleet.server.graphs.apply import LoadedRun
-from comfyfleet.server.graphs.model import WorkflowNode, kind_of
 from comfyfleet.server.graphs.progress import node_status, progress_of
 from comfyfleet.server.graphs.run import (
     ANSWER_SIZE_MAX,

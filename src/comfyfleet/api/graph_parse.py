@@ -12,10 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from comfyfleet.api.values import problem_with_text
-from comfyfleet.errors import FleetError, InvalidInput, LimitExceeded
-from comfyfleet.server.graphs.conditions import LiteralValue, parse_condition
-from comfyfleet.server.graphs.model import (
+from comfyfleet.api.graph_conditions import LiteralValue, parse_condition
+from comfyfleet.api.graph_model import (
     DEFAULT_LIMITS,
     ConditionNode,
     ConnectionSource,
@@ -36,6 +34,8 @@ from comfyfleet.server.graphs.model import (
     kind_of,
     type_named,
 )
+from comfyfleet.api.values import problem_with_text
+from comfyfleet.errors import FleetError, InvalidInput, LimitExceeded
 
 JSON_CHARACTERS_MAX = 1_000_000
 YAML_CHARACTERS_MAX = 32_000  # its reader is slow; what is longer can be sent as JSON

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeAlias
 
-from comfyfleet.server.graphs.conditions import MISSING, Expression
+from comfyfleet.api.graph_conditions import MISSING, Expression
 
 INPUT_PORT, ITEMS_PORT, VALUE_PORT = "input", "items", "value"
 OUTPUT_PORT, ITEM_PORT = "output", "item"
