@@ -4,17 +4,17 @@ that say what to do next."""
 import asyncio
 import difflib
 import re
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 import httpx
 from cyclopts import Group, Parameter
 
 from comfyfleet.cli.context import CliContext, base_url, url_without_password
-from comfyfleet.client import Client, Patience
+from comfyfleet.cli.tables import print_json, print_rows
 from comfyfleet.errors import (
     AccessDenied,
     FleetError,
@@ -26,6 +26,11 @@ from comfyfleet.errors import (
 from comfyfleet.transport.error_decoder import error_fields
 from comfyfleet.transport.http import Call, describe_network_error
 from comfyfleet.transport.sse import EventParser, ServerEvent
+
+if TYPE_CHECKING:
+    from comfyfleet.client import (
+        Client,
+    )  # with all models of the API, and --help needs none of them
 
 URL, KEY = "COMFYFLEET_URL", "COMFYFLEET_KEY"
 URL_DEFAULT = "http://127.0.0.1:8000"
@@ -75,6 +80,8 @@ def connect(
     options: ApiOptions, context: CliContext, *, base: str = ADMIN_BASE
 ) -> Iterator["ApiSession"]:
     """The key comes from the environment only: arguments of a process can be seen by others."""
+    from comfyfleet.client import Client, Patience
+
     url = base_url(options.url or context.environ.get(URL) or URL_DEFAULT)
     key = context.environ.get(KEY, "")
     if not key:
@@ -87,7 +94,7 @@ def connect(
         # Somebody sits there and waits: they try again, or a command that waits does.
         client = Client(url, key, patience=Patience(attempts_max=1))
         try:
-            yield ApiSession(runner, client, base)
+            yield ApiSession(runner, client, base, options, context)
         finally:
             runner.run(client.aclose())
 
@@ -95,8 +102,17 @@ def connect(
 class ApiSession:
     """One control plane. `run` awaits a call of `client`; the others give JSON objects as they came."""
 
-    def __init__(self, runner: asyncio.Runner, client: Client, base: str = ADMIN_BASE) -> None:
+    def __init__(
+        self,
+        runner: asyncio.Runner,
+        client: "Client",
+        base: str,
+        options: ApiOptions,
+        context: CliContext,
+    ) -> None:
         self.client = client
+        self.options = options
+        self.context = context
         self._runner = runner
         self._base = base
 
@@ -122,6 +138,41 @@ class ApiSession:
                 yield each
         finally:
             self._runner.run(source.aclose())
+
+    def tell(
+        self,
+        answer: Mapping[str, Any],
+        *said: str,
+        line: str | None = None,
+        then: str | None = None,
+    ) -> None:
+        """What was done, and a `line` that is the result; with --json the answer."""
+        if self.options.as_json:
+            print_json(answer, self.context)
+            return
+        for text in said:
+            self.context.say(text)
+        if line is not None:
+            self.context.print_line(line)
+        if then is not None:
+            self.context.say(then)
+
+    def tell_rows(
+        self,
+        answer: Mapping[str, Any],
+        name: str,
+        columns: Sequence[str],
+        *,
+        none: str,
+        older: str | None = None,
+    ) -> None:
+        """The entries under `name` as a table, and by which option there are more; with --json the answer."""
+        if self.options.as_json:
+            print_json(answer, self.context)
+            return
+        print_rows(answer[name], columns, self.context, none=none)
+        if older and answer.get("next"):
+            self.context.say(f"older ones: {older} {answer['next']}")
 
     def get(self, *path: object, **query: Any) -> dict[str, Any]:
         return self._ask("GET", path, params=query)

@@ -7,7 +7,6 @@ from typing import Any
 
 from comfyfleet.cli.context import require_file
 from comfyfleet.cli.control_plane import ApiSession
-from comfyfleet.client.files import download_file, upload_source, upload_to
 from comfyfleet.errors import FleetError, InvalidInput
 from comfyfleet.workflow.files import parse_json
 
@@ -89,10 +88,14 @@ def _unknown(name: str, known: Mapping[str, Any], slug: str) -> InvalidInput:
 
 def upload(plane: ApiSession, path: Path, *route: str, **fields: Any) -> str:
     """Returns the file's id; `route` is where files are announced. The key doesn't go where the bytes go."""
+    from comfyfleet.client.files import upload_source, upload_to
+
     calls = plane.client.calls
     return str(plane.run(upload_to(calls, plane.route(route), upload_source(path), **fields)))
 
 
 def download(plane: ApiSession, url: str, path: Path) -> None:
     """Replaces what is there, once the file is whole."""
+    from comfyfleet.client.files import download_file
+
     plane.run(download_file(plane.client.calls, url, path))

@@ -109,13 +109,9 @@ NO_TERMS = WorkflowTermsOptions()
 @workflows_app.command(name="list")
 def list_workflows(*, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
     """All registered workflows."""
-    with connect(options, context) as plane:
-        answer = plane.get("workflows")
-    if options.as_json:
-        print_json(answer, context)
-        return
     none = "there are no workflows yet: comfyfleet admin workflows register SLUG FILE"
-    print_rows(answer["workflows"], WORKFLOW_COLUMNS, context, none=none)
+    with connect(options, context) as plane:
+        plane.tell_rows(plane.get("workflows"), "workflows", WORKFLOW_COLUMNS, none=none)
 
 
 @workflows_app.command(name="show")
@@ -248,7 +244,7 @@ def offer(
     """Let customers use a workflow in graphs and pipelines, at a price."""
     with connect(options, context) as plane:
         answer = plane.patch("workflows", slug, price_tokens=price)
-    _done(answer, f"workflow {slug} is offered at {price} tokens", options, context)
+    plane.tell(answer, f"workflow {slug} is offered at {price} tokens")
 
 
 @workflows_app.command(name="withdraw")
@@ -258,7 +254,7 @@ def withdraw_workflow(
     """Stop offering a workflow; its effects and running graph runs stay."""
     with connect(options, context) as plane:
         answer = plane.patch("workflows", slug, is_withdrawn=True)
-    _done(answer, f"workflow {slug} is not offered", options, context)
+    plane.tell(answer, f"workflow {slug} is not offered")
 
 
 @workflows_app.command
@@ -273,8 +269,7 @@ def activate(
     """Make a workflow, or another version of it, available to new jobs."""
     body = {} if version is None else {"version": version}
     with connect(options, context) as plane:
-        answer = plane.post("workflows", slug, "activate", **body)
-    _done(answer, f"workflow {slug} is active", options, context)
+        plane.tell(plane.post("workflows", slug, "activate", **body), f"workflow {slug} is active")
 
 
 @workflows_app.command
@@ -283,8 +278,7 @@ def deactivate(
 ) -> None:
     """Accept no new jobs of a workflow; its queued jobs stay."""
     with connect(options, context) as plane:
-        answer = plane.post("workflows", slug, "deactivate")
-    _done(answer, f"workflow {slug} is not active", options, context)
+        plane.tell(plane.post("workflows", slug, "deactivate"), f"workflow {slug} is not active")
 
 
 @workflows_app.command
@@ -293,8 +287,7 @@ def pause(
 ) -> None:
     """Give no more jobs of a workflow to workers; running jobs finish."""
     with connect(options, context) as plane:
-        answer = plane.post("workflows", slug, "pause")
-    _done(answer, f"workflow {slug} is paused", options, context)
+        plane.tell(plane.post("workflows", slug, "pause"), f"workflow {slug} is paused")
 
 
 @workflows_app.command
@@ -303,8 +296,7 @@ def resume(
 ) -> None:
     """Give jobs of a paused workflow to workers again."""
     with connect(options, context) as plane:
-        answer = plane.post("workflows", slug, "resume")
-    _done(answer, f"workflow {slug} goes on", options, context)
+        plane.tell(plane.post("workflows", slug, "resume"), f"workflow {slug} goes on")
 
 
 def parse_property(text: str) -> dict[str, str]:
@@ -342,13 +334,6 @@ def _registered(answer: dict[str, Any], context: CliContext) -> None:
     for note in answer.get("notes", ()):
         context.say(note)
     context.say(f"workflow {answer['slug']} has version {answer['version']}")
-
-
-def _done(answer: dict[str, Any], said: str, options: ApiOptions, context: CliContext) -> None:
-    if options.as_json:
-        print_json(answer, context)
-    else:
-        context.say(said)
 
 
 effects_app = App(
@@ -434,13 +419,10 @@ def list_effects(
     context: InjectedContext,
 ) -> None:
     """All effects, published or not."""
+    none = "there are no effects yet: comfyfleet admin effects create SLUG WORKFLOW"
     with connect(options, context) as plane:
         answer = plane.get("effects", workflow=workflow)
-    if options.as_json:
-        print_json(answer, context)
-        return
-    none = "there are no effects yet: comfyfleet admin effects create SLUG WORKFLOW"
-    print_rows(answer["effects"], EFFECT_COLUMNS, context, none=none)
+    plane.tell_rows(answer, "effects", EFFECT_COLUMNS, none=none)
 
 
 @effects_app.command(name="show")
@@ -474,7 +456,7 @@ def create(
             "effects", slug=slug, workflow_slug=workflow, published=publish_, **body
         )
     seen = "is published" if publish_ else f"is made: comfyfleet admin effects publish {slug}"
-    _done(answer, f"effect {slug} ({answer['id']}) {seen}", options, context)
+    plane.tell(answer, f"effect {slug} ({answer['id']}) {seen}")
 
 
 @effects_app.command
@@ -494,7 +476,7 @@ def change(
     with connect(options, context) as plane:
         workflow = plane.get("effects", slug)["workflow_slug"]
         answer = plane.patch("effects", slug, **fields.body(plane, workflow))
-    _done(answer, f"effect {slug} is changed; jobs that were submitted are not", options, context)
+    plane.tell(answer, f"effect {slug} is changed; jobs that were submitted are not")
 
 
 @effects_app.command
@@ -503,8 +485,7 @@ def publish(
 ) -> None:
     """Let customers see and use an effect."""
     with connect(options, context) as plane:
-        answer = plane.post("effects", slug, "publish")
-    _done(answer, f"effect {slug} is published", options, context)
+        plane.tell(plane.post("effects", slug, "publish"), f"effect {slug} is published")
 
 
 @effects_app.command(name="withdraw")
@@ -513,5 +494,4 @@ def withdraw_effect(
 ) -> None:
     """Remove an effect from the catalogue; submitted jobs continue."""
     with connect(options, context) as plane:
-        answer = plane.post("effects", slug, "withdraw")
-    _done(answer, f"effect {slug} is withdrawn", options, context)
+        plane.tell(plane.post("effects", slug, "withdraw"), f"effect {slug} is withdrawn")

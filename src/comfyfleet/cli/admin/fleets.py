@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from comfyfleet.cli.context import CliContext, InjectedContext, counted
+from comfyfleet.cli.context import InjectedContext, counted
 from comfyfleet.cli.control_plane import API_DEFAULTS, ApiOptions, ApiSession, connect
 from comfyfleet.cli.tables import print_fields, print_json, print_rows
 
@@ -57,12 +57,8 @@ def audit(
             context.stdout.flush()
             return
         answer = plane.get("audit", **query, limit=limit)
-    if options.as_json:
-        print_json(answer, context)
-        return
-    print_rows(answer["entries"], AUDIT_COLUMNS, context, none="nothing of that kind was noted")
-    if answer.get("next"):
-        context.say(f"older ones: --before {answer['next']}")
+    none = "nothing of that kind was noted"
+    plane.tell_rows(answer, "entries", AUDIT_COLUMNS, none=none, older="--before")
 
 
 operators_app = App(
@@ -97,12 +93,8 @@ def add(
     """Create an operator with a key. The key is shown only once."""
     with connect(options, context) as plane:
         answer = plane.post("operators", name=name, role=role)
-    if options.as_json:
-        print_json(answer, context)
-        return
-    context.say(f"{answer['role']} {answer['name']}; the key, shown this once:")
-    context.stdout.write(f"{answer['key']}\n".encode())
-    context.stdout.flush()
+    said = f"{answer['role']} {answer['name']}; the key, shown this once:"
+    plane.tell(answer, said, line=answer["key"])
 
 
 @operators_app.command(name="list")
@@ -110,12 +102,7 @@ def list_operators(*, options: ApiOptions = API_DEFAULTS, context: InjectedConte
     """Operators with their roles, including revoked ones."""
     with connect(options, context) as plane:
         answer = plane.get("operators")
-    if options.as_json:
-        print_json(answer, context)
-        return
-    print_rows(
-        answer["operators"], OPERATOR_COLUMNS, context, none="there is nobody but the admin key"
-    )
+    plane.tell_rows(answer, "operators", OPERATOR_COLUMNS, none="there is nobody but the admin key")
 
 
 @operators_app.command(name="revoke")
@@ -125,10 +112,7 @@ def revoke_operator(
     """Revoke an operator's key, at once and on every control plane."""
     with connect(options, context) as plane:
         answer = plane.post("operators", name, "revoke")
-    if options.as_json:
-        print_json(answer, context)
-    else:
-        context.say(f"the key of {answer['name']} is revoked")
+        plane.tell(answer, f"the key of {answer['name']} is revoked")
 
 
 fleets_app = App(
@@ -153,13 +137,9 @@ SWITCH_COLUMNS = ("model", "costs_s:seconds", "run_s:run_seconds", "is_free", "r
 @fleets_app.command(name="list")
 def list_fleets(*, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
     """All fleets, with the workflows that are assigned to them."""
-    with connect(options, context) as plane:
-        answer = plane.get("fleets")
-    if options.as_json:
-        print_json(answer, context)
-        return
     none = "there are no fleets yet: comfyfleet admin fleets create SLUG"
-    print_rows(answer["fleets"], FLEET_COLUMNS, context, none=none)
+    with connect(options, context) as plane:
+        plane.tell_rows(plane.get("fleets"), "fleets", FLEET_COLUMNS, none=none)
 
 
 @fleets_app.command(name="show")
@@ -205,8 +185,7 @@ def create(
     """Create a fleet. Its secret, with which workers join, is shown only once."""
     body = {} if max_workers is None else {"max_workers": max_workers}
     with connect(options, context) as plane:
-        answer = plane.post("fleets", slug=slug, stage=stage, approval=approval, **body)
-    _show_secret(answer, options, context)
+        _tell_secret(plane, plane.post("fleets", slug=slug, stage=stage, approval=approval, **body))
 
 
 @fleets_app.command
@@ -220,8 +199,7 @@ def rotate_secret(
 ) -> None:
     """Make a new secret. Workers that have joined keep their own keys."""
     with connect(options, context) as plane:
-        answer = plane.post("fleets", slug, stage, "rotate-secret")
-    _show_secret(answer, options, context)
+        _tell_secret(plane, plane.post("fleets", slug, stage, "rotate-secret"))
 
 
 @fleets_app.command
@@ -237,10 +215,7 @@ def cap(
     """Limit a fleet's workers. A lower cap removes no worker; no more can join."""
     with connect(options, context) as plane:
         answer = plane.put("fleets", slug, stage, "cap", max_workers=max_workers)
-    if options.as_json:
-        print_json(answer, context)
-    else:
-        context.say(f"fleet {slug}/{stage} takes at most {max_workers} workers")
+    plane.tell(answer, f"fleet {slug}/{stage} takes at most {max_workers} workers")
 
 
 @fleets_app.command
@@ -256,10 +231,7 @@ def approval(
     """Set how workers that join from now on are approved: auto or manual."""
     with connect(options, context) as plane:
         answer = plane.put("fleets", slug, stage, "approval", approval=approval)
-    if options.as_json:
-        print_json(answer, context)
-    else:
-        context.say(f"workers that join {slug}/{stage} are approved: {approval}")
+    plane.tell(answer, f"workers that join {slug}/{stage} are approved: {approval}")
 
 
 @fleets_app.command
@@ -277,28 +249,23 @@ def assign(
         kept = plane.get("fleets", slug, stage)["workflows"] if add else []
         wanted = sorted({*kept, *workflows})
         answer = plane.put("fleets", slug, stage, "workflows", workflow_slugs=wanted)
-    if options.as_json:
-        print_json(answer, context)
-        return
-    for warning in answer.get("warnings", ()):
-        context.warn(warning)
+    if not options.as_json:
+        for warning in answer.get("warnings", ()):
+            context.warn(warning)
     told = f"fleet {slug}/{stage} runs {', '.join(wanted) or 'nothing'}"
     if removed := answer["removed"]:
         told += f", and no longer {', '.join(removed)}"
-    context.say(told)
+    plane.tell(answer, told)
 
 
-def _show_secret(answer: dict[str, Any], options: ApiOptions, context: CliContext) -> None:
-    if options.as_json:
-        print_json(answer, context)
-        return
-    context.say(f"fleet {answer['slug']}/{answer['stage']}; its secret, shown this once:")
-    context.stdout.write(f"{answer['secret']}\n".encode())
-    context.stdout.flush()
-    context.say(
+def _tell_secret(plane: ApiSession, answer: dict[str, Any]) -> None:
+    slug, stage = answer["slug"], answer["stage"]
+    said = f"fleet {slug}/{stage}; its secret, shown this once:"
+    how = (
         f"workers join with: COMFYFLEET_FLEET_SECRET=… comfyfleet worker --control URL "
-        f"--fleet {answer['slug']} --stage {answer['stage']} --backend URL"
+        f"--fleet {slug} --stage {stage} --backend URL"
     )
+    plane.tell(answer, said, line=answer["secret"], then=how)
 
 
 workers_app = App(name="workers", help="Workers beside the GPUs. They register themselves.")
@@ -324,13 +291,9 @@ def list_workers(
     context: InjectedContext,
 ) -> None:
     """All workers: their fleet, their state, when they were last seen."""
-    with connect(options, context) as plane:
-        answer = plane.get("workers", fleet=fleet)
-    if options.as_json:
-        print_json(answer, context)
-        return
     none = "no worker has joined yet: comfyfleet worker --help"
-    print_rows(answer["workers"], WORKER_COLUMNS, context, none=none)
+    with connect(options, context) as plane:
+        plane.tell_rows(plane.get("workers", fleet=fleet), "workers", WORKER_COLUMNS, none=none)
 
 
 @workers_app.command(name="show")
@@ -381,13 +344,8 @@ def drain(
     if stop:
         _act(worker, "undrain", "takes jobs again", options, context)
     else:
-        _act(
-            worker,
-            "drain",
-            "drains: it finishes what it has and takes nothing new",
-            options,
-            context,
-        )
+        told = "drains: it finishes what it has and takes nothing new"
+        _act(worker, "drain", told, options, context)
 
 
 @workers_app.command
@@ -404,12 +362,8 @@ def rotate_key(
     """Make a new key for a worker. It gets the key automatically; then the old one is invalid."""
     with connect(options, context) as plane:
         answer = plane.post("workers", worker, "rotate-token", now=now)
-    if options.as_json:
-        print_json(answer, context)
-        return
-    context.say(f"worker {worker}; its new key, shown this once:")
-    context.stdout.write(f"{answer['token']}\n".encode())
-    context.stdout.flush()
+    said = f"worker {worker}; its new key, shown this once:"
+    plane.tell(answer, said, line=answer["token"])
 
 
 def _counted(value: Any) -> Any:
@@ -422,10 +376,7 @@ def _act(
 ) -> dict[str, Any]:
     with connect(options, context) as plane:
         answer = plane.post("workers", worker, act)
-    if options.as_json:
-        print_json(answer, context)
-    else:
-        context.say(f"worker {worker} {done}")
+    plane.tell(answer, f"worker {worker} {done}")
     return answer
 
 
@@ -471,7 +422,8 @@ def list_dispatches(
             before=before,
             limit=limit,
         )
-    print_page(answer, options, context, none="there are no such dispatches")
+    none = "there are no such dispatches"
+    plane.tell_rows(answer, "dispatches", DISPATCH_COLUMNS, none=none, older="--before")
 
 
 @dispatches_app.command(name="show")
@@ -498,11 +450,7 @@ def why(
     """Why a job is not running, in one sentence."""
     with connect(options, context) as plane:
         answer = plane.get("dispatches", dispatch, "why")
-    if options.as_json:
-        print_json(answer, context)
-        return
-    context.stdout.write(f"{answer['why']}\n".encode())
-    context.stdout.flush()
+    plane.tell(answer, line=answer["why"])
 
 
 @dispatches_app.command
@@ -512,12 +460,7 @@ def retry(
     """Submit the same prompt and files again, as a new job."""
     with connect(options, context) as plane:
         answer = plane.post("dispatches", dispatch, "retry")
-    if options.as_json:
-        print_json(answer, context)
-        return
-    context.say("submitted again; the new job:")
-    context.stdout.write(f"{answer['job_id']}\n".encode())
-    context.stdout.flush()
+    plane.tell(answer, "submitted again; the new job:", line=answer["job_id"])
 
 
 @dispatches_app.command
@@ -528,7 +471,7 @@ def cancel(
     with connect(options, context) as plane:
         answer = plane.post("dispatches", dispatch, "cancel")
     told = "its worker will be told" if answer.get("cancel_requested") else answer.get("status")
-    _done(answer, f"dispatch {dispatch}: {told}", options, context)
+    plane.tell(answer, f"dispatch {dispatch}: {told}")
 
 
 @dispatches_app.command
@@ -543,25 +486,7 @@ def reprioritise(
     """Change the priority of a queued job."""
     with connect(options, context) as plane:
         answer = plane.post("dispatches", dispatch, "reprioritise", priority=priority)
-    _done(answer, f"dispatch {dispatch} has priority {priority}", options, context)
-
-
-def print_page(
-    answer: dict[str, Any], options: ApiOptions, context: CliContext, *, none: str
-) -> None:
-    if options.as_json:
-        print_json(answer, context)
-        return
-    print_rows(answer["dispatches"], DISPATCH_COLUMNS, context, none=none)
-    if answer.get("next"):
-        context.say(f"older ones: --before {answer['next']}")
-
-
-def _done(answer: dict[str, Any], said: str, options: ApiOptions, context: CliContext) -> None:
-    if options.as_json:
-        print_json(answer, context)
-    else:
-        context.say(said)
+    plane.tell(answer, f"dispatch {dispatch} has priority {priority}")
 
 
 def maintenance(
@@ -579,12 +504,8 @@ def maintenance(
             answer = plane.get("maintenance")
         else:
             answer = plane.post("maintenance", on=wanted == "on")
-    if options.as_json:
-        print_json(answer, context)
-    elif answer["on"]:
-        context.say("maintenance is on: running jobs end, and none begins")
-    else:
-        context.say("maintenance is off: jobs are handed out")
+    on, off = "on: running jobs end, and none begins", "off: jobs are handed out"
+    plane.tell(answer, f"maintenance is {on if answer['on'] else off}")
 
 
 def poisoned(
@@ -600,7 +521,8 @@ def poisoned(
     """
     with connect(options, context) as plane:
         answer = plane.get("dispatches", poisoned=True, before=before, limit=limit)
-    print_page(answer, options, context, none="no job is set aside")
+    none = "no job is set aside"
+    plane.tell_rows(answer, "dispatches", DISPATCH_COLUMNS, none=none, older="--before")
 
 
 def reconcile(*, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:

@@ -12,7 +12,6 @@ from cyclopts import App, Group, Parameter
 from comfyfleet.cli.context import CliContext, InjectedContext, counted
 from comfyfleet.cli.control_plane import API_DEFAULTS, ApiOptions, ApiSession, connect
 from comfyfleet.cli.job_waiter import JobWaiter
-from comfyfleet.cli.run_session import check_folder, readable_name, reserve_name
 from comfyfleet.cli.tables import print_fields, print_json, print_rows
 from comfyfleet.cli.upload import download, parse_files, parse_values, upload
 from comfyfleet.errors import Conflict, InvalidInput, NotFound, RunFailed, RunTimedOut, Unavailable
@@ -253,6 +252,8 @@ def submit(
     ```
     """
     if following.output_dir:
+        from comfyfleet.cli.run_session import check_folder  # with all backends
+
         check_folder(following.output_dir)
     with connect(options, context) as plane:
         submission = _Submission(plane, placing, following, options, context)
@@ -315,6 +316,8 @@ class _Submission:
         return upload(self.plane, path, "uploads", **owner)
 
     def _saved(self, jobs: Sequence[Mapping[str, Any]]) -> list[str]:
+        from comfyfleet.cli.run_session import readable_name, reserve_name
+
         folder = self.following.output_dir
         if folder is None:
             return []
@@ -401,10 +404,7 @@ def list_keys(
     """A user's keys, by their first characters, including revoked ones."""
     with connect(options, context) as plane:
         answer = plane.get("tenants", tenant, "users", resolve_user(plane, tenant, user), "keys")
-    if options.as_json:
-        print_json(answer, context)
-        return
-    print_rows(answer["keys"], KEY_COLUMNS, context, none="there are no keys")
+    plane.tell_rows(answer, "keys", KEY_COLUMNS, none="there are no keys")
 
 
 @keys_app.command(name="create")
@@ -430,12 +430,8 @@ def create_key(
     with connect(options, context) as plane:
         owner = resolve_user(plane, tenant, user)
         answer = plane.post("tenants", tenant, "users", owner, "keys", **given)
-    if options.as_json:
-        print_json(answer, context)
-        return
-    context.say(f"key {answer['id']} of user {owner}, shown this once:")
-    context.stdout.write(f"{answer['key']}\n".encode())
-    context.stdout.flush()
+    said = f"key {answer['id']} of user {owner}, shown this once:"
+    plane.tell(answer, said, line=answer["key"])
 
 
 @keys_app.command
@@ -452,10 +448,7 @@ def revoke(
     with connect(options, context) as plane:
         owner = resolve_user(plane, tenant, user)
         answer = plane.post("tenants", tenant, "users", owner, "keys", key, "revoke")
-    if options.as_json:
-        print_json(answer, context)
-    else:
-        context.say(f"key {answer['prefix']}… is revoked")
+    plane.tell(answer, f"key {answer['prefix']}… is revoked")
 
 
 tenants_app = App(
@@ -479,13 +472,9 @@ WAIT_SECONDS_MAX = 600.0
 @tenants_app.command(name="list")
 def list_tenants(*, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
     """All tenants."""
-    with connect(options, context) as plane:
-        answer = plane.get("tenants")
-    if options.as_json:
-        print_json(answer, context)
-        return
     none = "there are no tenants yet: comfyfleet admin tenants create NAME"
-    print_rows(answer["tenants"], TENANT_COLUMNS, context, none=none)
+    with connect(options, context) as plane:
+        plane.tell_rows(plane.get("tenants"), "tenants", TENANT_COLUMNS, none=none)
 
 
 @tenants_app.command(name="create")
@@ -501,13 +490,8 @@ def create_tenant(
     body = {} if email is None else {"email": email}
     with connect(options, context) as plane:
         answer = plane.post("tenants", name=name, **body)
-    if options.as_json:
-        print_json(answer, context)
-        return
-    context.say(f"tenant {answer['id']} ({name}) with user {answer['user_id']}")
-    context.say("the user's key, shown this once:")
-    context.stdout.write(f"{answer['key']}\n".encode())
-    context.stdout.flush()
+    said = f"tenant {answer['id']} ({name}) with user {answer['user_id']}"
+    plane.tell(answer, said, "the user's key, shown this once:", line=answer["key"])
 
 
 @tenants_app.command(name="show")
@@ -568,7 +552,7 @@ def limits(
         answer = plane.put("tenants", tenant, "limits", **wanted)
     most = "as many jobs as the settings say" if max_queued is None else f"{max_queued} jobs"
     said = f"tenant {tenant}: priorities {min_priority} to {max_priority}, at most {most} may wait"
-    _done(answer, said, options, context)
+    plane.tell(answer, said)
 
 
 @tenants_app.command
@@ -584,7 +568,7 @@ def retention(
     with connect(options, context) as plane:
         answer = plane.put("tenants", tenant, "retention", retention_days=days)
     kept = "as the settings say" if days is None else f"for {days} days"
-    _done(answer, f"tenant {tenant}: media and files are kept {kept}", options, context)
+    plane.tell(answer, f"tenant {tenant}: media and files are kept {kept}")
 
 
 @tenants_app.command
@@ -606,7 +590,7 @@ def quota(
             plane.put("tenants", tenant, "quota", max_storage_bytes=given)
         answer = plane.get("tenants", tenant, "storage")
     said = f"{answer['used_bytes']:,} of {answer['max_storage_bytes']:,} bytes are used"
-    _done(answer, f"tenant {tenant}: {said}", options, context)
+    plane.tell(answer, f"tenant {tenant}: {said}")
 
 
 @tenants_app.command
@@ -634,7 +618,7 @@ def credit(
             amount=amount,
             provider_transaction_id=payment,
         )
-    _done(answer, f"user {owner} has {answer['balance']} tokens", options, context)
+    plane.tell(answer, f"user {owner} has {answer['balance']} tokens")
 
 
 @tenants_app.command
@@ -666,7 +650,7 @@ def erase(
         if wait:
             answer = _erased(plane, tenant)
     said = "is erased; its ledger is kept" if answer["erased_at"] else "is being erased"
-    _done(answer, f"tenant {tenant} {said}", options, context)
+    plane.tell(answer, f"tenant {tenant} {said}")
 
 
 def _erased(plane: ApiSession, tenant: str) -> dict[str, Any]:
@@ -680,10 +664,3 @@ def _erased(plane: ApiSession, tenant: str) -> dict[str, Any]:
         f"tenant {tenant} is still being erased after {WAIT_SECONDS_MAX:g} s; it goes on",
         hint=f"comfyfleet admin tenants show {tenant} tells when it is done.",
     )
-
-
-def _done(answer: dict[str, Any], said: str, options: ApiOptions, context: CliContext) -> None:
-    if options.as_json:
-        print_json(answer, context)
-    else:
-        context.say(said)
