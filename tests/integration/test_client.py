@@ -284,3 +284,72 @@ async def test_an_operator_follows_a_job_through_the_queue(shop: LocalServer) ->
     assert (seen.status, whole.dispatch.status) == ("completed", "completed")
     assert handle.id in listed
     assert seen.dispatch.id in queue
+
+
+async def test_an_operator_manages_a_tenants_users_keys_limits_and_wallet(
+    shop: LocalServer,
+) -> None:
+    async with Client(shop.url, shop.admin_key) as client:
+        admin = client.admin
+        made = await admin.create_tenant("Hedy & Co", email="hedy@example.com")
+        bob = await admin.create_user(made.id, name="Bob")
+        key = await admin.create_key(made.id, bob.id, name="website", scopes=["read"])
+        async with Client(shop.url, key.key) as customer:
+            assert (await customer.wallet()).balance == 0
+            assert (await admin.revoke_key(made.id, bob.id, key.id)).revoked_at
+            with pytest.raises(Unauthenticated):
+                await customer.wallet()
+        assert [each.name for each in await admin.keys(made.id, bob.id)] == ["website"]
+        assert not (await admin.act_on_user(made.id, bob.id, "deactivate")).is_active
+        users = [each.id async for each in admin.users(made.id, page_size=1)]
+        await admin.credit(made.id, made.user_id, 9, provider_transaction_id="paid/9")
+        paid = [each.amount async for each in admin.transactions(made.id, made.user_id)]
+        assert await admin.balance(made.id, made.user_id) == 9
+        await admin.set_limits(made.id, max_queued=3)
+        await admin.set_retention(made.id, 30)
+        await admin.set_quota(made.id, 1_000)
+        tenant, storage = await admin.tenant(made.id), await admin.storage(made.id)
+        await admin.erase(made.id)
+    assert (users, paid) == ([made.user_id, bob.id], [9])
+    assert (tenant.max_queued, tenant.retention_days) == (3, 30)
+    assert (storage.used_bytes, storage.max_storage_bytes) == (0, 1_000)
+
+
+async def test_an_operator_manages_fleets_workers_and_the_catalogue(shop: LocalServer) -> None:
+    async with Client(shop.url, shop.admin_key) as client:
+        admin = client.admin
+        made = await admin.create_fleet("managed")
+        assert (await admin.rotate_fleet_secret("managed")).secret != made.secret
+        assert (await admin.set_cap("managed", 3)).max_workers == 3
+        assert (await admin.set_approval("managed", "manual")).approval == "manual"
+        worker, *_ = [each.worker_id async for each in admin.workers()]
+        assert worker in [each.worker_id for each in await admin.able_workers("soften")]
+        assert all(each.at for each in await admin.readings(worker, hours=24))
+        with pytest.raises(NotFound):
+            await admin.rotate_worker_key("nobody", now=True)
+        assert (await admin.act_on_workflow("soften", "pause")).is_paused
+        assert not (await admin.act_on_workflow("soften", "resume")).is_paused
+        price = (await admin.workflow("soften")).price_tokens
+        assert (await admin.change_workflow("soften", price_tokens=5)).price_tokens == 5
+        await admin.change_workflow("soften", **_terms(price))
+        assert not (await admin.act_on_effect("soften", "withdraw")).published
+        assert (await admin.act_on_effect("soften", "publish")).published
+        assert (await admin.effect("soften")).workflow_slug == "soften"
+
+
+def _terms(price: int | None) -> dict[str, object]:
+    return {"is_withdrawn": True} if price is None else {"price_tokens": price}
+
+
+async def test_an_operator_submits_with_a_file_and_exports_the_audit(shop: LocalServer) -> None:
+    async with Client(shop.url, shop.admin_key) as client:
+        admin = client.admin
+        assert await admin.set_maintenance(on=True) is await admin.in_maintenance() is True
+        file = await admin.upload(PHOTO)
+        (job_id,) = (await admin.submit("soften", files={"input": str(file)})).ids
+        assert not await admin.set_maintenance(on=False)
+        job = await admin.job(job_id)
+        attempts = await admin.attempts(job_id)
+        exported = [each async for each in admin.export_audit(action="maintenance")]
+    assert (job.workflow, attempts.prompt is not None) == ("soften", True)
+    assert [each["details"] for each in exported][:2] == [{"on": False}, {"on": True}]

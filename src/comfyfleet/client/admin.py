@@ -1,14 +1,25 @@
 """The admin API, for operators: workflows, effects, fleets, workers, tenants, jobs, the queue, the audit log."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 from uuid import UUID
 
 from comfyfleet.api.admin import (
+    AbleWorker,
+    AbleWorkers,
     AdminEffectAnswer,
     AdminEffects,
+    AdminKeyAnswer,
+    AdminKeys,
+    AdminMadeKey,
+    AdminTransactionAnswer,
+    AdminTransactions,
     AssignmentAnswer,
+    Attempts,
     Balance,
     Books,
     DispatchPage,
@@ -27,13 +38,19 @@ from comfyfleet.api.admin import (
     MadeEffect,
     MadeOperator,
     MadeTenant,
+    NewKey,
     OperatorAnswer,
     Operators,
+    ReadingAnswer,
+    Readings,
     RegisteredVersion,
     Repaired,
     RetriedDispatch,
+    Storage,
     TenantAnswer,
     Tenants,
+    UserAnswer,
+    Users,
     WorkerAnswer,
     WorkerDetail,
     Workers,
@@ -41,6 +58,7 @@ from comfyfleet.api.admin import (
     WorkflowDetail,
     Workflows,
 )
+from comfyfleet.client.files import upload_source, upload_to
 from comfyfleet.client.transport import PAGE, Answer, ApiCalls, fetch_pages, parse_answer
 from comfyfleet.transport.http import Call
 
@@ -79,8 +97,25 @@ class AdminApi:
         body = {"slug": slug, "document": dict(document), **fields}
         return await self._send(RegisteredVersion, "POST", "workflows", body=body)
 
+    async def change_workflow(self, slug: str, **fields: Any) -> WorkflowAnswer:
+        """Capabilities, run limit or price (`is_withdrawn=True` takes it off), without a new version."""
+        return await self._send(WorkflowAnswer, "PATCH", "workflows", slug, body=fields)
+
+    async def act_on_workflow(
+        self, slug: str, act: Literal["activate", "deactivate", "pause", "resume"], **fields: Any
+    ) -> WorkflowAnswer:
+        """To activate takes another `version`, if one is named."""
+        return await self._send(WorkflowAnswer, "POST", "workflows", slug, act, body=fields)
+
+    async def able_workers(self, slug: str) -> list[AbleWorker]:
+        """Which workers of its fleets can run it, and what is missing where."""
+        return (await self._get(AbleWorkers, "workflows", slug, "workers")).workers
+
     async def effects(self) -> list[AdminEffectAnswer]:
         return (await self._get(AdminEffects, "effects")).effects
+
+    async def effect(self, slug: str) -> AdminEffectAnswer:
+        return await self._get(AdminEffectAnswer, "effects", slug)
 
     async def create_effect(self, slug: str, workflow_slug: str, **fields: Any) -> MadeEffect:
         """Customers see it once it is published (`published=True`)."""
@@ -89,6 +124,11 @@ class AdminApi:
 
     async def change_effect(self, slug: str, **fields: Any) -> AdminEffectAnswer:
         return await self._send(AdminEffectAnswer, "PATCH", "effects", slug, body=fields)
+
+    async def act_on_effect(
+        self, slug: str, act: Literal["publish", "withdraw"]
+    ) -> AdminEffectAnswer:
+        return await self._send(AdminEffectAnswer, "POST", "effects", slug, act)
 
     # Fleets and workers
 
@@ -111,6 +151,22 @@ class AdminApi:
             AssignmentAnswer, "PUT", "fleets", slug, stage, "workflows", body=body
         )
 
+    async def rotate_fleet_secret(self, slug: str, stage: str = PRODUCTION) -> FleetSecret:
+        """The old one is invalid at once; workers that have joined keep their own keys."""
+        return await self._send(FleetSecret, "POST", "fleets", slug, stage, "rotate-secret")
+
+    async def set_cap(self, slug: str, max_workers: int, *, stage: str = PRODUCTION) -> FleetAnswer:
+        """A lower cap removes no worker; no more can join."""
+        body = {"max_workers": max_workers}
+        return await self._send(FleetAnswer, "PUT", "fleets", slug, stage, "cap", body=body)
+
+    async def set_approval(
+        self, slug: str, approval: Literal["auto", "manual"], *, stage: str = PRODUCTION
+    ) -> FleetAnswer:
+        """Of workers that join from now on."""
+        body = {"approval": approval}
+        return await self._send(FleetAnswer, "PUT", "fleets", slug, stage, "approval", body=body)
+
     async def workers(self, *, fleet: str | None = None) -> AsyncIterator[WorkerAnswer]:
         """By id; `fleet` is SLUG/STAGE."""
         query = {"fleet": fleet}
@@ -126,7 +182,16 @@ class AdminApi:
     ) -> WorkerAnswer:
         return await self._send(WorkerAnswer, "POST", "workers", worker_id, act)
 
-    # Tenants
+    async def rotate_worker_key(self, worker_id: str, *, now: bool = False) -> str:
+        """The new key, shown this once; the worker gets it by itself. `now`: the old one is invalid at once."""
+        path = ("workers", worker_id, "rotate-token")
+        return (await self._send(NewKey, "POST", *path, body={"now": now})).token
+
+    async def readings(self, worker_id: str, *, hours: float = 1) -> list[ReadingAnswer]:
+        """GPU, memory, temperature, CPU and disk over time."""
+        return (await self._get(Readings, "workers", worker_id, "readings", hours=hours)).readings
+
+    # Tenants, their users and wallets
 
     async def tenants(self) -> list[TenantAnswer]:
         return (await self._get(Tenants, "tenants")).tenants
@@ -134,6 +199,72 @@ class AdminApi:
     async def create_tenant(self, name: str, *, email: str | None = None) -> MadeTenant:
         """With its first user and that user's `key`, which is shown this once."""
         return await self._send(MadeTenant, "POST", "tenants", body={"name": name, "email": email})
+
+    async def tenant(self, tenant_id: UUID) -> TenantAnswer:
+        return await self._get(TenantAnswer, "tenants", tenant_id)
+
+    async def set_limits(self, tenant_id: UUID, **fields: Any) -> TenantAnswer:
+        """`min_priority`, `max_priority` and `max_queued`; what is left out is as in the settings."""
+        return await self._send(TenantAnswer, "PUT", "tenants", tenant_id, "limits", body=fields)
+
+    async def set_retention(self, tenant_id: UUID, days: int | None) -> TenantAnswer:
+        """After how many days media and files are deleted; None: as the settings say."""
+        body = {"retention_days": days}
+        return await self._send(TenantAnswer, "PUT", "tenants", tenant_id, "retention", body=body)
+
+    async def set_quota(self, tenant_id: UUID, max_storage_bytes: int | None) -> TenantAnswer:
+        """None: as the settings say."""
+        body = {"max_storage_bytes": max_storage_bytes}
+        return await self._send(TenantAnswer, "PUT", "tenants", tenant_id, "quota", body=body)
+
+    async def storage(self, tenant_id: UUID) -> Storage:
+        return await self._get(Storage, "tenants", tenant_id, "storage")
+
+    async def erase(self, tenant_id: UUID) -> TenantAnswer:
+        """Begins to remove all private data, for good; `erased_at` is set when that is done."""
+        return await self._send(TenantAnswer, "POST", "tenants", tenant_id, "erase")
+
+    async def users(self, tenant_id: UUID, *, page_size: int = PAGE) -> AsyncIterator[UserAnswer]:
+        """The oldest first."""
+        path, query = _path(("tenants", tenant_id, "users")), {"limit": page_size}
+        async for page in fetch_pages(self._calls, path, Users, query, by="after"):
+            for each in page.users:
+                yield each
+
+    async def create_user(self, tenant_id: UUID, **fields: Any) -> UserAnswer:
+        """`email` and `name`; without a key."""
+        return await self._send(UserAnswer, "POST", "tenants", tenant_id, "users", body=fields)
+
+    async def act_on_user(
+        self, tenant_id: UUID, user_id: UUID, act: Literal["activate", "deactivate"]
+    ) -> UserAnswer:
+        """To deactivate revokes all their keys; submitted jobs continue."""
+        return await self._send(UserAnswer, "POST", "tenants", tenant_id, "users", user_id, act)
+
+    async def keys(self, tenant_id: UUID, user_id: UUID) -> list[AdminKeyAnswer]:
+        return (await self._get(AdminKeys, "tenants", tenant_id, "users", user_id, "keys")).keys
+
+    async def create_key(self, tenant_id: UUID, user_id: UUID, **fields: Any) -> AdminMadeKey:
+        """With its `key`, which is shown this once; `name`, `scopes` and `expires_at` may be given."""
+        path = ("tenants", tenant_id, "users", user_id, "keys")
+        return await self._send(AdminMadeKey, "POST", *path, body=fields)
+
+    async def revoke_key(self, tenant_id: UUID, user_id: UUID, key_id: UUID) -> AdminKeyAnswer:
+        path = ("tenants", tenant_id, "users", user_id, "keys", key_id, "revoke")
+        return await self._send(AdminKeyAnswer, "POST", *path)
+
+    async def balance(self, tenant_id: UUID, user_id: UUID) -> int:
+        return (await self._get(Balance, "tenants", tenant_id, "wallets", user_id)).balance
+
+    async def transactions(
+        self, tenant_id: UUID, user_id: UUID, *, page_size: int = PAGE
+    ) -> AsyncIterator[AdminTransactionAnswer]:
+        """The newest first."""
+        path = _path(("tenants", tenant_id, "wallets", user_id, "transactions"))
+        query = {"limit": page_size}
+        async for page in fetch_pages(self._calls, path, AdminTransactions, query):
+            for each in page.transactions:
+                yield each
 
     async def credit(
         self, tenant_id: UUID, user_id: UUID, amount: int, *, provider_transaction_id: str
@@ -148,6 +279,19 @@ class AdminApi:
         return await self._get(Books, "ledger", tenant_id=tenant_id)
 
     # Jobs and the queue
+
+    async def upload(
+        self,
+        source: Path | bytes,
+        *,
+        filename: str | None = None,
+        content_type: str | None = None,
+        tenant_id: UUID | str | None = None,
+    ) -> UUID:
+        """The id of a file for `submit(files={name: id})`; without a tenant, of the tenant `default`."""
+        file = upload_source(source, filename=filename, content_type=content_type)
+        fields = {} if tenant_id is None else {"tenant_id": str(tenant_id)}
+        return await upload_to(self._calls, f"{PREFIX}/uploads", file, None, **fields)
 
     async def submit(self, workflow_slug: str, **fields: Any) -> JobIds:
         """One job, or `count` alike; each draws its own seed."""
@@ -164,6 +308,10 @@ class AdminApi:
 
     async def job(self, job_id: UUID | str) -> JobSeen:
         return await self._get(JobSeen, "jobs", job_id)
+
+    async def attempts(self, job_id: UUID | str) -> Attempts:
+        """The prompt as workers get it, and as each of them has sent it to its backend."""
+        return await self._get(Attempts, "jobs", job_id, "attempts")
 
     async def dispatches(
         self, *, page_size: int = PAGE, **filters: Any
@@ -195,6 +343,17 @@ class AdminApi:
         """Repairs a part of the queue; call it again with `after=next` until `next` is None."""
         return await self._send(Repaired, "POST", "reconcile", body={"after": after})
 
+    async def in_maintenance(self) -> bool:
+        return await self._maintenance("GET")
+
+    async def set_maintenance(self, *, on: bool) -> bool:
+        """On: no job is given to a worker; running jobs finish."""
+        return await self._maintenance("POST", {"on": on})
+
+    async def _maintenance(self, method: str, body: object = None) -> bool:
+        answer = await self._calls.ask_json(Call(method, f"{PREFIX}/maintenance", body))
+        return bool(answer["on"])
+
     # Operators
 
     async def operators(self) -> list[OperatorAnswer]:
@@ -217,6 +376,13 @@ class AdminApi:
         async for page in fetch_pages(self._calls, f"{PREFIX}/audit", Entries, query):
             for each in page.entries:
                 yield each
+
+    async def export_audit(self, **filters: Any) -> AsyncGenerator[dict[str, Any], None]:
+        """All entries that match, the newest first, as one stream. Raises httpx.TransportError if it breaks off."""
+        call = Call("GET", f"{PREFIX}/audit/export", params=filters)
+        async with aclosing(self._calls.lines(call)) as lines:
+            async for line in lines:
+                yield json.loads(line)
 
 
 def _path(parts: Sequence[object]) -> str:
