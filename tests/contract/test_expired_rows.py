@@ -20,7 +20,7 @@ from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.reconcile import reconcile
 from comfyfleet.server.maintenance import retention
 from comfyfleet.server.maintenance.retention import delete_expired_rows
-from comfyfleet.server.notifications import audit
+from comfyfleet.server.notifications import service as notifications
 
 DAYS = (10, 40, 100, 400)
 KEPT_FOR_EVER = dict.fromkeys(("audit_keep_days", "dispatch_keep_days", "prompt_keep_days"), 0)
@@ -58,7 +58,7 @@ async def scene_on(context: JobContext, tenant_id: UUID) -> Scene:
     async with context.central.transaction() as tx:
         for days in sorted(DAYS, reverse=True):
             at = now - timedelta(days=days)
-            await audit.record_audit(tx, "sweep", "fail", f"x:{days}", at)
+            await notifications.record_audit(tx, "sweep", "fail", f"x:{days}", at)
     return Scene(context, tenant_id, jobs)
 
 

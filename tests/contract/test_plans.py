@@ -17,7 +17,7 @@ from comfyfleet.server.db.schema import History
 from comfyfleet.server.jobs import store as job_store
 from comfyfleet.server.jobs.model import JobStatus
 from comfyfleet.server.maintenance import store as upkeep
-from comfyfleet.server.notifications import audit
+from comfyfleet.server.notifications import service as notifications
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import DispatchStatus, QueueLane
 from comfyfleet.server.queue.store import reads
@@ -116,7 +116,7 @@ async def test_the_audit_is_read_along_indexes(postgres_databases: Databases) ->
             {"tenant_id": TENANT},
             {"subject": "dispatch:77"},
         ):
-            await require_index(tx, audit.find_audit_entries(tx, **wanted, limit=20))
+            await require_index(tx, notifications.find_audit_entries(tx, **wanted, limit=20))
 
 
 async def test_jobs_are_listed_along_indexes(postgres_databases: Databases) -> None:

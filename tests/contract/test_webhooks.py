@@ -11,12 +11,14 @@ from comfyfleet.errors import Conflict, InvalidInput, LimitExceeded, NotFound
 from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.jobs import batches
 from comfyfleet.server.jobs.model import JobBatch
-from comfyfleet.server.notifications import job_events, webhooks
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications import store, webhooks
 from comfyfleet.server.notifications.model import (
     TRIES_MAX,
     WEBHOOKS_PER_USER_MAX,
     DeliveryStatus,
     EventKind,
+    NewJobEvent,
     RegisteredWebhook,
     WebhookDelivery,
     WebhookEvent,
@@ -184,23 +186,23 @@ async def test_the_log_comes_in_pages_the_newest_first(pool: Database) -> None:
 async def test_a_reader_of_events_goes_on_where_it_stopped(pool: Database) -> None:
     async with pool.transaction() as tx:
         made = [
-            await job_events.record_event(
-                tx, TENANT, JOB, EventKind.PROGRESS, {"percent": each}, now=NOW
+            await store.add_event(
+                tx, NewJobEvent(TENANT, JOB, EventKind.PROGRESS, {"percent": each}), now=NOW
             )
             for each in range(4)
         ]
-        await job_events.record_event(tx, TENANT, UUID(int=11), EventKind.STATUS, {}, now=NOW)
-        assert await job_events.events_after(tx, TENANT, JOB) == made
-        assert await job_events.events_after(tx, TENANT, JOB, after_id=made[1].id) == made[2:]
-        assert await job_events.events_after(tx, OTHER, JOB) == []
+        await store.add_event(tx, NewJobEvent(TENANT, UUID(int=11), EventKind.STATUS, {}), now=NOW)
+        assert await notifications.events_after(tx, TENANT, JOB) == made
+        assert await notifications.events_after(tx, TENANT, JOB, after_id=made[1].id) == made[2:]
+        assert await notifications.events_after(tx, OTHER, JOB) == []
 
 
 async def test_the_number_of_a_removed_event_is_never_given_again(pool: Database) -> None:
     async with pool.transaction() as tx:
-        first = await job_events.record_event(tx, TENANT, JOB, EventKind.STATUS, {}, now=NOW)
-        assert await job_events.prune_events(tx, before=NOW, limit=9) == 0
-        assert await job_events.prune_events(tx, before=NOW + timedelta(seconds=1), limit=9) == 1
-        second = await job_events.record_event(tx, TENANT, JOB, EventKind.STATUS, {}, now=NOW)
+        first = await store.add_event(tx, NewJobEvent(TENANT, JOB, EventKind.STATUS, {}), now=NOW)
+        assert await notifications.prune_events(tx, before=NOW, limit=9) == 0
+        assert await notifications.prune_events(tx, before=NOW + timedelta(seconds=1), limit=9) == 1
+        second = await store.add_event(tx, NewJobEvent(TENANT, JOB, EventKind.STATUS, {}), now=NOW)
     assert second.id > first.id
 
 

@@ -19,7 +19,8 @@ from tests.support.server.customers import Shop, shop_on
 import comfyfleet as package
 from comfyfleet.clock import utc_now
 from comfyfleet.server.app import ControlPlane, open_control_plane
-from comfyfleet.server.notifications import audit, webhooks
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications import webhooks
 from comfyfleet.server.notifications.model import WebhookEvent
 from comfyfleet.server.storage import LocalStore
 from comfyfleet.settings import Settings, misspelt
@@ -159,7 +160,9 @@ async def test_new_webhook_key_gives_every_webhook_another_secret(
     async with open_control_plane(settings, tmp_path, lambda: _NOW) as plane:
         assert plane.webhook_key != before
         async with plane.central.read() as tx:
-            assert await audit.find_audit_entries(tx, action="webhook_key_replaced", limit=1)
+            assert await notifications.find_audit_entries(
+                tx, action="webhook_key_replaced", limit=1
+            )
 
 
 _NOW = utc_now()

@@ -21,7 +21,7 @@ from comfyfleet.server.fleets.model import Fleet, FleetWorker, Sighting, WorkerR
 from comfyfleet.server.fleets.object_info import upload_slot
 from comfyfleet.server.jobs.finish import requeue_worker
 from comfyfleet.server.jobs.poll import note_sighting
-from comfyfleet.server.notifications.audit import record_audit
+from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.server.queue.model import RequeueReason
 from comfyfleet.server.secrets import hash_key, new_key
 

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from comfyfleet.server.db import Database
 from comfyfleet.server.db.coordination import read_state, write_state, write_state_if_new
-from comfyfleet.server.notifications.audit import record_audit
+from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.settings import Settings
 
 KEY_CHARACTERS = 64

@@ -22,7 +22,7 @@ from comfyfleet.server.jobs.model import Failure, Job, JobStatus
 from comfyfleet.server.jobs.reconcile import expire_due_leases
 from comfyfleet.server.jobs.service import event_data
 from comfyfleet.server.jobs.submit import retry_job
-from comfyfleet.server.notifications import job_events
+from comfyfleet.server.notifications import service as notifications
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import Dispatch, DispatchStatus, RequeueReason
 from comfyfleet.server.queue.switch_costs import ModelChange, RunKind, TimedRun
@@ -108,7 +108,7 @@ async def test_its_user_is_told_of_each_of_its_steps(place: Place) -> None:
     started = event_data(await place.job(job.id))
     ended = event_data(await place.complete(handed))
     async with place.context.pools["main"].read() as tx:
-        found = await job_events.events_after(tx, place.tenant_id, job.id)
+        found = await notifications.events_after(tx, place.tenant_id, job.id)
     assert [(each.kind, each.data) for each in found] == [
         ("status", event_data(job)),
         ("status", started),

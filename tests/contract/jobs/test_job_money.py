@@ -29,7 +29,7 @@ from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.lease import lease_next
 from comfyfleet.server.jobs.model import Failure, Job, JobSpec, JobStatus
 from comfyfleet.server.jobs.reconcile import expire_due_leases
-from comfyfleet.server.notifications import job_events
+from comfyfleet.server.notifications import service as notifications
 from comfyfleet.server.queue.model import RequeueReason
 from comfyfleet.server.tenants import wallet as ledger
 
@@ -197,7 +197,7 @@ async def test_what_happens_to_a_job_is_told_in_order(till: Till) -> None:
     job = await till.submit()
     await till.complete(await till.lease())
     async with till.context.pools["main"].read() as tx:
-        told = await job_events.events_after(tx, till.tenant_id, job.id)
+        told = await notifications.events_after(tx, till.tenant_id, job.id)
     statuses = [each.data["status"] for each in told if each.kind == "status"]
     assert statuses == ["queued", "processing", "completed"]
 

@@ -10,7 +10,7 @@ from tests.support.jobs.pipelines import TOKENS, Studio, studio_on
 
 from comfyfleet.server.jobs.outbox import flush_due
 from comfyfleet.server.maintenance.sweeps import advance_pipelines, maintain_pipelines
-from comfyfleet.server.notifications import audit
+from comfyfleet.server.notifications import service as notifications
 from comfyfleet.server.pipelines import actions
 from comfyfleet.server.pipelines.actions import CandidateRef
 from comfyfleet.server.pipelines.model import CandidateStatus
@@ -89,5 +89,5 @@ async def test_a_rejection_that_is_cut_off_has_happened_or_not(studio: Studio, l
     handed = await studio.lease()
     assert (handed is None) == (now.status == CandidateStatus.REJECTED)
     async with studio.context.central.read() as tx:
-        told = await audit.find_audit_entries(tx, action="pipeline_rejected", limit=5)
+        told = await notifications.find_audit_entries(tx, action="pipeline_rejected", limit=5)
     assert bool(told) == (now.status == CandidateStatus.REJECTED)

@@ -6,7 +6,7 @@ import pytest
 from tests.support.jobs.pipelines import ONE_STEP, THREE_STEPS, Studio
 
 from comfyfleet.errors import Conflict, InvalidInput, NotFound
-from comfyfleet.server.notifications import audit
+from comfyfleet.server.notifications import service as notifications
 from comfyfleet.server.pipelines import actions, decide
 from comfyfleet.server.pipelines.actions import CandidateRef
 from comfyfleet.server.pipelines.model import CandidateStatus, PipelineCandidate, StoredRun
@@ -163,7 +163,9 @@ async def test_every_act_is_audited(studio: Studio) -> None:
     vote_id, _ = await jury.vote(one, two)
     await actions.undo_vote(studio.context, *studio.whose, jury.run.id, vote_id)
     async with studio.context.central.read() as tx:
-        found = await audit.find_audit_entries(tx, subject=f"pipeline_run:{jury.run.id}", limit=50)
+        found = await notifications.find_audit_entries(
+            tx, subject=f"pipeline_run:{jury.run.id}", limit=50
+        )
     said = [each.action for each in reversed(found) if each.actor.startswith("tenant:")]
     assert said == [
         "pipeline_started",

@@ -13,8 +13,9 @@ from comfyfleet.server.jobs import submit
 from comfyfleet.server.maintenance.sweeps import expire_all, prune_expired_rows, remove_all_orphans
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import output_key, upload_key
-from comfyfleet.server.notifications import job_events
-from comfyfleet.server.notifications.model import EventKind
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications import store
+from comfyfleet.server.notifications.model import EventKind, NewJobEvent
 
 
 async def keep_for(customer: TenantData, days: int) -> None:
@@ -134,14 +135,14 @@ async def test_objects_of_a_tenant_that_nobody_knows_are_left_alone(
 async def test_events_of_long_ago_go(ada: TenantData, ahead: Ahead) -> None:
     job_id = uuid4()
     async with ada.pool.transaction() as tx:
-        await job_events.record_event(
-            tx, ada.tenant_id, job_id, EventKind.STATUS, {}, now=ada.plane.clock()
+        await store.add_event(
+            tx, NewJobEvent(ada.tenant_id, job_id, EventKind.STATUS, {}), now=ada.plane.clock()
         )
     for days, left in ((6, 1), (8, 0)):
         ahead.by = timedelta(days=days)
         assert await prune_expired_rows(ada.plane) is False
         async with ada.pool.read() as tx:
-            assert len(await job_events.events_after(tx, ada.tenant_id, job_id)) == left
+            assert len(await notifications.events_after(tx, ada.tenant_id, job_id)) == left
 
 
 async def test_a_file_that_is_just_being_shared_is_not_removed(

@@ -330,7 +330,7 @@ def _fill_values(
         number: each.placeholder if _is_unfilled(each, resolved) else resolved[each.name]
         for number, each in enumerate(texts)
     }
-    result = fill_marks(prompt, marks)
+    result = fill_marks(prompt, marks) if marks else dict(prompt)
     for each in properties:
         if each.binding is None or _is_unfilled(each, resolved):
             continue

@@ -108,13 +108,10 @@ class NotifyChannel:
     """LISTEN/NOTIFY on PostgreSQL. Does nothing on SQLite, which has one process."""
 
     def __init__(self, database: Database, channel: str) -> None:
-        self._dsn = None if database.is_sqlite else dsn(database.url)
+        self.reach_others = not database.is_sqlite
+        self._dsn = dsn(database.url) if self.reach_others else None
         self._channel = channel
         self._sender: Any = None
-
-    @property
-    def reach_others(self) -> bool:
-        return self._dsn is not None
 
     async def send(self, payload: str) -> None:
         if self._dsn is None:

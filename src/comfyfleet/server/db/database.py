@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import logging
 import sqlite3
 import time
 from collections.abc import (
@@ -26,10 +27,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from comfyfleet.errors import InvalidInput, NotFound, Unavailable, missing_extra
 from comfyfleet.server.db.errors import (
-    OutageLog,
+    LOGGED,
     errors_logged,
     is_caused_by_bad_value,
     is_caused_by_disconnect,
+    is_logged,
     to_sqlalchemy_error,
 )
 
@@ -481,6 +483,37 @@ class GroupCommit:
 BAD_VALUE = "a number is larger, or a text holds other characters, than a database can keep"
 DISCONNECTED = "the connection to the database was lost"
 DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
+logger = logging.getLogger(__name__)
+
+
+class OutageLog:
+    """Logs the start and the end of an outage of one database, once each."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._is_away = False
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        try:
+            yield
+        except Unavailable as error:
+            self._note(error)
+            raise
+        if self._is_away:
+            self._is_away = False
+            logger.warning("database %s is back", self._name)
+
+    def _note(self, error: Unavailable) -> None:
+        """Logs the outage, unless the error came from another database inside of a transaction
+        here.
+        """
+        if is_logged(error):
+            return
+        error.add_note(LOGGED)
+        if not self._is_away:
+            self._is_away = True
+            logger.warning("database %s is away: %s", self._name, error.message)
 
 
 class Database:

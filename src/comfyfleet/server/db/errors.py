@@ -1,4 +1,4 @@
-"""What a database error means (unreachable, value out of range, faulty statement), and one log line per outage."""
+"""What a database error means (unreachable, value out of range, faulty statement), and how loudly it is logged."""
 
 import logging
 import sqlite3
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from sqlalchemy.exc import DBAPIError
 
-from comfyfleet.errors import FleetError, Unavailable
+from comfyfleet.errors import FleetError
 
 
 def to_sqlalchemy_error(error: sqlite3.Error, sql: str) -> BaseException:
@@ -70,36 +70,6 @@ def _postgres_error(error: Exception) -> BaseException | None:
 
 logger = logging.getLogger(__name__)
 LOGGED = "the log tells of this outage"
-
-
-class OutageLog:
-    """Logs the start and the end of an outage of one database, once each."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._is_away = False
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        try:
-            yield
-        except Unavailable as error:
-            self._note(error)
-            raise
-        if self._is_away:
-            self._is_away = False
-            logger.warning("database %s is back", self._name)
-
-    def _note(self, error: Unavailable) -> None:
-        """Logs the outage, unless the error came from another database inside of a transaction
-        here.
-        """
-        if is_logged(error):
-            return
-        error.add_note(LOGGED)
-        if not self._is_away:
-            self._is_away = True
-            logger.warning("database %s is away: %s", self._name, error.message)
 
 
 def is_logged(error: BaseException) -> bool:

@@ -172,11 +172,6 @@ def connection_of(scope: Scope) -> "HttpConnection | None":
     return found
 
 
-def parked_in(scope: Scope) -> ParkedConnection | None:
-    found: ParkedConnection | None = scope.get("state", {}).get(PARKED)
-    return found
-
-
 try:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 except ImportError:

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from comfyfleet.errors import FleetError, TooManyCalls, Unauthenticated, said_to_customers
 from comfyfleet.log_context import bind_ids
 from comfyfleet.server.app import ProcessMetrics
-from comfyfleet.server.http.connections import ParkedConnection, connection_of, parked_in
+from comfyfleet.server.http.connections import PARKED, ParkedConnection, connection_of
 from comfyfleet.server.http.deps import plane_of
 from comfyfleet.server.http.errors import error_response, response_to_error, status_of
 from comfyfleet.server.http.request_body import CALLER_GONE
@@ -66,7 +66,8 @@ class AccessLog:
                     raise  # half an answer is out: the server must close the connection
                 await internal_error(request_id)(scope, receive, reply.send)
             finally:
-                if (parked := parked_in(scope)) is not None:
+                parked: ParkedConnection | None = scope.get("state", {}).get(PARKED)
+                if parked is not None:
                     parked.log, parked.begun, parked.request_id = self, begun, request_id
                 else:
                     method = scope["method"] if scope["method"] in _METHODS else OTHER_METHOD

@@ -15,7 +15,7 @@ from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import FleetWorker, MissingRequirements, ModelUse
 from comfyfleet.server.jobs import store
 from comfyfleet.server.jobs.context import JobContext, in_maintenance
-from comfyfleet.server.jobs.model import Job, JobAttempt, JobSpec, JobStatus, Shortage
+from comfyfleet.server.jobs.model import Job, JobAttempt, JobStatus, Shortage
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import ENDED, Dispatch, DispatchStatus, QueueLane
 
@@ -85,20 +85,6 @@ async def read_availability(tx: Tx, context: JobContext, wanted: JobRequirements
         now - timedelta(seconds=context.settings.offline_after_seconds),
         {name: each for name, each in lacks.items() if each},
     )
-
-
-async def cached_shortage(context: JobContext, asked: JobSpec) -> Shortage | None:
-    """Of a job that is submitted. Jobs alike are looked at once in a while, as they are many."""
-    bound = asked.backend_affinity
-    key = (asked.lane, asked.workflow_version, asked.model_set, bound)
-
-    async def look() -> Shortage | None:
-        async with context.central.read() as tx:
-            models = models_of(asked.prompt)
-            wanted = await requirements_of_job(tx, asked.lane, models, asked.workflow_version)
-            return find_shortage(await read_availability(tx, context, wanted), bound)
-
-    return await context.caches.shortages.get(key, look, now=context.clock())
 
 
 async def read_shortage(tx: Tx, context: JobContext, wanted: JobRequirements) -> Shortage | None:

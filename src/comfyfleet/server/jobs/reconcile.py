@@ -21,7 +21,7 @@ from comfyfleet.server.jobs.finish import attempts_exhausted, requeue_job
 from comfyfleet.server.jobs.model import Failure, Job, JobStatus
 from comfyfleet.server.jobs.outbox import end_dispatch, flush, sync_dispatches
 from comfyfleet.server.jobs.user_messages import UNKNOWN
-from comfyfleet.server.notifications.audit import record_audit
+from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import ActiveDispatch, Dispatch, DispatchStatus, RequeueReason
 

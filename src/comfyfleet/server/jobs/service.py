@@ -19,7 +19,8 @@ from comfyfleet.server.jobs.model import Failure, Job, JobSpec, JobStatus, added
 from comfyfleet.server.jobs.store_statements import NewJobRows
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File
-from comfyfleet.server.notifications import job_events, webhooks
+from comfyfleet.server.notifications import store as events
+from comfyfleet.server.notifications import webhooks
 from comfyfleet.server.notifications.model import EventKind, NewJobEvent, WebhookEvent
 from comfyfleet.server.queue.model import DispatchLease
 from comfyfleet.server.tenants import wallet as ledger
@@ -37,9 +38,7 @@ async def after_submit(tx: Tx, jobs: Sequence[Job], *, now: datetime) -> None:
     for job in jobs:
         await attach_media(tx, job)
     # Jobs without a user are operators' own: nobody follows their events.
-    await job_events.record_events(
-        tx, [submit_event(job) for job in jobs if job.asked.user_id], now=now
-    )
+    await events.add_events(tx, [submit_event(job) for job in jobs if job.asked.user_id], now=now)
 
 
 async def attach_media(tx: Tx, job: Job) -> None:
@@ -53,7 +52,7 @@ def submit_event(job: Job) -> NewJobEvent:
 
 async def after_move(tx: Tx, job: Job, *, now: datetime) -> None:
     if job.asked.user_id:
-        await job_events.record_events(tx, [_move_event(job)], now=now)
+        await events.add_events(tx, [_move_event(job)], now=now)
 
 
 def _move_event(job: Job) -> NewJobEvent:
@@ -103,7 +102,7 @@ def _inserts_after_end(
     if job.asked.run_id:
         yield store.outbox_insert_for_run(job, now=now)
     if job.asked.user_id:
-        yield job_events.record_call([*_output_events(job), _move_event(job)], now=now)
+        yield events.add_events_call([*_output_events(job), _move_event(job)], now=now)
     for file in files:
         yield media.add_call(replace(file, user_id=job.asked.user_id))
 

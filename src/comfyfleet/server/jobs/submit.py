@@ -29,6 +29,7 @@ from comfyfleet.server.catalog.model import (
     RegisteredWorkflow,
     ResolvedEffect,
     WorkflowVersion,
+    models_of,
 )
 from comfyfleet.server.catalog.payload import RandomSource
 from comfyfleet.server.db import Database, Tx
@@ -36,8 +37,13 @@ from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet
 from comfyfleet.server.jobs import files, service, store
 from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.jobs.diagnosis import (
+    find_shortage,
+    read_availability,
+    requirements_of_job,
+)
 from comfyfleet.server.jobs.idempotency import hash_request, require_same_request
-from comfyfleet.server.jobs.model import Job, JobSpec, JobStatus
+from comfyfleet.server.jobs.model import Job, JobSpec, JobStatus, Shortage
 from comfyfleet.server.jobs.outbox import flush, sync_dispatches
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File, kind_of
@@ -488,6 +494,20 @@ async def _refuse_if_full(context: JobContext, tenant: Tenant, more: int) -> Non
 async def _queued_count(context: JobContext, whose: UUID | None) -> int:
     async with context.central.read() as tx:
         return await dispatch.count_queued(tx, whose)
+
+
+async def cached_shortage(context: JobContext, asked: JobSpec) -> Shortage | None:
+    """Why nobody can run a job that was just submitted; read once in a while for all jobs like it."""
+    bound = asked.backend_affinity
+    key = (asked.lane, asked.workflow_version, asked.model_set, bound)
+
+    async def read() -> Shortage | None:
+        async with context.central.read() as tx:
+            models = models_of(asked.prompt)
+            wanted = await requirements_of_job(tx, asked.lane, models, asked.workflow_version)
+            return find_shortage(await read_availability(tx, context, wanted), bound)
+
+    return await context.caches.shortages.get(key, read, now=context.clock())
 
 
 async def cancel_job(context: JobContext, tenant_id: UUID, job_id: UUID) -> Job:

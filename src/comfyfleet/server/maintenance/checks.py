@@ -20,8 +20,8 @@ from comfyfleet.server.maintenance import store
 from comfyfleet.server.maintenance.retention import delete_objects
 from comfyfleet.server.maintenance.store import Checked
 from comfyfleet.server.media.model import SNIFF_BYTES, File, is_media_type, kind_of, sniff_type
-from comfyfleet.server.notifications import audit
-from comfyfleet.server.notifications.audit import record_audit
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.server.storage import ObjectFacts
 from comfyfleet.server.tenants import wallet as ledger
 from comfyfleet.server.tenants.model import JobLedgerFacts, LedgerDrift
@@ -197,7 +197,7 @@ async def record_drifts(
     async with context.central.transaction() as tx:
         for drift in drifts[:AUDITED_MAX]:
             subject = f"ledger:{drift.tenant_id}/{drift.job_id or drift.user_id}/{drift.fault}"
-            if await audit.find_audit_entries(tx, action=ACTION, subject=subject, limit=1):
+            if await notifications.find_audit_entries(tx, action=ACTION, subject=subject, limit=1):
                 continue
             new += 1
             await record_audit(tx, "sweep", ACTION, subject, now, drift.tenant_id, **asdict(drift))

@@ -15,7 +15,7 @@ from comfyfleet.server.catalog.service import fewest_missing, missing_by_worker
 from comfyfleet.server.db import Tx
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet, FleetWorker
-from comfyfleet.server.notifications.audit import record_audit
+from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.server.secrets import KEY_CHARACTERS, hash_key, new_key
 
 FLEET, STAGE = "default", "production"

@@ -21,8 +21,9 @@ from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.maintenance import store
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File
-from comfyfleet.server.notifications import job_events, webhooks
-from comfyfleet.server.notifications.audit import prune_audit, record_audit
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications import webhooks
+from comfyfleet.server.notifications.service import prune_audit, record_audit
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import EndedDispatch
 from comfyfleet.server.tenants import service as tenants
@@ -154,7 +155,7 @@ async def delete_expired_rows(context: JobContext) -> dict[str, int]:
 async def _delete_expired_in_pool(context: JobContext, pool: Database) -> dict[str, int]:
     settings, gone = context.settings, {}
     if before := _before(context, days=settings.event_keep_days):
-        gone["events"] = await _in_steps(_step(pool, job_events.prune_events, before))
+        gone["events"] = await _in_steps(_step(pool, notifications.prune_events, before))
     if before := _before(context, days=settings.delivery_keep_days):
         gone["deliveries"] = await _in_steps(_step(pool, webhooks.prune_deliveries, before))
     if before := _before(context, days=settings.prompt_keep_days):

@@ -41,13 +41,13 @@ from comfyfleet.server.maintenance.retention import (
 from comfyfleet.server.maintenance.runner import Sweep
 from comfyfleet.server.media import service as media
 from comfyfleet.server.notifications import webhooks
-from comfyfleet.server.notifications.audit import record_audit
 from comfyfleet.server.notifications.model import (
     DeliveryStatus,
     RegisteredWebhook,
     WebhookDelivery,
     WebhookResponse,
 )
+from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.server.notifications.webhooks import send_delivery
 from comfyfleet.server.pipelines.collector import collect_ended, fail_overdue, remove_old_files
 from comfyfleet.server.pipelines.generator import submit_due

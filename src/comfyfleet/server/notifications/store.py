@@ -31,6 +31,7 @@ from comfyfleet.server.notifications.model import (
     AuditEntry,
     DeliveryStatus,
     EventKind,
+    NewJobEvent,
     RegisteredWebhook,
     StoredJobEvent,
     WebhookDelivery,
@@ -43,21 +44,29 @@ _ADD_EVENT = PreparedStatement(
 )
 
 
-async def add_event(tx: Tx, row: Mapping[str, Any]) -> int:
-    """Adds an event and returns its id."""
-    return int((await _ADD_EVENT.rows(tx, row))[0]["id"])
+async def add_event(tx: Tx, new: NewJobEvent, *, now: datetime) -> StoredJobEvent:
+    row = {**new._asdict(), "created_at": now}
+    return StoredJobEvent(id=(await _ADD_EVENT.rows(tx, row))[0]["id"], **row)
 
 
-async def add_events(tx: Tx, rows: Sequence[Mapping[str, Any]]) -> None:
-    if rows:
-        await tx.execute(insert(job_events), rows)
+async def add_events(tx: Tx, new: Sequence[NewJobEvent], *, now: datetime) -> None:
+    """Adds events in this order."""
+    if len(new) == 1:
+        await add_event(tx, new[0], now=now)
+    elif new:
+        await tx.execute(
+            insert(job_events), [{**each._asdict(), "created_at": now} for each in new]
+        )
 
 
-def add_events_call(rows: Sequence[Mapping[str, Any]]) -> StatementCall:
+def add_events_call(new: Sequence[NewJobEvent], *, now: datetime) -> StatementCall:
     """Builds one INSERT of several events, so that their ids are in order."""
-    return _add_events_statement(len(rows)), {
-        f"{name}_{place}": row[name] for place, row in enumerate(rows) for name in COLUMNS
+    values = {
+        f"{name}_{place}": value
+        for place, each in enumerate(new)
+        for name, value in {**each._asdict(), "created_at": now}.items()
     }
+    return _add_events_statement(len(new)), values
 
 
 @cache

@@ -22,7 +22,7 @@ from comfyfleet.server.jobs.model import Job
 from comfyfleet.server.jobs.outbox import flush
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File
-from comfyfleet.server.notifications.audit import record_audit
+from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.server.pipelines import store, store_candidates
 from comfyfleet.server.pipelines import store_candidates as job_rows
 from comfyfleet.server.pipelines.decide import StepProgress, count_steps

@@ -14,7 +14,7 @@ from comfyfleet.errors import Unauthenticated
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Sighting
-from comfyfleet.server.notifications import audit
+from comfyfleet.server.notifications import service as notifications
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import NewDispatch, QueueLane, Waiter
 from comfyfleet.server.tenants.model import DEFAULT_TENANT
@@ -152,7 +152,7 @@ async def test_a_tenant_is_made_and_kept_within_limits(client: httpx.AsyncClient
 async def audited(plane: ControlPlane) -> None:
     async with plane.central.transaction() as tx:
         for number in range(5):
-            await audit.record_audit(
+            await notifications.record_audit(
                 tx, "sweep", "expire", f"dispatch:{number}", plane.clock(), number=number
             )
 

@@ -47,7 +47,7 @@ from comfyfleet.server.fleets.model import Fleet
 from comfyfleet.server.http.admin.auth import Body, OperatorDep, admin_router
 from comfyfleet.server.http.deps import NowDep, PlaneDep
 from comfyfleet.server.http.request_body import Tokens, VersionNumber
-from comfyfleet.server.notifications.audit import record_audit
+from comfyfleet.server.notifications.service import record_audit
 
 
 class PropertyBody(BaseModel):

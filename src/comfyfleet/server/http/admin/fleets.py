@@ -36,7 +36,7 @@ from comfyfleet.server.http.admin.auth import (
 )
 from comfyfleet.server.http.deps import NowDep, PlaneDep
 from comfyfleet.server.jobs.finish import requeue_worker
-from comfyfleet.server.notifications.audit import record_audit
+from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import RequeueReason
 from comfyfleet.server.queue.switch_costs import Estimate

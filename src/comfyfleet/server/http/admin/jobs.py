@@ -34,15 +34,15 @@ from comfyfleet.server.http.deps import PlaneDep
 from comfyfleet.server.http.request_body import Text, VersionNumber, in_utc
 from comfyfleet.server.jobs import diagnosis
 from comfyfleet.server.jobs import submit as job_submit
-from comfyfleet.server.jobs.diagnosis import cached_shortage, why
+from comfyfleet.server.jobs.diagnosis import why
 from comfyfleet.server.jobs.files import ANNOUNCED_SIZE
 from comfyfleet.server.jobs.heartbeat import sent_prompt
 from comfyfleet.server.jobs.model import Job, JobStatus
-from comfyfleet.server.jobs.submit import JobRequest, resolve, retry_job
+from comfyfleet.server.jobs.submit import JobRequest, cached_shortage, resolve, retry_job
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File, upload_key
-from comfyfleet.server.notifications import audit
-from comfyfleet.server.notifications.audit import record_audit
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import Dispatch, DispatchStatus
 from comfyfleet.server.tenants.model import DEFAULT_TENANT
@@ -117,7 +117,7 @@ async def show_dispatch(plane: PlaneDep, dispatch_id: RowId) -> DispatchWhole:
     """A dispatch with all attempts, and why it is not running."""
     row = await _row(plane, dispatch_id)
     async with plane.central.read() as tx:
-        entries = await audit.find_audit_entries(
+        entries = await notifications.find_audit_entries(
             tx, subject=f"dispatch:{dispatch_id}", limit=ATTEMPTS_MAX
         )
     attempts = [

@@ -32,9 +32,9 @@ from comfyfleet.server.http.request_body import in_utc
 from comfyfleet.server.http.streams import run_shielded
 from comfyfleet.server.jobs import context
 from comfyfleet.server.jobs.reconcile import reconcile as repair
-from comfyfleet.server.notifications import audit
-from comfyfleet.server.notifications.audit import record_audit
+from comfyfleet.server.notifications import service as notifications
 from comfyfleet.server.notifications.model import AuditEntry
+from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants.model import NewOperator, Operator, Role, new_operator_key
 
@@ -76,7 +76,9 @@ async def find(
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
 ) -> Entries:
     async with plane.central.read() as tx:
-        found = await audit.find_audit_entries(tx, **wanted, before_id=before, limit=limit + 1)
+        found = await notifications.find_audit_entries(
+            tx, **wanted, before_id=before, limit=limit + 1
+        )
     page = found[:limit]
     following = page[-1].id if len(found) > limit else None
     return Entries(entries=[_answer(entry) for entry in page], next=following)
@@ -108,7 +110,9 @@ async def _page(
 ) -> list[AuditEntry]:
     """A look for each page: whoever reads slowly holds no transaction open."""
     async with plane.central.read() as tx:
-        return await audit.find_audit_entries(tx, **wanted, before_id=before, limit=EXPORT_PAGE)
+        return await notifications.find_audit_entries(
+            tx, **wanted, before_id=before, limit=EXPORT_PAGE
+        )
 
 
 def _answer(entry: AuditEntry) -> EntryAnswer:

@@ -38,8 +38,8 @@ from comfyfleet.server.http.deps import NowDep, PlaneDep
 from comfyfleet.server.http.request_body import INTEGER_MAX, Tokens
 from comfyfleet.server.maintenance import checks, retention
 from comfyfleet.server.media import service as media
-from comfyfleet.server.notifications import audit
-from comfyfleet.server.notifications.audit import record_audit
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants import wallet as ledger
 from comfyfleet.server.tenants.model import (
@@ -431,7 +431,7 @@ async def _record_once(
     """The ledger is in another database: whoever was cut off before this line writes it at the repeat."""
     subject = f"payment:{tenant_id}/{paid.provider_transaction_id}"
     async with plane.central.transaction() as tx:
-        if await audit.find_audit_entries(tx, action="credit", subject=subject, limit=1):
+        if await notifications.find_audit_entries(tx, action="credit", subject=subject, limit=1):
             return
         await record_audit(
             tx, operator, "credit", subject, now, tenant_id, user_id=user_id, amount=paid.amount

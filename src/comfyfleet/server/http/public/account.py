@@ -34,13 +34,13 @@ from comfyfleet.server.http.public.auth import (
     public_router,
 )
 from comfyfleet.server.notifications import webhooks
-from comfyfleet.server.notifications.audit import record_audit
 from comfyfleet.server.notifications.model import (
     DeliveryStatus,
     RegisteredWebhook,
     WebhookDelivery,
     WebhookEvent,
 )
+from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants import wallet as ledger
 from comfyfleet.server.tenants.model import (

@@ -45,7 +45,6 @@ from comfyfleet.server.http.streams import MEDIA_TYPE, EventStream, KeyWatch, ru
 from comfyfleet.server.jobs import batches, customer
 from comfyfleet.server.jobs import service as jobs
 from comfyfleet.server.jobs.batches import BatchRequest
-from comfyfleet.server.jobs.diagnosis import cached_shortage
 from comfyfleet.server.jobs.model import (
     JOBS_PER_BATCH_MAX,
     BatchSummary,
@@ -53,8 +52,13 @@ from comfyfleet.server.jobs.model import (
     JobBatch,
     JobStatus,
 )
-from comfyfleet.server.jobs.submit import EffectSubmission, JobRequest, submit_effect
-from comfyfleet.server.notifications import job_events
+from comfyfleet.server.jobs.submit import (
+    EffectSubmission,
+    JobRequest,
+    cached_shortage,
+    submit_effect,
+)
+from comfyfleet.server.notifications import service as notifications
 from comfyfleet.server.notifications.model import EventKind, StoredJobEvent
 from comfyfleet.server.tenants.model import Caller
 
@@ -260,7 +264,7 @@ async def _job_answer(
         outputs=outputs,
         processed_file_url=outputs[0].url if outputs else None,
         values=views.values_of(job),
-        text=text_of(job.values),
+        text=text_of(job.values) if job.result_metadata else None,
     )
 
 
@@ -420,7 +424,9 @@ async def follow(
     since = max(last_event_id, after)
     if not job.status.is_active:
         async with pool.read() as tx:
-            left = await job_events.events_after(tx, job.tenant_id, job.id, after_id=since, limit=1)
+            left = await notifications.events_after(
+                tx, job.tenant_id, job.id, after_id=since, limit=1
+            )
         if not left:
             return Response(status_code=status.HTTP_204_NO_CONTENT)
     lines = _lines(plane, caller, job, since, previews=previews)
@@ -458,7 +464,7 @@ async def _look(pool: Database, job: Job, since: int) -> tuple[Job, Sequence[Sto
     """The job first: once it has ended, its events are complete."""
     async with pool.read() as tx:
         seen = await jobs.get(tx, job.tenant_id, job.id)
-        return seen, await job_events.events_after(tx, job.tenant_id, job.id, after_id=since)
+        return seen, await notifications.events_after(tx, job.tenant_id, job.id, after_id=since)
 
 
 def _progress(plane: ControlPlane, job: Job, *, previews: bool) -> dict[str, Any] | None:

@@ -46,7 +46,7 @@ def percent_of(plane: ControlPlane, job: Job) -> float | None:
         return DONE_PERCENT
     if not job.status.is_active:
         return None
-    told = plane.context.caches.progress.of(job.lease_token)
+    told = job.lease_token and plane.context.caches.progress.of(job.lease_token)
     return told.percent if told else None
 
 

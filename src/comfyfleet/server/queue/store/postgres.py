@@ -28,8 +28,7 @@ from comfyfleet.server.queue.store import (
     Probe,
     writes,
 )
-from comfyfleet.server.queue.store.reads import dispatch_from_row
-from comfyfleet.server.queue.store.writes import lock_keys
+from comfyfleet.server.queue.store.writes import dispatch_from_row, lock_keys
 
 _SEEN = """
     id, place, priority, rank, queued_at, model_key, model_set, backend_affinity,

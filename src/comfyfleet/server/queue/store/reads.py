@@ -41,31 +41,12 @@ from comfyfleet.server.queue.model import (
     LaneDepth,
     QueueLane,
 )
+from comfyfleet.server.queue.store.writes import DISPATCH_COLUMNS, dispatch_from_row, in_lane
 
-# In the order of Dispatch's fields, but that a lane stands as its three columns.
-FIELDS = (
-    "id, tenant_id, tenant_job_id, workflow_id, stage, provider, status, priority, rank, attempts, "
-    "max_attempts, requeues, lease_number, lease_token, lease_expires_at, worker_id, not_before, "
-    "backend_affinity, model_key, model_set, is_poisoned, cancel_requested, recall_requested, "
-    "is_prefetched, duration_seconds, last_error, created_at, queued_at, leased_at, started_at, "
-    "ended_at, heard_at, lost_leases"
-)
 AHEAD_COUNTED_MAX = 10_000
 ENDED_LOOKED_AT_MAX = 2_000
-DISPATCH_COLUMNS = tuple(d.c[name] for name in FIELDS.split(", "))
 # Built once: that takes longer than SQLite takes to answer.
 _ALL = select(*DISPATCH_COLUMNS)
-
-
-def dispatch_from_row(row: Sequence[Any]) -> Dispatch:
-    values = (*row[:3], QueueLane(*row[3:6]), DispatchStatus(row[6]), *row[7:])
-    return Dispatch(*values)
-
-
-def in_lane(lane: QueueLane) -> ColumnElement[bool]:
-    return and_(
-        d.c.workflow_id == lane.workflow_id, d.c.stage == lane.stage, d.c.provider == lane.provider
-    )
 
 
 async def fetch(tx: Tx, query: Select[Any]) -> list[Dispatch]:

@@ -12,6 +12,7 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Interval,
+    and_,
     bindparam,
     case,
     cast,
@@ -32,11 +33,30 @@ from comfyfleet.server.db.database import driver_of
 from comfyfleet.server.db.dialect import for_update, insert_if_new, is_sqlite, upsert_each
 from comfyfleet.server.db.driver import PreparedInsert, PreparedStatement
 from comfyfleet.server.queue.model import Dispatch, DispatchStatus, NewDispatch, QueueLane
-from comfyfleet.server.queue.store.reads import DISPATCH_COLUMNS, FIELDS, dispatch_from_row, in_lane
 from comfyfleet.server.queue.switch_costs import RunKind, Samples, TimedRun
 
 # Databases take some 32,000 values in one statement.
 ROWS_PER_STATEMENT_MAX = 500
+# In the order of Dispatch's fields, but that a lane stands as its three columns.
+FIELDS = (
+    "id, tenant_id, tenant_job_id, workflow_id, stage, provider, status, priority, rank, attempts, "
+    "max_attempts, requeues, lease_number, lease_token, lease_expires_at, worker_id, not_before, "
+    "backend_affinity, model_key, model_set, is_poisoned, cancel_requested, recall_requested, "
+    "is_prefetched, duration_seconds, last_error, created_at, queued_at, leased_at, started_at, "
+    "ended_at, heard_at, lost_leases"
+)
+DISPATCH_COLUMNS = tuple(d.c[name] for name in FIELDS.split(", "))
+
+
+def dispatch_from_row(row: Sequence[Any]) -> Dispatch:
+    values = (*row[:3], QueueLane(*row[3:6]), DispatchStatus(row[6]), *row[7:])
+    return Dispatch(*values)
+
+
+def in_lane(lane: QueueLane) -> ColumnElement[bool]:
+    return and_(
+        d.c.workflow_id == lane.workflow_id, d.c.stage == lane.stage, d.c.provider == lane.provider
+    )
 
 
 class Share(NamedTuple):

@@ -1,4 +1,4 @@
-"""The audit log: who did what to which subject, written in the transaction of the act."""
+"""The audit log (who did what to which subject, written in the transaction of the act), and events of jobs."""
 
 from datetime import datetime
 from typing import Any
@@ -6,11 +6,10 @@ from uuid import UUID
 
 from comfyfleet.server.db import Tx
 from comfyfleet.server.notifications import store
-from comfyfleet.server.notifications.model import (
-    AuditEntry,
-    without_secrets,
-)
+from comfyfleet.server.notifications.model import AuditEntry, StoredJobEvent, without_secrets
 from comfyfleet.server.notifications.store import AuditFilter
+
+EVENTS_PER_PAGE_MAX = 500
 
 
 async def record_audit(
@@ -45,3 +44,16 @@ async def find_audit_entries(
 async def prune_audit(tx: Tx, *, before: datetime, limit: int) -> int:
     """Deletes the oldest entries; returns how many."""
     return await store.prune_audit_entries(tx, before=before, limit=limit)
+
+
+async def events_after(
+    tx: Tx, tenant_id: UUID, job_id: UUID, *, after_id: int = 0, limit: int = EVENTS_PER_PAGE_MAX
+) -> list[StoredJobEvent]:
+    """Returns events, the oldest first; `after_id` is a reader's Last-Event-ID."""
+    return await store.events_after(
+        tx, tenant_id, job_id, after_id=after_id, limit=min(limit, EVENTS_PER_PAGE_MAX)
+    )
+
+
+async def prune_events(tx: Tx, *, before: datetime, limit: int) -> int:
+    return await store.prune_events(tx, before=before, limit=limit)
