@@ -404,10 +404,9 @@ async def _to_reference(graphs: GraphContext, owner: Owner, name: str, value: An
 
 async def own_file(graphs: GraphContext, owner: Owner, named: Any) -> File | None:
     """Finds a file by its own id or by that of its media; None if it isn't the user's."""
-    pool = await graphs.context.pool_of(owner.tenant_id)
     try:
         wanted = UUID(str(named))
-        async with pool.read() as tx:
+        async with graphs.context.tenant(owner.tenant_id) as tx:
             file = await media.get_file(tx, owner.tenant_id, await _file_of(tx, owner, wanted))
     except (ValueError, NotFound):
         return None

@@ -116,7 +116,7 @@ def job_output(job: Job, made: Mapping[UUID, File]) -> dict[str, Any]:
         "height": first.get("height") or 0,
         **shown_values(job),
         "prompt_id": job.provider_job_id or "",
-        "execution_time": (job.result_metadata or {}).get("execution_seconds") or 0.0,
+        "execution_time": job.result.execution_seconds or 0.0,
     }
 
 

@@ -24,6 +24,7 @@ from comfyfleet.server.fleets.model import ModelUse
 from comfyfleet.server.jobs import store
 from comfyfleet.server.jobs.caches import ActiveJobLimits, JobCaches, PollLimits
 from comfyfleet.server.jobs.model import JobAttempt
+from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.queue import DispatchQueue
 from comfyfleet.server.storage.model import ObjectStore
@@ -217,6 +218,13 @@ class JobContext:
     async def tenant_transaction(self, tenant_id: UUID) -> AsyncIterator[Tx]:
         async with (await self.pool_of(tenant_id)).transaction() as tx:
             yield tx
+
+    async def audit(
+        self, actor: str, action: str, subject: str, tenant_id: UUID | None, **details: object
+    ) -> None:
+        """Writes an audit entry in a transaction of its own."""
+        async with self.central.transaction() as tx:
+            await record_audit(tx, actor, action, subject, self.clock(), tenant_id, **details)
 
     async def pool_of(self, tenant_id: UUID) -> Database:
         return self.pools[await self._pool_name(tenant_id)]

@@ -312,9 +312,8 @@ async def find_job(context: JobContext, job_id: UUID) -> Job:
 
 
 async def attempts_of(context: JobContext, job: Job) -> list[JobAttempt]:
-    pool = await context.pool_of(job.tenant_id)
     await context.deferred.flush()
-    async with pool.read() as tx:
+    async with context.tenant(job.tenant_id) as tx:
         return await store.attempts_of(tx, job.tenant_id, job.id)
 
 

@@ -19,7 +19,7 @@ from comfyfleet.server.jobs.batches import admit_after_end
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.diagnosis import read_availability, requirements_of_job
 from comfyfleet.server.jobs.files import REFUSALS
-from comfyfleet.server.jobs.model import Failure, Job, JobOutput, JobStatus
+from comfyfleet.server.jobs.model import Failure, Job, JobOutput, JobResult, JobStatus
 from comfyfleet.server.jobs.outbox import notify, sync_dispatches
 from comfyfleet.server.jobs.service import FinishedJob
 from comfyfleet.server.jobs.user_messages import to_user_message
@@ -149,19 +149,15 @@ def _note_run(context: JobContext, row: Dispatch, message: Complete, fleet_id: i
 
 
 def _result(message: Complete, stored: Sequence[File]) -> dict[str, Any]:
+    outputs = tuple(
+        JobOutput(each.name, file.id, each.node_id, each.kind, each.width, each.height)
+        for each, file in zip(message.outputs, stored, strict=bool(stored))
+    )
+    result = JobResult(outputs, message.execution_seconds, message.values)
     return {
         "provider_job_id": message.provider_job_id,
         "output_file_id": stored[0].id if stored else None,
-        "result_metadata": {
-            "outputs": [
-                JobOutput(
-                    each.name, file.id, each.node_id, each.kind, each.width, each.height
-                ).as_row()
-                for each, file in zip(message.outputs, stored, strict=bool(stored))
-            ],
-            "execution_seconds": message.execution_seconds,
-            "values": [each.model_dump() for each in message.values],
-        },
+        "result_metadata": result.as_row(),
     }
 
 
@@ -250,9 +246,8 @@ def attempts_exhausted(row: Dispatch) -> Failure:
 async def requeue_job(context: JobContext, row: Dispatch, token: UUID) -> None:
     """The tenant sees a job that waits; if this is cut off, the next lease puts it right."""
     context.caches.progress.forget(token)
-    pool = await context.pool_of(row.tenant_id)
     try:
-        async with pool.transaction() as tx:
+        async with context.tenant_transaction(row.tenant_id) as tx:
             await service.requeue(tx, row.tenant_id, row.job_id, token, now=context.clock())
         context.notifier.tell(row.job_id)
     except LeaseLost:

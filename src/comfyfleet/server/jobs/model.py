@@ -71,6 +71,35 @@ class JobOutput(NamedTuple):
         return {**self._asdict(), "file_id": str(self.file_id)}
 
 
+class JobResult(NamedTuple):
+    """What a completed job has made; its row has it as `result_metadata`."""
+
+    outputs: tuple[JobOutput, ...] = ()
+    execution_seconds: float | None = None
+    values: tuple[ShownValue, ...] = ()  # what its nodes showed; the output node's first
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any] | None) -> "JobResult":
+        kept = row or {}
+        return cls(
+            tuple(map(JobOutput.from_row, kept.get("outputs", ()))),
+            kept.get("execution_seconds"),
+            tuple(map(ShownValue.model_validate, kept.get("values", ()))),
+        )
+
+    @property
+    def event_data(self) -> dict[str, Any]:
+        """What the event of its outputs tells."""
+        return {"outputs": [each.as_row() for each in self.outputs]}
+
+    def as_row(self) -> dict[str, Any]:
+        return {
+            **self.event_data,
+            "execution_seconds": self.execution_seconds,
+            "values": [each.model_dump() for each in self.values],
+        }
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """One row of a tenant's jobs."""
@@ -102,14 +131,16 @@ class Job:
         return self.asked.price_tokens
 
     @property
+    def result(self) -> JobResult:
+        return JobResult.from_row(self.result_metadata)
+
+    @property
     def outputs(self) -> tuple[JobOutput, ...]:
-        return tuple(map(JobOutput.from_row, (self.result_metadata or {}).get("outputs", ())))
+        return self.result.outputs
 
     @property
     def values(self) -> tuple[ShownValue, ...]:
-        """What its nodes showed as text, number, boolean or JSON; the output node's first."""
-        kept = (self.result_metadata or {}).get("values", ())
-        return tuple(ShownValue.model_validate(each) for each in kept)
+        return self.result.values
 
     @property
     def wants_dispatch(self) -> bool:
@@ -187,17 +218,6 @@ SPEC_COLUMNS = tuple(
     each.name for each in fields(JobSpec) if each.name not in ("assets", "price_tokens")
 )
 STATE_COLUMNS = tuple(each.name for each in fields(Job) if each.name not in ("asked", "status"))
-# Those that a submit says; the rest come later, or from the database.
-INSERTED_COLUMNS = (
-    *SPEC_COLUMNS,
-    "assets",
-    "input_file_id",
-    "reserved_tokens",
-    "id",
-    "tenant_id",
-    "status",
-    "submitted_at",
-)
 
 
 def _asset_row(asset: AssetRef) -> dict[str, Any]:

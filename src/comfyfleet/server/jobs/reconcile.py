@@ -21,7 +21,6 @@ from comfyfleet.server.jobs.finish import attempts_exhausted, requeue_job
 from comfyfleet.server.jobs.model import Failure, Job, JobStatus
 from comfyfleet.server.jobs.outbox import end_dispatch, flush, sync_dispatches
 from comfyfleet.server.jobs.user_messages import UNKNOWN
-from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import ActiveDispatch, Dispatch, DispatchStatus, RequeueReason
 
@@ -257,7 +256,7 @@ async def _end_if_orphaned(
         return False
     await end_dispatch(context, row, job)
     found = f"job is {job.status}" if job else "job is gone"
-    await _audit_repair(context, f"dispatch:{row.id}", row.tenant_id, found)
+    await context.audit("sweep", "reconcile", f"dispatch:{row.id}", row.tenant_id, found=found)
     return True
 
 
@@ -303,16 +302,9 @@ async def _make_dispatches(context: JobContext, pool: Database, forgotten: Seque
         await sync_dispatches(context, jobs)
         for job in jobs:
             found = "an active job without a dispatch"
-            await _audit_repair(context, f"job:{job.id}", tenant_id, found)
+            await context.audit("sweep", "reconcile", f"job:{job.id}", tenant_id, found=found)
         made += len(jobs)
     return made
-
-
-async def _audit_repair(context: JobContext, subject: str, tenant_id: UUID, found: str) -> None:
-    async with context.central.transaction() as tx:
-        await record_audit(
-            tx, "sweep", "reconcile", subject, context.clock(), tenant_id, found=found
-        )
 
 
 async def _fail_with_its_dispatch(
@@ -331,5 +323,5 @@ async def _fail_with_its_dispatch(
     if failed:
         await flush(context, pool, [failed], outbox_ids)
         found = f"job was active while its dispatch is {row.status}"
-        await _audit_repair(context, f"dispatch:{row.id}", row.tenant_id, found)
+        await context.audit("sweep", "reconcile", f"dispatch:{row.id}", row.tenant_id, found=found)
     return failed is not None

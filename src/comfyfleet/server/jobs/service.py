@@ -109,8 +109,7 @@ def _inserts_after_end(
 
 def _output_events(job: Job) -> Iterator[NewJobEvent]:
     if job.status == JobStatus.COMPLETED and job.result_metadata:
-        outputs = {"outputs": job.result_metadata.get("outputs", [])}
-        yield NewJobEvent(job.tenant_id, job.id, EventKind.OUTPUTS, outputs)
+        yield NewJobEvent(job.tenant_id, job.id, EventKind.OUTPUTS, job.result.event_data)
 
 
 def event_data(job: Job) -> Mapping[str, Any]:

@@ -39,8 +39,8 @@ from comfyfleet.server.db.tenant_tables import (
 )
 from comfyfleet.server.jobs import store
 from comfyfleet.server.jobs.caches import ActiveJobLimits
-from comfyfleet.server.jobs.model import INSERTED_COLUMNS, Job, JobStatus
-from comfyfleet.server.jobs.store import active_counts
+from comfyfleet.server.jobs.model import Job, JobResult, JobStatus
+from comfyfleet.server.jobs.store import INSERTED_COLUMNS, active_counts
 from comfyfleet.server.media import store as media_store
 from comfyfleet.server.media.model import File
 from comfyfleet.server.notifications.model import EventKind
@@ -281,8 +281,8 @@ async def complete(
         if name not in _OF_JOB
     }
     said = store.completion(tenant_id, job_id, token, values, now=now)
-    outputs = {"with_outputs": {"outputs": values["result_metadata"].get("outputs", [])}}
-    row = await _complete(len(stored)).first(tx, {**given, **said, **outputs})
+    said["with_outputs"] = JobResult.from_row(values["result_metadata"]).event_data
+    row = await _complete(len(stored)).first(tx, {**given, **said})
     return (
         CompletedRows(store.ended_job(row, values), row["word"], row["has_held"]) if row else None
     )

@@ -280,10 +280,7 @@ def _outcome(answer: WebhookResponse) -> str:
 async def _audit_disabled(plane: ControlPlane, webhook: RegisteredWebhook) -> None:
     """The address is the customer's own affair, and may hold a secret: it is not told."""
     log.info("webhook %s was switched off: no delivery has succeeded for days", webhook.id)
-    async with plane.central.transaction() as tx:
-        await record_audit(
-            tx, "sweep", "switch_off", f"webhook:{webhook.id}", plane.clock(), webhook.tenant_id
-        )
+    await plane.context.audit("sweep", "switch_off", f"webhook:{webhook.id}", webhook.tenant_id)
 
 
 ERASING_SECONDS = 5.0

@@ -42,7 +42,6 @@ from comfyfleet.server.jobs.submit import JobRequest, cached_shortage, resolve, 
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File, upload_key
 from comfyfleet.server.notifications import service as notifications
-from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import Dispatch, DispatchStatus
 from comfyfleet.server.tenants.model import DEFAULT_TENANT
@@ -72,15 +71,6 @@ async def _seen(plane: ControlPlane, rows: Sequence[Dispatch]) -> list[DispatchS
 async def _row(plane: ControlPlane, dispatch_id: RowId) -> Dispatch:
     async with plane.central.read() as tx:
         return await dispatch.get(tx, dispatch_id)
-
-
-async def _audit(
-    plane: ControlPlane, row: Dispatch, action: str, operator: str, **details: object
-) -> None:
-    async with plane.central.transaction() as tx:
-        await record_audit(
-            tx, operator, action, f"dispatch:{row.id}", plane.clock(), row.tenant_id, **details
-        )
 
 
 @dispatches_router.get("")
@@ -137,7 +127,7 @@ async def why_not_running(plane: PlaneDep, dispatch_id: RowId) -> WhyDispatch:
 async def cancel(plane: PlaneDep, dispatch_id: RowId, operator: OperatorDep) -> DispatchSeen:
     """Cancels it: at once if it is queued, with the worker's next heartbeat if it is leased."""
     row = await _row(plane, dispatch_id)
-    await _audit(plane, row, "cancel", operator)
+    await plane.context.audit(operator, "cancel", f"dispatch:{row.id}", row.tenant_id)
     await job_submit.cancel_job(plane.context, row.tenant_id, row.job_id)
     (shown,) = await _seen(plane, [await _row(plane, dispatch_id)])
     return shown
@@ -148,7 +138,9 @@ async def retry(plane: PlaneDep, dispatch_id: RowId, operator: OperatorDep) -> R
     """A new job with the same prompt and files; the old one stays as it ended."""
     row = await _row(plane, dispatch_id)
     job = await retry_job(plane.context, row.tenant_id, row.job_id)
-    await _audit(plane, row, "retry", operator, new_job=str(job.id))
+    await plane.context.audit(
+        operator, "retry", f"dispatch:{row.id}", row.tenant_id, new_job=str(job.id)
+    )
     return RetriedDispatch(job_id=job.id)
 
 
@@ -206,17 +198,14 @@ async def submit(plane: PlaneDep, wanted: NewJobs, operator: OperatorDep) -> Job
         for _ in range(wanted.count)
     }
     added = await job_submit.submit_many(plane.context, tenant_id, asked)
-    async with plane.central.transaction() as tx:
-        await record_audit(
-            tx,
-            operator,
-            "submit_jobs",
-            f"tenant:{tenant_id}",
-            plane.clock(),
-            tenant_id,
-            workflow=wanted.workflow_slug,
-            jobs=[job.id for job in added[:10]],
-        )
+    await plane.context.audit(
+        operator,
+        "submit_jobs",
+        f"tenant:{tenant_id}",
+        tenant_id,
+        workflow=wanted.workflow_slug,
+        jobs=[job.id for job in added[:10]],
+    )
     short = await cached_shortage(plane.context, added[0].asked) if added else None
     warnings = [] if short is None else [short.message]
     return JobIds(ids=[job.id for job in added], warnings=warnings)
@@ -356,7 +345,6 @@ class AdminNewUpload(Body):
 async def announce(plane: PlaneDep, wanted: AdminNewUpload) -> AdminUpload:
     """Creates a file that jobs can use once it has been PUT to the URL."""
     tenant_id = wanted.tenant_id or DEFAULT_TENANT
-    pool = await plane.context.pool_of(tenant_id)
     file_id = plane.context.new_id()
     file = File(
         id=file_id,
@@ -368,7 +356,7 @@ async def announce(plane: PlaneDep, wanted: AdminNewUpload) -> AdminUpload:
         metadata={ANNOUNCED_SIZE: wanted.size},
         created_at=plane.clock(),
     )
-    async with pool.transaction() as tx:
+    async with plane.context.tenant_transaction(tenant_id) as tx:
         await media.add_file(tx, file)
     put = await plane.store.url_to_put(
         file.path,
