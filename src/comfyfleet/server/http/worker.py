@@ -273,7 +273,7 @@ class ParkedPoll:
         with bind_ids(request_id=self._parked.request_id):
             try:
                 lease = None if waited is None else waited.result()
-                found = await self._polling.go_on(self._plane.context, lease)
+                found = await self._polling.resume(self._plane.context, lease)
             except HANDLED_ERRORS as error:
                 self._answer(response_to_any_error(error, POLL, self._plane.meters))
             except Exception:

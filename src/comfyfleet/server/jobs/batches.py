@@ -40,7 +40,9 @@ class CreatedBatch(NamedTuple):
 
 
 async def create_batch(tx: Tx, batch: JobBatch) -> CreatedBatch:
-    """The same key again is the same batch, and with another body a Conflict."""
+    """Adds the batch; the same key again returns the first one, with another body it raises
+    Conflict.
+    """
     if await store.add_batch(tx, batch):
         return CreatedBatch(batch, is_new=True)
     found = await store.batch_by_key(
@@ -59,7 +61,7 @@ async def get_batch(tx: Tx, tenant_id: UUID, user_id: UUID, batch_id: UUID) -> J
 async def mark_batch_cancelled(
     tx: Tx, tenant_id: UUID, user_id: UUID, batch_id: UUID, *, now: datetime
 ) -> JobBatch:
-    """Marks it; the caller cancels its jobs. A second time changes nothing."""
+    """Marks the batch as cancelled, once; the caller cancels its jobs."""
     await store.cancel_batch(tx, tenant_id, user_id, batch_id, now)
     return await get_batch(tx, tenant_id, user_id, batch_id)
 
@@ -70,7 +72,7 @@ HELD_READ_MAX = 2 * JOBS_PER_BATCH_MAX
 
 
 async def admit_after_end(context: JobContext, pool: Database, job: Job) -> None:
-    """A job has ended, and made room for others of its user; if this is cut off, the sweep does it."""
+    """Admits held jobs of the user when one has ended. If this is cut off, the sweep does it."""
     if job.asked.user_id:
         await admit(context, pool, job.tenant_id, job.asked.user_id)
 
@@ -96,7 +98,9 @@ async def admit(context: JobContext, pool: Database, tenant_id: UUID, user_id: U
 
 
 def choose_admitted(held: Sequence[HeldJob], room: int, at_once: Mapping[UUID, int]) -> list[UUID]:
-    """The oldest first; of a batch no more at once than it may have, or it would crowd out others."""
+    """Chooses the oldest held jobs that there is room for; each batch has a limit, so that it does
+    not crowd out others.
+    """
     counts = Counter(at_once)
     few: list[UUID] = []
     for each in held:
@@ -127,7 +131,9 @@ async def _admit_of_pool(context: JobContext, pool: Database) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """Each set is applied on its own; media, where the effect takes it, is named in each set."""
+    """Sets of properties, each of which becomes a job; media, if the effect takes it, is named per
+    set.
+    """
 
     effect_id: UUID
     sets: Sequence[Mapping[str, Any]]
@@ -143,7 +149,9 @@ class BatchRequest:
 async def submit_batch(
     context: JobContext, tenant_id: UUID, user_id: UUID, wanted: BatchRequest
 ) -> tuple[JobBatch, bool]:
-    """All of its jobs or none: too few tokens for all refuse the whole batch."""
+    """Submits all jobs of a batch or none; with too few tokens for all of them the batch is
+    refused.
+    """
     before = await _find_repeated(context, tenant_id, user_id, wanted)
     if before:
         return before, False
@@ -169,7 +177,9 @@ async def submit_batch(
 async def _find_repeated(
     context: JobContext, tenant_id: UUID, user_id: UUID, wanted: BatchRequest
 ) -> JobBatch | None:
-    """Before anything is validated: the effect may have changed since the first request."""
+    """Finds the batch of an earlier request with this key. Called before validation, as the effect
+    may have changed since.
+    """
     if wanted.idempotency_key is None:
         return None
     async with context.tenant(tenant_id) as tx:
@@ -231,7 +241,7 @@ async def read_batch(
 async def cancel_batch(
     context: JobContext, tenant_id: UUID, user_id: UUID, batch_id: UUID
 ) -> JobBatch:
-    """The held ones first, or each that ends would let another in."""
+    """Cancels the held jobs first; otherwise each job that ends would let one of them in."""
     async with context.tenant_transaction(tenant_id) as tx:
         batch = await mark_batch_cancelled(tx, tenant_id, user_id, batch_id, now=context.clock())
         jobs = await store.list_of_batch(tx, tenant_id, batch_id)

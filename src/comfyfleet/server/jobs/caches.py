@@ -22,7 +22,7 @@ DATE_PLACEHOLDER = "%date"
 
 
 class DocumentCache:
-    """The few documents that are asked for again and again; they never change under their key."""
+    """The most recently used documents. A document never changes under its key."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
@@ -39,7 +39,7 @@ class DocumentCache:
 
 
 class TtlCache(Generic[Value]):
-    """Answers of which nobody minds that they are a moment old."""
+    """Values that may be a few seconds old."""
 
     def __init__(self, fresh: timedelta) -> None:
         self._fresh = fresh
@@ -59,7 +59,9 @@ class TtlCache(Generic[Value]):
 
 
 class PromptCache:
-    """A workflow is converted once, unless its prompt varies with the date or at random."""
+    """Converted prompts by workflow; one that depends on the date or on chance is converted for
+    each job.
+    """
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, Mapping[str, Any] | None] = OrderedDict()
@@ -67,7 +69,7 @@ class PromptCache:
     def get(
         self, key: str, convert: Callable[[RandomSource], Mapping[str, Any]], chance: RandomSource
     ) -> Mapping[str, Any]:
-        """Never change it: it is everybody's."""
+        """Returns the shared prompt; callers must not change it."""
         if key not in self._kept:
             self._kept[key] = _convert_if_constant(convert)
             if len(self._kept) > PROMPTS_KEPT_MAX:
@@ -78,7 +80,7 @@ class PromptCache:
 
 
 class _ObservedRandom:
-    """Tells whether anybody has thrown them."""
+    """A random source that records whether it was used."""
 
     was_used = False
 
@@ -90,17 +92,17 @@ class _ObservedRandom:
 def _convert_if_constant(
     convert: Callable[[RandomSource], Mapping[str, Any]],
 ) -> Mapping[str, Any] | None:
-    dice = _ObservedRandom()
+    observed = _ObservedRandom()
     # Without a date its patterns stay as they are, and can be seen.
-    made = convert(RandomSource(None, dice))
-    return None if dice.was_used or DATE_PLACEHOLDER in repr(made) else made
+    made = convert(RandomSource(None, observed))
+    return None if observed.was_used or DATE_PLACEHOLDER in repr(made) else made
 
 
 QUEUE_DEPTH_TTL = timedelta(seconds=2)
 
 
 class ActiveJobLimits(NamedTuple):
-    """So many jobs may be queued or running at once, whichever way they came."""
+    """How many jobs may be queued or running at once."""
 
     of_user: int
     of_tenant: int
@@ -114,7 +116,9 @@ class _Count:
 
 @dataclass
 class QueueDepthCache:
-    """Counts are kept for a moment; a refusal always rests on a fresh one."""
+    """Counts of queued jobs. They may be a few seconds old, but a refusal always rests on a fresh
+    count.
+    """
 
     _counts: dict[UUID | None, _Count] = field(default_factory=dict)
 
@@ -147,7 +151,7 @@ RUN_TERMS_TTL = timedelta(seconds=2)
 
 @dataclass(frozen=True)
 class JobCaches:
-    """What a process remembers of jobs, workers and workflows. Nothing is lost with it."""
+    """The caches of one process. All of it can be read again."""
 
     queue_depth: QueueDepthCache = field(default_factory=QueueDepthCache)
     documents: DocumentCache = field(default_factory=DocumentCache)
@@ -163,7 +167,7 @@ class JobCaches:
 
 @dataclass(frozen=True)
 class PollLimits:
-    """Of the workers' polls that wait in this process."""
+    """Limits of the workers' polls that wait in this process."""
 
     # All who wait may be woken at once; only so many are then looked at side by side.
     reads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(READS_AT_ONCE_MAX))

@@ -33,7 +33,9 @@ from comfyfleet.settings import Settings
 
 
 class JobNotifier:
-    """A hint only: what has changed is read from the database."""
+    """Wakes those in this process who wait for a change of a job. A hint only: they then read the
+    database.
+    """
 
     def __init__(self) -> None:
         self._following: defaultdict[UUID, set[asyncio.Event]] = defaultdict(set)
@@ -44,7 +46,9 @@ class JobNotifier:
             event.set()
 
     def notify_run(self, kind: str) -> None:
-        """A job that is part of a run of this kind has ended: the outbox has a row for it."""
+        """Wakes the listeners of this kind of run: a job of such a run has ended, and the outbox
+        has a row for it.
+        """
         for listener in self._listeners.get(kind, ()):
             listener()
 
@@ -52,7 +56,7 @@ class JobNotifier:
         self._listeners[kind].append(listener)
 
     async def changed(self, job_id: UUID, seconds: float) -> bool:
-        """False when the time is up first."""
+        """Waits for a change of the job; False if the time is up first."""
         event = asyncio.Event()
         self._following[job_id].add(event)
         try:
@@ -73,7 +77,9 @@ Attempts: TypeAlias = dict[tuple[UUID, int], JobAttempt]  # by job and lease: th
 
 
 class DeferredWrites:
-    """Collects until `DELAY_SECONDS` after the first; then one transaction for each database."""
+    """Collects writes that nobody waits for; `DELAY_SECONDS` after the first they are written, in
+    one transaction per database.
+    """
 
     def __init__(self) -> None:
         self._outbox_ids: defaultdict[Database, list[int]] = defaultdict(list)
@@ -84,13 +90,13 @@ class DeferredWrites:
         self._writing: set[asyncio.Task[None]] = set()
 
     def delete_outbox(self, pool: Database, outbox_ids: Sequence[int]) -> None:
-        """Outbox rows that were delivered."""
+        """Deletes outbox rows that were delivered."""
         if outbox_ids:
             self._outbox_ids[pool] += outbox_ids
             self._start()
 
     def note_attempt(self, pool: Database, attempt: JobAttempt) -> None:
-        """What was sent to a backend."""
+        """Adds what was sent to a backend; the first report of a lease counts."""
         self._attempts[pool].setdefault((attempt.job_id, attempt.lease_number), attempt)
         self._start()
 
@@ -99,13 +105,13 @@ class DeferredWrites:
         self._start()
 
     def delete_objects(self, objects: ObjectStore, keys: Sequence[str]) -> None:
-        """Objects that nothing names any more."""
+        """Deletes objects that no row names."""
         if keys:
             self._objects[objects] += keys
             self._start()
 
     async def flush(self) -> None:
-        """All that was collected until now is written when this returns."""
+        """Writes all that was collected and returns when it is written."""
         if self._timer is not None:
             self._timer.cancel()
             self._begin()
@@ -160,7 +166,7 @@ async def _write_to(
 
 @contextmanager
 def _logged(what: str) -> Iterator[None]:
-    """One that can't be written holds up no other."""
+    """Logs what is raised and goes on, so that one failed write does not stop the others."""
     try:
         yield
     except Exception as error:
@@ -170,7 +176,9 @@ def _logged(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class JobContext:
-    """Never one transaction over both, and none held across a network call."""
+    """The central database, the tenants' databases and what acting on jobs needs. No transaction
+    spans both databases or a network call.
+    """
 
     central: Database
     pools: Pools
@@ -191,7 +199,7 @@ class JobContext:
         self.queue.model_sets.find = self._models_of
 
     async def _models_of(self, dispatch_id: int) -> tuple[ModelUse, ...] | None:
-        """Of a job that another process has enqueued, or this one before it was started anew."""
+        """Reads the models of a job that this process has not enqueued, or had before a restart."""
         try:
             async with self.central.read() as tx:
                 row = await dispatch.get(tx, dispatch_id)
@@ -210,7 +218,7 @@ class JobContext:
 
     @asynccontextmanager
     async def tenant(self, tenant_id: UUID) -> AsyncIterator[Tx]:
-        """Reads of the tenant's database."""
+        """A read transaction of the tenant's database."""
         async with (await self.pool_of(tenant_id)).read() as tx:
             yield tx
 
@@ -230,7 +238,7 @@ class JobContext:
         return self.pools[await self._pool_name(tenant_id)]
 
     async def pool_name_of(self, tenant_id: UUID) -> str | None:
-        """None: there is no such tenant."""
+        """Returns the pool of a tenant; None if there is no such tenant."""
         try:
             return await self._pool_name(tenant_id)
         except NotFound:
@@ -258,7 +266,7 @@ async def set_maintenance(tx: Tx, *, is_on: bool) -> None:
 
 
 async def last_expiry(tx: Tx) -> datetime | None:
-    """When leases were last looked at, by whichever control plane."""
+    """Returns when any control plane last looked for expired leases."""
     kept = await read_state(tx, LAST_EXPIRY)
     return datetime.fromisoformat(kept) if kept else None
 
@@ -268,17 +276,19 @@ async def set_last_expiry(tx: Tx, now: datetime) -> None:
 
 
 async def reconcile_cursor(tx: Tx) -> str | None:
-    """Where the next pass of the sweep goes on, whichever control plane runs it."""
+    """Returns where the next pass of the reconcile sweep continues, on any control plane."""
     return await read_state(tx, RECONCILED) or None
 
 
 async def set_reconcile_cursor(tx: Tx, place: str | None) -> None:
-    """None: all was read, and the next pass begins anew."""
+    """Stores the cursor; None means that the next pass starts from the beginning."""
     await write_state(tx, RECONCILED, place or "")
 
 
 async def is_recovering(tx: Tx, now: datetime) -> bool:
-    """An outage of ours has just ended: workers may not have been able to call until now."""
+    """Whether an outage of the control plane has just ended, so that workers may not have been able
+    to call.
+    """
     until = await read_state(tx, RECOVERING_UNTIL)
     return bool(until) and now < datetime.fromisoformat(until)
 

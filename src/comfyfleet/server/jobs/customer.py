@@ -40,7 +40,7 @@ async def list_jobs(
     status: JobStatus | None = None,
     limit: int = 50,
 ) -> list[Job]:
-    """The newest first; go on with `before` = the last one's id."""
+    """Returns a page, the newest first; `before` is the last page's last id."""
     async with context.tenant(tenant_id) as tx:
         last = await _get_own(tx, tenant_id, user_id, before) if before else None
         return await store.list_page(

@@ -32,7 +32,7 @@ class JobRequirements:
 
 @dataclass(frozen=True)
 class Availability:
-    """Who is there for it at one moment."""
+    """The fleets and workers that are there for a job at one moment."""
 
     wanted: JobRequirements
     fleets: Sequence[str]
@@ -46,7 +46,7 @@ class Availability:
         return worker.last_seen_at >= self.offline_before
 
     def can_run(self, worker: FleetWorker) -> bool:
-        """If it is there, and takes jobs."""
+        """Whether the worker can run the job if it is online and takes jobs."""
         return (
             self.wanted.lane.provider in worker.providers
             and self.wanted.workflow.required_capabilities <= worker.capabilities
@@ -57,7 +57,7 @@ class Availability:
 async def requirements_of_job(
     tx: Tx, lane: QueueLane, models: Iterable[ModelUse], version: int | None = None
 ) -> JobRequirements:
-    """Of a job: its workflow's node types, and the models of its own prompt."""
+    """Returns what a job needs: its workflow's node types and the models of its own prompt."""
     workflow = await catalog.get_workflow(tx, lane.workflow_id)
     types: Sequence[str] = ()
     if not workflow.is_open:
@@ -68,7 +68,7 @@ async def requirements_of_job(
 def requirements_of_workflow(
     workflow: RegisteredWorkflow, version: WorkflowVersion, lane: QueueLane
 ) -> JobRequirements:
-    """Of a workflow's usual job."""
+    """Returns what a job of this workflow usually needs."""
     return JobRequirements(workflow, lane, version.node_types, version.models)
 
 
@@ -88,14 +88,14 @@ async def read_availability(tx: Tx, context: JobContext, wanted: JobRequirements
 
 
 async def read_shortage(tx: Tx, context: JobContext, wanted: JobRequirements) -> Shortage | None:
-    """None: somebody can run it, as far as anybody knows."""
+    """Returns why nobody can run it; None if somebody can, as far as is known."""
     return find_shortage(await read_availability(tx, context, wanted))
 
 
 def find_shortage(ground: Availability, bound: str | None = None) -> Shortage | None:
-    """`bound`: the worker or fleet that a job must be run by."""
+    """Returns why nobody can run a job; `bound` is the worker or fleet that must run it."""
     message = (
-        why_nobody_may_run(ground) or _bound_can_not(ground, bound) or why_nobody_can_run(ground)
+        why_nobody_may_run(ground) or _why_bound_cannot(ground, bound) or why_nobody_can_run(ground)
     )
     return None if message is None else Shortage(message, customer_message(ground.wanted.workflow))
 
@@ -107,7 +107,7 @@ def customer_message(workflow: RegisteredWorkflow) -> str:
 
 
 def why_nobody_may_run(ground: Availability) -> str | None:
-    """Whatever state the workers are in."""
+    """Returns why the job may not run at all, whatever state the workers are in."""
     slug, lane = ground.wanted.workflow.slug, ground.wanted.lane
     names = join_names(ground.fleets)
     if not ground.fleets:
@@ -122,7 +122,7 @@ def why_nobody_may_run(ground: Availability) -> str | None:
     return None
 
 
-def _bound_can_not(ground: Availability, bound: str | None) -> str | None:
+def _why_bound_cannot(ground: Availability, bound: str | None) -> str | None:
     if bound is None:
         return None
     slug = ground.wanted.workflow.slug
@@ -169,7 +169,7 @@ _MAINTENANCE = "Maintenance mode is on: running jobs end, and none begins."
 
 @dataclass(frozen=True)
 class WaitSituation:
-    """All that bears on a queued dispatch at one moment."""
+    """Everything that bears on a queued dispatch at one moment."""
 
     dispatch: Dispatch
     ground: Availability
@@ -216,7 +216,7 @@ async def _read_situation(context: JobContext, row: Dispatch) -> WaitSituation:
 
 
 async def explain_to_customer(context: JobContext, row: Dispatch) -> str:
-    """Without names of workers, fleets and models, which are the operator's."""
+    """Explains the wait without naming workers, fleets or models, which are the operator's."""
     if row.status in ENDED:
         return f"The job has ended: {row.status}."
     if row.status == DispatchStatus.LEASED:
@@ -229,13 +229,15 @@ def explain_situation_to_customer(seen: WaitSituation) -> str:
         return _MAINTENANCE
     if _held_back(seen) or find_shortage(seen.ground, seen.dispatch.backend_affinity):
         return "Nobody can run it at the moment; it waits until somebody can."
-    return _in_line(seen)
+    return _queue_position_text(seen)
 
 
 def explain_situation(seen: WaitSituation) -> str:
-    """The first thing that stands in the way, from the whole system down to the line."""
+    """Returns the first thing in the way, from the whole system down to the job's place in the
+    queue.
+    """
     short = find_shortage(seen.ground, seen.dispatch.backend_affinity)
-    return _held_back(seen) or (short.message if short else _in_line(seen))
+    return _held_back(seen) or (short.message if short else _queue_position_text(seen))
 
 
 def _held_back(seen: WaitSituation) -> str | None:
@@ -251,7 +253,7 @@ def _held_back(seen: WaitSituation) -> str | None:
     return None
 
 
-def _in_line(seen: WaitSituation) -> str:
+def _queue_position_text(seen: WaitSituation) -> str:
     if seen.ahead == 0:
         return "It is next in line; a worker takes it as soon as one is free."
     jobs = "1 job" if seen.ahead == 1 else f"{seen.ahead} jobs"
@@ -282,7 +284,7 @@ CURSOR_SEPARATOR = "~"
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """What is not given is not asked for."""
+    """What an operator's list is filtered by; None does not filter."""
 
     status: JobStatus | None = None
     tenant_id: UUID | None = None
@@ -292,7 +294,7 @@ class JobFilter:
 
 
 async def find_job(context: JobContext, job_id: UUID) -> Job:
-    """Whosever it is. A pool that is down may hold it: then nobody can tell that there is none."""
+    """Finds a job of any tenant. If a pool is down the job may be in it, and the error says so."""
     down = []
     for name, pool in context.pools.items():
         try:
@@ -318,7 +320,7 @@ async def attempts_of(context: JobContext, job: Job) -> list[JobAttempt]:
 
 
 class FoundJobs(NamedTuple):
-    """The newest first; `following` is where to go on, None: that was all."""
+    """A page of jobs, the newest first; `following` is the next cursor, None at the end."""
 
     jobs: Sequence[Job]
     following: str | None
@@ -373,7 +375,9 @@ def _bad_cursor() -> InvalidInput:
 async def _of_worker(
     context: JobContext, wanted: JobFilter, *, after: str | None, limit: int
 ) -> FoundJobs:
-    """Which worker had a job is known to its dispatch, for as long as that is kept."""
+    """Lists a worker's jobs by their dispatches, which know the worker for as long as they are
+    kept.
+    """
     if after is not None and not after.isdecimal():
         raise _bad_cursor()
     async with context.central.read() as tx:

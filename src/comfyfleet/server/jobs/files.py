@@ -51,7 +51,9 @@ REFUSALS = (Conflict, InvalidInput, LimitExceeded, Refused)
 
 
 async def confirm_upload(context: JobContext, pool: Database, file: File) -> File:
-    """The file as it is kept; as it is, if it has arrived before. No transaction is held meanwhile."""
+    """Checks an upload and moves it to its final key; a confirmed file is returned unchanged. Holds
+    no transaction meanwhile.
+    """
     if not file.is_announced:
         return file
     try:
@@ -94,13 +96,15 @@ async def _take_upload(context: JobContext, pool: Database, file: File) -> File:
 
 
 def suffix_of(filename: str, media_type: str) -> str:
-    """By what the file is; only of what is no media, by what it is called."""
+    """Returns the suffix by the media type; by the filename only if the file is no media."""
     stem, dot, ending = safe_name(filename).rpartition(".")
     return extension_of(media_type) or (f"{dot}{ending}" if stem else "")
 
 
 def detect_media_type(claimed: str, first: bytes, *, pixels_max: int, is_operators: bool) -> str:
-    """The media type that these first bytes bear out. Operators may send what is no media."""
+    """Returns the media type that the first bytes confirm. Operators may upload files that are no
+    media.
+    """
     start = first[:SNIFF_BYTES]
     if is_operators and kind_of(claimed) is None:
         media_type = sniff_type(start) or claimed
@@ -111,7 +115,7 @@ def detect_media_type(claimed: str, first: bytes, *, pixels_max: int, is_operato
 
 
 async def _inspect_upload(context: JobContext, file: File) -> File:
-    """With its size, its type and, unless it is very large, its content's hash."""
+    """Reads the size, the type and, unless it is very large, the hash of the content."""
     facts = await context.store.head(file.path)
     if facts is None:
         raise _not_uploaded()
@@ -163,21 +167,21 @@ async def _object_hash(context: JobContext, key: str, size: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class StoredOutput:
-    """`source`: where the worker has put it."""
+    """A stored output; `source` is the key to which the worker uploaded it."""
 
     source: str
     file: File
 
 
 def is_metadata_stripped(asked: JobSpec, terms: RunTerms) -> bool:
-    """An operator's own jobs keep what their files carry."""
+    """Whether embedded prompts and workflows are removed; operators' own jobs keep them."""
     return asked.user_id is not None and not terms.keeps_metadata
 
 
 async def store_outputs(
     context: JobContext, row: Dispatch, message: Complete
 ) -> list[StoredOutput]:
-    """Each output must lie where its URL led, in the size that was announced."""
+    """Stores the outputs of a job; each must be at its upload URL's key, in the announced size."""
     names = [output.name for output in message.outputs]
     if len(set(names)) < len(names):
         raise InvalidInput("two outputs have the same name", field="outputs")
@@ -196,13 +200,15 @@ async def store_outputs(
 
 
 async def discard_outputs(context: JobContext, taken: Sequence[StoredOutput]) -> None:
-    """They are not wanted: the job has ended otherwise, or was told of before."""
+    """Deletes stored outputs that no row names, as the job has ended otherwise or was completed
+    before.
+    """
     if taken:
         await context.store.delete(*(each.file.path for each in taken))
 
 
 def delete_sources(context: JobContext, taken: Sequence[StoredOutput]) -> None:
-    """They are named by rows now; what the worker has put is needed no more."""
+    """Deletes what the worker uploaded, once rows name the stored copies."""
     context.deferred.delete_objects(context.store, [each.source for each in taken])
 
 

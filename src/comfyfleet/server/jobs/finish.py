@@ -34,9 +34,10 @@ log = logging.getLogger(__name__)
 async def require_lease(
     context: JobContext, dispatch_id: int, token: UUID, worker_id: str | None = None
 ) -> Dispatch:
-    """The dispatch that this token speaks for, whether its lease goes on or has ended.
+    """Returns the dispatch of this lease token, whether the lease is held or has ended.
 
-    Of a worker's token, only that worker may make use; a row without one has gone back.
+    Raises LeaseLost for another token, and if another worker holds the lease. A row without a
+    worker was requeued with this token, and is returned.
     """
     async with context.central.read() as tx:
         row = await dispatch.get(tx, dispatch_id)
@@ -129,7 +130,9 @@ async def _complete_dispatch(
 async def _end_if_cancelled(
     context: JobContext, pool: Database, row: Dispatch, token: UUID
 ) -> None:
-    """A worker whose final report was refused sends no heartbeat that could tell it of the cancel."""
+    """Ends the dispatch of a cancelled job after a refused final report, as no heartbeat follows
+    that would.
+    """
     async with pool.read() as tx:
         job = await store.get(tx, row.tenant_id, row.job_id)
     if job is None or job.status != JobStatus.CANCELLED:
@@ -141,7 +144,7 @@ async def _end_if_cancelled(
 
 
 def _note_run(context: JobContext, row: Dispatch, message: Complete, fleet_id: int) -> None:
-    """For learning what switches of models cost."""
+    """Records the run, from which the cost of model switches is learned."""
     if row.model_key and message.model_change and message.execution_seconds is not None:
         kind = RunKind(fleet_id, row.model_key, row.lane.workflow_id)
         run = TimedRun(kind, ModelChange(message.model_change), message.execution_seconds)
@@ -169,7 +172,7 @@ async def fail(
     *,
     worker_id: str | None = None,
 ) -> Job:
-    """The application's fault: ended at once, whatever attempts remain."""
+    """Fails the job at once, whatever attempts remain: the job itself is at fault."""
     row = await require_lease(context, dispatch_id, token, worker_id)
     pool = await context.pool_of(row.tenant_id)
     try:
@@ -213,10 +216,11 @@ async def requeue(
     detail: str | None = None,
     worker_id: str | None = None,
 ) -> None:
-    """Back to the queue; or failed, when the attempts are used up or it came back too often.
+    """Returns a dispatch to the queue, or fails its job if the attempts are used up or it came back
+    too often.
 
-    The central side first: a lease that follows at once is newer than this one, and so wins on
-    the tenant's side too.
+    The central database is written first: a lease that follows at once is newer than this one, and
+    so wins in the tenant's database too.
     """
     async with context.central.transaction() as tx:
         if worker_id is not None:
@@ -244,7 +248,7 @@ def attempts_exhausted(row: Dispatch) -> Failure:
 
 
 async def requeue_job(context: JobContext, row: Dispatch, token: UUID) -> None:
-    """The tenant sees a job that waits; if this is cut off, the next lease puts it right."""
+    """Sets the tenant's row to queued. If this is cut off, the next lease puts it right."""
     context.caches.progress.forget(token)
     try:
         async with context.tenant_transaction(row.tenant_id) as tx:
@@ -255,7 +259,7 @@ async def requeue_job(context: JobContext, row: Dispatch, token: UUID) -> None:
 
 
 async def requeue_worker(context: JobContext, worker_id: str, reason: RequeueReason) -> int:
-    """A worker that is gone or no longer trusted gives back all it holds."""
+    """Requeues all that a worker holds that is gone or no longer trusted; returns how many."""
     async with context.central.read() as tx:
         rows = await dispatch.held_by(tx, worker_id)
     given_back = 0
@@ -277,7 +281,9 @@ NOT_AVAILABLE_MESSAGE = "This is not available at the moment."
 async def requeue_elsewhere(
     context: JobContext, worker: FleetWorker, message: wire.Requeue
 ) -> None:
-    """The worker gets no more such jobs; this one goes elsewhere, or fails if nobody could run it."""
+    """Keeps such jobs from the worker and requeues this one, or fails it if nobody else could run
+    it.
+    """
     row = await require_lease(context, message.dispatch_id, message.lease_token, worker.worker_id)
     if row.status == DispatchStatus.QUEUED:
         return  # said again
@@ -301,7 +307,7 @@ async def requeue_elsewhere(
 
 
 async def _can_another_run(context: JobContext, row: Dispatch, worker: FleetWorker) -> bool:
-    """Offline or busy, it may come back; revoked, it may not."""
+    """Whether another worker could run it. An offline or busy one may come back, a revoked one not."""
     async with context.tenant(row.tenant_id) as tx:
         job = await store.get(tx, row.tenant_id, row.job_id)
     models = () if job is None else models_of(job.asked.prompt)

@@ -28,7 +28,9 @@ LEFT_OUT = "(left out)"
 async def record_attempt(
     context: JobContext, message: Heartbeat | Complete | Fail, lease: Dispatch | ExtendedLease
 ) -> None:
-    """Records what was sent to the backend; the first report of an attempt counts. Written a moment later: nobody waits for it."""
+    """Records what was sent to the backend; the first report of a lease counts. Written with a
+    delay, as nobody waits for it.
+    """
     if message.filled_in is None:
         return
     attempt = JobAttempt(
@@ -44,7 +46,7 @@ async def record_attempt(
 
 
 async def note_last(context: JobContext, message: Complete | Fail, *, worker_id: str) -> None:
-    """Reported with the final call, if the job ended before a heartbeat."""
+    """Records the attempt from the final report, if the job ended before a heartbeat."""
     if message.filled_in is not None:
         await record_attempt(
             context,
@@ -54,7 +56,7 @@ async def note_last(context: JobContext, message: Complete | Fail, *, worker_id:
 
 
 def sanitize(filled_in: FilledIn) -> dict[str, dict[str, Any]]:
-    """Without what would let a reader in elsewhere, and not without limits."""
+    """Removes secrets from URLs, and limits the size."""
     told = {
         node_id: {name: _sanitize_value(value) for name, value in inputs.items()}
         for node_id, inputs in filled_in.items()
@@ -70,7 +72,7 @@ def _sanitize_value(value: Any) -> Any:
 
 
 def strip_url_secrets(text: str) -> str:
-    """A URL may carry the right to what it names: in its query, or as user and password."""
+    """Removes the query, user and password of a URL, which may grant access."""
     if "://" not in text:
         return text
     try:
@@ -82,7 +84,7 @@ def strip_url_secrets(text: str) -> str:
 
 
 def sent_prompt(job: Job, attempt: JobAttempt) -> dict[str, Any] | None:
-    """None: it was removed, as the job ended long ago."""
+    """Returns the prompt as it was sent; None if it was removed because the job ended long ago."""
     if not job.asked.prompt or attempt.filled_in is None:
         return None
     prompt = dict(job.asked.prompt)
@@ -98,7 +100,7 @@ CANCELLED = HeartbeatAnswer(cancelled=True)
 async def heartbeat(
     context: JobContext, message: Heartbeat, *, worker: FleetWorker | None = None
 ) -> HeartbeatAnswer:
-    """Without a worker, it is whoever holds the lease."""
+    """Extends a lease and returns orders. Without `worker`, any holder of the token is accepted."""
     with context.queue.heartbeat_waiters.waiting(
         message.dispatch_id, worker.worker_id if worker else ""
     ) as news:
@@ -154,7 +156,7 @@ async def _begin_job(context: JobContext, beat: ExtendedLease, token: UUID) -> N
 
 
 async def _end_cancelled(context: JobContext, message: Heartbeat) -> HeartbeatAnswer:
-    """Now the worker knows; nothing is left to wait for."""
+    """Ends the cancelled dispatch, as the worker knows of it now."""
     context.caches.progress.forget(message.lease_token)
     async with context.central.transaction() as tx:
         await dispatch.end(
@@ -170,7 +172,9 @@ async def _end_cancelled(context: JobContext, message: Heartbeat) -> HeartbeatAn
 async def _cancelled_before(
     context: JobContext, message: Heartbeat, worker_id: str | None
 ) -> HeartbeatAnswer:
-    """The answer that said so may have been lost on its way."""
+    """Answers a repeated heartbeat of a cancelled dispatch, as the first answer may have been lost;
+    raises LeaseLost otherwise.
+    """
     row = await require_lease(context, message.dispatch_id, message.lease_token, worker_id)
     if row.status != DispatchStatus.CANCELLED:
         raise LeaseLost("the lease is no longer held; nothing was changed")

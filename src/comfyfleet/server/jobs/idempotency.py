@@ -8,7 +8,7 @@ from comfyfleet.errors import Conflict
 
 
 class KeyedRequest(Protocol):
-    """What a request with an idempotency key has made, or asks for."""
+    """A request with an idempotency key, or what one has made."""
 
     @property
     def request_hash(self) -> str | None: ...
@@ -18,12 +18,16 @@ Keyed = TypeVar("Keyed", bound=KeyedRequest)
 
 
 def hash_request(*parts: object) -> str:
-    """Of all that matters in a request. Hashes are stored: the same request must give the same one for ever."""
+    """Hashes everything that matters in a request. Hashes are stored: the same request must always
+    give the same hash.
+    """
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def require_same_request(found: Keyed | None, request_hash: str | None) -> Keyed:
-    """What an earlier request with this key has made; raises Conflict if that was another request."""
+    """Returns what an earlier request with this key has made; raises Conflict if that was another
+    request.
+    """
     if found is None or found.request_hash != request_hash:
         raise key_conflict()
     return found

@@ -35,7 +35,7 @@ LEASES_TRIED_MAX = 50
 async def lease_next(
     context: JobContext, waiter: Waiter, *, wait_seconds: float, as_of: int | None = None
 ) -> wire.Job | None:
-    """Leases until a job is found that can be run, or none is left."""
+    """Leases dispatches until one can be run or none is left."""
     for _ in range(LEASES_TRIED_MAX):
         lease = await context.queue.lease(waiter, wait_seconds=wait_seconds, as_of=as_of)
         if lease is None:
@@ -49,11 +49,12 @@ async def lease_next(
 async def build_payload(
     context: JobContext, lease: DispatchLease, *, gives_back: bool
 ) -> wire.Job | None:
-    """None if the job has ended or can't be run now; the dispatch is then put right.
+    """Builds a worker's payload; None if the job has ended or can't be run now, and then the
+    dispatch is put right.
 
-    Whoever hangs up meanwhile is not cut off in a transaction: a connection that is cancelled looks
-    like one that was lost, and the job would be put off. `gives_back`: then the lease goes back. A
-    worker that tells which leases it knows gets it with its next poll, which may have begun already.
+    A caller that hangs up does not cancel the transaction: a cancelled connection looks like a lost
+    one, and the job would be delayed. With `gives_back` the lease is then requeued; a worker that
+    reports the leases it knows gets it with its next poll, which may have begun already.
     """
     handing = asyncio.ensure_future(_build_payload(context, lease))
     try:
@@ -161,7 +162,7 @@ async def _run_terms(context: JobContext, asked: JobSpec) -> RunTerms:
 async def asset_urls(
     context: JobContext, pool: Database, job: Job, names: frozenset[str] | None = None
 ) -> tuple[wire_files.Asset, ...]:
-    """URLs are made anew each time that they are asked for."""
+    """Signs URLs of the job's input files, anew for each call."""
     wanted = [each for each in job.asked.assets if names is None or each.name in names]
     if not wanted:
         return ()
@@ -188,7 +189,9 @@ async def _asset_url(context: JobContext, ref: AssetRef, file: File) -> wire_fil
 
 
 def guess_output(asked: JobSpec) -> wire_files.WantedOutput:
-    """A guess that saves a worker one question: most prompts save pictures, as PNG."""
+    """Guesses the upload slot of the output, which saves a worker one request: most prompts save a
+    PNG.
+    """
     named = {asked.output_node_id} if asked.output_node_id else asked.prompt.keys()
     saves = any(asked.prompt.get(each, {}).get("class_type") == "SaveImage" for each in named)
     return PNG_OUTPUT if saves else DEFAULT_OUTPUT

@@ -16,7 +16,7 @@ from comfyfleet.server.queue.model import DispatchStatus, NewDispatch, QueueLane
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """All that is pinned when a job is submitted."""
+    """Everything that is fixed when a job is submitted."""
 
     workflow_id: int
     workflow_slug: str
@@ -54,7 +54,7 @@ class JobSpec:
 
 
 class JobOutput(NamedTuple):
-    """A file that a completed job has made, as its row names it."""
+    """A file that a completed job has made."""
 
     name: str
     file_id: UUID
@@ -89,7 +89,7 @@ class JobResult(NamedTuple):
 
     @property
     def event_data(self) -> dict[str, Any]:
-        """What the event of its outputs tells."""
+        """The data of the outputs event."""
         return {"outputs": [each.as_row() for each in self.outputs]}
 
     def as_row(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class Job:
 
     @property
     def shown_status(self) -> JobStatus:
-        """As people see it: a worker that holds it behind another job has not begun with it."""
+        """The status for people: a prefetched job, which its worker has not begun, is queued."""
         is_prefetched = self.status == JobStatus.PROCESSING and self.started_at is None
         return JobStatus.QUEUED if is_prefetched else self.status
 
@@ -148,14 +148,14 @@ class Job:
 
 
 class Shortage(NamedTuple):
-    """Why nobody can run a job. `message` names everything, for operators; `told` is for customers."""
+    """Why nobody can run a job: `message` with all names, for operators; `told` for customers."""
 
     message: str
     told: str
 
 
 class HeldJob(NamedTuple):
-    """It waits on the tenant's side."""
+    """A job that waits in the tenant's database until it is admitted to the queue."""
 
     id: UUID
     batch_id: UUID | None
@@ -177,7 +177,7 @@ class JobAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a customer may read, and what an operator needs."""
+    """An error: `message` for the customer, `raw` for operators."""
 
     message: str
     raw: str | None = None
@@ -191,7 +191,7 @@ _DISPATCH_STATUS = {
 
 
 def dispatch_status_of(job: Job) -> DispatchStatus:
-    """How the dispatch of an ended job must end."""
+    """Returns the status in which the dispatch of an ended job must end."""
     return _DISPATCH_STATUS[job.status]
 
 
@@ -209,7 +209,7 @@ def dispatch_for(job: Job, max_attempts: int) -> NewDispatch:
 
 
 def output_folder_of(lease_token: UUID, job_id: UUID) -> UUID:
-    """Names a lease in keys of outputs: as unique as its token, and tells nobody the token."""
+    """Names a lease in the keys of outputs: as unique as its token, without telling the token."""
     return uuid5(job_id, str(lease_token))
 
 
@@ -240,7 +240,7 @@ def job_from_row(row: Mapping[Any, Any]) -> Job:
 
 
 def added_job(tenant_id: UUID, job_id: UUID, asked: JobSpec, now: datetime) -> Job:
-    """As its row is when it was just added."""
+    """Returns the job as its row is right after the insert."""
     kept: dict[str, Any] = dict.fromkeys(STATE_COLUMNS)
     kept |= {"id": job_id, "tenant_id": tenant_id, "submitted_at": now}
     kept |= {"attempt": 0, "lease_number": 0}
@@ -280,7 +280,7 @@ class JobBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchSummary:
-    """All jobs of a batch in a few figures."""
+    """The jobs of a batch as counts and tokens."""
 
     total: int
     held: int  # not yet admitted to the queue
@@ -312,7 +312,7 @@ class BatchJob(NamedTuple):
 
 
 def count_to_admit(jobs: Iterable[BatchJob], *, at_once: int = ADMITTED_AT_ONCE_MAX) -> int:
-    """As many as have ended of those that were admitted, and never more than are held."""
+    """Returns how many held jobs may be admitted: as many as have ended of those that were."""
     found = [each for each in jobs if each.status in ACTIVE_STATUSES]
     held = sum(each.is_held for each in found)
     return max(0, min(held, at_once - (len(found) - held)))

@@ -21,7 +21,7 @@ RETRY_DELAY = timedelta(seconds=5)
 async def flush(
     context: JobContext, pool: Database, jobs: Sequence[Job], outbox_ids: Sequence[int]
 ) -> None:
-    """What has just been committed; if this is cut off, the sweep does it again."""
+    """Delivers what has just been committed. If this is cut off, the sweep does it again."""
     for job in jobs:
         notify(context, job)
     await sync_dispatches(context, jobs)
@@ -29,14 +29,14 @@ async def flush(
 
 
 def notify(context: JobContext, job: Job) -> None:
-    """Those who follow it in this process, and the run that it is a part of."""
+    """Wakes those who follow the job in this process, and its run."""
     context.notifier.tell(job.id)
     if job.asked.run_kind and not job.status.is_active:
         context.notifier.notify_run(job.asked.run_kind)
 
 
 async def sync_dispatches(context: JobContext, jobs: Sequence[Job]) -> None:
-    """Active jobs have a dispatch, ended ones an ended one. Safe to repeat."""
+    """Adds dispatches for active jobs and ends those of ended jobs. Can be repeated."""
     waiting = [job for job in jobs if job.wants_dispatch]
     _note_models(context, waiting)
     await context.queue.enqueue(
@@ -50,7 +50,7 @@ async def sync_dispatches(context: JobContext, jobs: Sequence[Job]) -> None:
 
 
 def _note_models(context: JobContext, jobs: Sequence[Job]) -> None:
-    """So that no worker that lacks one of them is given the job."""
+    """Registers the models of jobs, so that only workers that have them get the job."""
     known = context.queue.model_sets
     for job in jobs:
         if job.asked.model_set and job.asked.model_set not in known:
@@ -71,7 +71,7 @@ async def _end_dispatch(tx: Tx, context: JobContext, job: Job) -> None:
 
 
 async def flush_due(context: JobContext, pool: Database, *, limit: int) -> int:
-    """A pass over the outbox of one pool. A row that can't be delivered doesn't block the others."""
+    """Delivers due outbox rows of one pool; a row that can't be delivered doesn't block the others."""
     now = context.clock()
     async with pool.read() as tx:
         due = await store.due_outbox(tx, now=now, limit=limit)
@@ -100,7 +100,7 @@ async def _flush_one(
 async def end_dispatch(
     context: JobContext, row: Dispatch | ActiveDispatch, job: Job | None
 ) -> None:
-    """The dispatch of a job that has ended, or is gone, ends too."""
+    """Ends the dispatch of a job that has ended or is gone."""
     status = dispatch_status_of(job) if job else DispatchStatus.FAILED
     error = job.error_message if job else "Its job is gone."
     async with context.central.transaction() as tx:

@@ -45,7 +45,7 @@ KEPT_BYTES_MAX = 1024**2
 
 @dataclass(frozen=True)
 class WorkerSnapshot:
-    """What is known of a worker at the moment it asks."""
+    """What is known of a worker when it polls."""
 
     worker: FleetWorker
     lanes: frozenset[QueueLane]
@@ -59,7 +59,7 @@ class WorkerSnapshot:
 
 
 class ReadWithKey(NamedTuple):
-    """What decides whether a worker gets a job, as it was when its key was looked at."""
+    """What was read together with the worker's key, and decides whether it gets a job."""
 
     standing: fleet_model.WorkerStanding
     as_of: int  # as in Standing
@@ -67,7 +67,7 @@ class ReadWithKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PollWait:
-    """What a poll waits for: a lease, or only time where there is no waiter."""
+    """What a poll waits for: a lease, or only time if it has no waiter."""
 
     seconds: float
     as_of: int
@@ -77,12 +77,12 @@ class PollWait:
 async def poll(
     context: JobContext, worker: FleetWorker, asked: Poll, read: ReadWithKey | None = None
 ) -> Polled:
-    """A job, or none with the reason."""
+    """Returns a job, or none with the reason."""
     polling = PollSession(worker, asked)
     try:
         found = await polling.begin(context, worker, asked, read)
         while isinstance(found, PollWait):
-            found = await polling.go_on(context, await _wait_for_lease(context, found))
+            found = await polling.resume(context, await _wait_for_lease(context, found))
     finally:
         polling.end(context)
     return found
@@ -96,10 +96,10 @@ async def _wait_for_lease(context: JobContext, wait: PollWait) -> DispatchLease 
 
 
 class PollSession:
-    """A poll and its waits. What the worker may run is looked at anew when its wait is ended: at once
-    when this process is told of a change, else by `waiting_workers`.
+    """A poll and its waits. The worker's rights are read again when a wait ends: at once if this
+    process hears of a change, else by `waiting_workers`.
 
-    Ten thousand are kept while nothing happens: each holds as little as it can.
+    Ten thousand sessions wait while nothing happens, so each holds as little as possible.
     """
 
     __slots__ = (
@@ -128,7 +128,7 @@ class PollSession:
     async def begin(
         self, context: JobContext, worker: FleetWorker, asked: Poll, read: ReadWithKey | None = None
     ) -> Polled | PollWait:
-        """The worker, and what was read with it, as they were just now for who let it in."""
+        """Starts the poll with the worker, and with what was read when its key was checked."""
         found = await self._look(context, worker, asked, read)
         if not isinstance(found, PollWait):
             return found
@@ -148,7 +148,7 @@ class PollSession:
         self._is_counted = True
 
     def end(self, context: JobContext) -> None:
-        """It waits no more; to be called once it has begun, however it ends."""
+        """Ends the waits; must be called after `begin`, however the poll ends."""
         if not self._is_counted:
             return
         self._is_counted = False
@@ -156,8 +156,8 @@ class PollSession:
         if not context.polls.waiting[self._worker_id]:
             del context.polls.waiting[self._worker_id]
 
-    async def go_on(self, context: JobContext, lease: DispatchLease | None) -> Polled | PollWait:
-        """With what the wait has brought."""
+    async def resume(self, context: JobContext, lease: DispatchLease | None) -> Polled | PollWait:
+        """Continues after a wait."""
         asked, wait = Poll.model_validate_json(self._said), self._wait
         if wait is None:
             raise ValueError("it did not wait")
@@ -231,7 +231,7 @@ class PollSession:
 async def _upload_slot(
     context: JobContext, worker: FleetWorker, told: BackendFacts
 ) -> OutputSlot | None:
-    """For what the backend has told anew."""
+    """Returns an upload slot for object_info that the backend has newly reported."""
     if not worker.is_approved:
         return None
     async with context.central.read() as tx:
@@ -287,7 +287,7 @@ async def _snapshot(
 async def is_alone(
     context: JobContext, tx: Tx, worker: FleetWorker, lanes: frozenset[tuple[int, str, str]]
 ) -> bool:
-    """Nobody else lives who could run any of these lanes."""
+    """Whether no other live worker could run jobs of these lanes."""
     now = context.clock()
     seen_since = now - timedelta(seconds=context.settings.offline_after_seconds)
     two = await context.polls.live_workers.get(
@@ -303,7 +303,7 @@ async def is_alone(
 async def note_sighting(
     context: JobContext, worker: FleetWorker, sighting: Sighting, now: datetime
 ) -> FleetWorker:
-    """A poll or a heartbeat writes only when that is due: idle workers poll all day."""
+    """Stores that the worker was seen, only when that is due: idle workers poll all day."""
     every = sighting_interval(context.settings.unseen_seconds_max)
     if not is_worth_writing(worker, sighting, now, every):
         return apply_sighting(worker, sighting, now)
@@ -335,12 +335,12 @@ def _why_nothing(standing: WorkerSnapshot, asked: Poll) -> str | None:
 
 
 def load_of(held: Collection[int], asked: Poll, *, is_old: bool = False) -> int:
-    """How many jobs the worker has before it, by dispatch id as we know them and as it says.
+    """Returns how many jobs the worker has before it; `held` are its leases as known here.
 
-    A lease whose prompt has ended is still held while its outputs go up, and the backend must not
-    wait for that: a worker that names what it holds is believed which of it is work, for as many
-    again as it may hold. Leases that it doesn't name are on their way to it. Of those that it named a
-    while ago some may have ended since: only what it still holds can be work.
+    A lease is held until its outputs are uploaded, but the backend must not wait for that: so a
+    worker that names what it holds is believed which of it is work, but for at most
+    `max_concurrency` + 1 leases that only upload. Leases that it does not name are on their way to
+    it. Some that it named in an old poll may have ended since: only what it still holds counts.
     """
     if asked.held is None:
         return max(asked.current_load, len(held))
@@ -374,7 +374,7 @@ def _waiter(standing: WorkerSnapshot, asked: Poll) -> Waiter:
 
 
 def _without_lanes(standing: WorkerSnapshot) -> Waiter:
-    """Of one that is held back until it may run something."""
+    """Returns the waiter of a worker that may run nothing at present."""
     worker = standing.worker
     return Waiter(worker.worker_id, lanes=frozenset(), key_hash=worker.key_hash)
 
@@ -382,7 +382,7 @@ def _without_lanes(standing: WorkerSnapshot) -> Waiter:
 async def _resend_lost_lease(
     context: JobContext, standing: WorkerSnapshot, asked: Poll
 ) -> Job | None:
-    """A lease that the worker doesn't know, and never spoke of, is handed out again as it was."""
+    """Hands out again, unchanged, a lease that the worker does not know and never reported."""
     if asked.held is None:
         return None
     known = {each.dispatch_id for each in asked.held}
@@ -422,7 +422,9 @@ def _lease_from_row(row: Dispatch) -> DispatchLease:
 
 
 async def _recall_for(context: JobContext, waiter: Waiter) -> None:
-    """An idle worker and nothing queued: what another has only prefetched is asked back."""
+    """Recalls jobs that other workers have only prefetched, for an idle worker when nothing is
+    queued.
+    """
     async with context.central.read() as tx:
         if not await dispatch.has_prefetched(tx, not_of=waiter.worker_id):
             return
@@ -452,7 +454,7 @@ READS_PER_PASS_MAX = 10
 
 
 class WaitingWorkerRefresher:
-    """Each is looked at when it has waited for as long as one may go unseen, and again after as long."""
+    """Refreshes each waiting worker once per interval in which it must be seen."""
 
     def __init__(self, context: JobContext) -> None:
         self._context = context
@@ -460,14 +462,15 @@ class WaitingWorkerRefresher:
         self._pass_seconds = min(REFRESH_SECONDS, every.total_seconds())
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             await asyncio.sleep(self._pass_seconds / READS_PER_PASS_MAX)
             await self.look()
 
     async def look(self) -> None:
-        """At those who are due. None of them is held from here to the next time: polls that were
-        answered long ago would stay in memory."""
+        """Refreshes the workers that are due. Keeps no reference to them until the next time: polls
+        that were answered long ago would stay in memory.
+        """
         now = asyncio.get_running_loop().time()
         due = self._context.queue.requests_not_seen_since(now - self._pass_seconds)
         for start in range(0, len(due), WORKERS_PER_READ_MAX):
@@ -477,7 +480,7 @@ class WaitingWorkerRefresher:
                 each.looked_at = now
 
     async def close(self) -> None:
-        """Nothing is kept open."""
+        """Does nothing: no resource is held."""
 
     async def _look(self, waiters: Collection[Waiter]) -> None:
         try:
@@ -487,7 +490,7 @@ class WaitingWorkerRefresher:
 
 
 async def refresh_workers(context: JobContext, waiters: Iterable[Waiter]) -> None:
-    """Notes that these workers are there, and wakes those whose rights are not what they were."""
+    """Stores that these workers were seen, and wakes those whose rights have changed."""
     by_key = {each.key_hash: each for each in waiters if each.key_hash is not None}
     if not by_key:
         return
@@ -507,7 +510,7 @@ async def refresh_workers(context: JobContext, waiters: Iterable[Waiter]) -> Non
 async def _changed_workers(
     context: JobContext, tx: Tx, waiters: Mapping[str, Waiter], known: Mapping[str, FleetWorker]
 ) -> set[str]:
-    """The ids of workers that must ask anew; of those without a row the key is no longer good."""
+    """Returns the workers that must poll anew; a worker without a row has a revoked key."""
     lanes: dict[str, frozenset[FleetLane]] = {}
     if not await job_context.in_maintenance(tx):
         lanes = await fleets.lanes_of_all(

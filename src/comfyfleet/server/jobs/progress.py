@@ -23,10 +23,10 @@ CHARACTERS_MAX = 64 * 1024 * 1024
 
 
 class ProgressCache:
-    """The newest of each lease: told by its worker here, or heard from another control plane.
+    """The newest progress of each lease, reported by its worker here or by another control plane.
 
-    Forgotten when the lease ends here. Of leases that end elsewhere nobody hears, and a picture may come
-    with each: beyond `CHARACTERS_MAX` in all, those that were told longest ago go.
+    Forgotten when the lease ends here. The end of a lease elsewhere is not noticed, and each may
+    hold a picture: beyond `CHARACTERS_MAX` in all, the oldest are dropped.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class ProgressCache:
             self._changed.add(token)
 
     def forget(self, token: UUID) -> None:
-        """The lease has ended, or something newer is told of it."""
+        """Removes the progress of a lease that has ended, or before newer progress is stored."""
         self._heard.pop(token, None)
         self._missed.discard(token)
         self._changed.discard(token)
@@ -55,7 +55,7 @@ class ProgressCache:
             self._characters -= _characters(known)
 
     def hear(self, token: UUID, progress: Progress) -> None:
-        """From another control plane. If the worker has come over to us, it told us since."""
+        """Stores progress from another control plane, unless the worker reports to this one."""
         if token not in self._kept:
             self._heard[token] = progress
             self._heard.move_to_end(token)
@@ -72,11 +72,11 @@ class ProgressCache:
         return self._heard.get(token)
 
     def own(self, token: UUID) -> Progress | None:
-        """As its worker told this control plane."""
+        """Returns what the worker reported to this control plane."""
         return self._kept.get(token)
 
     def pop_missed(self) -> set[UUID]:
-        """Those that somebody wanted to know here, and whose worker doesn't talk to us."""
+        """Returns leases whose progress was asked for here, and whose worker reports elsewhere."""
         missed, self._missed = self._missed, set()
         return missed
 
@@ -108,7 +108,7 @@ class ProgressRelay:
         self._new: set[UUID] = set()  # asked for just now: told even if nothing changes
 
     async def run(self) -> None:
-        """Until cancelled. On SQLite there is one process, and nobody to ask."""
+        """Runs until cancelled. Returns at once on SQLite, where there is one process."""
         if self._hints.reach_others:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._hints.listen(self.heard, lambda: None))
@@ -127,7 +127,7 @@ class ProgressRelay:
                 logger.debug("progress can't be told to other control planes: %s", error)
 
     def messages(self, now: float) -> Iterator[str]:
-        """What is to be said now: questions first."""
+        """Yields the messages to send now, questions first."""
         questions = list(self._questions(now))
         for start in range(0, len(questions), JOBS_PER_MESSAGE_MAX):
             few = questions[start : start + JOBS_PER_MESSAGE_MAX]
@@ -169,7 +169,7 @@ def _since(times: Mapping[UUID, float], least: float) -> dict[UUID, float]:
 
 
 def _short(progress: Progress) -> dict[str, Any]:
-    """Without its picture, which no message of the database could hold."""
+    """Returns the progress without its picture, which is too large for a message."""
     said = progress.model_dump(mode="json", exclude_none=True, exclude={"preview"})
     if len(said.get("node", "")) > TEXT_CHARACTERS_MAX:
         del said["node"]

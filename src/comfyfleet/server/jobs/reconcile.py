@@ -28,7 +28,9 @@ EXPIRED_PER_PASS_MAX = 200
 
 
 async def expire_due_leases(context: JobContext, *, last_pass: datetime | None) -> int:
-    """How many leases were ended. After an outage of ours every lease first gets more time."""
+    """Ends expired leases and returns how many. After an outage of the control plane all leases are
+    first extended.
+    """
     now = context.clock()
     if last_pass and now - last_pass > timedelta(seconds=context.settings.outage_seconds):
         async with context.central.transaction() as tx:
@@ -51,7 +53,7 @@ async def expire_due_leases(context: JobContext, *, last_pass: datetime | None) 
 
 
 async def _expire_one(context: JobContext, row: Dispatch) -> bool:
-    """One that can't be put right now is taken again when the sweep's own lease has run out."""
+    """Ends one lease. If that fails, it is tried again when the sweep's own lease has expired."""
     with errors_logged(f"expired dispatch {row.id} waits"):
         await _end_or_requeue(context, row)
         return True
@@ -157,7 +159,7 @@ def _share(
 async def reconcile(
     context: JobContext, *, after: str | None = None, rows_max: int | None = None
 ) -> Repairs:
-    """From where an earlier pass has ended, about so many rows; else all of them."""
+    """Compares about so many rows, from where the last pass ended; without a limit all of them."""
     place: ReconcileCursor | None = parse_cursor(after) if after else ReconcileCursor()
     repairs = Repairs()
     while place is not None:
@@ -205,7 +207,7 @@ def _pool_after(context: JobContext, name: str) -> ReconcileCursor | None:
 async def _pool_page(
     context: JobContext, place: ReconcileCursor
 ) -> tuple[Repairs, ReconcileCursor | None]:
-    """A pool that is down, or was taken away, holds up no other."""
+    """Compares a page of a pool; a pool that is down or was removed doesn't stop the others."""
     name = place.pool
     following = _pool_after(context, name)
     with errors_logged(f"pool {name} is left out"):
@@ -216,7 +218,7 @@ async def _pool_page(
 
 
 async def _end_orphans(context: JobContext, rows: Sequence[ActiveDispatch]) -> int:
-    """Dispatches whose job is gone or ended are ended."""
+    """Ends dispatches whose job is gone or has ended."""
     ended = 0
     for pool, part in (await _by_pool(context, rows)).items():
         with errors_logged(f"{len(part)} dispatches are left as they are"):
@@ -229,7 +231,7 @@ async def _end_orphans(context: JobContext, rows: Sequence[ActiveDispatch]) -> i
 async def _by_pool(
     context: JobContext, rows: Sequence[ActiveDispatch]
 ) -> dict[str | None, list[ActiveDispatch]]:
-    """None: of tenants that are gone."""
+    """Groups by pool; None for tenants that are gone."""
     parts: dict[str | None, list[ActiveDispatch]] = defaultdict(list)
     for row in rows:
         parts[await context.pool_name_of(row.tenant_id)].append(row)
@@ -266,7 +268,7 @@ async def _job(context: JobContext, tenant_id: UUID, job_id: UUID) -> Job | None
 
 
 async def _guarded(name: object, act: Callable[..., Awaitable[bool]], *given: object) -> bool:
-    """One row that can't be repaired holds up no other."""
+    """Logs what is raised and goes on, so that one row doesn't stop the others."""
     with errors_logged(f"{name} is left as it is"):
         return await act(*given)
     return False
@@ -275,7 +277,7 @@ async def _guarded(name: object, act: Callable[..., Awaitable[bool]], *given: ob
 async def _compare_jobs(
     context: JobContext, pool: Database, after: tuple[Any, ...]
 ) -> tuple[list[Keys], Repairs]:
-    """Active jobs without a dispatch get one; those whose dispatch has ended fail."""
+    """Adds dispatches for active jobs that have none, and fails jobs whose dispatch has ended."""
     before = context.clock() - MIN_AGE
     place = (after[0], after[1]) if after else None
     async with pool.read() as tx:
@@ -310,7 +312,9 @@ async def _make_dispatches(context: JobContext, pool: Database, forgotten: Seque
 async def _fail_with_its_dispatch(
     context: JobContext, pool: Database, tenant_id: UUID, job_id: UUID
 ) -> bool:
-    """A dispatch never ends before its job, unless an operator or a restored backup made it so."""
+    """Fails a job whose dispatch has ended first, which only an operator or a restored backup can
+    cause.
+    """
     async with context.central.read() as tx:
         row: Dispatch | None = await dispatch.of_job(tx, tenant_id, job_id)
     if row is None or row.ended_at is None:

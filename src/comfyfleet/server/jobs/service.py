@@ -34,11 +34,13 @@ _WEBHOOK_EVENTS = {
 
 
 async def after_submit(tx: Tx, jobs: Sequence[Job], *, now: datetime) -> None:
-    """The tokens are reserved for all jobs of a submit at once, by the caller."""
+    """Attaches media and adds events. The caller reserves the tokens, for all jobs of a submit at
+    once.
+    """
     for job in jobs:
         await attach_media(tx, job)
     # Jobs without a user are operators' own: nobody follows their events.
-    await events.add_events(tx, [submit_event(job) for job in jobs if job.asked.user_id], now=now)
+    await events.add_events(tx, [status_event(job) for job in jobs if job.asked.user_id], now=now)
 
 
 async def attach_media(tx: Tx, job: Job) -> None:
@@ -46,24 +48,22 @@ async def attach_media(tx: Tx, job: Job) -> None:
         await media.attach_job(tx, job.tenant_id, job.asked.user_id, job.asked.video_id, job.id)
 
 
-def submit_event(job: Job) -> NewJobEvent:
-    return _move_event(job)
-
-
-async def after_move(tx: Tx, job: Job, *, now: datetime) -> None:
+async def after_status_change(tx: Tx, job: Job, *, now: datetime) -> None:
     if job.asked.user_id:
-        await events.add_events(tx, [_move_event(job)], now=now)
+        await events.add_events(tx, [status_event(job)], now=now)
 
 
-def _move_event(job: Job) -> NewJobEvent:
+def status_event(job: Job) -> NewJobEvent:
     return NewJobEvent(job.tenant_id, job.id, EventKind.STATUS, event_data(job))
 
 
 async def after_end(
     tx: Tx, ended: store.EndedJob, files: Sequence[File], *, new_id: NewId, now: datetime
 ) -> list[int]:
-    """The outbox ids. Settled once, whatever comes later: the ledger's own keys see to
-    that. What is only added is sent together; `files` are the job's outputs, and become its user's.
+    """Settles an ended job and returns the outbox ids. The ledger's keys prevent a second
+    settlement.
+
+    Inserts are sent together; `files` are the job's outputs, and become its user's.
     """
     job = ended.job
     is_done = job.status == JobStatus.COMPLETED
@@ -102,7 +102,7 @@ def _inserts_after_end(
     if job.asked.run_id:
         yield store.outbox_insert_for_run(job, now=now)
     if job.asked.user_id:
-        yield events.add_events_call([*_output_events(job), _move_event(job)], now=now)
+        yield events.add_events_call([*_output_events(job), status_event(job)], now=now)
     for file in files:
         yield media.add_call(replace(file, user_id=job.asked.user_id))
 
@@ -129,7 +129,7 @@ RETRY_SECONDS = 10
 
 
 async def list_of_media(tx: Tx, tenant_id: UUID, media_id: UUID, *, limit: int) -> list[Job]:
-    """The newest first."""
+    """Returns jobs of the media, the newest first."""
     return await store.list_of_media(tx, tenant_id, media_id, limit=limit)
 
 
@@ -141,12 +141,12 @@ async def get(tx: Tx, tenant_id: UUID, job_id: UUID) -> Job:
 
 
 async def get_many(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> dict[UUID, Job]:
-    """Those of them that exist."""
+    """Returns those of them that exist, by id."""
     return {job.id: job for job in await store.get_many(tx, tenant_id, job_ids)}
 
 
 async def lock(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> None:
-    """Whoever changes several locks them first, before any wallet."""
+    """Locks jobs that are to be changed together; must come before any lock of a wallet."""
     await store.lock(tx, tenant_id, job_ids)
 
 
@@ -158,10 +158,10 @@ async def submit(
     now: datetime,
     active_max: ActiveJobLimits | None = None,
 ) -> tuple[list[Job], list[int]]:
-    """The new jobs and their outbox ids; ids that are known already change nothing.
+    """Adds jobs; returns the new ones and their outbox ids. Known ids change nothing.
 
-    All of it or nothing: too few tokens, too many active jobs or busy media end the transaction.
-    Jobs of batches and runs wait instead, held, until others of their user have ended.
+    Too few tokens, too many active jobs or busy media fail the whole transaction. Jobs of batches
+    and runs are held instead, until others of their user have ended.
     """
     user_id = _payer(asked)
     if user_id:
@@ -184,7 +184,7 @@ async def submit(
 
 
 def is_single(asked: Mapping[UUID, JobSpec]) -> bool:
-    """One job of a user, by itself: it can be submitted by `submit_one`."""
+    """Whether it is one job of a user outside of batches and runs, as `submit_one` takes it."""
     one = next(iter(asked.values()))
     is_part = one.is_held or _may_be_held(one)
     return len(asked) == 1 and one.user_id is not None and not is_part
@@ -193,13 +193,14 @@ def is_single(asked: Mapping[UUID, JobSpec]) -> bool:
 async def submit_one(
     tx: Tx, tenant_id: UUID, asked: Mapping[UUID, JobSpec], most: ActiveJobLimits, *, now: datetime
 ) -> tuple[list[Job], list[int]] | None:
-    """As `submit` does for a single job that nothing stands in the way of, by one statement.
+    """Does what `submit` does for a single job, by one statement, if nothing is in the way.
 
-    None, and nothing is written: then `submit` does it step by step, or tells what is in the way.
+    Otherwise nothing is written and None is returned: `submit` then does it step by step, or raises
+    why not.
     """
     ((job_id, one),) = asked.items()
     job = added_job(tenant_id, job_id, one, now)
-    new = NewJobRows(new_job_row(tenant_id, job_id, one, now), submit_event(job)._asdict())
+    new = NewJobRows(new_job_row(tenant_id, job_id, one, now), status_event(job)._asdict())
     outbox_id = await store_statements.add_single(tx, new, most)
     if outbox_id is None:
         return None
@@ -218,14 +219,14 @@ def _payer(asked: Mapping[UUID, JobSpec]) -> UUID | None:
 
 
 def _may_be_held(asked: JobSpec) -> bool:
-    """It is a part of something larger, which goes on when there is room."""
+    """Whether it belongs to a batch or run, which may wait for room."""
     return asked.batch_id is not None or asked.run_id is not None
 
 
 async def _hold_excess(
     tx: Tx, tenant_id: UUID, user_id: UUID, asked: Mapping[UUID, JobSpec], most: ActiveJobLimits
 ) -> Mapping[UUID, JobSpec]:
-    """As many as there is room for go to the queue, in their order."""
+    """Holds the jobs for which there is no room; the first ones go to the queue."""
     if not any(map(_may_be_held, asked.values())):
         return asked
     room = await active_room(tx, tenant_id, user_id, most)
@@ -238,7 +239,7 @@ async def _hold_excess(
 
 
 async def active_room(tx: Tx, tenant_id: UUID, user_id: UUID, most: ActiveJobLimits) -> int:
-    """How many more may be active; below zero: too many are."""
+    """Returns how many more jobs may be active; negative if there are too many."""
     of_user, of_tenant = await store.count_active(tx, tenant_id, user_id, most=most.of_tenant)
     return min(most.of_user - of_user, most.of_tenant - of_tenant)
 
@@ -264,7 +265,7 @@ async def _check_active(
 async def outbox_of_runs(
     tx: Tx, kind: str, *, now: datetime, limit: int, after: int = 0
 ) -> list[tuple[int, UUID, UUID, UUID]]:
-    """(outbox id, tenant, run, job) of ended jobs that their runs have not processed yet."""
+    """Returns (outbox id, tenant, run, job) of ended jobs that their runs have not processed yet."""
     return await store.outbox_of_runs(tx, kind, now=now, limit=limit, after=after)
 
 
@@ -277,22 +278,24 @@ async def delete_outbox(tx: Tx, outbox_ids: Sequence[int]) -> None:
 
 
 async def start(tx: Tx, lease: DispatchLease, *, now: datetime) -> Job | None:
-    """None: the job has ended, is gone, or knows a newer lease. One statement on PostgreSQL."""
+    """Starts the job; None if it has ended, is gone, or has a newer lease. One statement on
+    PostgreSQL.
+    """
     if lease.is_prefetched:
         return await store.start(tx, lease, begun_at=None)
     if not is_sqlite(tx):
         return await store.start(tx, lease, begun_at=now, with_event=True)
     started = await store.start(tx, lease, begun_at=now)
     if started:
-        await after_move(tx, started, now=now)
+        await after_status_change(tx, started, now=now)
     return started
 
 
 async def begin(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, *, now: datetime) -> None:
-    """The worker runs a job that it had prefetched."""
+    """Marks a prefetched job as running."""
     begun = await store.begin(tx, tenant_id, job_id, token, now=now)
     if begun:
-        await after_move(tx, begun, now=now)
+        await after_status_change(tx, begun, now=now)
 
 
 class FinishedJob(NamedTuple):
@@ -313,9 +316,10 @@ async def complete_at_once(
     files: Sequence[File],
     now: datetime,
 ) -> FinishedJob | None:
-    """As `complete` does, by one statement of PostgreSQL.
+    """Does what `complete` does, by one statement on PostgreSQL.
 
-    None, and nothing is written: then `complete` does it step by step, or tells what is in the way.
+    If anything is in the way nothing is written and None is returned: `complete` then does it step
+    by step, or raises why not.
     """
     done = await store_statements.complete(tx, tenant_id, job_id, token, values, files, now=now)
     return FinishedJob(done.job, [done.outbox_id], done.has_held) if done else None
@@ -332,7 +336,7 @@ async def complete(
     new_id: NewId,
     now: datetime,
 ) -> FinishedJob:
-    """Without outbox ids it was a repeated request: then the files are not added."""
+    """Completes the job. A repeated request returns no outbox ids, and its files are not added."""
     done = await store.complete(tx, tenant_id, job_id, token, values, now=now)
     if done:
         return await _finish(tx, done, files, new_id=new_id, now=now)
@@ -372,10 +376,12 @@ async def _finished_before(
 
 
 async def requeue(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, *, now: datetime) -> Job:
-    """To wait for another lease. The central side does the rest; a cut is mended by expiry."""
+    """Sets the job to queued, to wait for another lease. The caller requeues the dispatch; if that
+    is cut off, its lease expires.
+    """
     waiting = await store.requeue(tx, tenant_id, job_id, token)
     if waiting:
-        await after_move(tx, waiting, now=now)
+        await after_status_change(tx, waiting, now=now)
         return waiting
     return await _require_repeated(tx, tenant_id, job_id, token, JobStatus.QUEUED)
 
@@ -393,7 +399,7 @@ async def _require_repeated(
 async def cancel(
     tx: Tx, tenant_id: UUID, job_id: UUID, *, new_id: NewId, now: datetime
 ) -> tuple[Job, list[int]]:
-    """Ends a job that is active; one that has ended stays as it is."""
+    """Cancels an active job; one that has ended is returned unchanged."""
     cancelled = await store.end_active(tx, tenant_id, job_id, JobStatus.CANCELLED, None, now=now)
     if cancelled:
         job, outbox_ids, _ = await _finish(tx, cancelled, new_id=new_id, now=now)
@@ -404,7 +410,7 @@ async def cancel(
 async def force_fail(
     tx: Tx, tenant_id: UUID, job_id: UUID, why: Failure, *, new_id: NewId, now: datetime
 ) -> tuple[Job | None, list[int]]:
-    """Fails an active job whoever holds it; none if it has ended meanwhile."""
+    """Fails an active job whoever holds its lease; None if it has ended meanwhile."""
     failed = await store.end_active(tx, tenant_id, job_id, JobStatus.FAILED, why, now=now)
     if failed is None:
         return None, []

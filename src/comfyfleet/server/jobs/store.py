@@ -84,7 +84,7 @@ _ADD = PreparedInsert(ai_jobs, INSERTED_COLUMNS, returning=[ai_jobs.c.id])
 async def add(
     tx: Tx, tenant_id: UUID, asked: Mapping[UUID, JobSpec], *, now: datetime
 ) -> list[Job]:
-    """Those that are new; one whose id or idempotency key is known already is not."""
+    """Adds jobs and returns the new ones; those with a known id or idempotency key are left out."""
     rows = [new_job_row(tenant_id, job_id, each, now) for job_id, each in asked.items()]
     added = [row["id"] for row in await _ADD.add(tx, rows)]
     return [added_job(tenant_id, job_id, asked[job_id], now) for job_id in added]
@@ -116,7 +116,7 @@ _LOCK = PreparedForIds(
 
 
 async def get_many(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[Job]:
-    """Those of them that exist, by their ids."""
+    """Returns those of them that exist, in the order of their ids."""
     if not job_ids:
         return []
     found = await _GET_MANY.of(tx, job_ids, {"of_tenant": tenant_id})
@@ -124,7 +124,9 @@ async def get_many(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[Job
 
 
 async def lock(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> None:
-    """In the order of their ids, so that two don't cross. On SQLite whoever writes is alone anyway."""
+    """Locks rows in the order of their ids, so that no two transactions deadlock. SQLite has one
+    writer anyway.
+    """
     if job_ids and not is_sqlite(tx):
         await _LOCK.of(tx, job_ids, {"of_tenant": tenant_id})
 
@@ -132,7 +134,9 @@ async def lock(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> None:
 async def by_idempotency_key(
     tx: Tx, tenant_id: UUID, user_id: UUID | None, idempotency_key: str
 ) -> Job | None:
-    """A key is its user's own; those of operators' jobs, which have no user, are their tenant's."""
+    """Finds a job by the key of its user; keys of operators' jobs, which have no user, are the
+    tenant's.
+    """
     found = await tx.execute(
         select(ai_jobs).where(
             ai_jobs.c.tenant_id == tenant_id,
@@ -145,7 +149,7 @@ async def by_idempotency_key(
 
 
 async def statuses_of(tx: Tx, job_ids: Sequence[UUID]) -> dict[tuple[UUID, UUID], JobStatus]:
-    """Which of these exist, by tenant and id, and how they are."""
+    """Returns the status of those that exist, by tenant and id."""
     found = await tx.execute(
         select(ai_jobs.c.tenant_id, ai_jobs.c.id, ai_jobs.c.status).where(
             is_one_of(tx, ai_jobs.c.id, job_ids)
@@ -157,7 +161,7 @@ async def statuses_of(tx: Tx, job_ids: Sequence[UUID]) -> dict[tuple[UUID, UUID]
 async def active_after(
     tx: Tx, after: tuple[UUID, UUID] | None, *, before: datetime, limit: int
 ) -> list[tuple[UUID, UUID]]:
-    """(tenant, id) of active jobs of the pool, page by page; those submitted just now are left."""
+    """Returns a page of (tenant, id) of the pool's active jobs, without those submitted just now."""
     query = select(ai_jobs.c.tenant_id, ai_jobs.c.id).where(
         text(IS_ACTIVE), ~ai_jobs.c.is_held, ai_jobs.c.submitted_at < before
     )
@@ -173,12 +177,12 @@ _ADD_ATTEMPT = PreparedInsert(
 
 
 async def add_attempts(tx: Tx, attempts: Iterable[JobAttempt]) -> None:
-    """Those that are known already stay as they are."""
+    """Adds attempts; known ones are not changed."""
     await _ADD_ATTEMPT.add(tx, [asdict(each) for each in attempts])
 
 
 async def attempts_of(tx: Tx, tenant_id: UUID, job_id: UUID) -> list[JobAttempt]:
-    """By the order of their leases."""
+    """Returns the attempts in the order of their leases."""
     query = select(job_attempts).where(
         job_attempts.c.tenant_id == tenant_id, job_attempts.c.job_id == job_id
     )
@@ -187,7 +191,7 @@ async def attempts_of(tx: Tx, tenant_id: UUID, job_id: UUID) -> list[JobAttempt]
 
 
 async def find_in_pool(tx: Tx, job_id: UUID) -> Job | None:
-    """Of whichever tenant of the pool: for operators only."""
+    """Finds a job of any tenant of the pool; for operators only."""
     row = (await tx.execute(select(ai_jobs).where(ai_jobs.c.id == job_id))).mappings().first()
     return job_from_row(row) if row else None
 
@@ -200,7 +204,9 @@ async def list_newest(
     before: tuple[datetime, UUID] | None,
     limit: int,
 ) -> list[Job]:
-    """Of all tenants of the pool, for operators. `wanted`: values by column; None is not asked for."""
+    """Returns jobs of all tenants of the pool, for operators. `wanted` are values by column; None
+    does not filter.
+    """
     query = select(ai_jobs)
     for name, value in wanted.items():
         if value is not None and name != "status":
@@ -221,7 +227,9 @@ async def list_newest(
 
 
 def _parts(tx: Tx, wanted: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Conditions of selects that each go along an index, word for word as the indexes have them."""
+    """Returns conditions that split the query into selects, each of which follows an index; worded
+    as in the indexes.
+    """
     status: JobStatus | None = wanted.get("status")
     if status is None:
         return [(IS_ACTIVE,), (IS_ENDED,)] if wanted.get("workflow_slug") else [()]
@@ -235,7 +243,9 @@ def _parts(tx: Tx, wanted: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 async def remove_prompts(tx: Tx, *, ended_before: datetime, now: datetime, limit: int) -> int:
-    """Of jobs that ended before then, the longest ended first; with what was sent in each attempt."""
+    """Removes prompts of jobs that ended before then, and what each attempt sent; the longest ended
+    first.
+    """
     old = (
         select(ai_jobs.c.id)
         .where(text(HAS_OLD_PROMPT), ai_jobs.c.completed_at < ended_before)
@@ -264,7 +274,7 @@ def _counted(*mine: Any) -> Any:
 
 
 def active_counts() -> Select[Any]:
-    """Of the user and of all users of the tenant, those that are held not counted; up to a bound."""
+    """Counts active jobs of the user and of the tenant, without held ones and up to a bound."""
     return select(
         _counted(ai_jobs.c.user_id == bindparam("of_user")).label("of_user"),
         _counted(ai_jobs.c.user_id.is_not(None)).label("of_tenant"),
@@ -289,7 +299,7 @@ async def list_page(
     status: JobStatus | None,
     limit: int,
 ) -> list[Job]:
-    """The newest first."""
+    """Returns a page, the newest first."""
     query = select(ai_jobs).where(ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.user_id == user_id)
     if status:
         query = query.where(ai_jobs.c.status == status)
@@ -302,7 +312,7 @@ async def list_page(
 
 
 async def list_of_media(tx: Tx, tenant_id: UUID, media_id: UUID, *, limit: int) -> list[Job]:
-    """The newest first."""
+    """Returns jobs of the media, the newest first."""
     found = await tx.execute(
         select(ai_jobs)
         .where(ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.video_id == media_id)
@@ -313,7 +323,7 @@ async def list_of_media(tx: Tx, tenant_id: UUID, media_id: UUID, *, limit: int) 
 
 
 async def list_of_batch(tx: Tx, tenant_id: UUID, batch_id: UUID) -> list[Job]:
-    """By their positions."""
+    """Returns the jobs of a batch in the order of their positions."""
     found = await tx.execute(
         select(ai_jobs)
         .where(ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.batch_id == batch_id)
@@ -323,7 +333,7 @@ async def list_of_batch(tx: Tx, tenant_id: UUID, batch_id: UUID) -> list[Job]:
 
 
 async def users_with_held(tx: Tx, *, limit: int) -> list[tuple[UUID, UUID]]:
-    """(tenant, user) of those that have jobs to admit."""
+    """Returns (tenant, user) of users that have held jobs."""
     found = await tx.execute(
         select(ai_jobs.c.tenant_id, ai_jobs.c.user_id)
         .where(text(IS_HELD), ai_jobs.c.user_id.is_not(None))
@@ -334,7 +344,7 @@ async def users_with_held(tx: Tx, *, limit: int) -> list[tuple[UUID, UUID]]:
 
 
 async def held_of(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list[HeldJob]:
-    """The oldest first."""
+    """Returns held jobs of a user, the oldest first."""
     found = await tx.execute(
         select(ai_jobs.c.id, ai_jobs.c.batch_id)
         .where(text(IS_HELD), ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.user_id == user_id)
@@ -345,7 +355,7 @@ async def held_of(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list
 
 
 async def active_by_batch(tx: Tx, tenant_id: UUID, user_id: UUID) -> dict[UUID, int]:
-    """How many jobs of each of a user's batches are in the queue or run."""
+    """Counts the queued and running jobs of each of a user's batches."""
     found = await tx.execute(
         select(ai_jobs.c.batch_id, func.count())
         .where(
@@ -376,7 +386,7 @@ async def admit(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[Job]:
 
 
 class EndedJob(NamedTuple):
-    """A job that has just ended, and what its user has: read by the statement that ended it."""
+    """A job that has just ended, and facts about its user that the same statement has read."""
 
     job: Job
     has_webhooks: bool
@@ -384,7 +394,7 @@ class EndedJob(NamedTuple):
 
 
 _held_jobs = ai_jobs.alias("held_jobs")
-_WITH_USER = (
+_USER_FACTS = (
     exists()
     .where(webhooks.c.tenant_id == ai_jobs.c.tenant_id, webhooks.c.user_id == ai_jobs.c.user_id)
     .label("has_webhooks"),
@@ -396,27 +406,29 @@ _WITH_USER = (
     )
     .label("has_held"),
 )
-_IS_ONE = (ai_jobs.c.tenant_id == bindparam("of_tenant"), ai_jobs.c.id == bindparam("of_job"))
-_IS_ACTIVE_ONE = (*_IS_ONE, text(IS_ACTIVE))
-_ONE_HELD = update(ai_jobs).where(
-    *_IS_ONE,
+_IS_JOB = (ai_jobs.c.tenant_id == bindparam("of_tenant"), ai_jobs.c.id == bindparam("of_job"))
+_IS_ACTIVE_JOB = (*_IS_JOB, text(IS_ACTIVE))
+_LEASED_JOB = update(ai_jobs).where(
+    *_IS_JOB,
     ai_jobs.c.status == JobStatus.PROCESSING,
     ai_jobs.c.lease_token == bindparam("of_token"),
 )
 NOW = bindparam("at_now", type_=Moment)
 
 
-def _of(tenant_id: UUID, job_id: UUID, **values: Any) -> dict[str, Any]:
+def _params(tenant_id: UUID, job_id: UUID, **values: Any) -> dict[str, Any]:
     return {"of_tenant": tenant_id, "of_job": job_id, **values}
 
 
-async def _changed(tx: Tx, statement: PreparedStatement, values: Mapping[str, Any]) -> Job | None:
+async def _first_job(tx: Tx, statement: PreparedStatement, values: Mapping[str, Any]) -> Job | None:
     row = await statement.first(tx, values)
     return job_from_row(row) if row else None
 
 
-def told_by(job: CTE, status: JobStatus) -> ColumnElement[Any]:
-    """The data of the event, as SQL: what `service.event_data` tells of a job that was changed to this status."""
+def status_event_data(job: CTE, status: JobStatus) -> ColumnElement[Any]:
+    """Builds the data of a status event in SQL, equal to `service.event_data` of a job in this
+    status.
+    """
     told = {
         "job_id": job.c.id,
         "status": status.value,
@@ -429,17 +441,17 @@ def told_by(job: CTE, status: JobStatus) -> ColumnElement[Any]:
     return func.jsonb_build_object(*pairs, type_=job_events.c.data.type)
 
 
-async def _ended(
+async def _first_ended(
     tx: Tx, statement: PreparedStatement, values: Mapping[str, Any]
 ) -> EndedJob | None:
     row = await statement.first(tx, values)
     return EndedJob(job_from_row(row), row["has_webhooks"], row["has_held"]) if row else None
 
 
-_STARTING = (
+_START_UPDATE = (
     update(ai_jobs)
     .where(
-        *_IS_ACTIVE_ONE,
+        *_IS_ACTIVE_JOB,
         or_(
             ai_jobs.c.lease_number < bindparam("by_number"),
             and_(
@@ -457,17 +469,17 @@ _STARTING = (
     )
     .returning(ai_jobs)
 )
-_START = PreparedStatement(lambda tx: _STARTING)
+_START = PreparedStatement(lambda tx: _START_UPDATE)
 
 
-def _starting_with_event() -> Any:
-    """For PostgreSQL."""
-    started = _STARTING.cte("started")
+def _build_start_with_event() -> Any:
+    """Builds the start and its event as one statement, for PostgreSQL."""
+    started = _START_UPDATE.cte("started")
     event = select(
         started.c.tenant_id,
         started.c.id,
         literal(EventKind.STATUS.value),
-        told_by(started, JobStatus.PROCESSING),
+        status_event_data(started, JobStatus.PROCESSING),
         bindparam("begun_at", type_=Moment),
     ).where(started.c.user_id.is_not(None))
     columns = ["tenant_id", "job_id", "kind", "data", "created_at"]
@@ -475,15 +487,16 @@ def _starting_with_event() -> Any:
     return select(*started.c).add_cte(noted)
 
 
-_START_WITH_EVENT = PreparedStatement(lambda tx: _starting_with_event())
+_START_WITH_EVENT = PreparedStatement(lambda tx: _build_start_with_event())
 
 
 async def start(
     tx: Tx, lease: DispatchLease, *, begun_at: datetime | None, with_event: bool = False
 ) -> Job | None:
-    """Only if the job is active and this lease is newer than any it knows, or the same again.
+    """Starts the job if it is active and this lease is newer than any it has had, or the same
+    again.
 
-    `with_event`, on PostgreSQL only: in the same statement its user is told, if it has one.
+    `with_event`, on PostgreSQL only: the same statement adds the event, if the job has a user.
     """
     values = {
         "by_token": lease.token,
@@ -492,22 +505,22 @@ async def start(
         "begun_at": begun_at,
     }
     statement = _START_WITH_EVENT if with_event else _START
-    return await _changed(tx, statement, _of(lease.tenant_id, lease.job_id, **values))
+    return await _first_job(tx, statement, _params(lease.tenant_id, lease.job_id, **values))
 
 
 _BEGIN = PreparedStatement(
     lambda tx: (
-        _ONE_HELD.where(ai_jobs.c.started_at.is_(None)).values(started_at=NOW).returning(ai_jobs)
+        _LEASED_JOB.where(ai_jobs.c.started_at.is_(None)).values(started_at=NOW).returning(ai_jobs)
     )
 )
 
 
 async def begin(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, *, now: datetime) -> Job | None:
-    """None: it had begun before, or the lease is no longer held."""
-    return await _changed(tx, _BEGIN, _of(tenant_id, job_id, of_token=token, at_now=now))
+    """Sets the start time; None if it had begun before, or the lease is no longer held."""
+    return await _first_job(tx, _BEGIN, _params(tenant_id, job_id, of_token=token, at_now=now))
 
 
-_COMPLETING = _ONE_HELD.values(
+_COMPLETE_UPDATE = _LEASED_JOB.values(
     status=JobStatus.COMPLETED,
     started_at=func.coalesce(ai_jobs.c.started_at, NOW),
     completed_at=NOW,
@@ -518,20 +531,22 @@ _COMPLETING = _ONE_HELD.values(
 # What a completed job is told without: it is the largest part of a row, and nobody reads it then.
 _UNREAD: Mapping[str, Any] = {"prompt": {}, "properties": {}, "assets": ()}
 _READ = [each for each in ai_jobs.c if each.name not in {*_UNREAD, "result_metadata"}]
-_COMPLETE = PreparedStatement(lambda tx: _COMPLETING.returning(*_READ, *_WITH_USER))
+_COMPLETE = PreparedStatement(lambda tx: _COMPLETE_UPDATE.returning(*_READ, *_USER_FACTS))
 
 
-def completing() -> ReturningUpdate[Any]:
-    """For PostgreSQL, a part of a larger statement: of a job whose user has no webhooks."""
-    has_webhooks, has_held = _WITH_USER
-    return _COMPLETING.where(~has_webhooks.element).returning(*_READ, has_held)
+def completion_update() -> ReturningUpdate[Any]:
+    """Builds the update of a job whose user has no webhooks, as a part of a larger statement on
+    PostgreSQL.
+    """
+    has_webhooks, has_held = _USER_FACTS
+    return _COMPLETE_UPDATE.where(~has_webhooks.element).returning(*_READ, has_held)
 
 
-def completion(
+def completion_params(
     tenant_id: UUID, job_id: UUID, token: UUID, values: Mapping[str, Any], *, now: datetime
 ) -> dict[str, Any]:
-    """What is bound to complete a job."""
-    return _of(
+    """Returns the parameters that complete a job."""
+    return _params(
         tenant_id,
         job_id,
         of_token=token,
@@ -549,8 +564,8 @@ def ended_job(row: Mapping[str, Any], values: Mapping[str, Any]) -> Job:
 async def complete(
     tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, values: Mapping[str, Any], *, now: datetime
 ) -> EndedJob | None:
-    """The job comes without its prompt, properties and assets."""
-    row = await _COMPLETE.first(tx, completion(tenant_id, job_id, token, values, now=now))
+    """Completes a job and returns it without its prompt, properties and assets."""
+    row = await _COMPLETE.first(tx, completion_params(tenant_id, job_id, token, values, now=now))
     if row is None:
         return None
     return EndedJob(ended_job(row, values), row["has_webhooks"], row["has_held"])
@@ -562,31 +577,33 @@ _FAILED = {
     "raw_error": bindparam("with_raw"),
     "completed_at": NOW,
 }
-_FAIL = PreparedStatement(lambda tx: _ONE_HELD.values(_FAILED).returning(ai_jobs, *_WITH_USER))
+_FAIL = PreparedStatement(lambda tx: _LEASED_JOB.values(_FAILED).returning(ai_jobs, *_USER_FACTS))
 
 
 async def fail(
     tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, why: Failure, *, now: datetime
 ) -> EndedJob | None:
     said = {"with_message": why.message, "with_raw": why.raw}
-    return await _ended(tx, _FAIL, _of(tenant_id, job_id, of_token=token, at_now=now, **said))
+    return await _first_ended(
+        tx, _FAIL, _params(tenant_id, job_id, of_token=token, at_now=now, **said)
+    )
 
 
-_PUT_BACK = PreparedStatement(
-    lambda tx: _ONE_HELD.values(status=JobStatus.QUEUED).returning(ai_jobs)
+_REQUEUE = PreparedStatement(
+    lambda tx: _LEASED_JOB.values(status=JobStatus.QUEUED).returning(ai_jobs)
 )
 
 
 async def requeue(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID) -> Job | None:
-    return await _changed(tx, _PUT_BACK, _of(tenant_id, job_id, of_token=token))
+    return await _first_job(tx, _REQUEUE, _params(tenant_id, job_id, of_token=token))
 
 
 _END_ACTIVE = PreparedStatement(
     lambda tx: (
         update(ai_jobs)
-        .where(*_IS_ACTIVE_ONE)
+        .where(*_IS_ACTIVE_JOB)
         .values({**_FAILED, "status": bindparam("ended_as")})
-        .returning(ai_jobs, *_WITH_USER)
+        .returning(ai_jobs, *_USER_FACTS)
     )
 )
 
@@ -594,13 +611,13 @@ _END_ACTIVE = PreparedStatement(
 async def end_active(
     tx: Tx, tenant_id: UUID, job_id: UUID, status: JobStatus, why: Failure | None, *, now: datetime
 ) -> EndedJob | None:
-    """Whoever holds it: by its owner (cancel) or an operator."""
+    """Ends an active job whoever holds its lease, for its owner (cancel) or an operator."""
     said = {
         "ended_as": status,
         "with_message": why.message if why else None,
         "with_raw": why.raw if why else None,
     }
-    return await _ended(tx, _END_ACTIVE, _of(tenant_id, job_id, at_now=now, **said))
+    return await _first_ended(tx, _END_ACTIVE, _params(tenant_id, job_id, at_now=now, **said))
 
 
 _ADD_OUTBOX = PreparedInsert(
@@ -608,7 +625,7 @@ _ADD_OUTBOX = PreparedInsert(
     ("tenant_id", "job_id", "kind", "payload", "not_before", "created_at"),
     returning=[outbox.c.id],
 )
-_FORGET_WORDS = PreparedForIds(outbox.c.id, lambda tx, is_one: delete(outbox).where(is_one))
+_DELETE_OUTBOX = PreparedForIds(outbox.c.id, lambda tx, is_one: delete(outbox).where(is_one))
 
 
 async def add_outbox(tx: Tx, jobs: Iterable[Job], *, now: datetime) -> list[int]:
@@ -617,12 +634,12 @@ async def add_outbox(tx: Tx, jobs: Iterable[Job], *, now: datetime) -> list[int]
 
 
 def outbox_insert(job: Job, *, now: datetime) -> StatementCall:
-    """The same of one job, to be sent together with what else is written."""
+    """Builds the insert of one outbox row, to be sent together with other statements."""
     return _ADD_OUTBOX, _outbox_row(job, now)
 
 
 def outbox_insert_for_run(job: Job, *, now: datetime) -> StatementCall:
-    """The run that it is a part of goes on when it has read this."""
+    """Builds the insert of the outbox row from which the job's run learns of its end."""
     told = {"run_id": str(job.asked.run_id), "status": job.status}
     return _ADD_OUTBOX, {**_outbox_row(job, now), "kind": job.asked.run_kind, "payload": told}
 
@@ -655,7 +672,7 @@ _OUTBOX_OF_RUNS = PreparedStatement(
 async def outbox_of_runs(
     tx: Tx, kind: str, *, now: datetime, limit: int, after: int = 0
 ) -> list[tuple[int, UUID, UUID, UUID]]:
-    """(outbox id, tenant, run, job) of ended jobs; the oldest first, page by page."""
+    """Returns a page of (outbox id, tenant, run, job) of ended jobs, the oldest first."""
     given = {"of_kind": kind, "due": now, "last": after, "most": limit}
     return [
         (outbox_id, tenant_id, UUID(payload["run_id"]), job_id)
@@ -675,7 +692,7 @@ async def due_outbox(tx: Tx, *, now: datetime, limit: int) -> list[tuple[int, UU
 
 async def delete_outbox(tx: Tx, ids: Sequence[int]) -> None:
     if ids:
-        await _FORGET_WORDS.of(tx, ids)
+        await _DELETE_OUTBOX.of(tx, ids)
 
 
 async def reschedule_outbox(tx: Tx, ids: Sequence[int], *, until: datetime) -> None:
@@ -687,7 +704,7 @@ async def reschedule_outbox(tx: Tx, ids: Sequence[int], *, until: datetime) -> N
 
 
 async def add_batch(tx: Tx, batch: JobBatch) -> bool:
-    """False: there is one of that idempotency key."""
+    """Adds a batch; False if there is one with that idempotency key."""
     found = await tx.execute(insert_if_new(tx, batches, [asdict(batch)]).returning(batches.c.id))
     return found.first() is not None
 
@@ -713,7 +730,7 @@ async def get_batch(tx: Tx, tenant_id: UUID, user_id: UUID, batch_id: UUID) -> J
 async def cancel_batch(
     tx: Tx, tenant_id: UUID, user_id: UUID, batch_id: UUID, now: datetime
 ) -> bool:
-    """False: it is not there, or was cancelled before."""
+    """Marks a batch as cancelled; False if there is none, or it was cancelled before."""
     statement = (
         update(batches)
         .where(_is_batch(tenant_id, user_id, batch_id), batches.c.cancelled_at.is_(None))

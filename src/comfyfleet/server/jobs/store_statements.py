@@ -53,7 +53,7 @@ _NOW = bindparam("job_submitted_at", type_=ai_jobs.c.submitted_at.type)
 
 
 class NewJobRows(NamedTuple):
-    """What is written for a job. `job` is its row, `event` what a reader of its events is told."""
+    """The row of a new job, and that of its first event."""
 
     job: Mapping[str, Any]
     event: Mapping[str, Any]
@@ -68,7 +68,7 @@ def _of_job(table: Table, name: str, column: str) -> ColumnElement[Any]:
 
 
 def _admitted() -> CTE:
-    """The version of the wallet, if user and tenant have room and the job is new."""
+    """Selects the version of the wallet, if user and tenant have room and the job is new."""
     active = active_counts().cte("active")
     mine = and_(
         ai_jobs.c.tenant_id == _parameter(ai_jobs, "job", "tenant_id"),
@@ -102,7 +102,7 @@ def _if_added(table: Table, values: Mapping[str, ColumnElement[Any]], added: CTE
     return insert(table).from_select(list(values), chosen)
 
 
-def _reserve_line(added: CTE) -> Insert:
+def _reserve_insert(added: CTE) -> Insert:
     lines = token_transactions
     values = {
         "tenant_id": _of_job(lines, "tenant_id", "tenant_id"),
@@ -116,7 +116,7 @@ def _reserve_line(added: CTE) -> Insert:
     return insert(lines).from_select(list(values), chosen)
 
 
-def _event(added: CTE) -> Insert:
+def _event_insert(added: CTE) -> Insert:
     values = {
         "tenant_id": _of_job(job_events, "tenant_id", "tenant_id"),
         "job_id": _of_job(job_events, "id", "job_id"),
@@ -127,7 +127,7 @@ def _event(added: CTE) -> Insert:
     return _if_added(job_events, values, added)
 
 
-def _outbox_row(added: CTE) -> Insert:
+def _dispatch_outbox_insert(added: CTE) -> Insert:
     values = {
         "tenant_id": _of_job(outbox, "tenant_id", "tenant_id"),
         "job_id": _of_job(outbox, "id", "job_id"),
@@ -139,23 +139,25 @@ def _outbox_row(added: CTE) -> Insert:
     return _if_added(outbox, values, added)
 
 
-def _build(_tx: Tx) -> Select[Any]:
+def _build_submit(_tx: Tx) -> Select[Any]:
     admitted = _admitted()
     one = token_transactions.c.job_id == _of_job(token_transactions, "id", "job_id")
     # Also of a job that costs nothing: it is what others of the user are told by.
     taken = debit_statement(one).where(is_unchanged(admitted)).cte("taken")
     added = _added(taken)
-    word = _outbox_row(added).returning(outbox.c.id).cte("word")
-    others = _reserve_line(added).cte("line"), _event(added).cte("event")
-    return select(word.c.id).add_cte(*others)
+    outbox_row = _dispatch_outbox_insert(added).returning(outbox.c.id).cte("outbox_row")
+    others = _reserve_insert(added).cte("line"), _event_insert(added).cte("event")
+    return select(outbox_row.c.id).add_cte(*others)
 
 
-_ADD = PreparedStatement(_build)
+_ADD = PreparedStatement(_build_submit)
 
 
 async def add_single(tx: Tx, new: NewJobRows, most: ActiveJobLimits) -> int | None:
-    """Its outbox id. None, and nothing is written, if anything stands in the way: it is known
-    already, too many are active, the tokens don't suffice, or another submit of its user came first.
+    """Adds a job with everything that goes with it; returns the outbox id.
+
+    None, and nothing is written, if the job is known, too many are active, the tokens don't
+    suffice, or another submit of its user came first.
     """
     values = {f"job_{name}": value for name, value in new.job.items()}
     values |= {f"event_{name}": value for name, value in new.event.items()}
@@ -186,11 +188,11 @@ class CompletedRows(NamedTuple):
     has_held: bool
 
 
-def _events(done: CTE) -> Insert:
-    """One INSERT in their order, so that their numbers follow each other."""
+def _events_insert(done: CTE) -> Insert:
+    """Builds one INSERT of the events, so that their ids are in order."""
     kinds = (
         (EventKind.OUTPUTS, _OUTPUTS),
-        (EventKind.STATUS, store.told_by(done, JobStatus.COMPLETED)),
+        (EventKind.STATUS, store.status_event_data(done, JobStatus.COMPLETED)),
     )
     told = union_all(
         *(
@@ -209,7 +211,7 @@ def _events(done: CTE) -> Insert:
     return insert(job_events).from_select(columns, rows)
 
 
-def _word(done: CTE, kind: ColumnElement[Any], payload: ColumnElement[Any]) -> Insert:
+def _outbox_insert(done: CTE, kind: ColumnElement[Any], payload: ColumnElement[Any]) -> Insert:
     values = {
         "tenant_id": done.c.tenant_id,
         "job_id": done.c.id,
@@ -222,42 +224,47 @@ def _word(done: CTE, kind: ColumnElement[Any], payload: ColumnElement[Any]) -> I
     return insert(outbox).from_select(list(values), rows)
 
 
-def _file(done: CTE, place: int) -> Insert:
+def _file_insert(done: CTE, place: int) -> Insert:
     values = {
-        name: done.c[name] if name in _OF_JOB else _given(name, place) for name in File.__slots__
+        name: done.c[name] if name in _OF_JOB else _file_param(name, place)
+        for name in File.__slots__
     }
     return insert(files).from_select(list(values), select(*values.values()).select_from(done))
 
 
-def _given(name: str, place: int) -> ColumnElement[Any]:
+def _file_param(name: str, place: int) -> ColumnElement[Any]:
     return bindparam(f"{name}_{place}", type_=files.c[name].type)
 
 
-def _built(tx: Tx, file_count: int) -> Select[Any]:
-    done = store.completing().cte("done")
+def _build_complete(tx: Tx, file_count: int) -> Select[Any]:
+    done = store.completion_update().cte("done")
     told_run = func.jsonb_build_object(
         "run_id", done.c.run_id, "status", JobStatus.COMPLETED.value, type_=outbox.c.payload.type
     )
     nothing = literal({}, outbox.c.payload.type)
-    word = _word(done, literal("dispatch", outbox.c.kind.type), nothing).returning(outbox.c.id)
-    left = word.cte("word")
+    outbox_row = _outbox_insert(done, literal("dispatch", outbox.c.kind.type), nothing).returning(
+        outbox.c.id
+    )
+    left = outbox_row.cte("outbox_row")
     others = [
         tenant_store.consumption(tx, done.c.tenant_id, done.c.id, store.NOW).cte("consumed"),
-        media_store.end_job_update(done, store.told_by(done, JobStatus.COMPLETED)).cte("media"),
-        _word(done, done.c.run_kind, told_run).cte("run_word"),
-        _events(done).cte("events"),
-        *(_file(done, place).cte(f"file_{place}") for place in range(file_count)),
+        media_store.end_job_update(done, store.status_event_data(done, JobStatus.COMPLETED)).cte(
+            "media"
+        ),
+        _outbox_insert(done, done.c.run_kind, told_run).cte("run_outbox_row"),
+        _events_insert(done).cte("events"),
+        *(_file_insert(done, place).cte(f"file_{place}") for place in range(file_count)),
     ]
     return (
-        select(left.c.id.label("word"), *done.c)
+        select(left.c.id.label("outbox_id"), *done.c)
         .join_from(left, done, literal(True))
         .add_cte(*others)
     )
 
 
 @cache
-def _complete(file_count: int) -> PreparedStatement:
-    return PreparedStatement(lambda tx: _built(tx, file_count))
+def _complete_statement(file_count: int) -> PreparedStatement:
+    return PreparedStatement(lambda tx: _build_complete(tx, file_count))
 
 
 async def complete(
@@ -270,8 +277,9 @@ async def complete(
     *,
     now: datetime,
 ) -> CompletedRows | None:
-    """None, and nothing is written: the lease is not held, its user has webhooks, or there are too
-    many files."""
+    """Completes a job. None, and nothing is written, if the lease is not held, the user has
+    webhooks, or there are too many files.
+    """
     if len(stored) > FILES_MAX:
         return None
     given = {
@@ -280,9 +288,11 @@ async def complete(
         for name in File.__slots__
         if name not in _OF_JOB
     }
-    said = store.completion(tenant_id, job_id, token, values, now=now)
+    said = store.completion_params(tenant_id, job_id, token, values, now=now)
     said["with_outputs"] = JobResult.from_row(values["result_metadata"]).event_data
-    row = await _complete(len(stored)).first(tx, {**given, **said})
+    row = await _complete_statement(len(stored)).first(tx, {**given, **said})
     return (
-        CompletedRows(store.ended_job(row, values), row["word"], row["has_held"]) if row else None
+        CompletedRows(store.ended_job(row, values), row["outbox_id"], row["has_held"])
+        if row
+        else None
     )

@@ -85,7 +85,7 @@ class JobRequest:
 
     @property
     def request_hash(self) -> str | None:
-        """Of what a customer says; none without an idempotency key."""
+        """The hash of what a customer sent; None without an idempotency key."""
         if self.idempotency_key is None:
             return None
         said = str(self.effect_id), dict(self.values), str(self.video_id)
@@ -165,7 +165,7 @@ async def resolve_request(
 async def _find_media(
     context: JobContext, tenant_id: UUID, offer: ResolvedEffect, request: JobRequest
 ) -> dict[str, UUID]:
-    """The files of the media that the request names, by property: only the customer's own."""
+    """Returns the files of the media that the request names, by property; only the customer's own."""
     if offer.takes is None and request.video_id:
         raise InvalidInput("this effect takes no media", field="video_id")
     if offer.takes and request.video_id is None:
@@ -497,7 +497,9 @@ async def _queued_count(context: JobContext, whose: UUID | None) -> int:
 
 
 async def cached_shortage(context: JobContext, asked: JobSpec) -> Shortage | None:
-    """Why nobody can run a job that was just submitted; read once in a while for all jobs like it."""
+    """Returns why nobody can run a job that was just submitted; read every few seconds for all jobs
+    like it.
+    """
     bound = asked.backend_affinity
     key = (asked.lane, asked.workflow_version, asked.model_set, bound)
 
@@ -544,7 +546,9 @@ def retry_job_id(ended: Job) -> UUID:
 
 
 def retry_spec(ended: Job) -> JobSpec:
-    """The same prompt and files, outside of any batch or run: those have counted the old job."""
+    """Returns the same prompt and files, outside of any batch or run: those have counted the old
+    job.
+    """
     if not ended.asked.prompt:
         raise Refused("the job's prompt was deleted after its retention time: submit a new job")
     return replace(

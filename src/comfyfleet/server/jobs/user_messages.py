@@ -66,7 +66,7 @@ def to_user_message(error: str | Mapping[str, Any]) -> Failure:
 
 
 def to_plain_sentence(text: str) -> str:
-    """A sentence for customers; UNKNOWN if it holds anything but plain words."""
+    """Returns a sentence for customers; UNKNOWN if the text has anything but plain words."""
     return _sentence(text, text[:READ_CHARACTERS_MAX])
 
 
@@ -84,7 +84,7 @@ def _is_plain(line: str) -> bool:
 
 
 def _head_and_tail(raw: str) -> str:
-    """A traceback says at its end what it is about."""
+    """Returns the beginning and the end: a traceback names the error at its end."""
     if len(raw) <= READ_CHARACTERS_MAX:
         return raw
     half = READ_CHARACTERS_MAX // 2
@@ -104,7 +104,7 @@ def _document(error: str | Mapping[str, Any]) -> Any:
 
 
 def _message_in(document: Any) -> str | None:
-    """The first field that carries the message, the outermost first."""
+    """Returns the message from the first field that has one, the outermost first."""
     for field in _FIELDS:
         for found in _values(document, field):
             return found
@@ -112,7 +112,7 @@ def _message_in(document: Any) -> str | None:
 
 
 def _values(document: Any, field: str) -> Iterator[str]:
-    """The outermost first; a document that is very deep or wide is not looked through to its end."""
+    """Yields values, the outermost first, up to a limit of depth and width."""
     level = [document]
     for _ in range(JSON_DEPTH_MAX):
         for each in level:

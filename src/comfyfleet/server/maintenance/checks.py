@@ -28,7 +28,7 @@ from comfyfleet.server.tenants.model import JobLedgerFacts, LedgerDrift
 
 
 def probe_video(data: bytes) -> Mapping[str, Any]:
-    """Nothing without PyAV, and nothing of what it can't read. Blocking."""
+    """Reads a video's measures; empty without PyAV, or if it can't be read. Blocking."""
     try:
         import av
     except ImportError:
@@ -55,7 +55,7 @@ OUTPUTS = "/ai-jobs/"
 
 
 async def check_files(context: JobContext, pool: Database) -> int:
-    """How many were looked at."""
+    """Checks delivered files and returns how many."""
     before = context.clock() - ANNOUNCED_FOR
     async with pool.read() as tx:
         found = await store.unchecked(tx, announced_before=before, limit=FILES_PER_PAGE)
@@ -63,7 +63,7 @@ async def check_files(context: JobContext, pool: Database) -> int:
     try:
         for start in range(0, len(found), AT_ONCE_MAX):
             some = found[start : start + AT_ONCE_MAX]
-            looked_at = await asyncio.gather(*(_looked_at(context, pool, each) for each in some))
+            looked_at = await asyncio.gather(*(_check_file(context, pool, each) for each in some))
             checked += [each for each in looked_at if each]
     finally:
         # Also of those before one that can't be looked at: it must not hold them up for ever.
@@ -73,8 +73,8 @@ async def check_files(context: JobContext, pool: Database) -> int:
     return len(found)
 
 
-async def _looked_at(context: JobContext, pool: Database, file: File) -> Checked | None:
-    """None: it is gone."""
+async def _check_file(context: JobContext, pool: Database, file: File) -> Checked | None:
+    """Checks one file; None if it is gone."""
     facts = await context.store.head(file.path)
     if file.is_announced and (facts is None or file.user_id is not None):
         await _give_up(context, pool, file)
@@ -96,7 +96,7 @@ async def _looked_at(context: JobContext, pool: Database, file: File) -> Checked
 
 
 async def _give_up(context: JobContext, pool: Database, file: File) -> None:
-    """Nobody linked it for a day. If somebody does at this moment, it stays."""
+    """Removes an announced file that nobody linked for a day, unless that happens at this moment."""
     async with pool.transaction() as tx:
         is_gone = await store.remove_announced(tx, file)
     if is_gone:
@@ -133,7 +133,9 @@ ACTION = "ledger_drift"
 
 
 class Verified(NamedTuple):
-    """`pools_left_out`: those that could not be read, with why. Unseen is not the same as sound."""
+    """The result of a verification; `pools_left_out` are those that could not be read, with the
+    reason.
+    """
 
     drifts: list[LedgerDrift]
     pools_left_out: dict[str, FleetError]
@@ -144,7 +146,7 @@ class Verified(NamedTuple):
 
 
 async def verify_ledger(context: JobContext, tenant_id: UUID | None = None) -> Verified:
-    """Of one tenant or of all. A pool that is down keeps no other from being verified."""
+    """Verifies the ledger of one tenant or of all; a pool that is down doesn't stop the others."""
     only = await context.pool_of(tenant_id) if tenant_id else None
     verified = Verified([], {})
     for name, pool in context.pools.items():
@@ -192,7 +194,7 @@ async def _verify_jobs(
 async def record_drifts(
     context: JobContext, drifts: Sequence[LedgerDrift], *, now: datetime
 ) -> int:
-    """Each once, however often it is found; how many are new."""
+    """Audits each drift once, however often it is found; returns how many are new."""
     new = 0
     async with context.central.transaction() as tx:
         for drift in drifts[:AUDITED_MAX]:

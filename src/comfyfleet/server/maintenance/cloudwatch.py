@@ -31,9 +31,9 @@ CONNECT_SECONDS_MAX, ANSWER_SECONDS_MAX = 3, 10
 
 @dataclass(frozen=True, slots=True)
 class ScalingFigures:
-    """One fleet at one moment. A workflow of several fleets counts in each.
+    """The figures of one fleet at one moment. A workflow of several fleets counts in each.
 
-    `slots`: how many jobs its live workers run at once, all together; leases beyond are prefetched.
+    `slots`: how many jobs its live workers run at once in all; leases beyond that are prefetched.
     """
 
     slug: str
@@ -58,10 +58,11 @@ def wanted_workers(
     jobs_per_worker: int = 1,
     target_seconds: float = TARGET_SECONDS,
 ) -> int:
-    """Enough to run what runs, and to start all that waits within the target; none when idle.
+    """Returns how many workers run what is running and start all that waits within the target; none
+    when idle.
 
-    When the oldest has already waited for the target, twice as many, and so on up to a limit: then
-    the typical duration was wrong, or workers come too slowly. Never more workers than jobs.
+    When the oldest job has waited for the target, twice as many, and so on up to a limit: then the
+    typical duration was wrong, or workers start too slowly. Never more workers than jobs.
     """
     if depth + leased == 0 or cap <= 0:
         return 0
@@ -76,7 +77,7 @@ def wanted_workers(
 def to_metric_data(
     figures: ScalingFigures, *, now: datetime, target_seconds: float = TARGET_SECONDS
 ) -> list[dict[str, Any]]:
-    """As CloudWatch takes them."""
+    """Converts the figures to CloudWatch's format."""
     wanted = wanted_workers(
         depth=figures.depth,
         leased=figures.leased,
@@ -110,7 +111,7 @@ def to_metric_data(
 
 
 class CloudWatch:
-    """Publishes figures of fleets; what fails is logged, and the next pass tells newer ones."""
+    """Publishes figures of fleets; an error is logged, and the next pass publishes newer ones."""
 
     def __init__(self, namespace: str, *, target_seconds: float = TARGET_SECONDS) -> None:
         self._namespace = namespace
@@ -118,7 +119,7 @@ class CloudWatch:
         self._client: Any = None
 
     async def publish(self, fleets: Sequence[ScalingFigures], *, now: datetime) -> bool:
-        """Whether all of it was taken."""
+        """Publishes the figures; returns whether all of them were accepted."""
         if not fleets:
             return True
         return await asyncio.to_thread(self._publish, fleets, now)
@@ -136,7 +137,9 @@ class CloudWatch:
         return True
 
     def _calls(self, fleets: Sequence[ScalingFigures], now: datetime) -> Iterator[list[Any]]:
-        """A fleet's figures are never split: they are of one moment."""
+        """Splits the figures into calls; those of one fleet are never split, as they are of one
+        moment.
+        """
         fleets_per_call = METRICS_PER_CALL_MAX // METRICS_PER_FLEET
         for start in range(0, len(fleets), fleets_per_call):
             yield [
@@ -147,7 +150,9 @@ class CloudWatch:
 
 
 def require_aws() -> None:
-    """Raises at the start what would else be told by a log only, pass after pass."""
+    """Raises at the start if AWS can't be used, which otherwise only the log of each pass would
+    tell.
+    """
     if find_spec("boto3") is None:
         raise missing_extra("COMFYFLEET_CLOUDWATCH_NAMESPACE", "boto3", "aws")
 
@@ -189,7 +194,7 @@ async def publish_fleets(plane: ControlPlane, watch: CloudWatch) -> None:
 
 
 async def _typical_seconds(tx: Tx, depths: Mapping[QueueLane, LaneDepth]) -> dict[int, float]:
-    """By workflow, of those for which a job waits."""
+    """Returns typical durations by workflow, of those with queued jobs."""
     waiting = {lane.workflow_id for lane, depth in depths.items() if depth.queued}
     return {each: await dispatch.typical_seconds(tx, each) or ASSUMED_SECONDS for each in waiting}
 
@@ -197,7 +202,7 @@ async def _typical_seconds(tx: Tx, depths: Mapping[QueueLane, LaneDepth]) -> dic
 def typical_of(
     fleet: Known, depths: Mapping[QueueLane, LaneDepth], typical: Mapping[int, float]
 ) -> float | None:
-    """Of the jobs that wait for it: a slow workflow that nobody uses at the moment doesn't count."""
+    """Returns the mean of the queued jobs' durations: a slow workflow without jobs doesn't count."""
     waiting = [
         (depth.queued, typical[lane.workflow_id])
         for lane, depth in depths.items()

@@ -24,7 +24,9 @@ SECRET_MODE = 0o600
 
 
 async def embedded_fleet_secret(plane: ControlPlane, data: Path) -> str:
-    """Written down before it counts: what is on disk without being known is put right here."""
+    """Returns the fleet's secret. The file is written before the database; if that was cut off, it
+    is repaired here.
+    """
     path = data / SECRET_FILE
     secret = _read_secret(path) or _write_secret(path)
     async with plane.central.transaction() as tx:
@@ -71,7 +73,7 @@ logger = logging.getLogger(__name__)
 
 
 class AutoAssign:
-    """A sweep. It only adds: what an operator has assigned by hand stays."""
+    """A sweep that assigns workflows. It only adds: what an operator has assigned stays."""
 
     def __init__(self, plane: ControlPlane, slug: str, stage: str) -> None:
         self._plane = plane
@@ -97,7 +99,7 @@ class AutoAssign:
         self._looked_at = situation
 
     async def _workers(self, tx: Tx, fleet: Fleet) -> list[FleetWorker]:
-        """Of those that are there now, one of each kind: there may be thousands, every second."""
+        """Returns one worker of each kind that is online, as there may be thousands."""
         plane = self._plane
         seen_since = plane.clock() - timedelta(seconds=plane.settings.offline_after_seconds)
         return await fleets.one_of_each_kind(tx, fleet, seen_since=seen_since)
@@ -121,7 +123,7 @@ async def _can_run(
     workers: Sequence[FleetWorker],
     facts: Mapping[str, BackendFacts],
 ) -> bool:
-    """One of them is enough: only those that can run a job get it."""
+    """Whether any of the workers can run it: only those that can run a job get it."""
     version = await catalog.get_version(tx, workflow)
     known = missing_by_worker(workflow, version, workers, facts)
     if all(known.values()):
@@ -135,7 +137,7 @@ async def _can_run(
 
 
 def _situation(workflows: Sequence[RegisteredWorkflow], workers: Sequence[FleetWorker]) -> object:
-    """While it is the same, there is nothing to do."""
+    """Returns what the assignment depends on; while it is the same, there is nothing to do."""
     return (
         frozenset((each.id, each.version, each.required_capabilities) for each in workflows),
         frozenset((each.worker_id, each.facts_hash, each.capabilities) for each in workers),

@@ -33,12 +33,12 @@ _KEY = re.compile(r"tenants/(?P<tenant>[0-9a-f-]{36})/(?:ai-jobs/(?P<job>[0-9a-f
 
 
 def tenant_in_key(key: str) -> UUID | None:
-    """The tenant."""
+    """Returns the tenant of an object's key."""
     return _id_in(key, "tenant")
 
 
 def job_in_key(key: str) -> UUID | None:
-    """The job that made it; None for what was uploaded."""
+    """Returns the job that made the object; None for uploads."""
     return _id_in(key, "job")
 
 
@@ -55,7 +55,7 @@ DELETES_AT_ONCE_MAX = 8
 
 
 async def expire_old(context: JobContext) -> dict[UUID, int]:
-    """How many files of which tenants went."""
+    """Deletes old files; returns how many, by tenant."""
     async with context.central.read() as tx:
         found = await tenants.list_tenants(tx)
     gone: dict[UUID, int] = {}
@@ -84,7 +84,9 @@ async def _expire_of(context: JobContext, tenant: Tenant, before: datetime) -> i
 async def _remove_old_files(
     context: JobContext, pool: Database, tenant_id: UUID, before: datetime
 ) -> int:
-    """All but those that younger media, jobs or runs still need: the same content is stored once."""
+    """Removes old files, except those that younger media, jobs or runs still need: the same content
+    is stored once.
+    """
     removed, last = 0, None
     while True:
         async with pool.transaction() as tx:
@@ -108,7 +110,7 @@ async def _remove_old_files(
 async def _needed_by_runs(
     tx: Tx, tenant_id: UUID, page: Sequence[File], before: datetime
 ) -> set[UUID]:
-    """What a node or a step may take up yet: given to a run, or made in one."""
+    """Returns files that a run may still use: inputs of a run, or made in one."""
     made_by = {each.id: job for each in page if (job := job_in_key(each.path))}
     given = await graph_actions.input_files_of_open_runs(tx, tenant_id)
     if not made_by:
@@ -118,7 +120,7 @@ async def _needed_by_runs(
 
 
 async def delete_objects(context: JobContext, removed: Sequence[File]) -> None:
-    """After the commit that removed their rows."""
+    """Deletes objects; to be called after the commit that removed their rows."""
     await delete_keys(context, [each.path for each in removed])
 
 
@@ -136,7 +138,7 @@ Step: TypeAlias = Callable[[int], Awaitable[int]]
 
 
 async def delete_expired_rows(context: JobContext) -> dict[str, int]:
-    """How much went of what. What is kept for 0 days is kept for ever."""
+    """Deletes expired rows; returns how many, by kind. What is kept for 0 days is kept for ever."""
     settings, central = context.settings, context.central
     gone: dict[str, int] = {}
     if before := _before(context, days=settings.audit_keep_days):
@@ -164,7 +166,7 @@ async def _delete_expired_in_pool(context: JobContext, pool: Database) -> dict[s
 
 
 def _before(context: JobContext, **kept: int) -> datetime | None:
-    """None: for ever."""
+    """Returns the moment before which rows are expired; None: they are kept for ever."""
     age = timedelta(**kept)
     return context.clock() - age if age else None
 
@@ -204,9 +206,9 @@ async def _pause(begun: float) -> None:
 
 
 async def remove_dispatches(context: JobContext, before: datetime) -> int:
-    """Those that ended before then, and whose jobs have ended too.
+    """Deletes dispatches that ended before then and whose jobs have ended too.
 
-    Without its dispatch an active job would get a second one, so that what can't be compared stays.
+    An active job without a dispatch would get a second one, so what can't be compared stays.
     """
     total, last = 0, None
     for _ in range(STEPS_PER_PASS_MAX):
@@ -244,10 +246,11 @@ OBJECTS_PER_PAGE = 500
 
 
 async def remove_orphans(context: JobContext) -> int:
-    """How many went. Who writes at this moment is let finish: only what is a day old counts.
+    """Deletes objects that no row names, and that are a day old, so that writes in progress can
+    finish; returns how many.
 
-    Tenants that we don't know, and those of a pool that we have not, lose nothing: a setting that is
-    wrong or a backup that is older than the store must not cost anybody's files.
+    Unknown tenants, and those of a missing pool, lose nothing: a wrong setting or an old backup
+    must not cost anybody's files.
     """
     pools = await _pools_by_tenant(context)
     removed, some = 0, defaultdict[UUID, list[str]](list)
@@ -283,7 +286,7 @@ async def _remove_unnamed(context: JobContext, pool: Database, keys: Sequence[st
 
 
 async def remove_tenant_objects(context: JobContext, tenant_id: UUID) -> int:
-    """Every object of a tenant, whatever names it."""
+    """Deletes every object of a tenant, whatever names it."""
     removed, some = 0, []
     async for each in context.store.listed(f"{TENANTS_PREFIX}{tenant_id}/"):
         some.append(each.key)
@@ -301,7 +304,7 @@ ACTION = "erase_tenant"
 async def begin_erasure(
     context: JobContext, tenant_id: UUID, *, actor: str, now: datetime
 ) -> Tenant:
-    """Shuts the door; a sweep does the rest. Asked again, nothing changes."""
+    """Closes the tenant; a sweep does the rest. A second call changes nothing."""
     async with context.central.transaction() as tx:
         before = await tenants.get_tenant(tx, tenant_id)
         tenant = await tenants.begin_erasing(tx, tenant_id, now=now)
@@ -321,7 +324,7 @@ async def begin_erasure(
 
 
 async def erase_pending_tenants(context: JobContext) -> int:
-    """Goes on with all that were begun and not ended."""
+    """Continues all erasures that were begun and have not ended."""
     async with context.central.read() as tx:
         found = [each for each in await tenants.list_tenants(tx) if each.erasing_at]
     pending = [each for each in found if each.erased_at is None]
@@ -359,7 +362,7 @@ async def erase_tenant(context: JobContext, tenant: Tenant) -> None:
 
 
 async def _cancel_all(context: JobContext, pool: Database, tenant_id: UUID) -> int:
-    """Each refunded as if its owner had cancelled it."""
+    """Cancels the tenant's jobs, each refunded as if its owner had cancelled it."""
     cancelled = 0
     while True:
         async with pool.read() as tx:

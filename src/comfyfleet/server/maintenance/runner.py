@@ -50,7 +50,7 @@ class SweepRunner:
                 sweep.woken_by(partial(self.wake, sweep.name))
 
     def wake(self, name: str) -> None:
-        """Let it pass now, not when its time comes. One that runs will run once more."""
+        """Starts a pass now. If one is running, another follows."""
         if name in self._wanted:
             self._wanted[name].set()
 
@@ -60,11 +60,11 @@ class SweepRunner:
             wanted.set()
 
     async def run(self) -> None:
-        """Until `stop`. To cancel it is safe too: a pass that is cut off is made up for later."""
+        """Runs until `stop`. Cancelling is safe: a pass that is cut off is repeated later."""
         await asyncio.gather(*map(self._repeat, self._sweeps.values()))
 
     async def pass_once(self, sweep: Sweep) -> bool:
-        """Whether there is more to do at once. Never raises, whatever the sweep does."""
+        """Runs one pass; returns whether there is more to do at once. Never raises."""
         with bind_ids(sweep=sweep.name):
             try:
                 outcome, has_more = await self._turn(sweep)
@@ -83,7 +83,7 @@ class SweepRunner:
         return has_more
 
     def _note_cut_short(self, sweep: Sweep, error: Unavailable) -> None:
-        """No fault of the sweep's: a line is enough, once, and none for what is told already."""
+        """Logs one line when the database is away, and none if its outage is logged already."""
         is_new = sweep.name not in self._cut_short and not is_logged(error)
         level = logging.WARNING if is_new else logging.DEBUG
         logger.log(level, "the sweep %s was cut short: %s", sweep.name, error.message)
@@ -114,7 +114,7 @@ class SweepRunner:
 
 @asynccontextmanager
 async def run_sweeps(sweeps: SweepRunner) -> AsyncIterator[SweepRunner]:
-    """They run for as long as the `with`, and are let end in order."""
+    """Runs the sweeps during the `with` block, and lets them end in order."""
     work = asyncio.create_task(sweeps.run(), name="sweeps")
     try:
         yield sweeps

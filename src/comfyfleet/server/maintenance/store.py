@@ -98,7 +98,9 @@ async def active_among(tx: Tx, job_ids: Collection[UUID]) -> set[UUID]:
 
 
 async def unchecked(tx: Tx, *, announced_before: datetime, limit: int) -> list[File]:
-    """The oldest first; what was announced only lately may still be on its way."""
+    """Returns unchecked files, the oldest first, without those announced lately, which may still be
+    uploading.
+    """
     query = (
         select(files)
         .where(
@@ -112,7 +114,7 @@ async def unchecked(tx: Tx, *, announced_before: datetime, limit: int) -> list[F
 
 
 class Checked(NamedTuple):
-    """A file that was looked at, and when."""
+    """A file that was checked, and when."""
 
     file: File
     metadata: Mapping[str, Any]
@@ -130,10 +132,10 @@ _NOTE_CHECKED = PreparedStatement(
 
 
 async def note_checked(tx: Tx, checked: Sequence[Checked]) -> None:
-    """Each once. The bytes of all files of a tenant are counted together.
+    """Stores the results; the bytes of a tenant's files are counted together.
 
-    One that somebody else has locked is left out, to be looked at again: who waits for one file while
-    lease_runner another may be waited for.
+    A file that is locked by another transaction is left out and checked again later: to wait for it
+    while holding others could deadlock.
     """
     is_one = is_one_of(tx, files.c.id, [each.file.id for each in checked])
     free = await tx.scalars(for_update(tx, select(files.c.id).where(is_one), skip_locked=True))
@@ -152,7 +154,7 @@ async def note_checked(tx: Tx, checked: Sequence[Checked]) -> None:
 async def old_files(
     tx: Tx, tenant_id: UUID, *, before: datetime, after: File | None, limit: int
 ) -> list[File]:
-    """The oldest first, on from the last one of the page before; those in use right now are left out."""
+    """Returns a page of old files, the oldest first, without those in use."""
     query = select(files).where(files.c.tenant_id == tenant_id, files.c.created_at < before)
     if after is not None:
         at = files.c.created_at
@@ -165,7 +167,7 @@ async def old_files(
 
 
 async def named_by_media(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> set[UUID]:
-    """Which of them belong to media that have not expired."""
+    """Returns those that belong to media that have not expired."""
     query = select(videos.c.original_file_id, videos.c.processed_file_id).where(
         videos.c.tenant_id == tenant_id,
         videos.c.expired_at.is_(None),
@@ -178,7 +180,9 @@ async def named_by_media(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) ->
 
 
 def _active_of(tenant_id: UUID, column: Column[Any]) -> Select[Any]:
-    """In the order of the index of active jobs: else SQLite takes one of all that there ever were."""
+    """Selects active jobs in the order of their index; otherwise SQLite would use one over all jobs
+    ever.
+    """
     mine = select(column).where(ai_jobs.c.tenant_id == tenant_id, _ACTIVE)
     return mine.order_by(ai_jobs.c.id)
 
@@ -191,7 +195,7 @@ async def named_by_active_jobs(tx: Tx, tenant_id: UUID) -> set[UUID]:
 async def jobs_of_living_runs(
     tx: Tx, tenant_id: UUID, job_ids: Collection[UUID], *, since: datetime
 ) -> set[UUID]:
-    """Which of them belong to a graph run that goes on, or to a pipeline run that is not at rest."""
+    """Returns those that belong to a graph run that goes on, or a pipeline run that has not ended."""
     graphs_ = select(graph_runs.c.id).where(
         graph_runs.c.tenant_id == tenant_id,
         graph_runs.c.status.in_(("pending", "running", "waiting_for_user")),
@@ -231,7 +235,7 @@ async def remove_rows(tx: Tx, name: str, tenant_id: UUID, *, limit: int) -> int:
 
 
 async def scrub_jobs(tx: Tx, tenant_id: UUID, *, after: UUID | None, limit: int) -> UUID | None:
-    """What was asked for and what came of it goes; that there was a job stays, for the ledger."""
+    """Removes what was asked for and what was made; the row stays, for the ledger."""
     query = select(ai_jobs.c.id).where(ai_jobs.c.tenant_id == tenant_id, _ENDED)
     if after is not None:
         query = query.where(ai_jobs.c.id > after)
@@ -256,7 +260,7 @@ async def scrub_users(tx: Tx, tenant_id: UUID) -> None:
 
 
 async def scrub_dispatches(tx: Tx, tenant_id: UUID) -> None:
-    """In the central database: errors may quote what was asked for."""
+    """Removes errors in the central database, which may quote what was asked for."""
     await tx.execute(
         update(dispatches)
         .where(dispatches.c.tenant_id == tenant_id, dispatches.c.last_error.is_not(None))
@@ -267,7 +271,7 @@ async def scrub_dispatches(tx: Tx, tenant_id: UUID) -> None:
 async def priced_jobs(
     tx: Tx, *, tenant_id: UUID | None, after: tuple[UUID, UUID] | None, limit: int
 ) -> list[tuple[UUID, JobLedgerFacts]]:
-    """(tenant, what the ledger must know) of jobs that reserved tokens, page by page."""
+    """Returns a page of (tenant, ledger facts) of jobs that reserved tokens."""
     query = select(
         ai_jobs.c.tenant_id, ai_jobs.c.id, ai_jobs.c.reserved_tokens, ai_jobs.c.status
     ).where(ai_jobs.c.reserved_tokens > 0)
@@ -283,7 +287,7 @@ async def priced_jobs(
 async def lock_job_facts(
     tx: Tx, tenant_id: UUID, job_ids: Collection[UUID]
 ) -> list[JobLedgerFacts]:
-    """Of jobs that nobody can end while the transaction lasts."""
+    """Reads and locks jobs, so that nobody can end them before the transaction ends."""
     query = select(ai_jobs.c.id, ai_jobs.c.reserved_tokens, ai_jobs.c.status).where(
         without_index(tx, ai_jobs.c.tenant_id) == tenant_id, is_one_of(tx, ai_jobs.c.id, job_ids)
     )
@@ -296,6 +300,6 @@ def _facts(row: Any) -> JobLedgerFacts:
 
 
 async def remove_announced(tx: Tx, file: File) -> bool:
-    """False: it has arrived meanwhile."""
+    """Removes an announced file; False if it has been uploaded meanwhile."""
     statement = delete(files).where(files.c.id == file.id, files.c.size.is_(None))
     return (await tx.execute(statement.returning(files.c.id))).first() is not None

@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 
 
 async def sync_object_infos(plane: ControlPlane) -> None:
-    """For each fleet whose newest worker reports another one than is known."""
+    """Reads object_info for each fleet whose newest worker reports another one than is stored."""
     async with plane.central.read() as tx:
         reported = await fleets.reported_object_infos(tx)
         known = {fleet.id: fleet for fleet in await fleets.list_fleets(tx)}
@@ -100,7 +100,7 @@ def queue_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
 
 
 async def flush_outboxes(plane: ControlPlane) -> bool:
-    """True: there is more."""
+    """Delivers due outbox rows; True if there are more."""
     flush = partial(flush_due, plane.context, limit=OUTBOX_PER_PASS_MAX)
     flushed = await for_each_pool(plane.pools, flush, "its outbox waits")
     return OUTBOX_PER_PASS_MAX in flushed.values()
@@ -125,7 +125,9 @@ async def wake_due(plane: ControlPlane) -> bool:
 
 
 async def remove_lost_workers(plane: ControlPlane) -> None:
-    """Unseen for so long: its id and its place in the fleet are free again."""
+    """Removes workers that were not seen for long, which frees their ids and their places in the
+    fleet.
+    """
     unseen = plane.clock() - timedelta(seconds=plane.settings.remove_worker_after_seconds)
     async with plane.central.read() as tx:
         lost = await fleets.stale_workers(tx, unseen_since=unseen)
@@ -189,7 +191,7 @@ def graph_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
 async def in_all_pools(
     plane: ControlPlane, act: Callable[[GraphContext, Database], Awaitable[None]]
 ) -> None:
-    """All pools side by side: a slow one holds up no other."""
+    """Runs in all pools concurrently, so that a slow one doesn't hold up others."""
     await for_each_pool(plane.pools, partial(act, plane.graphs), "graph runs wait", at_once=True)
 
 
@@ -218,7 +220,7 @@ def pipeline_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
 
 
 async def advance_pipelines(context: JobContext, pool: Database) -> bool:
-    """What has ended makes room for what is next."""
+    """Collects ended jobs of pipeline runs, then submits what has room."""
     has_more = await collect_ended(context, pool)
     return await submit_due(context, pool) or has_more
 
@@ -229,7 +231,7 @@ async def maintain_pipelines(context: JobContext, pool: Database) -> bool:
 
 
 async def _in_all_pools(plane: ControlPlane, act: PoolAction) -> bool:
-    """True: there is more."""
+    """Runs in all pools; True if there is more to do."""
     done = await for_each_pool(plane.pools, partial(act, plane.context), "pipelines wait")
     return any(each is True for each in done.values())
 
@@ -240,7 +242,7 @@ TAKEN, REFUSED, UNANSWERED = "taken", "refused", "unanswered"
 
 
 async def deliver_due(plane: ControlPlane) -> bool:
-    """True: there is more."""
+    """Delivers due webhooks; True if there are more."""
     deliver = partial(_deliver_of, plane)
     counts = await for_each_pool(plane.pools, deliver, "webhooks wait", at_once=True)
     return AT_ONCE_MAX in counts.values()
@@ -278,7 +280,7 @@ def _outcome(answer: WebhookResponse) -> str:
 
 
 async def _audit_disabled(plane: ControlPlane, webhook: RegisteredWebhook) -> None:
-    """The address is the customer's own affair, and may hold a secret: it is not told."""
+    """Audits a disabled webhook, without its URL, which may hold a secret."""
     log.info("webhook %s was switched off: no delivery has succeeded for days", webhook.id)
     await plane.context.audit("sweep", "switch_off", f"webhook:{webhook.id}", webhook.tenant_id)
 
@@ -301,7 +303,7 @@ def retention_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
 
 
 async def check_all_files(plane: ControlPlane) -> bool:
-    """True: there is more."""
+    """Checks delivered files of all pools; True if there are more."""
     check = partial(check_files, plane.context)
     checked = await for_each_pool(plane.pools, check, "files are not checked")
     return FILES_PER_PAGE in checked.values()
@@ -321,7 +323,7 @@ async def remove_all_orphans(plane: ControlPlane) -> None:
 
 
 async def prune_expired_rows(plane: ControlPlane) -> bool:
-    """True: there is more."""
+    """Deletes expired rows of all pools; True if there are more."""
     gone = await delete_expired_rows(plane.context)
     for what, count in gone.items():
         plane.meters.removed.labels(what).inc(count)
@@ -360,14 +362,15 @@ async def check_ledger(plane: ControlPlane) -> None:
 
 
 def all_sweeps(plane: ControlPlane) -> list[Sweep]:
-    """Of several processes behind one port the first has all of them. What is woken by something that
-    happens in a process is in each."""
+    """Returns the sweeps of a process. Of several processes behind one port the first runs all of
+    them; those that are woken by events in a process run in each.
+    """
     if plane.siblings is None or plane.siblings.is_first:
-        return _all_of(plane)
-    return [each for each in _all_of(plane) if each.woken_by is not None]
+        return _sweeps_of(plane)
+    return [each for each in _sweeps_of(plane) if each.woken_by is not None]
 
 
-def _all_of(plane: ControlPlane) -> list[Sweep]:
+def _sweeps_of(plane: ControlPlane) -> list[Sweep]:
     return [
         *queue_sweeps(plane),
         *graph_sweeps(plane),
