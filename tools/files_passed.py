@@ -24,7 +24,7 @@ from comfyfleet.settings import Settings
 ROOT = Path(__file__).parents[1] / "src"
 URL = "http://control.test"
 ADMIN_KEY = "key-of-files-passed"
-WARM_JOBS = 3
+WARM_JOBS = 5
 DOCUMENT = {
     "1": {"class_type": "EmptyImage", "inputs": {"width": 64, "height": 64, "color": 0}},
     "2": {"class_type": "SaveImage", "inputs": {"images": ["1", 0], "filename_prefix": "made"}},
@@ -137,14 +137,17 @@ async def traced(call: Callable[[], Awaitable[Any]]) -> tuple[Any, list[str]]:
 
 async def files_passed() -> dict[str, list[str]]:
     async with warm_job() as way:
-        passed: dict[str, list[str]] = {}
+        runs = []
         for _ in range(WARM_JOBS):
+            passed: dict[str, list[str]] = {}
             made, passed["submit"] = await traced(way.submit)
             job, passed["poll"] = await traced(way.poll)
             await way.upload(job)
             _, passed["complete"] = await traced(lambda job=job: way.complete(job))  # type: ignore[misc]
             _, passed["read"] = await traced(lambda made=made: way.read(made["id"]))  # type: ignore[misc]
-        return passed
+            runs.append(passed)
+        # On a busy machine caches expire in between, and background tasks run.
+        return {call: min((each[call] for each in runs), key=len) for call in runs[0]}
 
 
 def main() -> None:
