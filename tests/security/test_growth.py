@@ -63,7 +63,7 @@ async def test_a_run_has_a_budget_for_all_its_nodes(shop: Shop, ada: Customer) -
     body = {"inputs": {"x": ["a"] * 20_000}}
     answer = (await ada.client.post(f"/api/graphs/{graph['id']}/runs", json=body)).json()
     assert answer["status"] == "failed"
-    assert "the values of the run are more than 1,000,000 values" in answer["error"]["message"]
+    assert "the values of the run are more than 1,200,000 values" in answer["error"]["message"]
 
 
 async def test_inputs_that_are_too_large_start_nothing(shop: Shop, ada: Customer) -> None:

@@ -3,12 +3,14 @@
 import time
 from collections import deque
 from typing import Any
+from uuid import UUID
 
 import pytest
 from tests.unit.graphs.builders import EXAMPLES, document, example_catalogue, node, work
-from tests.unit.graphs.simulation import RUN_ID, WORLD, Simulation, picture, plan_for, result
+from tests.unit.graphs.simulation import RUN_ID, WORLD, Simulation, picture, plan_for
 
 from comfyfleet.api.graph_mermaid import draw_mermaid
+from comfyfleet.api.graph_model import GraphLimits
 from comfyfleet.api.graph_parse import parse_graph_text
 from comfyfleet.server.graphs.apply import RunCache
 from comfyfleet.server.graphs.decide import next_actions
@@ -16,6 +18,8 @@ from comfyfleet.server.graphs.draft import RunDraft
 from comfyfleet.server.graphs.plan import RunPlan, plan_of, quote_plan
 from comfyfleet.server.graphs.progress import node_status, progress_of
 from comfyfleet.server.graphs.run import (
+    OUTPUTS_SIZE_MAX,
+    RUN_SIZE_MAX,
     ExecutionKey,
     ExecutionStatus,
     GraphRunState,
@@ -25,6 +29,7 @@ from comfyfleet.server.graphs.run import (
     JobWaiting,
     PersistentMap,
     StartJob,
+    ValueSize,
 )
 
 
@@ -166,16 +171,41 @@ def test_buckets_are_a_mapping_that_shares_what_did_not_change() -> None:
     assert sum(one is other for one, other in zip(old._buckets, new._buckets, strict=True)) >= 252
 
 
-def advance_all(count: int) -> None:
+def real_file(name: str) -> dict[str, Any]:
+    file_id = str(UUID(int=1))
+    return {
+        "file_id": file_id, "filename": name, "path": f"{file_id}/{name}", "mime_type": "image/png",
+        "size": 1_500_000,
+    }  # fmt: skip
+
+
+def real_result() -> dict[str, Any]:
+    """As a job with one picture has it."""
+    drawn = [{**real_file("ComfyUI_00001_.png"), "width": 1024, "height": 1024}]
+    return {
+        "images": drawn, "files": drawn, "width": 1024, "height": 1024, "text": "", "json": None,
+        "values": {}, "prompt_id": str(UUID(int=2)), "execution_time": 1.5,
+    }  # fmt: skip
+
+
+def advance_all(count: int) -> GraphRunState:
     """A fan-out of so many jobs, from the first to the last."""
     plan, jobs = items(), deque[StartJob]()
-    run = GraphRunState(RUN_ID, {"photos": [picture("a")] * count})
+    run = GraphRunState(RUN_ID, {"photos": [real_file("IMG_20260101_120000.png")] * count})
     advance = next_actions(plan, run, (), WORLD)
     while advance.run.status != GraphRunStatus.COMPLETED:
         jobs += [each for each in advance.actions if isinstance(each, StartJob)]
         job = jobs.popleft()
-        done = JobDone(job.key, job.attempt, result("x"))
+        done = JobDone(job.key, job.attempt, real_result())
         advance = next_actions(plan, advance.run, (done,), WORLD)
+    return advance.run
+
+
+def test_the_largest_fan_out_of_jobs_with_a_picture_fits_into_the_budget_of_a_run() -> None:
+    few = 50
+    run, times = advance_all(few), GraphLimits().fanout_items_max // few
+    for size, most in ((run.size, RUN_SIZE_MAX), (run.outputs_size, OUTPUTS_SIZE_MAX)):
+        assert ValueSize(size.values * times, size.characters * times).fits(most)
 
 
 def reads_per_job(count: int, monkeypatch: pytest.MonkeyPatch) -> float:

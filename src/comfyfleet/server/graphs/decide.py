@@ -181,7 +181,8 @@ def _work(draft: RunDraft, node: Node, arrived: Mapping[str, Any]) -> NodeOutcom
             return NodeFired(dict.fromkeys(node.outputs, arrived[INPUT_PORT]), arrived)
         case FanOutNode():
             return _distribute(node, arrived[node.input_port])
-    return NodeFired(arrived, arrived)
+    # An output is what arrived: written down once, or a large result would count twice.
+    return NodeFired(arrived)
 
 
 def _properties(draft: RunDraft, node: WorkflowNode, arrived: Mapping[str, Any]) -> NodeOutcome:

@@ -97,7 +97,8 @@ class ValueSize(NamedTuple):
 
 NO_SIZE = ValueSize()
 VALUE_SIZE_MAX = ValueSize(values=300_000, characters=8 * 1024**2)  # what one node takes and gives
-RUN_SIZE_MAX = ValueSize(values=1_000_000, characters=48 * 1024**2)
+# Enough for 10,000 items with a picture each: given, distributed, drawn, merged and put out.
+RUN_SIZE_MAX = ValueSize(values=1_200_000, characters=48 * 1024**2)
 OUTPUTS_SIZE_MAX = VALUE_SIZE_MAX  # of all output nodes together: the answer has them whole
 ANSWER_SIZE_MAX = ValueSize(
     values=50_000, characters=2 * 1024**2
