@@ -8,7 +8,14 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from tests.security.test_strangers import KINDS, closed, listening
 
-from comfyfleet.server.http.connections import HEAD_BYTES_MAX, HttpConnection, with_limits
+from comfyfleet.server.http import connections
+from comfyfleet.server.http.connections import (
+    HEAD_BYTES_MAX,
+    PIPELINED_MAX,
+    H11Connection,
+    HttpConnection,
+    with_limits,
+)
 
 GET = b"GET /one HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /one HTTP/1.1\r\nHost: x\r\n"
@@ -27,16 +34,23 @@ class Echo:
         self.scopes: list[Scope] = []
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
+        self.begun: list[str] = []
+        self.says = 1  # its path, so many times
+        self.has_seen_the_end = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = b""
+        self.begun.append(scope["path"])
         while (message := await receive())["type"] == "http.request":
             body += message["body"]
             if not message["more_body"]:
                 self.bodies.append(body)
                 self.scopes.append(scope)
                 break
-        said = scope["path"].encode()
+        if scope["path"] == "/follow":
+            assert (await receive())["type"] == "http.disconnect"
+            self.has_seen_the_end.set()
+        said = scope["path"].encode() * self.says
         length = (b"content-length", str(len(said)).encode())
         await send({"type": "http.response.start", "status": 200, "headers": [length]})
         await self.may_go_on.wait()
@@ -154,3 +168,101 @@ async def test_who_is_to_go_on_is_told_so(url: str, app: Echo) -> None:
     assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
     assert app.bodies == [b"abc"]
     writer.close()
+
+
+def numbered(count: int) -> list[bytes]:
+    return [GET.replace(b"one", f"{number:03}".encode()) + b"\r\n" for number in range(count)]
+
+
+def paths(told: bytes) -> list[bytes]:
+    """Of the answers, in their order."""
+    return [each.partition(b"\r\n\r\n")[2] for each in told.split(b"HTTP/1.1 200 OK")[1:]]
+
+
+async def test_so_many_requests_wait_behind_one_and_no_more(
+    url: str, app: Echo, kind: type[HttpConnection]
+) -> None:
+    """Those before the first that is refused are answered, in order, and none behind it is begun."""
+    app.may_go_on.clear()
+    reader, writer = await opened(url)
+    sent = [*numbered(PIPELINED_MAX + 10), GET.replace(b"one", b"026") + LAST]
+    writer.write(b"".join(sent))
+    await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_SECONDS)
+    assert app.begun == ["/000"]
+    app.may_go_on.set()
+    told = b"HTTP/1.1 200 OK\r\n\r\n" + await asyncio.wait_for(reader.read(), PATIENCE_SECONDS)
+    writer.close()
+    answered, _, refusal = told.partition(b"HTTP/1.1 400 ")
+    assert paths(answered) == [f"/{number:03}".encode() for number in range(len(app.begun))]
+    if kind is H11Connection:  # which parses one request after the other
+        assert len(app.begun) == len(sent)
+    else:
+        assert len(app.begun) == 1 + PIPELINED_MAX
+        assert b"connection: close" in refusal
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param(b"nothing of HTTP\r\n\r\n", id="head"),
+        pytest.param(POST + CHUNKED + b"\r\nno length\r\n", id="body"),
+    ],
+)
+async def test_who_sends_a_bad_request_behind_good_ones_is_refused_after_their_answers(
+    url: str, app: Echo, bad: bytes
+) -> None:
+    told = await answer(url, b"".join(numbered(3)) + bad)
+    answered, _, refusal = told.partition(b"HTTP/1.1 400 ")
+    assert paths(answered)[:3] == [b"/000", b"/001", b"/002"]
+    assert refusal
+    assert app.bodies == [b""] * 3
+
+
+async def test_a_request_with_others_behind_it_is_told_when_its_caller_hangs_up(
+    url: str, app: Echo
+) -> None:
+    _reader, writer = await opened(url)
+    writer.write(GET.replace(b"one", b"follow") + b"\r\n" + GET + b"\r\n")
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while app.begun != ["/follow"]:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
+        writer.transport.abort()
+        await app.has_seen_the_end.wait()
+
+
+async def test_who_does_not_read_is_answered_no_further(url: str, app: Echo) -> None:
+    """What was said and not taken is kept for one answer, not for all that were asked for."""
+    app.says = 2**18  # a megabyte, of which the system keeps some
+    count = PIPELINED_MAX
+    reader, writer = await opened(url)
+    writer.write(b"".join(numbered(count)))
+    begun = -1
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while begun != len(app.begun):
+            begun = len(app.begun)
+            await asyncio.sleep(0.2)
+        assert begun <= count // 2 + 1
+        told = b""
+        for number in range(count):
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 ")
+            told = await reader.readexactly(4 * app.says)
+            assert told.startswith(f"/{number:03}".encode())
+    writer.close()
+
+
+async def test_a_poll_that_waits_behind_another_request_keeps_no_other_poll_out(
+    url: str, app: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "POLLS_AT_ONCE", 1)
+    poll = b"POST /api/worker/poll HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n"
+    _reader, writer = await opened(url)
+    writer.write(GET.replace(b"one", b"follow") + b"\r\n" + poll + b"\r\n")
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while app.begun != ["/follow"]:
+            await asyncio.sleep(0)
+    for _ in range(2):
+        assert (await answer(url, poll + LAST)).startswith(b"HTTP/1.1 200 ")
+    assert app.begun == ["/follow", *["/api/worker/poll"] * 2]
+    writer.transport.abort()

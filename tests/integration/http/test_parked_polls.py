@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -376,3 +377,26 @@ async def test_a_poll_that_said_too_much_to_be_kept_does_not_wait(
     assert not served.yard.plane.context.polls.waiting
     line.send("poll", wait_seconds=WAIT_SECONDS)
     await served.waits(1)
+
+
+async def test_a_worker_that_does_not_read_is_waited_for_after_its_poll_too(served: Served) -> None:
+    line, unread = await served.line(), bytes(2**23)
+    line.send("poll", wait_seconds=WAIT_SECONDS)
+    await served.waits()
+    known = [each for each in gc.get_objects() if isinstance(each, parking.ParkedConnection)]
+    (parked,) = [each for each in known if each.waiting is not None]
+    parked.transport.write(unread)
+    job_id = await served.yard.submit()
+    await eventually(lambda: isinstance(parked.transport.get_protocol(), HttpConnection))
+    after = parked.transport.get_protocol()
+    assert isinstance(after, HttpConnection)
+    assert after.flow.write_paused
+    # And is not parked while so much is unread.
+    line.send("poll", wait_seconds=WAIT_SECONDS)
+    await served.waits()
+    assert parked.transport.get_protocol() is after
+    assert await line.reader.readexactly(len(unread)) == unread
+    assert (await line.answer())[2]["job"]["job_id"] == str(job_id)
+    assert not after.flow.write_paused
+    second = await served.yard.submit()
+    assert (await line.answer())[2]["job"]["job_id"] == str(second)

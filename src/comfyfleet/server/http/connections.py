@@ -15,7 +15,7 @@ import h11
 from starlette.responses import Response
 from starlette.types import Scope
 from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import CLOSE_HEADER
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER, FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
@@ -93,6 +93,7 @@ class ParkedConnection(asyncio.Protocol):
         "begun",
         "closes",
         "is_lost",
+        "is_write_paused",
         "log",
         "request_id",
         "transport",
@@ -106,6 +107,7 @@ class ParkedConnection(asyncio.Protocol):
         self._early = early
         self.closes = closes
         self.is_lost = False
+        self.is_write_paused = False
         self.waiting: ParkedHandler | None = None
         self.log: ParkedLog | None = None
         self.begun = 0.0
@@ -123,6 +125,12 @@ class ParkedConnection(asyncio.Protocol):
         if waiting is not None:
             waiting.lost()
             self._note(None)
+
+    def pause_writing(self) -> None:
+        self.is_write_paused = True
+
+    def resume_writing(self) -> None:
+        self.is_write_paused = False
 
     def shutdown(self) -> None:
         """The server stops: it is answered, and not listened to any more."""
@@ -148,7 +156,7 @@ class ParkedConnection(asyncio.Protocol):
             self.transport.close()
             return
         self._like.server_state.connections.discard(self)
-        self._like.connection().take_over(self.transport, self._early)
+        self._like.connection().take_over(self, self._early)
 
     def _head(self, response: Response) -> bytes:
         phrase = HTTPStatus(response.status_code).phrase
@@ -277,6 +285,7 @@ class HttpConnection(asyncio.Protocol, ABC):
     connections: set[Any]
     headers: list[tuple[bytes, bytes]]
     cycle: Any
+    flow: FlowControl
     scope: Any
     timeout_keep_alive: int
     timeout_keep_alive_task: asyncio.TimerHandle | None
@@ -351,6 +360,8 @@ class HttpConnection(asyncio.Protocol, ABC):
         early = self._early
         if not is_current or early is None or self.is_lost or self.transport.is_closing():
             return None
+        if self.flow.write_paused:  # the next answer waits until these are read
+            return None
         parked = ParkedConnection(
             self,
             early=early,
@@ -362,13 +373,16 @@ class HttpConnection(asyncio.Protocol, ABC):
         self.connection_lost(_Elsewhere())
         return parked
 
-    def take_over(self, transport: asyncio.Transport, early: bytes) -> None:
+    def take_over(self, parked: ParkedConnection, early: bytes) -> None:
         """After an answer: what comes next, or has come already, is another request.
 
         It was let in when it came, and is not turned away now, however many there are.
         """
+        transport = parked.transport
         super().connection_made(transport)
         transport.set_protocol(self)
+        if parked.is_write_paused:  # a transport says so once
+            self.flow.pause_writing()
         if not transport.is_reading():
             transport.resume_reading()
         self.timeout_keep_alive_task = self.loop.call_later(
@@ -486,8 +500,15 @@ class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
     _reads_head = False
     _reads_body = False
     _unparsed_bytes = 0  # since a head was read, or some of a body
+    _refusal = ""  # said after the answers to all that came before
+
+    def __init__(self, *made_with: Any, **more: Any) -> None:
+        super().__init__(*made_with, **more)
+        self._unanswered: list[Any] = []  # the first is being answered, the others wait
 
     def _read(self, data: bytes) -> None:
+        if self._refusal:
+            return
         self._unparsed_bytes += len(data)
         super()._read(data)
         if self._unparsed_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
@@ -505,6 +526,7 @@ class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
         self._check_head()
         self._unparsed_bytes, self._reads_head, self._reads_body = 0, False, True
         super().on_headers_complete()
+        self._unanswered.append(self.cycle)
         self._has_request()
 
     def _check_head(self) -> None:
@@ -522,8 +544,39 @@ class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._unparsed_bytes, self._reads_body = 0, False
         super().on_message_complete()
-        if not self.cycle.response_complete:
+        # One that waits behind others keeps no poll out.
+        if self._unanswered[:1] == [self.cycle]:
             self._has_whole_request()
+
+    def on_response_complete(self) -> None:
+        del self._unanswered[0]
+        super().on_response_complete()
+        if self._refusal and not self._unanswered:
+            self.loop.call_soon(self._say_refusal)
+
+    def send_400_response(self, msg: str) -> None:
+        """In its turn: it would be read as the answer to a request that came before."""
+        if self._refusal:
+            return
+        is_own = self._reads_body and not self.pipeline  # of the request that is being answered
+        if self._reads_body and self.pipeline:
+            self.pipeline.popleft()
+            self._unanswered.pop()
+        if self._unanswered and not is_own:
+            self._refusal = msg
+        else:
+            super().send_400_response(msg)
+
+    def _say_refusal(self) -> None:
+        if not self.transport.is_closing():
+            super().send_400_response(self._refusal)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The server tells only the last request of it."""
+        for each in self._unanswered:
+            each.disconnected = True
+            each.message_event.set()
+        super().connection_lost(exc)
 
     def _unsupported_upgrade_warning(self) -> None:
         """It is answered as if it had not asked. What came behind it the parser has thrown away."""
