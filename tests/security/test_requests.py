@@ -36,6 +36,7 @@ class Echo:
         self.may_go_on.set()
         self.begun: list[str] = []
         self.says = 1  # its path, so many times
+        self.follows = asyncio.Event()
         self.has_seen_the_end = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,6 +49,7 @@ class Echo:
                 self.scopes.append(scope)
                 break
         if scope["path"] == "/follow":
+            self.follows.set()
             assert (await receive())["type"] == "http.disconnect"
             self.has_seen_the_end.set()
         said = scope["path"].encode() * self.says
@@ -224,9 +226,7 @@ async def test_a_request_with_others_behind_it_is_told_when_its_caller_hangs_up(
     _reader, writer = await opened(url)
     writer.write(GET.replace(b"one", b"follow") + b"\r\n" + GET + b"\r\n")
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while app.begun != ["/follow"]:
-            await asyncio.sleep(0)
-        await asyncio.sleep(0.05)
+        await app.follows.wait()
         writer.transport.abort()
         await app.has_seen_the_end.wait()
 
@@ -259,9 +259,7 @@ async def test_a_poll_that_waits_behind_another_request_keeps_no_other_poll_out(
     poll = b"POST /api/worker/poll HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n"
     _reader, writer = await opened(url)
     writer.write(GET.replace(b"one", b"follow") + b"\r\n" + poll + b"\r\n")
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while app.begun != ["/follow"]:
-            await asyncio.sleep(0)
+    await asyncio.wait_for(app.follows.wait(), PATIENCE_SECONDS)
     for _ in range(2):
         assert (await answer(url, poll + LAST)).startswith(b"HTTP/1.1 200 ")
     assert app.begun == ["/follow", *["/api/worker/poll"] * 2]
