@@ -55,6 +55,7 @@ class Stage:
     url: str
     document: dict[str, Any]
     keys: dict[str, str]  # by face
+    secret: str  # of the fleet: a wrong one is answered later each time
     known: dict[str, str]  # ids that there are, by the name of their parameter
 
     def operations(self) -> Iterator[Operation]:
@@ -96,6 +97,7 @@ async def stage_on(databases: Databases, folder: Path) -> AsyncIterator[Stage]:
                     url=url_of(listener),
                     document=app.openapi(),
                     keys={CUSTOMERS: ada.key, ADMIN: ADMIN_KEY, WORKER: joined.json()["token"]},
+                    secret=shop.yard.secret,
                     known=await known_ids(shop, ada),
                 )
 
@@ -161,7 +163,10 @@ def call(
     @given(case=operation.as_strategy(generation_mode=mode))
     def one(case: Case[Any]) -> None:
         stage.prepare(case)
-        headers = {"Authorization": f"Bearer {stage.keys[face_of(operation)]}"}
+        headers = {
+            "Authorization": f"Bearer {stage.keys[face_of(operation)]}",
+            "X-Fleet-Secret": stage.secret,
+        }
         response = case.call(
             base_url=stage.url, session=session, headers=headers, timeout=ANSWER_SECONDS_MAX
         )
