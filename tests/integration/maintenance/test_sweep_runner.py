@@ -100,6 +100,30 @@ async def test_a_pass_at_work_ends_in_order_when_all_stop(turns: AdvisoryLocks) 
     assert ended.is_set()
 
 
+async def test_a_sweep_without_anything_due_takes_no_turn(central: Database) -> None:
+    is_due, calls = False, list[str]()
+
+    async def look() -> bool:
+        return is_due
+
+    class Counted(AdvisoryLocks):
+        async def take(self, name: str) -> bool:
+            calls.append(name)
+            return await super().take(name)
+
+    noted, meters = Noted(), ProcessMetrics()
+    sweep, counted = Sweep("due", noted, 1, is_due=look), Counted(central)
+    sweeps = sweeps_of(counted, sweep, meters=meters)
+    assert not await sweeps.pass_once(sweep)
+    assert (noted.passes, calls) == (0, [])
+    value = meters.registry.get_sample_value
+    assert value("comfyfleet_sweep_last_pass_timestamp_seconds", {"sweep": "due"})
+    is_due = True
+    await sweeps.pass_once(sweep)
+    assert (noted.passes, calls) == (1, ["due"])
+    await counted.close()
+
+
 async def test_of_two_control_planes_on_postgres_one_passes_at_a_time(
     postgres_databases: Databases,
 ) -> None:

@@ -28,6 +28,8 @@ class Sweep:
     seconds: float  # between the end of a pass and the next one, at most
     # False: each control plane runs it whatever the others do.
     in_turn: bool = True
+    # Whether a pass would find anything; asked before the turn is taken, which is two statements.
+    is_due: Callable[[], Awaitable[bool]] | None = None
     # Is given what to call when there is something to do at once.
     woken_by: Callable[[Callable[[], None]], None] | None = None
 
@@ -102,6 +104,8 @@ class SweepRunner:
                 continue
 
     async def _turn(self, sweep: Sweep) -> tuple[str, bool]:
+        if sweep.is_due is not None and not await sweep.is_due():
+            return DONE, False
         if not sweep.in_turn:
             return DONE, await sweep.run() is True
         if not await self._turns.take(sweep.name):

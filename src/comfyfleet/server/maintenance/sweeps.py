@@ -92,7 +92,8 @@ def queue_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
     often = plane.settings.sweep_seconds
     yield Sweep("outbox", partial(flush_outboxes, plane), often)
     yield Sweep("expiry", partial(expire_leases, plane), often)
-    yield Sweep("due", partial(wake_due, plane), min(often, 1.0))
+    is_due = partial(is_any_due, plane)
+    yield Sweep("due", partial(wake_due, plane), min(often, 1.0), is_due=is_due)
     yield Sweep("workers", partial(remove_lost_workers, plane), often)
     yield Sweep("batches", partial(admit_all, plane.context), often)
     yield Sweep("reconcile", partial(reconcile_some, plane), RECONCILE_SECONDS)
@@ -114,10 +115,13 @@ async def expire_leases(plane: ControlPlane) -> None:
         await context.set_last_expiry(tx, plane.clock())
 
 
-async def wake_due(plane: ControlPlane) -> bool:
+async def is_any_due(plane: ControlPlane) -> bool:
     async with plane.central.read() as tx:
-        if not await dispatch.is_any_due(tx, plane.clock()):
-            return False
+        return await dispatch.is_any_due(tx, plane.clock())
+
+
+async def wake_due(plane: ControlPlane) -> bool:
+    """True: there is more."""
     async with plane.central.transaction() as tx:
         due = await dispatch.wake_due(tx, now=plane.clock(), limit=DUE_PER_PASS_MAX)
     plane.context.queue.arrived(due)
@@ -248,10 +252,19 @@ async def deliver_due(plane: ControlPlane) -> bool:
     return AT_ONCE_MAX in counts.values()
 
 
-async def _deliver_of(plane: ControlPlane, pool: Database) -> int:
+async def is_any_delivery_due(plane: ControlPlane) -> bool:
+    look = partial(_has_deliveries_due, plane)
+    return any((await for_each_pool(plane.pools, look, "webhooks wait", at_once=True)).values())
+
+
+async def _has_deliveries_due(plane: ControlPlane, pool: Database) -> bool:
     async with pool.read() as tx:
-        if not await webhooks.is_any_delivery_due(tx, plane.clock()):
-            return 0
+        return await webhooks.is_any_delivery_due(tx, plane.clock())
+
+
+async def _deliver_of(plane: ControlPlane, pool: Database) -> int:
+    if not await _has_deliveries_due(plane, pool):
+        return 0
     async with pool.transaction() as tx:
         due = await webhooks.take_due_deliveries(tx, now=plane.clock(), limit=AT_ONCE_MAX)
     await asyncio.gather(*(_deliver(plane, pool, *each) for each in due))
@@ -292,7 +305,9 @@ HOUR_SECONDS = 3600.0
 
 def retention_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
     often = plane.settings.sweep_seconds
-    yield Sweep("webhooks", partial(deliver_due, plane), min(often, WEBHOOK_SECONDS))
+    is_due = partial(is_any_delivery_due, plane)
+    seconds = min(often, WEBHOOK_SECONDS)
+    yield Sweep("webhooks", partial(deliver_due, plane), seconds, is_due=is_due)
     yield Sweep("files", partial(check_all_files, plane), often)
     yield Sweep("erasing", partial(erase_pending_tenants, plane.context), ERASING_SECONDS)
     yield Sweep("retention", partial(expire_all, plane), HOUR_SECONDS)
