@@ -266,28 +266,37 @@ class ServerCache:
 
     def _get(self, base: str, route: str, params: Any = None) -> Any:
         if (base, route) not in self._answers:
-            self._answers[(base, route)] = self._fetch(base, route, params)
+            import asyncio
+
+            self._answers[(base, route)] = asyncio.run(self._fetch(base, route, params))
         return self._answers[(base, route)]
 
-    def _fetch(self, base: str, route: str, params: Any) -> Any:
+    async def _fetch(self, base: str, route: str, params: Any) -> Any:
         import httpx
 
-        timeout = httpx.Timeout(self._answer_seconds, connect=self._connect_seconds)
+        from comfyfleet.transport.http import Call, HttpClient, describe_network_error, open_client
+        from comfyfleet.transport.retry import RetryPolicy
+
+        call = Call("GET", route, path=base + route, params=params or None)
+        seconds = self._answer_seconds
         try:
-            with (
-                httpx.Client(timeout=timeout, follow_redirects=True) as client,
-                client.stream("GET", base + route, params=params or None) as response,
+            async with (
+                open_client(
+                    base, answer_seconds=seconds, connect_seconds=self._connect_seconds
+                ) as client,
+                HttpClient(client, retry=RetryPolicy(attempts_max=1)).stream(
+                    call, follow_redirects=True
+                ) as response,
             ):
-                return _json_of(
-                    response, url_without_password(base), time.monotonic() + self._answer_seconds
-                )
+                deadline = time.monotonic() + seconds
+                return await _json_of(response, url_without_password(base), deadline)
         except httpx.TimeoutException as error:
             raise _too_slow(url_without_password(base), self._answer_seconds) from error
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             raise _no_url(base) from error
         except httpx.HTTPError as error:
             raise ServerUnavailable(
-                f"no server answers at {url_without_password(base)}: {error}",
+                f"no server answers at {url_without_password(base)}: {describe_network_error(error)}",
                 hint="Is ComfyUI running there? Open that address in a browser.",
             ) from error
 
@@ -313,13 +322,13 @@ def url_without_password(url: str) -> str:
     return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else url
 
 
-def _json_of(response: "httpx.Response", base: str, deadline: float) -> Any:
+async def _json_of(response: "httpx.Response", base: str, deadline: float) -> Any:
     from comfyfleet.workflow.files import parse_json
 
     if response.status_code != 200:
         raise _no_comfyui(base, f"{response.status_code} {response.reason_phrase}".strip())
     body = bytearray()
-    for chunk in response.iter_bytes():
+    async for chunk in response.aiter_bytes():
         body += chunk
         if len(body) > ANSWER_BYTES_MAX:
             raise LimitExceeded(f"{base} answered with more than {ANSWER_BYTES_MAX:,} bytes")
