@@ -46,10 +46,12 @@ class Customer:
         assert done.code == code, done.out + done.err
         return done
 
-    def post(self, path: str) -> None:
+    def call(self, path: str, method: str = "POST") -> Any:
         headers = {"Authorization": f"Bearer {self.tenant['key']}"}
-        answer = httpx.post(f"{self.environ['COMFYFLEET_URL']}/api/{path}", headers=headers)
+        url = f"{self.environ['COMFYFLEET_URL']}/api/{path}"
+        answer = httpx.request(method, url, headers=headers)
         assert answer.status_code == 200, answer.text
+        return answer.json()
 
     def status(self, run_id: str) -> dict[str, Any]:
         found: dict[str, Any] = self.says("status", run_id, "--json").json
@@ -98,7 +100,7 @@ def test_a_run_is_made_judged_shown_and_exported(tmp_path: Path, ada: Customer) 
     assert run["limits"]["candidates"] == 20
     assert run["target_folder"] == "cats/spring"
     first = ada.says("tree", run["id"], "--json").json["tree"][0]["id"]
-    ada.post(f"pipeline-runs/{run['id']}/candidates/{first}/approve")
+    ada.call(f"pipeline-runs/{run['id']}/candidates/{first}/approve")
     followed = ada.says("status", run["id"], "--follow")
     assert "waiting_for_judgement" in followed.err
     board = ada.says("status", run["id"]).out
@@ -191,6 +193,9 @@ def test_a_run_submits_nothing_after_its_time(tmp_path: Path, ada: Customer) -> 
     until = datetime.fromisoformat(run["limits"]["until"])
     assert until == datetime(2026, 1, 1, 6, tzinfo=UTC)
     assert run["steps"][0]["made"] == 0
+    answer = ada.call(f"pipeline-runs/{run['id']}", "GET")
+    as_json = json.dumps(answer, indent=2, ensure_ascii=False) + "\n"
+    assert ada.says("status", run["id"], "--json").out == as_json
     assert ada.says("run", written(tmp_path), *SET, "--until", "tomorrow", code=2).err
 
 
@@ -209,7 +214,7 @@ def test_a_run_is_paused_and_resumed(tmp_path: Path, ada: Customer) -> None:
     assert "paused because: asked" in ada.says("status", run_id).out
     assert ada.says("resume", run_id, "--json").json["status"] == "active"
     assert ada.status(run_id)["pause_reason"] is None
-    ada.post(f"pipeline-runs/{run_id}/cancel")
+    ada.call(f"pipeline-runs/{run_id}/cancel")
     assert "cancelled" in ada.says("resume", run_id, code=1).err
 
 

@@ -25,7 +25,6 @@ from comfyfleet.errors import (
 )
 from comfyfleet.transport.error_decoder import error_fields
 from comfyfleet.transport.http import Call, describe_network_error
-from comfyfleet.transport.sse import EventParser, ServerEvent
 
 if TYPE_CHECKING:
     from comfyfleet.client import (
@@ -201,12 +200,6 @@ class ApiSession:
             if before is None:
                 break
         return found
-
-    def events(self, *path: object) -> Iterator[ServerEvent]:
-        """Server-sent events, until the server ends them or they break off."""
-        parser = EventParser()
-        for piece in self.iterate(self.client.calls.pieces(Call("GET", self.route(path)))):
-            yield from parser.feed(piece)
 
     def lines(self, *path: object, **query: Any) -> Iterator[str]:
         return self.iterate(self.client.calls.lines(Call("GET", self.route(path), params=query)))

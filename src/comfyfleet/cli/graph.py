@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -17,19 +16,16 @@ from rich.tree import Tree
 
 from comfyfleet.api.graph_mermaid import draw_mermaid
 from comfyfleet.api.graph_parse import parse_graph
-from comfyfleet.api.jobs import ENDED
+from comfyfleet.api.graphs import ExecutionSeen, GraphEvent, NodeSeen, RunningNodeSeen
 from comfyfleet.cli import help_texts
 from comfyfleet.cli.context import CliContext, InjectedContext, counted, printable, read_structure
 from comfyfleet.cli.control_plane import API_DEFAULTS, PUBLIC_BASE, ApiOptions, ApiSession, connect
 from comfyfleet.cli.job_waiter import live_display, retry_while_away
 from comfyfleet.cli.tables import print_fields, print_json, print_rows
-from comfyfleet.cli.upload import download as download_to
 from comfyfleet.cli.upload import upload
-from comfyfleet.client.jobs import free_path
-from comfyfleet.client.model import GraphRun
+from comfyfleet.client import Graph, GraphRun, GraphRunHandle
 from comfyfleet.errors import (
     InvalidInput,
-    LimitExceeded,
     NotFound,
     RunFailed,
     ServerUnavailable,
@@ -39,22 +35,10 @@ from comfyfleet.errors import (
 
 
 def save_files(
-    plane: ApiSession, seen: Mapping[str, Any], folder: Path, context: CliContext
-) -> list[Path]:
-    """Each once, several with their number in front so that a folder keeps their order."""
-    files = GraphRun.model_validate(seen).files
-    width = len(str(len(files)))
-    saved: list[Path] = []
-    for number, file in enumerate(files, start=1):
-        folder.mkdir(parents=True, exist_ok=True)
-        front = f"{number:0{width}}_" if len(files) > 1 else ""
-        path = free_path(folder, front + file.filename)
-        part = path.with_name(f"{path.name}.part")
-        download_to(plane, file.url, part)
-        part.replace(path)
-        saved.append(path)
+    plane: ApiSession, handle: GraphRunHandle, folder: Path, context: CliContext
+) -> None:
+    for path in plane.iterate(handle.saved_files(folder)):
         context.print_line(str(path))
-    return saved
 
 
 FILES_SHOWN_MAX = 8
@@ -70,30 +54,29 @@ _MARKS = {
 }
 
 
-def run_tree(seen: Mapping[str, Any]) -> Tree:
-    root = Tree(Text(run_summary(seen), style="bold"))
-    running: dict[str, list[Mapping[str, Any]]] = {}
-    for each in seen["progress"]["running_nodes"]:
-        running.setdefault(each["node_id"], []).append(each)
-    seconds = _seconds_by_node(seen.get("executions", ()))
-    for node in seen["nodes"]:
-        branch = root.add(_node(node, seconds.get(node["id"])))
-        for each in running.get(node["id"], ()):
-            branch.add(_job(each))
-    for line in _remarks(seen):
+def run_tree(run: GraphRun) -> Tree:
+    root = Tree(Text(run_summary(run), style="bold"))
+    running: dict[str, list[RunningNodeSeen]] = {}
+    for each in run.progress.running_nodes:
+        running.setdefault(each.node_id, []).append(each)
+    seconds = _seconds_by_node(run.executions)
+    for node in run.nodes:
+        branch = root.add(_node(node, seconds.get(node.id)))
+        for job in running.get(node.id, ()):
+            branch.add(_job(job))
+    for line in _remarks(run):
         root.add(Text(printable(line), style="yellow"))
-    for name, value in (seen.get("outputs") or {}).items():
+    for name, value in (run.outputs or {}).items():
         root.add(Text.assemble(("→ ", "green"), printable(f"{name}: {_shown(value)}")))
     return root
 
 
-def _seconds_by_node(executions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _seconds_by_node(executions: Sequence[ExecutionSeen]) -> dict[str, float]:
     """From the first start to the last end; of nodes that have jobs, and once they have ended."""
     spans: dict[str, list[datetime]] = {}
     for each in executions:
-        if each["started_at"] and each["ended_at"]:
-            moments = (each["started_at"], each["ended_at"])
-            spans.setdefault(each["node"], []).extend(map(datetime.fromisoformat, moments))
+        if each.started_at and each.ended_at:
+            spans.setdefault(each.node, []).extend((each.started_at, each.ended_at))
     return {node: (max(found) - min(found)).total_seconds() for node, found in spans.items()}
 
 
@@ -119,49 +102,45 @@ def _files_in(value: Any) -> Iterator[Mapping[str, Any]]:
             yield from _files_in(part)
 
 
-def run_summary(seen: Mapping[str, Any]) -> str:
-    progress = seen["progress"]
-    counts = f"{progress['completed_nodes']} of {progress['total_nodes']} nodes"
-    percent = f"{progress['weighted_percent']:.0f} %"
-    name = seen["name"] or seen["id"]  # an expired run has lost its name
-    return printable(f"{name}: {seen['status']}, {counts}, {percent}")
+def run_summary(run: GraphRun) -> str:
+    progress = run.progress
+    counts = f"{progress.completed_nodes} of {progress.total_nodes} nodes"
+    name = run.name or run.id  # an expired run has lost its name
+    return printable(f"{name}: {run.status}, {counts}, {progress.weighted_percent:.0f} %")
 
 
-def _node(node: Mapping[str, Any], seconds: float | None) -> Text:
-    mark, style = _MARKS.get(node["status"], ("·", ""))
-    what = node["workflow"] or node.get("effect") or node["type"]
-    times = f"  {node['done']}/{node['expected']}" if node["expected"] > 1 else ""
+def _node(node: NodeSeen, seconds: float | None) -> Text:
+    mark, style = _MARKS.get(node.status, ("·", ""))
+    what = node.workflow or node.effect or node.type
+    times = f"  {node.done}/{node.expected}" if node.expected > 1 else ""
     took = f"  {seconds:.1f} s" if seconds is not None else ""
     return Text.assemble(
-        (f"{mark} ", style), printable(node["id"]), (f"  {printable(what)}{times}{took}", "dim")
+        (f"{mark} ", style), printable(node.id), (f"  {printable(what)}{times}{took}", "dim")
     )
 
 
-def _job(job: Mapping[str, Any]) -> Text:
-    index = "".join(f"[{number}]" for number in job["index"])
-    where = job["backend_id"] or "in the queue"
-    parts = [index, where, f"{100 * job['progress']:.0f} %", job["current_step"] or ""]
+def _job(job: RunningNodeSeen) -> Text:
+    index = "".join(f"[{number}]" for number in job.index)
+    where = job.backend_id or "in the queue"
+    parts = [index, where, f"{100 * job.progress:.0f} %", job.current_step or ""]
     return Text(printable(" ".join(filter(None, parts))), style="blue")
 
 
-def _remarks(seen: Mapping[str, Any]) -> Iterator[str]:
-    if seen.get("is_expired"):
+def _remarks(run: GraphRun) -> Iterator[str]:
+    if run.is_expired:
         yield "its time was up: what went in, came out and was recorded is gone"
-    for each in seen["questions"]:
-        choices = ", ".join(each["choices"])
-        others = f" (backends: {', '.join(each['backends'])})" if each["backends"] else ""
-        yield f"{each['node']} asks: {each['message']}; answer {choices}{others}"
-    if seen["error"]:
-        yield seen["error"]["message"]
-        if seen["error"]["alternatives"]:
-            yield f"it could run on {', '.join(seen['error']['alternatives'])}"
+    for each in run.questions:
+        others = f" (backends: {', '.join(each.backends)})" if each.backends else ""
+        yield f"{each.node} asks: {each.message}; answer {', '.join(each.choices)}{others}"
+    if run.error:
+        yield run.error.message
+        if run.error.alternatives:
+            yield f"it could run on {', '.join(run.error.alternatives)}"
 
 
 app = App(name="graph", help=help_texts.GRAPH, help_format="markdown")
 LOOK_SECONDS = 0.5
 NODE_ENDS = ("done", "failed", "skipped", "cancelled")
-PROGRESS = ("weighted_percent", "completed_nodes", "total_nodes", "running_nodes")
-TOLD = ("status", "nodes", "questions")
 File = Annotated[Path, Parameter(metavar="FILE", help="A graph, as JSON or YAML.")]
 RunId = Annotated[UUID, Parameter(metavar="RUN", help="The run's id.")]
 Which = Annotated[
@@ -200,16 +179,16 @@ def validate(
     """Show all problems of a graph, before anything runs."""
     document = _read(file)
     with _public(options, context) as plane:
-        verdict = plane.post("graphs", "validate", document=document)
+        verdict = plane.run(plane.client.graphs.validate(document))
     if options.as_json:
         print_json(verdict, context)
-    for each in () if options.as_json else verdict["problems"]:
-        place = ".".join(filter(None, (each["node"], each["port"])))
-        context.out.print(f"{place or file.name}: {each['message']}", markup=False, soft_wrap=True)
-    for each in () if options.as_json else verdict["warnings"]:
-        context.warn(f"{each['node']}: {each['message']}")
-    if not verdict["valid"]:
-        many = counted(len(verdict["problems"]), "problem", "problems")
+    for each in () if options.as_json else verdict.problems:
+        place = ".".join(filter(None, (each.node, each.port)))
+        context.out.print(f"{place or file.name}: {each.message}", markup=False, soft_wrap=True)
+    for each in () if options.as_json else verdict.warnings:
+        context.warn(f"{each.node}: {each.message}")
+    if not verdict.valid:
+        many = counted(len(verdict.problems), "problem", "problems")
         raise InvalidInput(f"{file} has {many}")
     context.say(f"{file} is fine")
 
@@ -265,16 +244,16 @@ def quote(
     with _public(options, context) as plane:
         inputs = {name: _value(plane, text) for name, text in map(_named, input)}
         if Path(graph).is_file():
-            graph = plane.post("graphs", document=_read(Path(graph)))["id"]
-        found = plane.post("graphs", graph, "quote", inputs=inputs)
+            graph = str(plane.run(plane.client.graphs.create(_read(Path(graph)))).id)
+        found = plane.run(plane.client.graphs.quote(graph, inputs))
     if options.as_json:
         print_json(found, context)
         return
     fields = {
-        "tokens": _span(found["tokens_min"], found["tokens_max"]),
-        "jobs": _span(found["jobs_min"], found["jobs_max"]),
-        "seconds": _span(round(found["seconds_min"]), round(found["seconds_max"])),
-        "never_timed": ", ".join(found["unknown_durations"]),
+        "tokens": _span(found.tokens_min, found.tokens_max),
+        "jobs": _span(found.jobs_min, found.jobs_max),
+        "seconds": _span(round(found.seconds_min), round(found.seconds_max)),
+        "never_timed": ", ".join(found.unknown_durations),
     }
     print_fields(fields, context)
 
@@ -307,24 +286,24 @@ def run(
     """Run a graph; prints the run's id. A file is stored with its first run."""
     with _public(options, context) as plane:
         inputs = {name: _value(plane, text) for name, text in map(_named, input)}
-        started = _started(plane, graph, inputs=inputs, max_tokens=max_tokens)
+        handle = _started(plane, graph, inputs=inputs, max_tokens=max_tokens)
         if not options.as_json:
-            context.say(f"graph {started['graph_id']} ({started['name']})")
-            context.print_line(started["id"])
-        if watch or output:
-            started = _watched(plane, started["id"], context)
+            context.say(f"graph {handle.run.graph_id} ({handle.run.name})")
+            context.print_line(str(handle.id))
+        seen = _watched(plane, handle, context) if watch or output else handle.run
         if output:
-            save_files(plane, started, output, context)
+            save_files(plane, handle, output, context)
     if options.as_json:
-        print_json(started, context)
-    if (watch or output) and started["status"] != "completed":
-        raise RunFailed(_reason(started))
+        print_json(seen, context)
+    if (watch or output) and seen.status != "completed":
+        raise RunFailed(_reason(seen))
 
 
-def _started(plane: ApiSession, graph: str, **body: Any) -> dict[str, Any]:
+def _started(plane: ApiSession, graph: str, **given: Any) -> GraphRunHandle:
+    graphs = plane.client.graphs
     if Path(graph).is_file():
-        return plane.post("graph-runs", document=_read(Path(graph)), **body)
-    return plane.post("graphs", graph, "runs", **body)
+        return plane.run(graphs.run_document(_read(Path(graph)), **given))
+    return plane.run(graphs.run(graph, **given))
 
 
 @app.command
@@ -333,8 +312,8 @@ def cancel(
 ) -> None:
     """Stop a run and its jobs; jobs that did not complete are refunded."""
     with _public(options, context) as plane:
-        seen = plane.post("graph-runs", run_id, "cancel")
-    _told(seen, options, context)
+        handle = _act(plane, run_id, "cancel")
+    _told(handle.run, options, context)
 
 
 @app.command
@@ -350,10 +329,10 @@ def download(
 ) -> None:
     """Save the files that a run made, in their order; prints the paths. Nothing is overwritten."""
     with _public(options, context) as plane:
-        seen = plane.get("graph-runs", run_id, executions=0)
-        saved = save_files(plane, seen, output, context)
-    if not saved:
-        raise RunFailed(f"the run is {seen['status']} and has no files")
+        handle = _run(plane, run_id)
+        save_files(plane, handle, output, context)
+        if not handle.run.files:
+            raise RunFailed(f"the run is {handle.run.status} and has no files")
 
 
 @app.command
@@ -362,12 +341,21 @@ def delete(
 ) -> None:
     """Delete one of your graphs; its runs stay."""
     with _public(options, context) as plane:
-        plane.delete("graphs", graph)
+        plane.run(plane.client.graphs.delete(graph))
     context.say(f"{graph} is deleted; its runs stay")
 
 
-def _reason(seen: dict[str, Any]) -> str:
-    return seen["error"]["message"] if seen["error"] else f"the run is {seen['status']}"
+def _run(plane: ApiSession, run_id: UUID | str) -> GraphRunHandle:
+    return plane.run(plane.client.graphs.get_run(run_id))
+
+
+def _act(plane: ApiSession, run_id: UUID, act: str, **body: Any) -> GraphRunHandle:
+    answer = plane.post("graph-runs", run_id, act, **body)
+    return GraphRunHandle(plane.client.calls, GraphRun.model_validate(answer))
+
+
+def _reason(seen: GraphRun) -> str:
+    return seen.error.message if seen.error else f"the run is {seen.status}"
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -394,75 +382,55 @@ def _uploaded(plane: ApiSession, path: Path) -> str:
     return upload(plane, path, "videos", "uploads")
 
 
-def _watched(plane: ApiSession, run_id: str, context: CliContext) -> dict[str, Any]:
-    """Until it is over. Ctrl-C only stops watching: the run goes on."""
-    seen = _looked(plane, run_id, context)
-    changes = RunChanges(run_id, context)
-    with live_display(context.err, run_tree(seen)) as live:
-        while seen["status"] not in ENDED:
-            for told in _heard(plane, run_id, seen):
-                seen = told
-                live.update(run_tree(seen))
-                changes.tell(seen)
-            if seen["status"] not in ENDED:  # the stream broke, or none came through
+def _watched(plane: ApiSession, handle: GraphRunHandle, context: CliContext) -> GraphRun:
+    """Until it is over. Ctrl-C only stops watching: the run goes on, also while its control plane is away."""
+    changes = RunChanges(handle, context)
+
+    def look() -> GraphRun:
+        refresh = lambda: plane.run(handle.refresh())  # noqa: E731
+        return retry_while_away(refresh, context, "the run goes on", time.sleep)
+
+    with live_display(context.err, run_tree(look())) as live:
+        while not handle.run.has_ended:
+            try:
+                for event in plane.iterate(handle.events()):
+                    changes.tell(event)
+                    live.update(run_tree(handle.run.model_copy(update=as_seen(event))))
+            except (ServerUnavailable, Unavailable, UnexpectedAnswer):
                 time.sleep(LOOK_SECONDS)
-                seen = _looked(plane, run_id, context)
-                changes.tell(seen)
-        seen = _looked(plane, run_id, context)
-        live.update(run_tree(seen))
-    return seen
+            changes.tell(look())
+        live.update(run_tree(handle.run))
+    return handle.run
 
 
-def _looked(plane: ApiSession, run_id: str, context: CliContext) -> dict[str, Any]:
-    """The run, even if its control plane is away for a while: the run doesn't end by that."""
-    get = partial(plane.get, "graph-runs", run_id)
-    return retry_while_away(get, context, "the run goes on", time.sleep)
+def as_seen(event: GraphEvent) -> dict[str, Any]:
+    """What an event tells of a run, by the run's fields."""
+    fields = {name: getattr(event, name) for name in ("status", "nodes", "questions")}
+    return {**fields, "progress": event}
 
 
 class RunChanges:
     """Tells what changed, a line each, where no live tree can be shown: in a pipe or in CI."""
 
-    def __init__(self, run_id: str, context: CliContext) -> None:
-        self._run_id, self._context = run_id, context
+    def __init__(self, handle: GraphRunHandle, context: CliContext) -> None:
+        self._run_id, self._context = handle.id, context
         self._told: set[tuple[str, ...]] = set()
 
-    def tell(self, seen: dict[str, Any]) -> None:
+    def tell(self, seen: GraphRun | GraphEvent) -> None:
         if self._context.err.is_terminal:
             return
-        for node in seen["nodes"]:
-            if node["status"] in NODE_ENDS:
-                self._once((node["id"], node["status"]), f"{node['id']}: {node['status']}")
-        for each in seen["questions"]:
-            where = (each["node"], *map(str, each["index"]))
-            line = f"{each['node']} asks: {each['message']}; answer with: comfyfleet graph answer"
-            self._once(where, f"{line} {self._run_id} {'|'.join(each['choices'])}")
+        for node in seen.nodes:
+            if node.status in NODE_ENDS:
+                self._once((node.id, node.status), f"{node.id}: {node.status}")
+        for each in seen.questions:
+            where = (each.node, *map(str, each.index))
+            line = f"{each.node} asks: {each.message}; answer with: comfyfleet graph answer"
+            self._once(where, f"{line} {self._run_id} {'|'.join(each.choices)}")
 
     def _once(self, key: tuple[str, ...], line: str) -> None:
         if key not in self._told:
             self._told.add(key)
             self._context.say(line)
-
-
-def _heard(plane: ApiSession, run_id: str, seen: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The run as its events tell it, until it is over or they break off."""
-    try:
-        for event in plane.events("graph-runs", run_id, "events"):
-            told = _read_event(event.data)
-            if told:
-                seen = {**seen, **told}
-                yield seen
-    except (LimitExceeded, ServerUnavailable, Unavailable, UnexpectedAnswer):
-        return
-
-
-def _read_event(data: str) -> dict[str, Any] | None:
-    """None: nothing that this version knows."""
-    try:
-        told = json.loads(data)
-        progress = {name: told[name] for name in PROGRESS}
-        return {"progress": progress, **{name: told[name] for name in TOLD}}
-    except (ValueError, TypeError, KeyError):
-        return None
 
 
 @app.command
@@ -482,30 +450,29 @@ def show(
         )
         return
     with _public(options, context) as plane:
-        seen, graph = _found(plane, what)
-        if watch and seen:
-            seen = _watched(plane, what, context)
+        handle, graph = _found(plane, what)
+        if handle and watch:
+            _watched(plane, handle, context)
+    seen = handle.run if handle else None
     if options.as_json:
         print_json(seen or graph, context)
     elif mermaid or seen is None:
-        context.out.print(graph["mermaid"], markup=False, soft_wrap=True)
+        context.out.print(graph.mermaid, markup=False, soft_wrap=True)
     elif not watch:
         context.out.print(run_tree(seen))
-    if seen and seen["status"] == "failed":
+    if seen and seen.status == "failed":
         context.say(_reason(seen))
 
 
-def _found(plane: ApiSession, what: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+def _found(plane: ApiSession, what: str) -> tuple[GraphRunHandle | None, Graph]:
     """A run with its graph, or a graph, which may also be named."""
+    graphs = plane.client.graphs
     try:
-        UUID(what)
-    except ValueError:
-        return None, plane.get("graphs", what)
-    try:
-        seen = plane.get("graph-runs", what)
-    except NotFound:
-        return None, plane.get("graphs", what)
-    return seen, plane.get("graphs", seen["graph_id"], version=seen["graph_version"])
+        handle = _run(plane, UUID(what))
+    except (ValueError, NotFound):
+        return None, plane.run(graphs.get(what))
+    run = handle.run
+    return handle, plane.run(graphs.get(run.graph_id, version=run.graph_version))
 
 
 @app.command
@@ -525,9 +492,10 @@ def retry(
 ) -> None:
     """Continue a failed run; finished results are reused."""
     with _public(options, context) as plane:
-        seen = plane.post("graph-runs", run_id, "retry", backend=backend, max_tokens=max_tokens)
-        seen = _watched(plane, str(run_id), context) if watch else seen
-    _told(seen, options, context)
+        handle = _act(plane, run_id, "retry", backend=backend, max_tokens=max_tokens)
+        if watch:
+            _watched(plane, handle, context)
+    _told(handle.run, options, context)
 
 
 @app.command
@@ -548,13 +516,13 @@ def answer(
             "the answer backend needs --backend WHO",
             hint=f"comfyfleet graph show {run_id} lists those that could run it.",
         )
-    said = {"node": node, "index": list(index), "choice": choice, "backend": backend}
     with _public(options, context) as plane:
-        seen = plane.post("graph-runs", run_id, "answer", **said)
-    _told(seen, options, context)
+        said = {"node": node, "index": index, "choice": choice, "backend": backend}
+        handle = _act(plane, run_id, "answer", **said)
+    _told(handle.run, options, context)
 
 
-def _told(seen: dict[str, Any], options: ApiOptions, context: CliContext) -> None:
+def _told(seen: GraphRun, options: ApiOptions, context: CliContext) -> None:
     if options.as_json:
         print_json(seen, context)
     else:
@@ -572,7 +540,7 @@ def export(
 ) -> None:
     """Print a stored graph as YAML (or JSON)."""
     with _public(options, context) as plane:
-        document = plane.get("graphs", graph, version=version)["document"]
+        document = plane.run(plane.client.graphs.get(graph, version=version)).document
     if options.as_json:
         print_json(document, context)
         return

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -18,6 +18,7 @@ from comfyfleet.cli.control_plane import ApiSession
 from comfyfleet.errors import ServerUnavailable, Unavailable
 
 REFRESHES_PER_SECOND = 4
+T = TypeVar("T")
 
 
 class UpdatableDisplay(Protocol):
@@ -58,11 +59,11 @@ AWAY_SECONDS_MAX = 300.0  # that a control plane, or its database, may be gone w
 
 
 def retry_while_away(
-    look: Callable[[], dict[str, Any]],
+    look: Callable[[], T],
     context: CliContext,
     what: str,
     sleep: Callable[[float], None],
-) -> dict[str, Any]:
+) -> T:
     """The answer, even if nobody can give it for a while: what is waited for doesn't end by that."""
     deadline = context.clock() + AWAY_SECONDS_MAX
     was_told = False

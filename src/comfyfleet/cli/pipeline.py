@@ -1,7 +1,6 @@
 """`comfyfleet pipeline`: pipelines over the customers' API, and a run's candidates exported as files."""
 
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,13 +13,13 @@ from rich.console import Group
 from rich.text import Text
 from rich.tree import Tree
 
-from comfyfleet.api.pipelines import PipelineRunAnswer
 from comfyfleet.cli import help_texts
 from comfyfleet.cli.context import CliContext, InjectedContext, counted, read_text
 from comfyfleet.cli.control_plane import API_DEFAULTS, PUBLIC_BASE, ApiOptions, ApiSession, connect
 from comfyfleet.cli.job_waiter import live_display
-from comfyfleet.cli.tables import TextTable, print_json, print_rows, table_cell
+from comfyfleet.cli.tables import TextTable, json_text, print_json, print_rows, table_cell
 from comfyfleet.cli.upload import download
+from comfyfleet.client import Candidate, Pipeline, PipelineRun, PipelineRunHandle
 from comfyfleet.client.pipelines import candidate_path
 from comfyfleet.errors import InvalidInput, RunFailed, missing_extra
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 
 INDEX, SHEET = "index.json", "contact-sheet.png"
-PAGE = 100
 CELL_PIXELS, GAP_PIXELS, LABEL_PIXELS = 192, 8, 14
 COLUMNS_MAX = 8
 PICTURES_MAX = 2000  # on one sheet
@@ -43,39 +41,24 @@ class ExportedFiles(NamedTuple):
 
 
 def export_candidates(
-    plane: ApiSession, run: Mapping[str, Any], folder: Path, *, status: str | None = None
+    plane: ApiSession, handle: PipelineRunHandle, folder: Path, *, status: str | None = None
 ) -> ExportedFiles:
     """Files that are there in their size already are not fetched again."""
     require_pillow()
-    rows = []
-    for each in _candidates(plane, run["id"], status):
-        path = candidate_path(folder, each["path"])
-        if each["url"] and not (path.exists() and path.stat().st_size == each["size"]):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_name(path.name + ".part")
-            download(plane, each["url"], part)
-            part.replace(path)
-        rows.append({**each, "url": None, "file": each["path"] if path.exists() else None})
+    rows, pictures = [], []
+    for each in plane.iterate(handle.candidates(status=status)):
+        path = candidate_path(folder, each.path)
+        if each.url and not (path.exists() and path.stat().st_size == each.size):
+            download(plane, each.url, path)
+        file = each.path if path.exists() else None
+        rows.append({**each.model_dump(mode="json"), "url": None, "file": file})
+        pictures.append((each, path))
     folder.mkdir(parents=True, exist_ok=True)
     index, sheet = folder / INDEX, folder / SHEET
-    steps = [each["name"] for each in run["steps"]]
-    text = json.dumps({"run": run, "candidates": rows}, indent=2, ensure_ascii=False)
-    index.write_text(text, "utf-8")
+    index.write_text(json_text({"run": handle.run, "candidates": rows}), "utf-8")
     if rows:
-        write_sheet([(each, folder / each["path"]) for each in rows], steps, sheet)
+        write_sheet(pictures, [each.name for each in handle.run.steps], sheet)
     return ExportedFiles(len(rows), index, sheet)
-
-
-def _candidates(plane: ApiSession, run_id: str, status: str | None) -> Iterator[dict[str, Any]]:
-    after = None
-    while True:
-        page = plane.get(
-            "pipeline-runs", run_id, "candidates", after=after, status=status, limit=PAGE
-        )
-        yield from page["candidates"]
-        after = page["next"]
-        if after is None:
-            return
 
 
 def require_pillow() -> None:
@@ -86,7 +69,7 @@ def require_pillow() -> None:
 
 
 def write_sheet(
-    pictures: Sequence[tuple[Mapping[str, Any], Path]], steps: Sequence[str], sheet: Path
+    pictures: Sequence[tuple[Candidate, Path]], steps: Sequence[str], sheet: Path
 ) -> None:
     """Step by step, each picture small, with its score and how it was judged."""
     from PIL import Image, ImageDraw
@@ -103,7 +86,7 @@ def write_sheet(
             small = _small(path)
             if small:
                 paper.paste(small, corner)
-            label = f"{steps[number]}  {candidate['score']:.0f}  {candidate['status']}"
+            label = f"{steps[number]}  {candidate.score:.0f}  {candidate.status}"
             below = (corner[0], corner[1] + CELL_PIXELS)
             draw.text(below, _plain(label), INK)
     paper.save(sheet)
@@ -115,9 +98,9 @@ def _plain(label: str) -> str:
 
 
 def _rows(
-    pictures: Sequence[tuple[Mapping[str, Any], Path]], number: int
-) -> Iterator[tuple[int, list[tuple[Mapping[str, Any], Path]]]]:
-    mine = [each for each in pictures[:PICTURES_MAX] if each[0]["step"] == number]
+    pictures: Sequence[tuple[Candidate, Path]], number: int
+) -> Iterator[tuple[int, list[tuple[Candidate, Path]]]]:
+    mine = [each for each in pictures[:PICTURES_MAX] if each[0].step == number]
     for start in range(0, len(mine), COLUMNS_MAX):
         yield number, mine[start : start + COLUMNS_MAX]
 
@@ -136,7 +119,6 @@ def _small(path: Path) -> "Image | None":
 
 app = App(name="pipeline", help=help_texts.PIPELINE, help_format="markdown")
 control = partial(connect, base=PUBLIC_BASE)
-LOOK_SECONDS = 1.0
 COLUMNS = ("name", "wanted", "made", "approved", "rejected", "in_flight", "failed")
 STYLES = {"approved": "green", "winner": "bold yellow", "rejected": "red"}
 RUN_COLUMNS = ("id", "pipeline", "status", "reason", "tokens", "created_at")
@@ -162,12 +144,12 @@ def create(
     if options.as_json:
         print_json(answer, context)
     else:
-        context.stdout.write(f"{answer['id']}\n".encode())
+        context.print_line(str(answer.id))
 
 
-def _made(plane: ApiSession, text: str) -> dict[str, Any]:
+def _made(plane: ApiSession, text: str) -> Pipeline:
     try:
-        return plane.post("pipelines", document=text)
+        return plane.run(plane.client.pipelines.create(text))
     except InvalidInput as error:
         problems = error.details.get("problems", ())
         if not problems:
@@ -210,7 +192,7 @@ class RunStartOptions:
             "concurrent_jobs": self.concurrent,
             "tokens": self.tokens,
             "candidates": self.candidates,
-            "until": self.until.astimezone().isoformat() if self.until else None,
+            "until": self.until.astimezone() if self.until else None,
         }
         return {
             "base_candidates": self.base,
@@ -239,17 +221,16 @@ def run(
     with control(options, context) as plane:
         file = Path(pipeline)
         if file.is_file():
-            pipeline = _made(plane, read_text(file))["id"]
-        key = context.new_id()
-        answer = plane.post("pipelines", pipeline, "runs", **given.body(), idempotency_key=key)
+            pipeline = str(_made(plane, read_text(file)).id)
+        handle = plane.run(plane.client.pipelines.run(pipeline, **given.body()))
         if wait or export_to:
-            answer = _watched(plane, answer["id"], context)
+            _watch(plane, handle, context)
         if export_to:
-            _export(plane, answer, export_to, context)
+            _export(plane, handle, export_to, context)
     if options.as_json:
-        print_json(answer, context)
+        print_json(handle.run, context)
     else:
-        context.stdout.write(f"{answer['id']}\n".encode())
+        context.print_line(str(handle.id))
 
 
 def _variables(texts: Sequence[str]) -> dict[str, Any]:
@@ -276,47 +257,42 @@ def status(
 ) -> None:
     """The progress of a run: per step how many are wanted, made, approved, in flight and failed."""
     with control(options, context) as plane:
+        handle = plane.run(plane.client.pipelines.get_run(run))
         if follow:
-            _watched(plane, run, context)
+            _watch(plane, handle, context)
             return
-        answer = plane.get("pipeline-runs", run)
     if options.as_json:
-        print_json(answer, context)
+        print_json(handle.run, context)
     else:
-        context.out.print(render_board(answer), soft_wrap=True)
+        context.out.print(render_board(handle.run), soft_wrap=True)
 
 
-def _watched(plane: ApiSession, run_id: str, context: CliContext) -> dict[str, Any]:
-    """The run when nothing is left that it could do by itself."""
+def _watch(plane: ApiSession, handle: PipelineRunHandle, context: CliContext) -> None:
+    """Until nothing is left that the run could do by itself."""
     with live_display(context.err) as live:
-        while True:
-            answer = plane.get("pipeline-runs", run_id)
-            live.update(render_board(answer))
-            if PipelineRunAnswer.model_validate(answer).is_resting:
-                return answer
-            time.sleep(LOOK_SECONDS)
+        plane.run(handle.wait(on_change=lambda run: live.update(render_board(run))))
 
 
-def render_board(answer: Mapping[str, Any]) -> Group:
+def render_board(run: PipelineRun) -> Group:
     headings = [name.replace("_", " ") for name in COLUMNS]
     listing = TextTable(headings, right=[heading for heading in headings if heading != "name"])
-    for step in answer["steps"]:
-        listing.add(*(table_cell(step[name]) for name in COLUMNS))
-    return Group(listing, Text(" · ".join(_figures(answer)), style="dim"))
+    for step in run.steps:
+        listing.add(*(table_cell(getattr(step, name)) for name in COLUMNS))
+    return Group(listing, Text(" · ".join(_figures(run)), style="dim"))
 
 
-def _figures(answer: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{answer['status']}{': ' + answer['reason'] if answer['reason'] else ''}"
-    if answer["pause_reason"]:
-        yield f"paused because: {answer['pause_reason']}"
-    if answer["trouble"]:
-        yield f"trouble: {answer['trouble']}"
-    if answer["success_rate"] is not None:
-        yield f"{answer['success_rate']:.0%} succeeded"
-    yield counted(answer["tokens"], "token", "tokens")
-    yield f"{answer['bytes'] / 1e6:.1f} MB"
-    if answer["seconds_left"]:
-        yield f"about {answer['seconds_left']:.0f} s left"
+def _figures(run: PipelineRun) -> Iterator[str]:
+    yield f"{run.status}{': ' + run.reason if run.reason else ''}"
+    if run.pause_reason:
+        yield f"paused because: {run.pause_reason}"
+    if run.trouble:
+        yield f"trouble: {run.trouble}"
+    if run.success_rate is not None:
+        yield f"{run.success_rate:.0%} succeeded"
+    yield counted(run.tokens, "token", "tokens")
+    yield f"{run.bytes / 1e6:.1f} MB"
+    if run.seconds_left:
+        yield f"about {run.seconds_left:.0f} s left"
 
 
 @app.command(name="list")
@@ -360,7 +336,7 @@ def delete(
 ) -> None:
     """Delete a pipeline; its runs continue."""
     with control(options, context) as plane:
-        plane.delete("pipelines", pipeline)
+        plane.run(plane.client.pipelines.delete(pipeline))
     context.say(f"{pipeline} is deleted; its runs stay")
 
 
@@ -563,19 +539,20 @@ def export(
 ) -> None:
     """Copy the candidates to a folder, with a JSON index and a contact sheet."""
     with control(options, context) as plane:
-        _export(plane, plane.get("pipeline-runs", run), folder, context, status)
+        handle = plane.run(plane.client.pipelines.get_run(run))
+        _export(plane, handle, folder, context, status)
 
 
 def _export(
     plane: ApiSession,
-    answer: Mapping[str, Any],
+    handle: PipelineRunHandle,
     folder: Path,
     context: CliContext,
     status: str | None = None,
 ) -> None:
-    done = export_candidates(plane, answer, folder, status=status)
+    done = export_candidates(plane, handle, folder, status=status)
     if not done.candidates:
-        made = sum(step["made"] for step in answer["steps"])
+        made = sum(step.made for step in handle.run.steps)
         which = f"none of its {counted(made, 'candidate', 'candidates')} has the status {status}"
         raise RunFailed(
             f"nothing to export: {which if status and made else 'the run has no candidates yet'}"

@@ -148,9 +148,17 @@ STYLES = {
 
 
 def print_json(answer: object, context: CliContext) -> None:
-    text = json.dumps(answer, indent=2, ensure_ascii=False, default=str)
-    context.stdout.write(f"{text}\n".encode())
+    context.stdout.write(f"{json_text(answer)}\n".encode())
     context.stdout.flush()
+
+
+def json_text(answer: object) -> str:
+    """Models of the API as it sends them."""
+    return json.dumps(answer, indent=2, ensure_ascii=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else str(value)
 
 
 def print_rows(

@@ -186,14 +186,18 @@ class GraphRunHandle:
 
         Several have their number in front, `01_`, so that a folder has them in the album's order.
         """
+        return [each async for each in self.saved_files(folder, progress=progress)]
+
+    async def saved_files(
+        self, folder: Path, *, progress: Transferred | None = None
+    ) -> AsyncGenerator[Path, None]:
+        """As `download`; each path once its file is saved."""
         run = await self.refresh(executions=0)  # for URLs that are good from now on
-        saved: list[Path] = []
         width = len(str(len(run.files)))
         for number, file in enumerate(run.files, start=1):
             front = f"{number:0{width}}_" if len(run.files) > 1 else ""
             path = free_path(folder, front + file.filename)
-            saved.append(await download_file(self._calls, file.url, path, progress))
-        return saved
+            yield await download_file(self._calls, file.url, path, progress)
 
 
 def _parse_event(found: ServerEvent) -> GraphEvent | None:

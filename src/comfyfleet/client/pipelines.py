@@ -7,6 +7,7 @@ from contextlib import aclosing
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import quote
 from uuid import UUID, uuid4
 
 from pydantic import ValidationError
@@ -170,7 +171,7 @@ class PipelineRunHandle:
         status: CandidateStatus | str | None = None,
         parent: UUID | None = None,
         page_size: int = PAGE,
-    ) -> AsyncIterator[Candidate]:
+    ) -> AsyncGenerator[Candidate, None]:
         """The oldest first."""
         wanted = {"step": step, "status": status, "parent": parent, "limit": page_size}
         path = f"{self._path}/candidates"
@@ -267,7 +268,7 @@ def _parse_event(found: ServerEvent) -> PipelineEvent | None:
 
 
 class PipelinesApi:
-    """A pipeline is named by itself or its id."""
+    """A pipeline is named by itself, its id or its name."""
 
     def __init__(self, calls: ApiCalls) -> None:
         self._calls = calls
@@ -281,12 +282,12 @@ class PipelinesApi:
         return parse_answer(Pipeline, await self._calls.ask(Call("POST", "/api/pipelines", body)))
 
     async def get(self, pipeline: Pipeline | UUID | str) -> Pipeline:
-        answer = await self._calls.ask(Call("GET", f"/api/pipelines/{_pipeline_id(pipeline)}"))
+        answer = await self._calls.ask(Call("GET", _path(pipeline)))
         return parse_answer(Pipeline, answer)
 
     async def delete(self, pipeline: Pipeline | UUID | str) -> None:
         """Its runs stay, and go on."""
-        await self._calls.ask(Call("DELETE", f"/api/pipelines/{_pipeline_id(pipeline)}"))
+        await self._calls.ask(Call("DELETE", _path(pipeline)))
 
     async def all(self, *, page_size: int = PAGE) -> AsyncIterator[Pipeline]:
         """The newest first."""
@@ -318,9 +319,7 @@ class PipelinesApi:
             "target_folder": target_folder,
             "idempotency_key": key,
         }
-        call = Call(
-            "POST", f"/api/pipelines/{_pipeline_id(pipeline)}/runs", body, is_repeatable=True
-        )
+        call = Call("POST", f"{_path(pipeline)}/runs", body, is_repeatable=True)
         run = parse_answer(PipelineRun, await self._calls.ask(call))
         return PipelineRunHandle(self._calls, run, idempotency_key=key)
 
@@ -345,3 +344,7 @@ class PipelinesApi:
 
 def _pipeline_id(pipeline: Pipeline | UUID | str) -> str:
     return str(pipeline.id if isinstance(pipeline, Pipeline) else pipeline)
+
+
+def _path(pipeline: Pipeline | UUID | str) -> str:
+    return f"/api/pipelines/{quote(_pipeline_id(pipeline), safe='')}"

@@ -6,9 +6,14 @@ from typing import Any
 from rich.console import Console
 
 from comfyfleet.cli.graph import run_tree
+from comfyfleet.client import GraphRun
 
+ID = "7c1f0000-0000-4000-8000-000000000000"
 RUN: dict[str, Any] = {
-    "id": "7c1f",
+    "id": ID,
+    "graph_id": ID,
+    "graph_version": 1,
+    "created_at": "2026-01-02T03:04:05Z",
     "name": "Album",
     "status": "running",
     "progress": {
@@ -43,7 +48,7 @@ RUN["nodes"] = [{**each, "done": 1} for each in RUN["nodes"]]
 
 def shown(**changes: Any) -> list[str]:
     out = io.StringIO()
-    Console(file=out, width=120).print(run_tree({**RUN, **changes}))
+    Console(file=out, width=120).print(run_tree(GraphRun.model_validate({**RUN, **changes})))
     return out.getvalue().splitlines()
 
 
@@ -59,7 +64,7 @@ def test_nodes_stand_in_order_with_their_jobs_below() -> None:
 def test_a_question_names_its_choices_and_an_error_its_alternatives() -> None:
     asked = {"node": "draw", "message": "Backend worker:a is offline"}
     question = {**asked, "choices": ["retry", "skip"], "backends": ["worker:b"]}
-    error = {"message": "Node draw failed: no", "alternatives": ["worker:c"]}
+    error = {"node": "draw", "message": "Node draw failed: no", "alternatives": ["worker:c"]}
     assert shown(questions=[question], error=error)[-3:] == [
         "├── draw asks: Backend worker:a is offline; answer retry, skip (backends: worker:b)",
         "├── Node draw failed: no",
@@ -70,7 +75,7 @@ def test_a_question_names_its_choices_and_an_error_its_alternatives() -> None:
 def test_of_an_expired_run_it_is_said_that_nothing_is_left() -> None:
     gone = {"completed_nodes": 0, "total_nodes": 0, "weighted_percent": 100, "running_nodes": []}
     lines = shown(name="", status="completed", nodes=[], progress=gone, is_expired=True)
-    assert lines[0] == "7c1f: completed, 0 of 0 nodes, 100 %"
+    assert lines[0] == f"{ID}: completed, 0 of 0 nodes, 100 %"
     assert "its time was up" in lines[1]
 
 

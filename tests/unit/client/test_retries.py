@@ -259,6 +259,15 @@ async def test_a_url_with_a_right_of_its_own_never_gets_the_key() -> None:
     assert told[-1] == (600_000, 600_000)
 
 
+async def test_a_name_with_a_slash_stays_one_part_of_the_path() -> None:
+    script = Script(httpx.Response(204))
+    async with script.client as client:
+        await client.pipelines.delete("cats/spring?")
+        await client.graphs.delete("cats/spring?")
+    paths = [each.url.raw_path for each in script.heard]
+    assert paths == [b"/api/pipelines/cats%2Fspring%3F", b"/api/graphs/cats%2Fspring%3F"]
+
+
 async def test_a_download_that_was_cut_is_made_again_and_leaves_one_whole_file(
     tmp_path: Path,
 ) -> None:
