@@ -4,6 +4,7 @@ that is safe."""
 import contextlib
 import socket
 import ssl
+import urllib.request
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any, BinaryIO
 import httpx
 
 from comfyfleet.errors import OutcomeUnknown, ServerUnavailable
+from comfyfleet.transport.http1 import Http1Transport
 from comfyfleet.transport.retry import RETRY_AFTER_SECONDS_MAX, RetryPolicy, retry_after_seconds
 
 CONNECT_SECONDS = 10.0
@@ -23,6 +25,7 @@ NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 # Refused before anything was done.
 UNPROCESSED_STATUSES = frozenset({429})
 RETRYABLE_STATUSES = frozenset({429, 502, 503, 504})
+PROXY_KINDS = frozenset({"http", "https", "all"})
 CHAIN_MAX = 10
 _CAUSE_TEXTS: tuple[tuple[type[BaseException], str], ...] = (
     (ConnectionRefusedError, "connection refused"),
@@ -50,8 +53,15 @@ def open_client(
         timeout=httpx.Timeout(answer_seconds, connect=connect_seconds),
         limits=httpx.Limits(keepalive_expiry=KEEP_ALIVE_SECONDS),
         verify=verify,
-        transport=transport,
+        transport=transport or _transport(verify),
     )
+
+
+def _transport(verify: ssl.SSLContext | bool) -> httpx.AsyncBaseTransport | None:
+    """None is httpx's own, which knows proxies: it takes them from the environment."""
+    if not PROXY_KINDS.isdisjoint(urllib.request.getproxies()):
+        return None
+    return Http1Transport(verify=verify, keep_alive_seconds=KEEP_ALIVE_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
