@@ -27,7 +27,7 @@ UNREAD_BYTES_MAX = 256 * 1024
 NEXT_ADDRESS_SECONDS = 0.25
 
 
-class Origin(NamedTuple):
+class ServerOrigin(NamedTuple):
     scheme: str
     host: str
     port: int
@@ -53,7 +53,7 @@ class Http1Transport(httpx.AsyncBaseTransport):
         self._keep_alive_seconds = keep_alive_seconds
         self._places = asyncio.Semaphore(CONNECTIONS_MAX)
         self._connections: set[Connection] = set()
-        self._idle: dict[Origin, list[Connection]] = {}
+        self._idle: dict[ServerOrigin, list[Connection]] = {}
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         timeouts = Timeouts(**request.extensions.get("timeout", {}))
@@ -94,7 +94,7 @@ class Http1Transport(httpx.AsyncBaseTransport):
         else:
             await self._places.acquire()
 
-    def _idle_connection(self, origin: Origin) -> "Connection | None":
+    def _idle_connection(self, origin: ServerOrigin) -> "Connection | None":
         """The one that was used last; what has waited for too long is closed."""
         since = time.monotonic() - self._keep_alive_seconds
         for each in [each for all_of in self._idle.values() for each in all_of]:
@@ -109,7 +109,7 @@ class Http1Transport(httpx.AsyncBaseTransport):
             self._discard(connection)
         return None
 
-    async def _open(self, origin: Origin, timeouts: Timeouts) -> "Connection":
+    async def _open(self, origin: ServerOrigin, timeouts: Timeouts) -> "Connection":
         secure = self._ssl_context() if origin.scheme == "https" else None
         # Only for names: a call that is given up while asyncio races may leave a socket to the collector.
         delay = None if parse_address(origin.host) else NEXT_ADDRESS_SECONDS
@@ -179,7 +179,7 @@ class ResponseBody(httpx.AsyncByteStream):
 class Connection(asyncio.Protocol):
     """One request and its answer at a time."""
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: ServerOrigin) -> None:
         self.origin = origin
         self.is_closed = False
         self.idle_since = 0.0
@@ -326,11 +326,11 @@ def _wake(waiting: asyncio.Future[None] | None) -> None:
         waiting.set_result(None)
 
 
-def _origin(url: httpx.URL) -> Origin:
+def _origin(url: httpx.URL) -> ServerOrigin:
     if url.scheme not in ("http", "https"):
         raise httpx.UnsupportedProtocol(f"the URL must begin with http:// or https://: {url}")
     default_port = 443 if url.scheme == "https" else 80
-    return Origin(url.scheme, url.raw_host.decode("ascii"), url.port or default_port)
+    return ServerOrigin(url.scheme, url.raw_host.decode("ascii"), url.port or default_port)
 
 
 def _request_head(request: httpx.Request) -> h11.Request:
