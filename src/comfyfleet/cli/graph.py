@@ -3,8 +3,8 @@
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -161,8 +161,7 @@ GRAPH_COLUMNS = ("id", "name", "version", "created_at")
 RUN_COLUMNS = ("id", "name", "status", "tokens", "created_at", "ended_at", "error")
 
 
-def _public(options: ApiOptions, context: CliContext) -> AbstractContextManager[ApiSession]:
-    return connect(options, context, base=PUBLIC_BASE)
+_public = partial(connect, base=PUBLIC_BASE)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -386,16 +385,16 @@ def _watched(plane: ApiSession, handle: GraphRunHandle, context: CliContext) -> 
     """Until it is over. Ctrl-C only stops watching: the run goes on, also while its control plane is away."""
     changes = RunChanges(handle, context)
 
-    def look() -> GraphRun:
-        refresh = lambda: plane.run(handle.refresh())  # noqa: E731
-        return retry_while_away(refresh, context, "the run goes on", time.sleep)
+    def refresh() -> GraphRun:
+        return plane.run(handle.refresh())
 
+    look = partial(retry_while_away, refresh, context, "the run goes on", time.sleep)
     with live_display(context.err, run_tree(look())) as live:
         while not handle.run.has_ended:
             try:
                 for event in plane.iterate(handle.events()):
                     changes.tell(event)
-                    live.update(run_tree(handle.run.model_copy(update=as_seen(event))))
+                    live.update(run_tree(handle.run.model_copy(update=_as_seen(event))))
             except (ServerUnavailable, Unavailable, UnexpectedAnswer):
                 time.sleep(LOOK_SECONDS)
             changes.tell(look())
@@ -403,7 +402,7 @@ def _watched(plane: ApiSession, handle: GraphRunHandle, context: CliContext) -> 
     return handle.run
 
 
-def as_seen(event: GraphEvent) -> dict[str, Any]:
+def _as_seen(event: GraphEvent) -> dict[str, Any]:
     """What an event tells of a run, by the run's fields."""
     fields = {name: getattr(event, name) for name in ("status", "nodes", "questions")}
     return {**fields, "progress": event}
