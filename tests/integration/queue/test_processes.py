@@ -23,7 +23,7 @@ from tests.support.jobs.dispatches import (
 )
 
 from comfyfleet.server.db import Database
-from comfyfleet.server.db.driver import dsn
+from comfyfleet.server.db.database import dsn
 from comfyfleet.server.queue.model import DispatchLease, DispatchStatus
 from comfyfleet.server.queue.queue import DispatchQueue
 

@@ -12,9 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from comfyfleet.errors import Unavailable
 from comfyfleet.server.db.central_tables import control_state
-from comfyfleet.server.db.database import Database, Tx, driver_of
+from comfyfleet.server.db.database import Database, Tx, driver_of, dsn
 from comfyfleet.server.db.dialect import insert_if_new, upsert
-from comfyfleet.server.db.driver import connect, dsn
+from comfyfleet.server.db.driver import connect
 from comfyfleet.server.db.errors import is_disconnect
 
 # While it is true, no lease is given; the claiming statement reads it, too.
@@ -77,7 +77,7 @@ class AdvisoryLocks:
     async def _execute(self, statement: str, number: int) -> bool:
         try:
             driver = driver_of(self._connection or await self._connect())
-            return bool(await driver.fetchval(statement, ADVISORY_LOCK_CLASS, number))
+            return bool(await driver.fetchval(statement, ADVISORY_LOCK_CLASS, number, timeout=CHECK_SECONDS))
         except Exception as error:
             # The connection may hold locks that nobody knows of.
             await self.close()
@@ -119,7 +119,9 @@ class NotifyChannel:
         if self._sender is None or self._sender.is_closed():
             self._sender = await connect(self._dsn, {})
         try:
-            await self._sender.execute("SELECT pg_notify($1, $2)", self._channel, payload)
+            await self._sender.execute(
+                "SELECT pg_notify($1, $2)", self._channel, payload, timeout=CHECK_SECONDS
+            )
         except BaseException:
             self._sender.terminate()
             raise

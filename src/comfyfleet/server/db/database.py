@@ -34,6 +34,13 @@ from comfyfleet.server.db.errors import (
     is_logged,
     to_sqlalchemy_error,
 )
+from comfyfleet.server.db.liveness import (
+    SILENT,
+    Liveness,
+    LivenessLimits,
+    ask_server,
+    keep_alive,
+)
 
 Tx: TypeAlias = AsyncConnection
 T = TypeVar("T")
@@ -43,13 +50,18 @@ OVERFLOW_MAX = 4
 # The rest is for connections held for long: advisory locks, and the writer on SQLite.
 LENT_MAX = KEPT_MAX + OVERFLOW_MAX - 2
 WAIT_SECONDS_MAX = 30
+CONNECT_SECONDS_MAX = 10
 ALL_IN_USE = "all connections to the database are in use"
 
 
 class ConnectionPool:
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, limits: LivenessLimits | None = None) -> None:
         self._engine = engine
         self._is_sqlite = engine.dialect.name == "sqlite"
+        self._liveness: Liveness | None = None
+        if not self._is_sqlite:
+            url = engine.url.render_as_string(hide_password=False)
+            self._liveness = Liveness(partial(ask_server, dsn(url)), limits)
         self._idle: list[Tx] = []
         self._room = asyncio.Semaphore(LENT_MAX)
         self._is_closed = False
@@ -58,17 +70,30 @@ class ConnectionPool:
     async def take(self) -> Tx:
         await self._wait_for_room()
         try:
-            while self._idle:
-                tx = self._idle.pop()
-                if is_usable(tx):
-                    return tx
-                await tx.close()
-            return await open_connection(self._engine)
+            if self._liveness is None:
+                return await self._connection()
+            self._liveness.require_answers()
+            tx = await self._connection()
+            self._liveness.began(id(tx), driver_of(tx))
         except BaseException:
             self._room.release()
             raise
+        return tx
+
+    async def _connection(self) -> Tx:
+        while self._idle:
+            tx = self._idle.pop()
+            if is_usable(tx):
+                return tx
+            await tx.close()
+        if self._liveness is None:
+            return await open_connection(self._engine)
+        with self._liveness.opening():
+            return await open_connection(self._engine)
 
     async def give(self, tx: Tx, *, is_well: bool) -> None:
+        if self._liveness is not None:
+            self._liveness.ended(id(tx))
         try:
             if is_well and not self._is_closed and len(self._idle) < KEPT_MAX and is_usable(tx):
                 await reset_transaction(tx)
@@ -83,6 +108,8 @@ class ConnectionPool:
 
     async def close(self) -> None:
         self._is_closed = True
+        if self._liveness is not None:
+            await self._liveness.close()
         while self._idle:
             await self._idle.pop().close()
         if self._closing:
@@ -103,6 +130,11 @@ class ConnectionPool:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         return task
+
+
+def dsn(url: str) -> str:
+    """Converts a URL of SQLAlchemy to one of asyncpg."""
+    return make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
 
 
 def driver_of(tx: Tx) -> Any:
@@ -136,6 +168,8 @@ async def open_connection(engine: AsyncEngine) -> Tx:
     """Opens a connection; raises Unavailable if the database can't be reached or refuses us."""
     try:
         return await engine.connect()
+    except TimeoutError as error:
+        raise Unavailable(SILENT) from error
     except OSError as error:  # no socket, or an unknown host
         raise Unavailable(f"the database can't be reached: {error}") from error
     except DBAPIError as error:  # it refuses the connection
@@ -519,7 +553,9 @@ class OutageLog:
 class Database:
     """One database. `transaction` writes, `read` only reads, `execute_one` writes by one statement."""
 
-    def __init__(self, url: str, engine: AsyncEngine) -> None:
+    def __init__(
+        self, url: str, engine: AsyncEngine, limits: LivenessLimits | None = None
+    ) -> None:
         self.url = url
         self.engine = engine
         self.is_sqlite = engine.dialect.name == "sqlite"
@@ -527,7 +563,7 @@ class Database:
         self.turn = asyncio.Lock()
         self.outages = OutageLog(engine.url.render_as_string(hide_password=True))
         self._writing = GroupCommit(engine, self.turn)
-        self._connections = ConnectionPool(engine)
+        self._connections = ConnectionPool(engine, limits)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Tx]:
@@ -611,7 +647,7 @@ def _translate_errors() -> Iterator[None]:
         raise
 
 
-def open_database(url: str) -> Database:
+def open_database(url: str, limits: LivenessLimits | None = None) -> Database:
     """`sqlite:///file` or `postgresql://user:password@host/name`; connects at first use."""
     try:
         parsed = make_url(url)
@@ -629,6 +665,7 @@ def open_database(url: str) -> Database:
     else:
         # Transactions are begun by us; SQLAlchemy must not begin its own around a read.
         options["isolation_level"] = "AUTOCOMMIT"
+        options["connect_args"] = {"timeout": CONNECT_SECONDS_MAX}
     try:
         engine = create_async_engine(target, **options)
     except ModuleNotFoundError as error:
@@ -636,10 +673,11 @@ def open_database(url: str) -> Database:
             raise
         raise missing_extra("PostgreSQL", error.name, "postgres") from error
     if kind == "postgresql":
+        event.listen(engine.sync_engine, "connect", keep_alive)
         event.listen(engine.sync_engine, "checkout", _require_open)
     if kind == "sqlite":
         event.listen(engine.sync_engine, "connect", prepare_sqlite)
-    return Database(url, engine)
+    return Database(url, engine, limits)
 
 
 def _require_open(connection: Any, _record: Any, _proxy: Any) -> None:
@@ -708,4 +746,4 @@ async def for_each_pool(
     return done
 
 
-__all__ = ["Database", "Tx", "driver_of", "open_database", "prepare_sqlite"]
+__all__ = ["Database", "Tx", "driver_of", "dsn", "open_database", "prepare_sqlite"]

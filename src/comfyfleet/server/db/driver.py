@@ -14,12 +14,18 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import IntegrityError
 
 from comfyfleet.errors import Unavailable
-from comfyfleet.server.db.database import Database, Tx, driver_of, prepare_sqlite
+from comfyfleet.server.db.database import (
+    CONNECT_SECONDS_MAX,
+    Database,
+    Tx,
+    driver_of,
+    dsn,
+    prepare_sqlite,
+)
 from comfyfleet.server.db.dialect import Moment, insert_if_new, is_sqlite
 from comfyfleet.server.db.errors import is_disconnect, to_sqlalchemy_error
 
 T = TypeVar("T")
-CONNECT_SECONDS_MAX = 10
 STATEMENT_SECONDS_MAX = 60
 # Every statement has its index. Statistics that are old (or none, after a bulk load) would make the
 # planner believe that reading the table is cheaper, and with a million rows it never is.
@@ -116,11 +122,6 @@ def _begin_with_locks(locks: Sequence[int]) -> str:
     """
     keys = ", ".join(map(str, map(int, locks)))
     return f"BEGIN; SELECT pg_advisory_xact_lock(key) FROM unnest(ARRAY[{keys}]::bigint[]) AS key"  # noqa: S608
-
-
-def dsn(url: str) -> str:
-    """Converts a URL of SQLAlchemy to one of asyncpg."""
-    return make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
 
 
 async def connect(dsn: str, server_settings: dict[str, str]) -> Any:

@@ -1,0 +1,142 @@
+"""Finds a PostgreSQL server that no longer answers, such as behind a network that drops packets.
+
+Nothing else does: a statement on such a connection waits until TCP gives up, which takes a quarter of an hour.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from comfyfleet.errors import Unavailable
+
+SILENT = "the database doesn't answer"
+# Packets that get no answer for so long end a connection.
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
+
+
+@dataclass(frozen=True, slots=True)
+class LivenessLimits:
+    # A connection that is in use for longer is a reason to ask the server whether it is there.
+    use_seconds: float = 5.0
+    # Connecting and one statement must not take longer, also under load.
+    answer_seconds: float = 10.0
+    # While it is silent it is asked so often.
+    retry_seconds: float = 1.0
+
+
+class Liveness:
+    """Asks a server that keeps somebody waiting for an answer, by a new connection.
+
+    If it gives none, the connections in use are cut, so that nobody waits for them any longer, and
+    new calls are refused at once until it answers again. A slow statement of a server that answers is
+    left alone, however long it takes.
+    """
+
+    def __init__(
+        self, ask: Callable[[], Awaitable[object]], limits: LivenessLimits | None = None
+    ) -> None:
+        self._ask = ask
+        self._limits = limits or LivenessLimits()
+        # Since when, and the driver's connection; None while it is opened.
+        self._in_use: dict[int, tuple[float, Any]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self._is_silent = False
+
+    def require_answers(self) -> None:
+        """Raises Unavailable while the server is silent."""
+        if self._is_silent:
+            raise Unavailable(SILENT)
+
+    def began(self, use: int, driver: Any) -> None:
+        """Notes that a connection is in use, until `ended` is called with the same number."""
+        self._in_use[use] = asyncio.get_running_loop().time(), driver
+        if self._timer is None and self._asking is None:
+            self._look_in(self._limits.use_seconds)
+
+    def ended(self, use: int) -> None:
+        self._in_use.pop(use, None)
+
+    @contextlib.contextmanager
+    def opening(self) -> Iterator[None]:
+        """Notes that a connection is opened meanwhile, which has a limit of its own."""
+        use = object()
+        self.began(id(use), None)
+        try:
+            yield
+        finally:
+            self.ended(id(use))
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait({self._asking})
+
+    def _look_in(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if not self._in_use:
+            return
+        loop = asyncio.get_running_loop()
+        longest = min(since for since, _ in self._in_use.values())
+        left = longest + self._limits.use_seconds - loop.time()
+        if left > 0:
+            self._look_in(left)
+        else:
+            self._asking = loop.create_task(self._ask_until_answered())
+            self._asking.add_done_callback(self._answered)
+
+    async def _ask_until_answered(self) -> None:
+        while not await self._answers():
+            self._is_silent = True
+            for _, driver in [*self._in_use.values()]:
+                if driver is not None:
+                    driver.terminate()
+            await asyncio.sleep(self._limits.retry_seconds)
+
+    async def _answers(self) -> bool:
+        """An error is an answer, too: whoever uses a connection gets it without waiting."""
+        with contextlib.suppress(Exception):
+            try:
+                async with asyncio.timeout(self._limits.answer_seconds):
+                    await self._ask()
+            except TimeoutError:
+                return False
+        return True
+
+    def _answered(self, _asked: "asyncio.Task[None]") -> None:
+        self._asking, self._is_silent = None, False
+        if self._in_use:
+            self._look_in(self._limits.use_seconds)
+
+
+async def ask_server(dsn: str) -> None:
+    """Connects and executes a statement."""
+    import asyncpg  # optional: only whoever uses PostgreSQL has it
+
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.fetchval("SELECT 1")
+    finally:
+        connection.terminate()
+
+
+def keep_alive(connection: Any, _record: Any) -> None:
+    """Lets the system find a connection whose other end is gone, while the server itself answers:
+    after a failover, or when a firewall has forgotten the connection.
+    """
+    transport = getattr(connection.driver_connection, "_transport", None)
+    end = transport and transport.get_extra_info("socket")
+    if end is None or end.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if number := getattr(socket, name, None):  # not every system has all of them
+            end.setsockopt(socket.IPPROTO_TCP, number, value)
