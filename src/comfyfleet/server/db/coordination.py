@@ -77,7 +77,9 @@ class AdvisoryLocks:
     async def _execute(self, statement: str, number: int) -> bool:
         try:
             driver = driver_of(self._connection or await self._connect())
-            return bool(await driver.fetchval(statement, ADVISORY_LOCK_CLASS, number, timeout=CHECK_SECONDS))
+            return bool(
+                await driver.fetchval(statement, ADVISORY_LOCK_CLASS, number, timeout=CHECK_SECONDS)
+            )
         except Exception as error:
             # The connection may hold locks that nobody knows of.
             await self.close()

@@ -553,9 +553,7 @@ class OutageLog:
 class Database:
     """One database. `transaction` writes, `read` only reads, `execute_one` writes by one statement."""
 
-    def __init__(
-        self, url: str, engine: AsyncEngine, limits: LivenessLimits | None = None
-    ) -> None:
+    def __init__(self, url: str, engine: AsyncEngine, limits: LivenessLimits | None = None) -> None:
         self.url = url
         self.engine = engine
         self.is_sqlite = engine.dialect.name == "sqlite"
