@@ -20,7 +20,11 @@ from comfyfleet.errors import InvalidInput, Unavailable
 from comfyfleet.server.http import objects
 from comfyfleet.server.http.objects import objects_routes
 from comfyfleet.server.storage import LocalStore, ObjectFacts
-from comfyfleet.server.storage.local import INCOMING_SECONDS_MAX, ObjectFolder
+from comfyfleet.server.storage.local import (
+    INCOMING_SECONDS_MAX,
+    UPLOADS_PER_KEY_MAX,
+    ObjectFolder,
+)
 
 SECRET = b"s" * 32
 NOW = datetime(2026, 11, 15, 9, tzinfo=UTC)
@@ -385,3 +389,32 @@ async def test_no_other_method_is_taken(store: LocalStore, http: httpx.AsyncClie
     url = await store.url_to_get("a/b", seconds=60)
     for method in ("HEAD", "POST", "DELETE"):
         assert (await http.request(method, url)).status_code == 405
+
+
+async def test_one_url_can_not_fill_the_disk_by_many_uploads_at_once(
+    store: LocalStore, http: httpx.AsyncClient
+) -> None:
+    url, finish = await url_to_put(store), asyncio.Event()
+    begun = asyncio.Semaphore(0)
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"x"
+        begun.release()
+        await finish.wait()
+        yield b"y"
+
+    def put() -> "asyncio.Task[httpx.Response]":
+        sent = http.put(url, content=slow(), headers={**PNG, "Content-Length": "2"})
+        return asyncio.create_task(sent)
+
+    uploads = [put() for _ in range(UPLOADS_PER_KEY_MAX)]
+    for _ in uploads:
+        await begun.acquire()
+    refused = await http.put(url, content=b"xy", headers=PNG)
+    elsewhere = await http.put(await url_to_put(store, "a/c"), content=b"xy", headers=PNG)
+    finish.set()
+    assert refused.status_code == 429
+    assert refused.json()["error"]["code"] == "too_many_calls"
+    assert elsewhere.status_code == 200
+    assert {each.status_code for each in await asyncio.gather(*uploads)} == {200}
+    assert (await http.put(url, content=b"xy", headers=PNG)).status_code == 200

@@ -46,5 +46,5 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
         moment = email.utils.parsedate_to_datetime(text)
         now = email.utils.parsedate_to_datetime(headers.get("date", ""))
         return max(0.0, (moment - now).total_seconds())
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None

@@ -159,5 +159,6 @@ async def upload_object_info(
     except httpx.TransportError as error:
         logger.warning("object_info was not uploaded", extra={"reason": type(error).__name__})
         return
-    if not answer.is_success:
+    # 429: several others of the fleet upload the same at the moment.
+    if not answer.is_success and answer.status_code != 429:
         logger.warning("object_info was not uploaded", extra={"reason": answer.status_code})

@@ -23,6 +23,7 @@ def test_pauses_double_up_to_a_maximum_and_are_spread_by_chance() -> None:
         ({"retry-after": AT.format("09")}, None),
         ({"retry-after": "9" * 10}, None),
         ({"retry-after": "-1"}, None),
+        ({"retry-after": f"1 Feb {10**20} 00:00:00 GMT", "date": AT.format("00")}, None),
         ({"retry-after": "soon", "date": AT.format("00")}, None),
         ({}, None),
     ],

@@ -15,6 +15,7 @@ from comfyfleet.errors import (
     InvalidInput,
     LimitExceeded,
     NotFound,
+    TooManyCalls,
     Unavailable,
     said_to_customers,
 )
@@ -47,6 +48,7 @@ STATUSES: dict[type[FleetError], int] = {
     InvalidInput: 400,
     LimitExceeded: 413,
     NotFound: 404,
+    TooManyCalls: 429,
     Unavailable: 503,
 }
 # The URL is all the right that there is: no cookie comes along, so any page may use it.

@@ -14,6 +14,7 @@ import shutil
 import stat
 import threading
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import astuple, dataclass
@@ -24,7 +25,14 @@ from typing import BinaryIO
 from urllib.parse import quote, urlencode
 
 from comfyfleet.clock import Clock
-from comfyfleet.errors import Forbidden, InvalidInput, LimitExceeded, NotFound, Unavailable
+from comfyfleet.errors import (
+    Forbidden,
+    InvalidInput,
+    LimitExceeded,
+    NotFound,
+    TooManyCalls,
+    Unavailable,
+)
 from comfyfleet.server.storage.model import (
     CHUNK_BYTES,
     MEMORY_BYTES_MAX,
@@ -378,6 +386,7 @@ def _parse_number(text: str | None) -> int | None:
 # A thread per chunk as the network delivers them would cost more than the writing.
 BUFFER_BYTES = 1024 * 1024
 LISTED_AT_ONCE = 500
+UPLOADS_PER_KEY_MAX = 4
 
 
 class LocalStore:
@@ -398,6 +407,7 @@ class LocalStore:
         self._public_url = public_url
         self._signer = UrlSigner(secret)
         self._clock = clock
+        self._uploads: Counter[str] = Counter()
 
     async def put(self, key: str, data: bytes, content_type: str) -> None:
         if len(data) > MEMORY_BYTES_MAX:
@@ -514,10 +524,25 @@ class LocalStore:
         """
         checked_key(key)
         checked_content_type(content_type)
-        with ExitStack() as opened:
+        with self._counted(key), ExitStack() as opened:
             incoming = IncomingObject(self._folder, opened, self.object_bytes_max)
             yield incoming
             await incoming.place(key, content_type)
+
+    @contextlib.contextmanager
+    def _counted(self, key: str) -> Iterator[None]:
+        """Refuses more uploads to one key than a client that repeats its request needs: each takes
+        its size on the disk, and a quota counts the object once.
+        """
+        if self._uploads[key] >= UPLOADS_PER_KEY_MAX:
+            raise TooManyCalls(f"{UPLOADS_PER_KEY_MAX} uploads to {key} are under way", key=key)
+        self._uploads[key] += 1
+        try:
+            yield
+        finally:
+            self._uploads[key] -= 1
+            if not self._uploads[key]:
+                del self._uploads[key]
 
 
 class IncomingObject:
