@@ -10,6 +10,8 @@ from tests.support.databases.relay import PostgresRelay, relayed_postgres
 
 from comfyfleet.errors import Unavailable
 from comfyfleet.server.db import Database, open_database
+from comfyfleet.server.db.database import dsn
+from comfyfleet.server.db.driver import connect
 from comfyfleet.server.db.liveness import LivenessLimits
 
 SECONDS_MAX = 20  # far below what TCP would wait
@@ -90,3 +92,14 @@ async def test_a_slow_statement_of_a_server_that_answers_is_left_alone(
         await tx.execute(text("SELECT pg_sleep(0.2)"))
         assert (await tx.execute(text("SELECT 1"))).scalar_one() == 1
     await database.close()
+
+
+async def test_the_server_ends_a_transaction_that_nobody_continues(database: Database) -> None:
+    """A control plane that hangs, or whose machine is gone, must not keep its locks for hours."""
+    wanted = "SHOW idle_in_transaction_session_timeout"
+    for _ in range(2):
+        async with database.transaction() as tx:
+            assert (await tx.execute(text(wanted))).scalar_one() == "5min"
+    direct = await connect(dsn(database.url), {})
+    assert await direct.fetchval(wanted) == "5min"
+    await direct.close()

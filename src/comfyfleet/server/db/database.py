@@ -39,7 +39,7 @@ from comfyfleet.server.db.liveness import (
     Liveness,
     LivenessLimits,
     ask_server,
-    keep_alive,
+    set_limits,
 )
 
 Tx: TypeAlias = AsyncConnection
@@ -671,7 +671,7 @@ def open_database(url: str, limits: LivenessLimits | None = None) -> Database:
             raise
         raise missing_extra("PostgreSQL", error.name, "postgres") from error
     if kind == "postgresql":
-        event.listen(engine.sync_engine, "connect", keep_alive)
+        event.listen(engine.sync_engine, "connect", set_limits)
         event.listen(engine.sync_engine, "checkout", _require_open)
     if kind == "sqlite":
         event.listen(engine.sync_engine, "connect", prepare_sqlite)

@@ -24,6 +24,7 @@ from comfyfleet.server.db.database import (
 )
 from comfyfleet.server.db.dialect import Moment, insert_if_new, is_sqlite
 from comfyfleet.server.db.errors import is_disconnect, to_sqlalchemy_error
+from comfyfleet.server.db.liveness import SESSION_SETTINGS, keep_alive
 
 T = TypeVar("T")
 STATEMENT_SECONDS_MAX = 60
@@ -128,13 +129,16 @@ async def connect(dsn: str, server_settings: dict[str, str]) -> Any:
     import asyncpg  # optional: only whoever uses PostgreSQL has it
 
     try:
-        return await asyncpg.connect(
+        connection = await asyncpg.connect(
             dsn, timeout=CONNECT_SECONDS_MAX, server_settings=server_settings
         )
+        keep_alive(connection)
+        await connection.execute(SESSION_SETTINGS, timeout=CONNECT_SECONDS_MAX)
     except Exception as error:
         if is_disconnect(error):
             raise Unavailable(f"the database can't be reached: {error}") from error
         raise
+    return connection
 
 
 # On SQLite a statement costs no round trip.

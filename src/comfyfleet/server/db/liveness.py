@@ -15,6 +15,12 @@ from comfyfleet.errors import Unavailable
 SILENT = "the database doesn't answer"
 # Packets that get no answer for so long end a connection.
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
+# The same for the server, whose own limit is two hours: a control plane whose machine is gone would keep its
+# locks for so long. The last one is for a control plane that hangs: no transaction of ours waits for anything else.
+SESSION_SETTINGS = (
+    "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3; "
+    "SET idle_in_transaction_session_timeout = '5min'"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +134,17 @@ async def ask_server(dsn: str) -> None:
         connection.terminate()
 
 
-def keep_alive(connection: Any, _record: Any) -> None:
+def set_limits(connection: Any, _record: Any) -> None:
+    """Prepares a connection of the pool, so that neither end waits for another that is gone."""
+    keep_alive(connection.driver_connection)
+    connection.run_async(lambda driver: driver.execute(SESSION_SETTINGS))
+
+
+def keep_alive(driver: Any) -> None:
     """Lets the system find a connection whose other end is gone, while the server itself answers:
     after a failover, or when a firewall has forgotten the connection.
     """
-    transport = getattr(connection.driver_connection, "_transport", None)
+    transport = getattr(driver, "_transport", None)
     end = transport and transport.get_extra_info("socket")
     if end is None or end.family not in (socket.AF_INET, socket.AF_INET6):
         return
