@@ -99,6 +99,9 @@ class DeliveredOutput(Message):
     width: int | None = Field(default=None, ge=0)  # of a picture
     height: int | None = Field(default=None, ge=0)
     is_stripped: bool = False  # of prompts and workflows; else we do it
+    # Where the backend has it; told with a job that `records_run`. Inside the job's own folder.
+    folder: str | None = None  # output or temp
+    subfolder: str | None = None
 
 
 def problem_with_text(text: str) -> str | None:

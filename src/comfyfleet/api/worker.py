@@ -37,6 +37,10 @@ LACKING_MAX = 100
 OBJECT_INFO_BYTES_MAX = 64 * 1024**2
 WorkerId: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,199}$")]
 FILLED_IN_MAX = 500
+RUN_EVENTS_MAX = 5_000
+# A message of ComfyUI's protocol: its type and its data.
+RunEvent: TypeAlias = tuple[str, dict[str, Any]]
+RunEvents: TypeAlias = Annotated[tuple[RunEvent, ...], Field(max_length=RUN_EVENTS_MAX)]
 FilledIn: TypeAlias = Annotated[dict[str, dict[str, Any]], Field(max_length=FILLED_IN_MAX)]
 Provider: TypeAlias = Literal["self_hosted", "cloud"]
 # The run before had the heavy model too; one before that had it; none had since the backend began.
@@ -162,6 +166,8 @@ class Job(Message):
     model_key: str | None = None
     model_set: str | None = None
     strip_metadata: bool = False  # outputs are delivered without the prompt and workflow in them
+    # The backend's own messages are wanted: in heartbeats, and the rest with the last report.
+    records_run: bool = False
     # The same once more, unless the poll `is_brief`: the user's media, where the first output is PUT,
     # and `workflow` (the prompt), `assets`, `output_node_id`.
     input_url: str | None = None
@@ -217,6 +223,8 @@ class Heartbeat(Message):
     wait_seconds: float = Field(default=0, ge=0, le=WAIT_SECONDS_MAX)
     # What the worker put into the prompt before it sent it, by node and input; told once.
     filled_in: FilledIn | None = None
+    # Of a job that `records_run`: messages since the last heartbeat, but for those that name files.
+    events: RunEvents = ()
 
 
 class HeartbeatAnswer(Message):
@@ -254,6 +262,10 @@ class Complete(Message):
     filled_in: FilledIn | None = None  # if no heartbeat has told it
     # What nodes showed as text, number, boolean or JSON; the output node's first.
     values: tuple[ShownValue, ...] = Field(default=(), max_length=VALUES_MAX)
+    # Of a job that `records_run`: the messages that no heartbeat has told, in order; and the run's
+    # entry in the backend's history, without its prompt.
+    events: RunEvents = ()
+    history: dict[str, Any] | None = None
     # What the worker would say to /poll next, with `held` as it is when this lease has ended.
     poll: Annotated[Poll | None, WrapValidator(_poll_or_none)] = None
 
@@ -271,6 +283,7 @@ class Fail(Message):
     error: str | dict[str, Any]
     provider_job_id: str | None = None
     filled_in: FilledIn | None = None  # if no heartbeat has told it
+    events: RunEvents = ()  # as in Complete
 
 
 class Lacking(Message):

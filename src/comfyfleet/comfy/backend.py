@@ -3,7 +3,7 @@ Comfy Cloud), read from the environment or given by hand."""
 
 import enum
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -12,6 +12,8 @@ from comfyfleet.comfy.events import Event
 from comfyfleet.errors import InvalidValue
 
 Prompt: TypeAlias = Mapping[str, Any]
+# Called with each text message of a run, as the server sent it.
+MessageTap: TypeAlias = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +95,14 @@ class OutputValue:
 class Outputs:
     """The files and values of a run, in the order of the backend's answer.
 
-    `reused`: nodes whose results came from an earlier run.
+    `reused`: nodes whose results came from an earlier run. `history`: the run's entry in a
+    ComfyUI's history, without its prompt.
     """
 
     files: tuple[OutputFile, ...] = ()
     values: tuple[OutputValue, ...] = ()
     reused: tuple[str, ...] = ()
+    history: Mapping[str, Any] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +157,11 @@ class Backend(Protocol):
         """
         ...
 
-    def follow(self, run_id: str) -> AsyncIterator[Event]:
-        """Yields every event until the run ends. Raises RunLost, RunStalled, RunTimedOut."""
+    def follow(self, run_id: str, *, tap: MessageTap | None = None) -> AsyncIterator[Event]:
+        """Yields every event until the run ends. Raises RunLost, RunStalled, RunTimedOut.
+
+        `tap` is called with the server's own messages, where the backend has such.
+        """
         ...
 
     async def outputs(self, run_id: str) -> Outputs:

@@ -19,6 +19,7 @@ from comfyfleet.comfy.backend import (
     CloudSettings,
     Description,
     Fetched,
+    MessageTap,
     OutputFile,
     Outputs,
     Prompt,
@@ -167,9 +168,9 @@ class ComfyCloud:
     async def adopt(self, prompt_id: str) -> Submitted | None:
         return await (await self._detected()).adopt(prompt_id)
 
-    async def follow(self, run_id: str) -> AsyncGenerator[Event]:
+    async def follow(self, run_id: str, *, tap: MessageTap | None = None) -> AsyncGenerator[Event]:
         """A run can be followed by one caller at a time."""
-        async with contextlib.aclosing((await self._detected()).follow(run_id)) as events:
+        async with contextlib.aclosing((await self._detected()).follow(run_id, tap=tap)) as events:
             async for event in events:
                 yield event
 

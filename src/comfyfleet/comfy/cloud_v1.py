@@ -28,6 +28,7 @@ from comfyfleet.comfy.backend import (
     Cancellation,
     Description,
     Fetched,
+    MessageTap,
     OutputFile,
     Outputs,
     Prompt,
@@ -515,11 +516,13 @@ class CloudV1:
             )
         return None
 
-    async def follow(self, run_id: str) -> AsyncGenerator[Event]:
+    async def follow(self, run_id: str, *, tap: MessageTap | None = None) -> AsyncGenerator[Event]:
         await self._socket.start()
+        inbox = self._socket.join(run_id)
+        inbox.tap = tap
         events = follow_cloud_run(
             run_id,
-            self._socket.join(run_id),
+            inbox,
             lambda: locate_v1_run(self._calls, run_id),
             self._calls,
             has_live_messages=self._has_live_messages(run_id),

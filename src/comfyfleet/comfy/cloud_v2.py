@@ -29,6 +29,7 @@ from comfyfleet.comfy.backend import (
     Cancellation,
     Description,
     Fetched,
+    MessageTap,
     OutputFile,
     Outputs,
     Prompt,
@@ -689,8 +690,9 @@ class CloudV2:
             raise OutcomeUnknown("not all jobs can be searched for the run", prompt_id=prompt_id)
         return None
 
-    async def follow(self, run_id: str) -> AsyncGenerator[Event]:
+    async def follow(self, run_id: str, *, tap: MessageTap | None = None) -> AsyncGenerator[Event]:
         inbox = Inbox()
+        inbox.tap = tap
         events = follow_cloud_run(run_id, inbox, lambda: self._poll(run_id), self._calls)
         async with self._event_stream(run_id, inbox), contextlib.aclosing(events):
             async for event in events:

@@ -22,6 +22,7 @@ from comfyfleet.comfy.answers import (
     texts_at,
     unexpected_answer,
 )
+from comfyfleet.comfy.backend import MessageTap
 from comfyfleet.comfy.events import (
     Blocked,
     Cached,
@@ -255,14 +256,15 @@ class Inbox:
     """A queue of messages. If the reader is slow, progress and previews are dropped, never anything else."""
 
     def __init__(self) -> None:
-        self._messages: deque[Message] = deque()
+        self.tap: MessageTap | None = None
+        self._messages: deque[tuple[Message, str | None]] = deque()
         self._arrived = asyncio.Event()
 
-    def put(self, message: Message) -> None:
+    def put(self, message: Message, raw: str | None = None) -> None:
         full = len(self._messages) >= MESSAGES_MAX
         if full and isinstance(message, Progress | Preview | NodeText | NodeStates):
             return
-        self._messages.append(message)
+        self._messages.append((message, raw))
         self._arrived.set()
 
     async def get(self, timeout_seconds: float) -> Message | None:
@@ -274,4 +276,7 @@ class Inbox:
                     await self._arrived.wait()
             except TimeoutError:
                 return None
-        return self._messages.popleft()
+        message, raw = self._messages.popleft()
+        if self.tap is not None and raw is not None:
+            self.tap(raw)
+        return message

@@ -1,7 +1,7 @@
 """Finds a run on a ComfyUI server: reads its queue and its history."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from comfyfleet.comfy.answers import list_in, mapping_at, mapping_in, unexpected_answer
@@ -33,6 +33,7 @@ class InHistory:
     end: End
     cached: tuple[str, ...]
     outputs: Mapping[str, Any]
+    entry: Mapping[str, Any] = field(default_factory=dict, compare=False)  # without its prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,8 @@ def parse_history(answer: object, run_id: str) -> InHistory | None:
     end = ends[-1] if ends else _end_by_status(run_id, known)
     if isinstance(end, Succeeded):
         end = Succeeded(run_id, cached)
-    return InHistory(end, cached, mapping_at(data, "outputs", "a history item"))
+    entry = {name: value for name, value in data.items() if name != "prompt"}
+    return InHistory(end, cached, mapping_at(data, "outputs", "a history item"), entry)
 
 
 def _end_by_status(run_id: str, status: Mapping[str, Any]) -> End:

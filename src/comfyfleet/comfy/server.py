@@ -8,6 +8,7 @@ import logging
 import re
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from comfyfleet.comfy.backend import (
     Description,
     Device,
     Fetched,
+    MessageTap,
     OutputFile,
     Outputs,
     OutputValue,
@@ -348,11 +350,12 @@ class ComfyServer:
                 return await self._sockets.adopt(run_id, client_id)
         return await self._sockets.adopt(run_id, None)
 
-    async def follow(self, run_id: str) -> AsyncIterator[Event]:
+    async def follow(self, run_id: str, *, tap: MessageTap | None = None) -> AsyncIterator[Event]:
         run_socket = self._sockets.get(run_id) or await self._find(run_id)
         if run_socket is None:
             raise RunLost(f"the server knows no run {run_id}", run_id=run_id)
         fresh, run_socket.fresh = run_socket.fresh, False
+        run_socket.inbox.tap = tap
         follower = Follower(self._calls, run_id, run_socket.inbox, run_socket.channel)
         try:
             async for event in follower.events(poll_first=not fresh):
@@ -366,7 +369,8 @@ class ComfyServer:
         record = await find_in_history(self._calls, run_id)
         if record is None:
             raise RunLost(f"run {run_id} is not in the server's history", run_id=run_id)
-        return find_outputs(record.outputs, record.cached)
+        found = find_outputs(record.outputs, record.cached)
+        return replace(found, history=record.entry)
 
     async def fetch(self, file: OutputFile, to: Path) -> Fetched:
         return await fetch_file(self._calls, file, to)

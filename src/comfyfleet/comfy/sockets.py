@@ -69,9 +69,9 @@ class ServerSocket:
     def leave(self, run_id: str) -> None:
         self._runs.pop(run_id, None)
 
-    def deliver(self, run_id: str, message: Message) -> None:
+    def deliver(self, run_id: str, message: Message, raw: str | None = None) -> None:
         if inbox := self._runs.get(run_id):
-            inbox.put(message)
+            inbox.put(message, raw)
 
     async def renew(self) -> None:
         """Closes a degraded socket that receives nothing; the reader then opens another."""
@@ -169,7 +169,8 @@ class ServerSocket:
         message = self._with_run_id(message)
         if isinstance(message, Started | NodeStarted):
             self._current = message.run_id
-        self.deliver(getattr(message, "run_id", CURRENT_RUN), message)
+        text = raw if isinstance(raw, str) else None
+        self.deliver(getattr(message, "run_id", CURRENT_RUN), message, text)
         if isinstance(message, RunOver) and message.run_id == self._current:
             self._current = CURRENT_RUN
 

@@ -29,10 +29,13 @@ from comfyfleet.transport.retry import RetryPolicy
 from comfyfleet.worker.control_client import ControlClient
 from comfyfleet.worker.platform import RenewAsset
 from comfyfleet.worker.run_progress import data_url
+from comfyfleet.worker.run_record import RunRecord
 
 logger = logging.getLogger(__name__)
 
 PROGRESS_SECONDS_MIN = 0.5
+# Of a run that somebody may be watching in an editor.
+RECORD_SECONDS_MIN = 0.15
 RETRY_SECONDS = 5.0
 # Two may be lost in a row before the lease runs out.
 LEASE_PART_MAX = 0.3
@@ -72,6 +75,7 @@ class HeartbeatLoop:
         self._started = False
         self._filled_in: FilledIn | None = None
         self._progress: Progress | None = None
+        self._record: RunRecord | None = None
         self._picture: Preview | None = None
         self._changed = asyncio.Event()
         self._urgent = asyncio.Event()
@@ -101,6 +105,12 @@ class HeartbeatLoop:
     def show(self, progress: Progress) -> None:
         if progress != self._progress:
             self._progress = progress
+            self._changed.set()
+
+    def show_record(self, record: RunRecord) -> None:
+        """Its messages go with the next heartbeats."""
+        self._record = record
+        if record.has_live:
             self._changed.set()
 
     def preview(self, picture: Preview) -> None:
@@ -205,6 +215,7 @@ class HeartbeatLoop:
             reading = await self._reading()
             self._changed.clear()
             self._urgent.clear()
+            events = self._record.pop_live() if self._record and self._started else ()
             message = Heartbeat(
                 dispatch_id=self._job.dispatch_id,
                 lease_token=self._job.lease_token,
@@ -214,12 +225,18 @@ class HeartbeatLoop:
                 want_assets=want_assets,
                 reading=reading,
                 filled_in=self._filled_in,
+                events=events,
             )
             self._last = time.monotonic()
             try:
                 answer = await self._control.heartbeat(message)
             except (LeaseLost, WorkerRevoked) as error:
                 self._lost(error)
+                raise
+            except BaseException:
+                # Cut off or not answered: nobody knows whether they were heard. Told twice is better.
+                if self._record and events:
+                    self._record.put_back(events)
                 raise
             if message.filled_in is not None:
                 self._filled_in = None
@@ -234,7 +251,8 @@ class HeartbeatLoop:
 
     async def _until_due(self) -> None:
         if await _set_within(self._changed, self._last + self._seconds):
-            await _set_within(self._urgent, self._last + PROGRESS_SECONDS_MIN)
+            pause = RECORD_SECONDS_MIN if self._record else PROGRESS_SECONDS_MIN
+            await _set_within(self._urgent, self._last + pause)
 
     def _jitter(self) -> float:
         return 0.5 + self._retry.chance() / 2

@@ -18,6 +18,7 @@ from uuid import UUID
 from blake3 import blake3
 
 from comfyfleet.api.values import NAME_CHARACTERS_MAX, Asset, OutputSlot, ShownValue, fitting
+from comfyfleet.api.worker import Job
 from comfyfleet.comfy import Backend, NodeProblem
 from comfyfleet.comfy.backend import OutputFile, Outputs
 from comfyfleet.errors import InvalidInput, PromptRefused
@@ -292,6 +293,20 @@ def choose_outputs(outputs: Outputs, output_node_id: str | None) -> tuple[Output
     own = [file for file in outputs.files if _is_of(file.node_id, output_node_id)]
     kept = [file for file in own if file.folder == "output"]
     return tuple(dict.fromkeys(kept or own))
+
+
+def all_outputs(outputs: Outputs) -> tuple[OutputFile, ...]:
+    """Previews too; each file once, whichever nodes show it."""
+    found: dict[tuple[str, str, str], OutputFile] = {}
+    for file in outputs.files:
+        if file.folder in ("output", "temp"):
+            found.setdefault((file.folder, file.subfolder, file.filename), file)
+    return tuple(found.values())
+
+
+def own_subfolder(file: OutputFile, job: Job) -> str:
+    """Inside the job's own folder, whose name is nobody's business."""
+    return file.subfolder.replace("\\", "/").removeprefix(job_folder(job.lease_token)).strip("/")
 
 
 def _is_of(node_id: str, wanted: str | None) -> bool:

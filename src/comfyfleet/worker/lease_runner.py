@@ -54,6 +54,7 @@ from comfyfleet.worker.files import SMALL_BYTES, OutputUploads, ReadyFile
 from comfyfleet.worker.heartbeat import HeartbeatLoop
 from comfyfleet.worker.job_files import (
     BackendFiles,
+    all_outputs,
     changed_inputs,
     choose_outputs,
     choose_values,
@@ -65,11 +66,13 @@ from comfyfleet.worker.job_files import (
     input_name,
     is_unlisted,
     job_folder,
+    own_subfolder,
     with_output_folder,
 )
 from comfyfleet.worker.journal import Journal, JournalEntry
 from comfyfleet.worker.platform import AssetProvider
 from comfyfleet.worker.run_progress import advance_progress, begin_progress
+from comfyfleet.worker.run_record import RunRecord
 from comfyfleet.worker.settings import output_names, prompt_id_of
 
 YIELD_SECONDS_MAX = 0.25
@@ -172,6 +175,8 @@ class ActiveLease:
         self.resumes = False  # left over from a worker that was killed
         self.model_change: ModelChange | None = None  # known once it runs
         self.delivers_since = -math.inf  # by the monotonic clock
+        job = entry.job
+        self.record = RunRecord(job.prompt, self.folder) if job.records_run else None
         self._moved = moved
 
     @property
@@ -212,6 +217,7 @@ async def run_lease(
             run_id = await upload_and_submit(lease, heartbeat_loop, deps)
     seconds = await follow_run(lease, run_id, heartbeat_loop, deps)
     outputs = await deps.backend.outputs(run_id)
+    record = lease.record
     return Complete(
         dispatch_id=lease.job.dispatch_id,
         lease_token=lease.job.lease_token,
@@ -220,6 +226,8 @@ async def run_lease(
         execution_seconds=seconds,
         model_change=lease.model_change,
         values=choose_values(outputs, lease.job.output_node_id),
+        events=record.pop_all() if record else (),
+        history=record.history(outputs) if record else None,
     )
 
 
@@ -332,7 +340,11 @@ async def follow_run(
     counts, end, began = begin_progress(lease.job.prompt), None, None
     try:
         async with asyncio.timeout(None) as limit:
-            async for event in deps.backend.follow(run_id):
+            tap = lease.record.take if lease.record else None
+            async for event in deps.backend.follow(run_id, tap=tap):
+                if lease.record:
+                    lease.record.note(event)
+                    heartbeat_loop.show_record(lease.record)
                 if isinstance(event, Started) and began is None:
                     began = note_start(lease, heartbeat_loop, deps)
                     limit.reschedule(_deadline(began, lease.job.run_limit_seconds))
@@ -385,7 +397,7 @@ def require_success(end: End | None, run_id: str) -> None:
 async def deliver_outputs(
     job: Job, outputs: Outputs, heartbeat_loop: HeartbeatLoop, deps: LeaseDeps, scratch: Path
 ) -> tuple[DeliveredOutput, ...]:
-    files = choose_outputs(outputs, job.output_node_id)
+    files = all_outputs(outputs) if job.records_run else choose_outputs(outputs, job.output_node_id)
     if job.output_node_id is not None and not files and not has_values(outputs, job.output_node_id):
         raise InvalidInput(f"The output node {job.output_node_id} made nothing.")
     if len(files) > WANTED_MAX:
@@ -440,6 +452,8 @@ async def deliver_output(
         width=ready.width,
         height=ready.height,
         is_stripped=job.strip_metadata,
+        folder=file.folder if job.records_run else None,
+        subfolder=own_subfolder(file, job) if job.records_run else None,
     )
 
 
@@ -549,10 +563,13 @@ class LeaseRunner:
             raise
 
     def _with_prompt(self, report: FinalReport | None) -> FinalReport | None:
-        """Adds the filled-in values if the run ended before a heartbeat reported them."""
+        """Adds the filled-in values and messages that no heartbeat has reported."""
+        changes: dict[str, Any] = {}
         if isinstance(report, Complete | Fail) and self._heartbeat_loop.untold is not None:
-            return report.model_copy(update={"filled_in": self._heartbeat_loop.untold})
-        return report
+            changes["filled_in"] = self._heartbeat_loop.untold
+        if isinstance(report, Fail) and self.lease.record is not None:
+            changes["events"] = self.lease.record.pop_all()
+        return report.model_copy(update=changes) if report and changes else report
 
     def _forget(self) -> None:
         shutil.rmtree(self._scratch, ignore_errors=True)

@@ -44,6 +44,7 @@ tenants = Table(
     Column("created_at", Moment, nullable=False),
     Column("retention_days", Integer),  # none: as the settings say
     Column("max_storage_bytes", BigInteger),  # none: as the settings say
+    Column("gateway", Json),  # which fleets and node types its prompts may use; none: as fleets say
     Column("erasing_at", Moment),  # since then its private data go, and nothing new comes
     Column("erased_at", Moment),
 )
@@ -93,6 +94,7 @@ fleets = Table(
     Column("object_info_hash", String(64)),
     Column("created_at", Moment, nullable=False),
     Column("approval", String(10), nullable=False, server_default="auto"),  # or manual
+    Column("gateway", Json),  # price, node types and limits of prompts; none: it takes none
     UniqueConstraint("slug", "stage"),
 )
 

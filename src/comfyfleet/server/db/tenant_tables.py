@@ -12,6 +12,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     Table,
@@ -229,6 +230,17 @@ ai_jobs = Table(
     ),
     # The prompt of a job that ended long ago goes; the rest of the row stays.
     Column("prompt_removed_at", Moment),
+    # Of a prompt that came through the gateway: its number, client, extra data and outputs.
+    Column("gateway", Document),
+    Column("hidden_at", Moment),  # its client has removed it from the history
+    partial_index(
+        "ai_jobs_of_gateway",
+        "tenant_id",
+        "user_id",
+        "submitted_at",
+        "id",
+        where="gateway IS NOT NULL AND hidden_at IS NULL",
+    ),
     Index(None, "submitted_at", "id"),
     Index(None, "tenant_id", "submitted_at", "id"),
     Index("ai_jobs_of_user", "tenant_id", "user_id", "submitted_at", "id"),
@@ -271,6 +283,65 @@ job_attempts = Table(
     Column("started_at", Moment, nullable=False),
     # What the worker put into the prompt before it sent it; none once the prompt is removed.
     Column("filled_in", Document),
+)
+
+# Messages of runs as their backends sent them, for clients that speak ComfyUI's protocol.
+run_events = Table(
+    "run_events",
+    tenant_metadata,
+    Column("id", RowId, primary_key=True),  # what a reader goes on from
+    Column("tenant_id", Uuid, nullable=False),
+    Column("user_id", Uuid, nullable=False),
+    Column("job_id", Uuid, ForeignKey("ai_jobs.id", ondelete="CASCADE"), nullable=False),
+    Column("lease_number", Integer, nullable=False),
+    Column("client_id", String(200)),
+    Column("events", Document, nullable=False),
+    Column("record", Document),  # with the last ones: status, outputs and meta of its history entry
+    Column("created_at", Moment, nullable=False),
+    Index(None, "job_id", "id"),
+    Index(None, "tenant_id", "user_id", "id"),
+    partial_index("run_events_unfinished", "created_at", where="record IS NULL"),
+    sqlite_autoincrement=True,
+)
+
+# The files of a gateway's user, by the names that ComfyUI would have given them.
+gateway_files = Table(
+    "gateway_files",
+    tenant_metadata,
+    Column("tenant_id", Uuid, primary_key=True),
+    Column("user_id", Uuid, primary_key=True),
+    Column("folder", String(10), primary_key=True),  # input, output or temp
+    Column("path", String(500), primary_key=True),  # with its subfolder
+    Column("file_id", Uuid),  # of an upload
+    Column("job_id", Uuid),  # of an output, which its job names by `output`
+    Column("output", String(200)),
+    Column("created_at", Moment, nullable=False),
+    Index(None, "job_id"),
+    Index(None, "file_id"),
+)
+
+# How far ComfyUI's counter has come in names such as ComfyUI_00001_.png.
+gateway_counters = Table(
+    "gateway_counters",
+    tenant_metadata,
+    Column("tenant_id", Uuid, primary_key=True),
+    Column("user_id", Uuid, primary_key=True),
+    Column("folder", String(10), primary_key=True),
+    Column("prefix", String(500), primary_key=True),
+    Column("last", Integer, nullable=False),
+)
+
+# What an editor keeps on its server: settings, workflows.
+gateway_userdata = Table(
+    "gateway_userdata",
+    tenant_metadata,
+    Column("tenant_id", Uuid, primary_key=True),
+    Column("user_id", Uuid, primary_key=True),
+    Column("path", String(500), primary_key=True),
+    Column("data", LargeBinary, nullable=False),
+    Column("size", Integer, nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("modified_at", Moment, nullable=False),
 )
 
 files = Table(

@@ -359,6 +359,7 @@ async def fail(plane: PlaneDep, worker: WorkerDep, said: Fail) -> Done:
         said.lease_token,
         to_user_message(said.error),
         worker_id=worker.worker_id,
+        message=said,
     )
     return DONE
 

@@ -40,10 +40,30 @@ class JobNotifier:
     def __init__(self) -> None:
         self._following: defaultdict[UUID, set[asyncio.Event]] = defaultdict(set)
         self._listeners: defaultdict[str, list[Callable[[], None]]] = defaultdict(list)
+        self._of_users: defaultdict[UUID, list[Callable[[], None]]] = defaultdict(list)
+        self.on_user: Callable[[UUID], None] | None = None  # tells other control planes
 
     def tell(self, job_id: UUID) -> None:
         for event in self._following.get(job_id, ()):
             event.set()
+
+    def tell_user(self, user_id: UUID) -> None:
+        """A prompt of theirs that came through the gateway has changed, or its run told something."""
+        for listener in self._of_users.get(user_id, ()):
+            listener()
+        if self.on_user is not None:
+            self.on_user(user_id)
+
+    def subscribe_user(self, user_id: UUID, listener: Callable[[], None]) -> Callable[[], None]:
+        """What ends it."""
+        self._of_users[user_id].append(listener)
+
+        def unsubscribe() -> None:
+            self._of_users[user_id].remove(listener)
+            if not self._of_users[user_id]:
+                del self._of_users[user_id]
+
+        return unsubscribe
 
     def notify_run(self, kind: str) -> None:
         """Wakes the listeners of this kind of run: a job of such a run has ended, and the outbox

@@ -174,8 +174,9 @@ class StoredOutput:
 
 
 def is_metadata_stripped(asked: JobSpec, terms: RunTerms) -> bool:
-    """Whether embedded prompts and workflows are removed; operators' own jobs keep them."""
-    return asked.user_id is not None and not terms.keeps_metadata
+    """Whether embedded prompts and workflows are removed; operators' jobs and prompts of the gateway keep them."""
+    is_customers = asked.user_id is not None and asked.gateway is None
+    return is_customers and not terms.keeps_metadata
 
 
 async def store_outputs(

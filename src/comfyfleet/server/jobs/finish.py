@@ -27,6 +27,8 @@ from comfyfleet.server.media.model import File
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import Dispatch, DispatchStatus, RequeueReason
 from comfyfleet.server.queue.switch_costs import ModelChange, RunKind, TimedRun
+from comfyfleet.server.run_log import service as run_log
+from comfyfleet.server.run_log.model import LoggedRun
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,54 @@ async def require_lease(
     return row
 
 
+async def log_live(
+    context: JobContext, tenant_id: UUID, job_id: UUID, token: UUID, events: Sequence[wire.RunEvent]
+) -> None:
+    """Messages of a run that goes on, if its job is one whose client wants them."""
+    pool = await context.pool_of(tenant_id)
+    async with pool.transaction() as tx:
+        job = await store.get(tx, tenant_id, job_id)
+        run = _logged_run(job, token)
+        if run is None:
+            return
+        await run_log.log_live(tx, run, events, now=context.clock())
+    context.notifier.tell_user(run.user_id)
+
+
+async def _log_end(
+    context: JobContext, pool: Database, row: Dispatch, message: Complete | wire.Fail
+) -> None:
+    """Before the job ends: whoever is told of the end finds the record. It counts for this lease only."""
+    is_success = isinstance(message, Complete)
+    async with pool.transaction() as tx:
+        run = _logged_run(await store.get(tx, row.tenant_id, row.job_id), message.lease_token)
+        if run is not None:
+            await run_log.log_end(
+                tx,
+                run,
+                message.events,
+                is_success=is_success,
+                outputs=message.outputs if isinstance(message, Complete) else (),
+                history=message.history if isinstance(message, Complete) else None,
+                now=context.clock(),
+            )
+
+
+def _logged_run(job: Job | None, token: UUID) -> LoggedRun | None:
+    """None: nobody wants to know, or another lease holds the job."""
+    if job is None or job.asked.gateway is None or job.asked.user_id is None:
+        return None
+    if job.lease_token != token or not job.status.is_active:
+        return None
+    return LoggedRun(
+        job.tenant_id,
+        job.asked.user_id,
+        job.id,
+        job.lease_number,
+        job.asked.gateway.get("client_id"),
+    )
+
+
 async def complete(
     context: JobContext,
     message: Complete,
@@ -56,6 +106,8 @@ async def complete(
     row = await require_lease(context, message.dispatch_id, message.lease_token, worker_id)
     pool = await context.pool_of(row.tenant_id)
     taken = await _store_outputs(context, pool, row, message)
+    if message.events or message.history is not None:
+        await _log_end(context, pool, row, message)
     try:
         ended = await _complete_job(context, pool, row, message, [each.file for each in taken])
     except (NotFound, *REFUSALS) as error:
@@ -171,10 +223,13 @@ async def fail(
     why: Failure,
     *,
     worker_id: str | None = None,
+    message: wire.Fail | None = None,
 ) -> Job:
     """Fails the job at once, whatever attempts remain: the job itself is at fault."""
     row = await require_lease(context, dispatch_id, token, worker_id)
     pool = await context.pool_of(row.tenant_id)
+    if message is not None and message.events:
+        await _log_end(context, pool, row, message)
     try:
         async with pool.transaction() as tx:
             ended = await service.fail(

@@ -13,7 +13,7 @@ from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import FleetWorker
 from comfyfleet.server.jobs import service
 from comfyfleet.server.jobs.context import JobContext
-from comfyfleet.server.jobs.finish import require_lease
+from comfyfleet.server.jobs.finish import log_live, require_lease
 from comfyfleet.server.jobs.lease import asset_urls, output_slot
 from comfyfleet.server.jobs.model import Job, JobAttempt
 from comfyfleet.server.jobs.submit import get_job
@@ -135,6 +135,8 @@ async def _extend(
     if beat.begins:
         await _begin_job(context, beat, message.lease_token)
     await record_attempt(context, message, beat)
+    if message.events:
+        await log_live(context, beat.tenant_id, beat.job_id, message.lease_token, message.events)
     if message.progress:
         context.caches.progress.note(message.lease_token, message.progress)
         context.notifier.tell(beat.job_id)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 from comfyfleet.api import values as wire_files
@@ -147,7 +148,15 @@ async def payload_of(
         model_key=job.asked.model_key,
         model_set=job.asked.model_set,
         strip_metadata=is_metadata_stripped(job.asked, terms),
+        records_run=job.asked.gateway is not None,
+        extra_data=sent_extra_data(job.asked),
     )
+
+
+def sent_extra_data(asked: JobSpec) -> dict[str, Any]:
+    """What a client of the gateway wants its backend to know: never its ids, nor a key."""
+    given = (asked.gateway or {}).get("extra_data") or {}
+    return {name: given[name] for name in ("extra_pnginfo", "preview_method") if name in given}
 
 
 async def _run_terms(context: JobContext, asked: JobSpec) -> RunTerms:

@@ -43,6 +43,8 @@ class JobSpec:
     run_kind: str | None = None  # graph or pipeline: the run that is told when it ends
     run_id: UUID | None = None
     is_held: bool = False  # it waits on the tenant's side until its batch or run admits it
+    # Of a prompt that came through the gateway: its number, client, extra data and outputs.
+    gateway: Mapping[str, Any] | None = None
 
     @property
     def lane(self) -> QueueLane:

@@ -31,6 +31,8 @@ async def flush(
 def notify(context: JobContext, job: Job) -> None:
     """Wakes those who follow the job in this process, and its run."""
     context.notifier.tell(job.id)
+    if job.asked.gateway is not None and job.asked.user_id is not None:
+        context.notifier.tell_user(job.asked.user_id)
     if job.asked.run_kind and not job.status.is_active:
         context.notifier.notify_run(job.asked.run_kind)
 

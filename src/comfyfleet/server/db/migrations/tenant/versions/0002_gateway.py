@@ -1,0 +1,105 @@
+"""Prompts that come through the gateway: their data, the messages of their runs, and their users' files."""
+
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import op
+
+from comfyfleet.server.db.dialect import Document, Moment, RowId
+
+revision = "gateway_1"
+down_revision = "schema_1"
+branch_labels = None
+depends_on = None
+
+OF_GATEWAY = sa.text("gateway IS NOT NULL AND hidden_at IS NULL")
+UNFINISHED = sa.text("record IS NULL")
+
+
+def upgrade() -> None:
+    op.add_column("ai_jobs", sa.Column("gateway", Document))
+    op.add_column("ai_jobs", sa.Column("hidden_at", Moment))
+    op.create_index(
+        "ai_jobs_of_gateway",
+        "ai_jobs",
+        ["tenant_id", "user_id", "submitted_at", "id"],
+        postgresql_where=OF_GATEWAY,
+        sqlite_where=OF_GATEWAY,
+    )
+    _add_run_events()
+    _add_files()
+    op.create_table(
+        "gateway_userdata",
+        *_of_user(),
+        sa.Column("path", sa.String(500), primary_key=True),
+        sa.Column("data", sa.LargeBinary, nullable=False),
+        sa.Column("size", sa.Integer, nullable=False),
+        sa.Column("created_at", Moment, nullable=False),
+        sa.Column("modified_at", Moment, nullable=False),
+    )
+
+
+def _of_user() -> tuple[sa.Column[Any], sa.Column[Any]]:
+    return (
+        sa.Column("tenant_id", sa.Uuid, primary_key=True),
+        sa.Column("user_id", sa.Uuid, primary_key=True),
+    )
+
+
+def _add_run_events() -> None:
+    op.create_table(
+        "run_events",
+        sa.Column("id", RowId, primary_key=True),
+        sa.Column("tenant_id", sa.Uuid, nullable=False),
+        sa.Column("user_id", sa.Uuid, nullable=False),
+        sa.Column(
+            "job_id", sa.Uuid, sa.ForeignKey("ai_jobs.id", ondelete="CASCADE"), nullable=False
+        ),
+        sa.Column("lease_number", sa.Integer, nullable=False),
+        sa.Column("client_id", sa.String(200)),
+        sa.Column("events", Document, nullable=False),
+        sa.Column("record", Document),
+        sa.Column("created_at", Moment, nullable=False),
+        sqlite_autoincrement=True,
+    )
+    op.create_index("run_events_job_id_id_index", "run_events", ["job_id", "id"])
+    op.create_index(
+        "run_events_tenant_id_user_id_id_index", "run_events", ["tenant_id", "user_id", "id"]
+    )
+    op.create_index(
+        "run_events_unfinished",
+        "run_events",
+        ["created_at"],
+        postgresql_where=UNFINISHED,
+        sqlite_where=UNFINISHED,
+    )
+
+
+def _add_files() -> None:
+    op.create_table(
+        "gateway_files",
+        *_of_user(),
+        sa.Column("folder", sa.String(10), primary_key=True),
+        sa.Column("path", sa.String(500), primary_key=True),
+        sa.Column("file_id", sa.Uuid),
+        sa.Column("job_id", sa.Uuid),
+        sa.Column("output", sa.String(200)),
+        sa.Column("created_at", Moment, nullable=False),
+    )
+    op.create_index("gateway_files_job_id_index", "gateway_files", ["job_id"])
+    op.create_index("gateway_files_file_id_index", "gateway_files", ["file_id"])
+    op.create_table(
+        "gateway_counters",
+        *_of_user(),
+        sa.Column("folder", sa.String(10), primary_key=True),
+        sa.Column("prefix", sa.String(500), primary_key=True),
+        sa.Column("last", sa.Integer, nullable=False),
+    )
+
+
+def downgrade() -> None:
+    for table in ("gateway_userdata", "gateway_counters", "gateway_files", "run_events"):
+        op.drop_table(table)
+    op.drop_index("ai_jobs_of_gateway", "ai_jobs")
+    op.drop_column("ai_jobs", "hidden_at")
+    op.drop_column("ai_jobs", "gateway")

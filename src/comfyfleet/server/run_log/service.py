@@ -1,0 +1,155 @@
+"""Logs what a run told and names the files that it made. Takes a tenant's transaction, never commits."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from comfyfleet.api.values import DeliveredOutput
+from comfyfleet.server.db import Tx
+from comfyfleet.server.run_log import store
+from comfyfleet.server.run_log.model import (
+    PATH_CHARACTERS_MAX,
+    BackendFile,
+    Event,
+    LoggedEvents,
+    LoggedRun,
+    UserFile,
+    counters_needed,
+    delivered_files,
+    file_named,
+    path_after,
+    record_from,
+    with_other_files,
+)
+
+EVENTS_PER_READ_MAX = 200
+NAMES_TRIED_MAX = 1_000
+# Told once, however often a run has to begin again on another backend.
+OPENING = ("execution_start", "execution_cached")
+
+
+async def log_live(tx: Tx, run: LoggedRun, events: Sequence[Event], *, now: datetime) -> None:
+    """Messages of a run that goes on."""
+    told = await _without_repeated_opening(tx, run, events)
+    if told:
+        await store.add_events(tx, run, told, None, now=now)
+
+
+async def log_end(
+    tx: Tx,
+    run: LoggedRun,
+    events: Sequence[Event],
+    *,
+    is_success: bool,
+    outputs: Sequence[DeliveredOutput] = (),
+    history: Mapping[str, Any] | None = None,
+    now: datetime,
+) -> None:
+    """The last messages of a run, with its files under their users' names, and its record."""
+    names = await _name_files(tx, run, delivered_files(outputs), now=now)
+
+    def renamed(value: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        path = names.get(file_named(value))
+        if path is None:
+            return None
+        subfolder, _, filename = path.rpartition("/")
+        return {**value, "filename": filename, "subfolder": subfolder}
+
+    told = await _without_repeated_opening(tx, run, with_other_files(list(events), renamed))
+    earlier = await store.events_of_job(tx, run.tenant_id, run.job_id) if history is None else []
+    heard = [each for row in earlier if row.lease_number == run.lease_number for each in row.events]
+    record = record_from([*heard, *told], with_other_files(history, renamed), is_success=is_success)
+    await store.add_events(tx, run, told, record, now=now)
+
+
+async def _without_repeated_opening(
+    tx: Tx, run: LoggedRun, events: Sequence[Event]
+) -> Sequence[Event]:
+    begins = any(kind in OPENING for kind, _ in events)
+    if run.lease_number <= 1 or not begins or not await store.was_logged(tx, run):
+        return [(kind, data) for kind, data in events]
+    return [(kind, data) for kind, data in events if kind not in OPENING]
+
+
+async def _name_files(
+    tx: Tx, run: LoggedRun, files: Mapping[BackendFile, str], *, now: datetime
+) -> dict[BackendFile, str]:
+    """The path of each as its user knows it. The same again for a report that is repeated."""
+    known = {
+        each.output: each.path for each in await store.files_of_job(tx, run.tenant_id, run.job_id)
+    }
+    missing = {file: output for file, output in files.items() if output not in known}
+    used = await store.take_numbers(tx, run, counters_needed(missing))
+    names = {file: known[output] for file, output in files.items() if output in known}
+    for file, output in missing.items():
+        names[file] = await _take_name(tx, run, file, path_after(file, used), output, now=now)
+    return names
+
+
+async def _take_name(
+    tx: Tx, run: LoggedRun, file: BackendFile, path: str, output: str, *, now: datetime
+) -> str:
+    stem, dot, ending = path[:PATH_CHARACTERS_MAX].rpartition(".")
+    for number in range(NAMES_TRIED_MAX):
+        tried = path if number == 0 else f"{stem} ({number}){dot}{ending}"
+        named = UserFile(file.folder, tried, job_id=run.job_id, output=output)
+        if await store.add_file(tx, run.tenant_id, run.user_id, named, now=now):
+            return tried
+    return path
+
+
+async def events_after(
+    tx: Tx,
+    tenant_id: UUID,
+    user_id: UUID,
+    *,
+    after_id: int,
+    limit: int = EVENTS_PER_READ_MAX,
+) -> list[LoggedEvents]:
+    """The oldest first."""
+    return await store.events_after(tx, tenant_id, user_id, after_id=after_id, limit=limit)
+
+
+async def last_id(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
+    return await store.last_id(tx, tenant_id, user_id)
+
+
+async def events_of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> list[LoggedEvents]:
+    return await store.events_of_job(tx, tenant_id, job_id)
+
+
+async def records_of(
+    tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]
+) -> dict[UUID, tuple[int, Mapping[str, Any]]]:
+    """The lease and the record of each job that has one."""
+    return await store.records_of(tx, tenant_id, job_ids) if job_ids else {}
+
+
+async def get_file(
+    tx: Tx, tenant_id: UUID, user_id: UUID, folder: str, path: str
+) -> UserFile | None:
+    return await store.get_file(tx, tenant_id, user_id, folder, path)
+
+
+async def list_files(
+    tx: Tx, tenant_id: UUID, user_id: UUID, folder: str, *, limit: int
+) -> list[UserFile]:
+    return await store.list_files(tx, tenant_id, user_id, folder, limit=limit)
+
+
+async def add_file(
+    tx: Tx, tenant_id: UUID, user_id: UUID, file: UserFile, *, now: datetime
+) -> bool:
+    """False: the name is taken."""
+    return await store.add_file(tx, tenant_id, user_id, file, now=now)
+
+
+async def replace_file(
+    tx: Tx, tenant_id: UUID, user_id: UUID, file: UserFile, *, now: datetime
+) -> None:
+    await store.replace_file(tx, tenant_id, user_id, file, now=now)
+
+
+async def prune_live(tx: Tx, *, before: datetime, limit: int) -> int:
+    return await store.prune_live(tx, before=before, limit=limit)

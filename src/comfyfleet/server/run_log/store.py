@@ -1,0 +1,194 @@
+"""The SQL of logged messages and of users' file names. Every row is looked up with its tenant and user."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Select, delete, func, insert, select
+
+from comfyfleet.server.db import Tx
+from comfyfleet.server.db.dialect import insert_if_new, is_one_of, upsert_sum
+from comfyfleet.server.db.tenant_tables import gateway_counters, gateway_files, run_events
+from comfyfleet.server.run_log.model import LoggedEvents, LoggedRun, UserFile
+
+_USER_KEY = ("tenant_id", "user_id", "folder", "prefix")
+
+
+async def add_events(
+    tx: Tx,
+    run: LoggedRun,
+    events: Sequence[Any],
+    record: Mapping[str, Any] | None,
+    *,
+    now: datetime,
+) -> int:
+    row = {**run._asdict(), "events": list(events), "record": record, "created_at": now}
+    added = await tx.execute(insert(run_events).values(row).returning(run_events.c.id))
+    return int(added.scalar_one())
+
+
+def _events(row: Any) -> LoggedEvents:
+    return LoggedEvents(
+        id=row.id,
+        job_id=row.job_id,
+        lease_number=row.lease_number,
+        client_id=row.client_id,
+        events=[(kind, data) for kind, data in row.events],
+        record=row.record,
+        created_at=row.created_at,
+    )
+
+
+async def events_after(
+    tx: Tx, tenant_id: UUID, user_id: UUID, *, after_id: int, limit: int
+) -> list[LoggedEvents]:
+    query = (
+        _of_user(tenant_id, user_id)
+        .where(run_events.c.id > after_id)
+        .order_by(run_events.c.id)
+        .limit(limit)
+    )
+    return [_events(row) for row in await tx.execute(query)]
+
+
+async def events_of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> list[LoggedEvents]:
+    query = (
+        select(run_events)
+        .where(run_events.c.tenant_id == tenant_id, run_events.c.job_id == job_id)
+        .order_by(run_events.c.id)
+    )
+    return [_events(row) for row in await tx.execute(query)]
+
+
+async def records_of(
+    tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]
+) -> dict[UUID, tuple[int, Mapping[str, Any]]]:
+    """The lease and the record of each job that has one; the last lease's."""
+    query = (
+        select(run_events.c.job_id, run_events.c.lease_number, run_events.c.record)
+        .where(
+            run_events.c.tenant_id == tenant_id,
+            is_one_of(tx, run_events.c.job_id, job_ids),
+            run_events.c.record.is_not(None),
+        )
+        .order_by(run_events.c.id)
+    )
+    return {row.job_id: (row.lease_number, row.record) for row in await tx.execute(query)}
+
+
+async def last_id(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
+    query = select(func.max(run_events.c.id)).where(
+        run_events.c.tenant_id == tenant_id, run_events.c.user_id == user_id
+    )
+    return int((await tx.execute(query)).scalar() or 0)
+
+
+def _of_user(tenant_id: UUID, user_id: UUID) -> Select[Any]:
+    return select(run_events).where(
+        run_events.c.tenant_id == tenant_id, run_events.c.user_id == user_id
+    )
+
+
+async def was_logged(tx: Tx, run: LoggedRun) -> bool:
+    """Whether a run of the job, under this lease or one before, has told anything."""
+    query = (
+        select(run_events.c.id)
+        .where(run_events.c.tenant_id == run.tenant_id, run_events.c.job_id == run.job_id)
+        .limit(1)
+    )
+    return (await tx.execute(query)).first() is not None
+
+
+async def prune_live(tx: Tx, *, before: datetime, limit: int) -> int:
+    """Messages of runs that were told long ago; records stay as long as their jobs."""
+    old = (
+        select(run_events.c.id)
+        .where(run_events.c.record.is_(None), run_events.c.created_at < before)
+        .limit(limit)
+    )
+    return int((await tx.execute(delete(run_events).where(run_events.c.id.in_(old)))).rowcount)
+
+
+async def take_numbers(
+    tx: Tx, run: LoggedRun, needed: Mapping[tuple[str, str], int]
+) -> dict[tuple[str, str], int]:
+    """Advances each counter; how many numbers were used before, by folder and prefix."""
+    before: dict[tuple[str, str], int] = {}
+    for (folder, prefix), count in sorted(needed.items()):
+        row = {
+            "tenant_id": run.tenant_id,
+            "user_id": run.user_id,
+            "folder": folder,
+            "prefix": prefix,
+            "last": count,
+        }
+        statement = upsert_sum(tx, gateway_counters, row, key=_USER_KEY)
+        last = await tx.execute(statement.returning(gateway_counters.c.last))
+        before[folder, prefix] = int(last.scalar_one()) - count
+    return before
+
+
+async def add_file(
+    tx: Tx, tenant_id: UUID, user_id: UUID, file: UserFile, *, now: datetime
+) -> bool:
+    """False: the name is taken."""
+    row = {"tenant_id": tenant_id, "user_id": user_id, **file._asdict(), "created_at": now}
+    statement = insert_if_new(tx, gateway_files, [row]).returning(gateway_files.c.path)
+    return (await tx.execute(statement)).first() is not None
+
+
+async def get_file(
+    tx: Tx, tenant_id: UUID, user_id: UUID, folder: str, path: str
+) -> UserFile | None:
+    query = select(gateway_files).where(
+        gateway_files.c.tenant_id == tenant_id,
+        gateway_files.c.user_id == user_id,
+        gateway_files.c.folder == folder,
+        gateway_files.c.path == path,
+    )
+    row = (await tx.execute(query)).first()
+    return None if row is None else _file(row)
+
+
+async def files_of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> list[UserFile]:
+    query = select(gateway_files).where(
+        gateway_files.c.tenant_id == tenant_id, gateway_files.c.job_id == job_id
+    )
+    return [_file(row) for row in await tx.execute(query)]
+
+
+async def list_files(
+    tx: Tx, tenant_id: UUID, user_id: UUID, folder: str, *, limit: int
+) -> list[UserFile]:
+    """The newest first."""
+    query = (
+        select(gateway_files)
+        .where(
+            gateway_files.c.tenant_id == tenant_id,
+            gateway_files.c.user_id == user_id,
+            gateway_files.c.folder == folder,
+        )
+        .order_by(gateway_files.c.created_at.desc(), gateway_files.c.path)
+        .limit(limit)
+    )
+    return [_file(row) for row in await tx.execute(query)]
+
+
+async def replace_file(
+    tx: Tx, tenant_id: UUID, user_id: UUID, file: UserFile, *, now: datetime
+) -> None:
+    """The name means this file from now on."""
+    await tx.execute(
+        delete(gateway_files).where(
+            gateway_files.c.tenant_id == tenant_id,
+            gateway_files.c.user_id == user_id,
+            gateway_files.c.folder == file.folder,
+            gateway_files.c.path == file.path,
+        )
+    )
+    await add_file(tx, tenant_id, user_id, file, now=now)
+
+
+def _file(row: Any) -> UserFile:
+    return UserFile(row.folder, row.path, row.file_id, row.job_id, row.output)
