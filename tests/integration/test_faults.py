@@ -15,8 +15,8 @@ from tests.support.backends.proxy import FRAME_FAULTS, UNSEEN, Fault, meddling
 from comfyfleet.comfy import BackendLimits, ComfyServer, ServerSettings
 from comfyfleet.comfy.events import Succeeded
 from comfyfleet.engine import Served, serve_in_thread
-from comfyfleet.engine.queue import QueuedPrompt
 from comfyfleet.errors import FleetError, OutcomeUnknown, UnexpectedAnswer
+from comfyfleet.protocol.payloads import QueuedPrompt
 from comfyfleet.transport.retry import RetryPolicy
 
 T = TypeVar("T")

@@ -12,9 +12,9 @@ import pytest
 
 from comfyfleet.engine.file_routes import alpha_only
 from comfyfleet.engine.nodes.files import load_picture
-from comfyfleet.engine.payloads import UnforeseenInput
 from comfyfleet.errors import LimitExceeded
 from comfyfleet.media import measure_picture
+from comfyfleet.protocol.payloads import UnforeseenInput
 
 MEMORY_MIB_MAX = 300
 

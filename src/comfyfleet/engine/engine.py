@@ -16,17 +16,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from comfyfleet.engine.node import EngineNodeType, Folders
-from comfyfleet.engine.payloads import RefusedPrompt, parse_submission, read_number
+from comfyfleet.engine.node import EngineNodeType, Folders, NodesInFolders
 from comfyfleet.engine.queue import (
     History,
     PromptQueue,
-    QueuedPrompt,
     RunningPrompt,
-    RunOutcome,
     as_comfyui_compares,
     by_number_then_arrival,
-    history_record,
 )
 from comfyfleet.engine.run import (
     NodeCache,
@@ -36,8 +32,16 @@ from comfyfleet.engine.run import (
     RunContext,
     RunTools,
 )
-from comfyfleet.engine.sockets import Audience, Sockets
-from comfyfleet.engine.validate import Prompt, is_link, traceback_lines, type_name, validate
+from comfyfleet.protocol.payloads import (
+    QueuedPrompt,
+    RefusedPrompt,
+    RunOutcome,
+    history_record,
+    parse_submission,
+    read_number,
+)
+from comfyfleet.protocol.sockets import Audience, Sockets
+from comfyfleet.protocol.validation import Prompt, is_link, traceback_lines, type_name, validate
 
 
 class Executor:
@@ -320,7 +324,9 @@ class Engine:
         number = self._number(body)
         submission = parse_submission(body)
         verdict = validate(
-            submission.prompt, nodes=self.nodes, folders=self.folders, targets=submission.targets
+            submission.prompt,
+            nodes=NodesInFolders(self.nodes, self.folders),
+            targets=submission.targets,
         )
         if verdict.error is not None:
             raise RefusedPrompt(verdict.error, verdict.node_errors)

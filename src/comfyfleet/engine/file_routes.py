@@ -21,11 +21,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from comfyfleet.engine.engine import Engine
-from comfyfleet.engine.http import Route, empty_reply, json_reply, open_form
 from comfyfleet.engine.node import FolderName, Folders, require_small
-from comfyfleet.engine.payloads import UnforeseenInput
 from comfyfleet.errors import InvalidInput, LimitExceeded
 from comfyfleet.media import measure_picture
+from comfyfleet.protocol.http import Route, empty_reply, json_reply, open_form
+from comfyfleet.protocol.payloads import UnforeseenInput
 from comfyfleet.transport.ranges import ByteRange, file_etag, names_etag, select_range
 
 CHUNK_BYTES = 256 * 1024

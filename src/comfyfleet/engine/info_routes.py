@@ -21,7 +21,7 @@ from comfyfleet.engine.file_routes import (
     file_headers,
     upload_path,
 )
-from comfyfleet.engine.http import (
+from comfyfleet.protocol.http import (
     BODY_BYTES_MAX,
     Handler,
     Route,
@@ -30,7 +30,7 @@ from comfyfleet.engine.http import (
     read_json,
     text_reply,
 )
-from comfyfleet.engine.payloads import MalformedBody
+from comfyfleet.protocol.payloads import MalformedBody
 
 COMFYUI_VERSION = "0.28.0"
 

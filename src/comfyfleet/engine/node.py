@@ -12,7 +12,7 @@ write choices as a bare list and leave out what is not set; later ones don't."""
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import wraps
@@ -151,6 +151,51 @@ class EngineNodeType:
         for name, find in self.choices.items():
             required[name] = _with_choices(required[name], find(folders))
         return {**self.info, "input": {**self.info["input"], "required": required}}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInFolders:
+    """A node type as a prompt is validated by it: with the files that there are now."""
+
+    kind: EngineNodeType
+    folders: Folders
+
+    @property
+    def name(self) -> str:
+        return self.kind.name
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        return self.kind.info
+
+    @property
+    def is_output(self) -> bool:
+        return self.kind.is_output
+
+    @property
+    def validated(self) -> Sequence[str]:
+        return self.kind.validated
+
+    def declared_inputs(self) -> Mapping[str, Any]:
+        inputs: Mapping[str, Any] = self.kind.describe(self.folders)["input"]
+        return inputs
+
+    def check_values(self, values: Inputs) -> str | None:
+        return None if self.kind.validate is None else self.kind.validate(self.folders, values)
+
+
+class NodesInFolders(Mapping[str, NodeInFolders]):
+    def __init__(self, nodes: Mapping[str, EngineNodeType], folders: Folders) -> None:
+        self._nodes, self._folders = nodes, folders
+
+    def __getitem__(self, name: str) -> NodeInFolders:
+        return NodeInFolders(self._nodes[name], self._folders)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
 
 
 def _with_choices(declared: Sequence[Any], choices: list[str]) -> list[Any]:

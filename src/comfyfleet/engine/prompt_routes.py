@@ -12,11 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from comfyfleet.engine import sockets
 from comfyfleet.engine.engine import Engine
-from comfyfleet.engine.http import Route, empty_reply, json_reply, read_json
 from comfyfleet.engine.info_routes import FEATURES
-from comfyfleet.engine.payloads import (
+from comfyfleet.protocol import sockets
+from comfyfleet.protocol.http import Route, empty_reply, json_reply, read_json
+from comfyfleet.protocol.payloads import (
     ABSENT,
     MalformedBody,
     UnforeseenInput,
@@ -27,7 +27,7 @@ from comfyfleet.engine.payloads import (
     read_query,
     waiting_job,
 )
-from comfyfleet.engine.sockets import Socket
+from comfyfleet.protocol.sockets import Socket
 
 
 async def serve_socket(engine: Engine, websocket: WebSocket) -> None:

@@ -3,31 +3,12 @@
 import heapq
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from comfyfleet.engine.validate import Prompt
-
-
-@dataclass(frozen=True, slots=True)
-class QueuedPrompt:
-    """A prompt in the queue. Smaller numbers run first."""
-
-    number: float
-    prompt_id: str
-    prompt: Prompt
-    extra_data: Mapping[str, Any]
-    outputs: tuple[str, ...]
-
-    @property
-    def client_id(self) -> Any:
-        return self.extra_data.get("client_id")
-
-    def row(self) -> list[Any]:
-        """As queue and history show it."""
-        return [self.number, self.prompt_id, self.prompt, self.extra_data, list(self.outputs)]
+from comfyfleet.protocol.payloads import QueuedPrompt, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,33 +131,6 @@ class PromptQueue:
 
 
 HISTORY_ITEMS_MAX = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class RunOutcome:
-    """How a run ended and what it showed."""
-
-    success: bool
-    messages: Sequence[tuple[str, Mapping[str, Any]]]
-    outputs: Mapping[str, Any]
-    meta: Mapping[str, Any]
-
-
-Record = Mapping[str, Any]
-
-
-def history_record(item: QueuedPrompt, outcome: RunOutcome) -> Record:
-    """A history item as `/history` shows it."""
-    return {
-        "prompt": item.row(),
-        "outputs": outcome.outputs,
-        "status": {
-            "status_str": "success" if outcome.success else "error",
-            "completed": outcome.success,
-            "messages": outcome.messages,
-        },
-        "meta": outcome.meta,
-    }
 
 
 class History:

@@ -15,11 +15,12 @@ from datetime import datetime
 from random import Random
 from typing import Any
 
-from comfyfleet.engine import sockets
 from comfyfleet.engine.node import Context, EngineNodeType, Folders, NodeResult
-from comfyfleet.engine.queue import RunOutcome
-from comfyfleet.engine.sockets import Audience
-from comfyfleet.engine.validate import (
+from comfyfleet.errors import Interrupted, NodeFailed
+from comfyfleet.protocol import sockets
+from comfyfleet.protocol.payloads import RunOutcome
+from comfyfleet.protocol.sockets import Audience
+from comfyfleet.protocol.validation import (
     DeclaredInput,
     Prompt,
     declared_inputs,
@@ -27,7 +28,6 @@ from comfyfleet.engine.validate import (
     traceback_lines,
     type_name,
 )
-from comfyfleet.errors import Interrupted, NodeFailed
 
 
 class PromptProgress:

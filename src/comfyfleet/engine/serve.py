@@ -20,11 +20,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from comfyfleet.engine import file_routes, info_routes, prompt_routes
 from comfyfleet.engine.engine import DataFolder, Engine
-from comfyfleet.engine.http import Router, is_local_name
 from comfyfleet.engine.node import EngineNodeType
 from comfyfleet.engine.nodes import registry
 from comfyfleet.engine.prompt_routes import serve_socket
 from comfyfleet.errors import ServerUnavailable
+from comfyfleet.protocol.http import Router, is_local_name
 
 SOCKETS = {"/ws": serve_socket, "/api/ws": serve_socket}
 ROUTES = (

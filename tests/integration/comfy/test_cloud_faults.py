@@ -18,8 +18,8 @@ from tests.support.backends.v2_server import comfy_api_proxy
 from comfyfleet.comfy import BackendLimits, CloudSettings, ComfyCloud
 from comfyfleet.comfy.events import Succeeded
 from comfyfleet.engine import Served, serve_in_thread
-from comfyfleet.engine.queue import QueuedPrompt
 from comfyfleet.errors import FleetError, OutcomeUnknown, UnexpectedAnswer
+from comfyfleet.protocol.payloads import QueuedPrompt
 from comfyfleet.transport.retry import RetryPolicy
 
 T = TypeVar("T")

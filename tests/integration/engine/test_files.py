@@ -11,7 +11,7 @@ import pytest
 from tests.support.backends.engine_client import Talk
 
 from comfyfleet.engine import DataFolder, Served
-from comfyfleet.engine.http import limit_body
+from comfyfleet.protocol.http import limit_body
 
 
 def png(color: tuple[int, ...] = (255, 0, 0), mode: str = "RGB") -> bytes:
@@ -77,7 +77,7 @@ def test_an_upload_without_a_file_is_refused(talk: Talk) -> None:
 
 
 def test_a_body_that_is_too_long_is_refused(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("comfyfleet.engine.http.limit_body", _limited_to_1000_bytes)
+    monkeypatch.setattr("comfyfleet.protocol.http.limit_body", _limited_to_1000_bytes)
     assert upload(talk, "a.png", b"x" * 2000).status_code == 413
     assert talk.http.post("/prompt", content=b"x" * 2000).status_code == 413
 

@@ -11,7 +11,8 @@ from tests.support.backends.nodes import NODES
 
 from comfyfleet.engine.engine import Executor
 from comfyfleet.engine.node import Folders
-from comfyfleet.engine.queue import QueuedPrompt, RunningPrompt, RunOutcome
+from comfyfleet.engine.queue import RunningPrompt
+from comfyfleet.protocol.payloads import QueuedPrompt, RunOutcome
 
 
 class Listener:

@@ -4,8 +4,18 @@ from typing import Any
 
 import pytest
 
-from comfyfleet.engine.payloads import InvalidQuery, detailed_job, ended_job, list_jobs, read_query
-from comfyfleet.engine.queue import History, QueuedPrompt, Record, RunOutcome, history_record
+from comfyfleet.engine.queue import History
+from comfyfleet.protocol.payloads import (
+    InvalidQuery,
+    QueuedPrompt,
+    Record,
+    RunOutcome,
+    detailed_job,
+    ended_job,
+    history_record,
+    list_jobs,
+    read_query,
+)
 
 START = ("execution_start", {"prompt_id": "a", "timestamp": 1000})
 

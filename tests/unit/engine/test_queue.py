@@ -2,7 +2,8 @@
 
 import pytest
 
-from comfyfleet.engine.queue import PromptQueue, QueuedPrompt, as_comfyui_compares
+from comfyfleet.engine.queue import PromptQueue, as_comfyui_compares
+from comfyfleet.protocol.payloads import QueuedPrompt
 
 
 def item(prompt_id: str, number: float = 0) -> QueuedPrompt:

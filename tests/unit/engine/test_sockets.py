@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from comfyfleet.engine.sockets import BACKLOG_FRAMES_MAX, Socket, Sockets
+from comfyfleet.protocol.sockets import BACKLOG_FRAMES_MAX, Socket, Sockets
 
 
 async def drain(socket: Socket) -> list[Any]:

@@ -8,8 +8,8 @@ import pytest
 from tests.support.backends.nodes import NODES, link, node_type, say
 from tests.support.backends.prompts import node
 
-from comfyfleet.engine.node import Folders
-from comfyfleet.engine.validate import PromptValidation, validate
+from comfyfleet.engine.node import Folders, NodesInFolders
+from comfyfleet.protocol.validation import PromptValidation, validate
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def folders(tmp_path: Path) -> Folders:
 def judge(
     prompt: Any, folders: Folders, targets: Collection[str] | None = None
 ) -> PromptValidation:
-    return validate(prompt, nodes=NODES, folders=folders, targets=targets)
+    return validate(prompt, nodes=NodesInFolders(NODES, folders), targets=targets)
 
 
 def faults(verdict: PromptValidation, node_id: str) -> list[Any]:
@@ -177,7 +177,7 @@ def test_an_output_that_fails_is_left_out_and_the_others_run(folders: Folders) -
 def test_a_long_list_of_choices_is_not_repeated(folders: Folders) -> None:
     many = node_type("Many", say, {"word": [[str(n) for n in range(21)], {}]})
     verdict = validate(
-        shown(node("Many", word="x")), nodes={**NODES, "Many": many}, folders=folders
+        shown(node("Many", word="x")), nodes=NodesInFolders({**NODES, "Many": many}, folders)
     )
     (found,) = faults(verdict, "1")
     assert found["details"] == "word: 'x' not in (list of length 21)"
@@ -187,6 +187,6 @@ def test_a_long_list_of_choices_is_not_repeated(folders: Folders) -> None:
 def test_slots_of_a_growing_group_are_named_after_it(folders: Folders) -> None:
     template = {"input": {"required": {"v": ["STRING", {}]}}, "prefix": "v", "min": 1, "max": 3}
     grow = node_type("Grow", say, {"all": ["COMFY_AUTOGROW_V3", {"template": template}]})
-    verdict = validate(shown(node("Grow")), nodes={**NODES, "Grow": grow}, folders=folders)
+    verdict = validate(shown(node("Grow")), nodes=NodesInFolders({**NODES, "Grow": grow}, folders))
     (found,) = faults(verdict, "1")
     assert (found["details"], found["extra_info"]) == ("v0", {"input_name": "all.v0"})

@@ -52,8 +52,8 @@ from comfyfleet.engine.saved_files import (
     save_kept_preview,
     to_pillow,
 )
-from comfyfleet.engine.validate import type_name
 from comfyfleet.errors import NodeFailed
+from comfyfleet.protocol.validation import type_name
 
 MASK_CHANNELS = ("alpha", "red", "green", "blue")
 # What stands for the mask of a picture that has none.

@@ -12,9 +12,8 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from comfyfleet.engine.engine import AcceptedPrompt, Engine
-from comfyfleet.engine.payloads import Job, all_jobs
-from comfyfleet.engine.queue import QueuedPrompt, Record
 from comfyfleet.errors import FleetError, LimitExceeded
+from comfyfleet.protocol.payloads import Job, QueuedPrompt, Record, all_jobs
 
 JOBS_KEPT_MAX = 10_000
 

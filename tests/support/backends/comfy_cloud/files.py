@@ -25,8 +25,8 @@ from comfyfleet.engine.file_routes import (
     save_bytes,
     save_mask,
 )
-from comfyfleet.engine.http import json_reply, open_form
-from comfyfleet.engine.payloads import UnforeseenInput
+from comfyfleet.protocol.http import json_reply, open_form
+from comfyfleet.protocol.payloads import UnforeseenInput
 
 UPLOAD_BYTES_MAX = 50 * 1024 * 1024
 EDGE_PIXELS_MAX = 16_384

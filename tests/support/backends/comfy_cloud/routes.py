@@ -23,9 +23,12 @@ from tests.support.backends.comfy_cloud.files import refusal
 
 from comfyfleet.engine import info_routes
 from comfyfleet.engine.engine import Engine
-from comfyfleet.engine.http import Handler, Route, Router, empty_reply, json_reply, read_json
 from comfyfleet.engine.info_routes import FEATURES
-from comfyfleet.engine.payloads import (
+from comfyfleet.engine.prompt_routes import pump_socket, send_greeting
+from comfyfleet.engine.serve import Served, serve_in_thread
+from comfyfleet.errors import FleetError
+from comfyfleet.protocol.http import Handler, Route, Router, empty_reply, json_reply, read_json
+from comfyfleet.protocol.payloads import (
     InvalidQuery,
     Job,
     MalformedBody,
@@ -33,9 +36,6 @@ from comfyfleet.engine.payloads import (
     UnforeseenInput,
     read_statuses,
 )
-from comfyfleet.engine.prompt_routes import pump_socket, send_greeting
-from comfyfleet.engine.serve import Served, serve_in_thread
-from comfyfleet.errors import FleetError
 
 LIMIT_DEFAULT, LIMIT_MAX = 100, 1000
 STATUSES: dict[type[FleetError], int] = {

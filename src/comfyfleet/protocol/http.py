@@ -19,8 +19,8 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from comfyfleet.engine.payloads import InvalidQuery, MalformedBody, RefusedPrompt, UnforeseenInput
 from comfyfleet.errors import LimitExceeded
+from comfyfleet.protocol.payloads import InvalidQuery, MalformedBody, RefusedPrompt, UnforeseenInput
 
 
 def is_foreign(headers: Mapping[str, str]) -> bool:

@@ -6,13 +6,32 @@ values that ComfyUI coerces in place come back as a new prompt."""
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
-from comfyfleet.engine.node import EngineNodeType, Folders
 from comfyfleet.errors import FleetError, NodeFailed
 
 # One entry of `node_errors[id].errors`, or the `error` of a refused prompt.
 Fault = dict[str, Any]
+
+
+class NodeInterface(Protocol):
+    """What is known of a node type: its `/object_info` entry, and ComfyUI's VALIDATE_INPUTS."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def info(self) -> Mapping[str, Any]: ...
+    @property
+    def is_output(self) -> bool: ...
+    @property
+    def validated(self) -> Sequence[str]:
+        """Inputs that `check_values` alone judges: no list or range check."""
+
+    def declared_inputs(self) -> Mapping[str, Any]:
+        """The groups of inputs, with lists of files as they are now."""
+
+    def check_values(self, values: Mapping[str, Any]) -> str | None:
+        """A message, or None when fine. Linked inputs are None."""
 
 
 def fault(kind: str, message: str, details: str = "", **extra_info: Any) -> Fault:
@@ -148,7 +167,7 @@ CHOICES_SHOWN_MAX = 20
 
 
 def missing_type_fault(
-    node_id: str, node: Mapping[str, Any], nodes: Mapping[str, EngineNodeType]
+    node_id: str, node: Mapping[str, Any], nodes: Mapping[str, NodeInterface]
 ) -> Fault | None:
     class_type = node.get("class_type")
     if class_type in nodes:
@@ -285,8 +304,7 @@ class CheckedNode:
 def validate(
     prompt: Prompt,
     *,
-    nodes: Mapping[str, EngineNodeType],
-    folders: Folders,
+    nodes: Mapping[str, NodeInterface],
     targets: Collection[str] | None = None,
 ) -> PromptValidation:
     """Judge a prompt; with `targets`, only these of its output nodes count."""
@@ -301,7 +319,7 @@ def validate(
     if not outputs:
         error = fault("prompt_no_outputs", "Prompt has no outputs")
         return PromptValidation(prompt, error=error, node_errors={})
-    return _judge_outputs(_Validation(prompt, nodes, folders), outputs)
+    return _judge_outputs(_Validation(prompt, nodes), outputs)
 
 
 def _judge_outputs(validation: "_Validation", outputs: Sequence[str]) -> PromptValidation:
@@ -343,13 +361,10 @@ def _blame(validation: "_Validation", output: str, node_errors: dict[str, Any]) 
 class _Validation:
     """One walk from the outputs up; each node is judged once."""
 
-    def __init__(
-        self, prompt: Prompt, nodes: Mapping[str, EngineNodeType], folders: Folders
-    ) -> None:
+    def __init__(self, prompt: Prompt, nodes: Mapping[str, NodeInterface]) -> None:
         self.prompt = prompt
         self.checked: dict[str, CheckedNode] = {}
         self._nodes = nodes
-        self._folders = folders
         self._visiting: list[str] = []
         self._coerced: dict[str, dict[str, Any]] = {}
 
@@ -412,7 +427,7 @@ class _Validation:
         self._coerced[node_id] = {}
         faults: list[Fault] = []
         valid = True
-        declared = declared_inputs(node_type.describe(self._folders)["input"], given)
+        declared = declared_inputs(node_type.declared_inputs(), given)
         for name, declaration in declared.items():
             if name not in given:
                 faults += missing_input_fault(name, declaration)
@@ -425,7 +440,7 @@ class _Validation:
         faults += self._check_custom(node_id, node_type, declared)
         return CheckedNode(valid, tuple(faults))
 
-    def _type_of(self, node_id: str) -> EngineNodeType:
+    def _type_of(self, node_id: str) -> NodeInterface:
         return self._nodes[self.prompt[node_id]["class_type"]]
 
     def _check_link(
@@ -474,10 +489,10 @@ class _Validation:
         return [found] if found else []
 
     def _check_custom(
-        self, node_id: str, node_type: EngineNodeType, declared: Mapping[str, DeclaredInput]
+        self, node_id: str, node_type: NodeInterface, declared: Mapping[str, DeclaredInput]
     ) -> list[Fault]:
         """The node's own check; it sees a linked input as None, as ComfyUI's nodes do."""
-        if node_type.validate is None:
+        if not node_type.validated:
             return []
         given = {**self.prompt[node_id]["inputs"], **self._coerced[node_id]}
         for name in node_type.validated:
@@ -488,7 +503,7 @@ class _Validation:
             for name, value in given.items()
             if name in declared
         }
-        message = node_type.validate(self._folders, constants)
+        message = node_type.check_values(constants)
         if message is None:
             return []
         return [
@@ -507,18 +522,18 @@ def _coerce(kind: Kind, value: Any) -> Any:
     return convert(value) if convert else value
 
 
-def _output_types(node_type: EngineNodeType) -> Sequence[Kind]:
+def _output_types(node_type: NodeInterface) -> Sequence[Kind]:
     types: Sequence[Kind] = node_type.info["output"]
     # ComfyUI's older nodes hold them in a tuple, and the text of an IndexError says so.
     return list(types) if is_newer_node(node_type) else tuple(types)
 
 
-def is_newer_node(node_type: EngineNodeType) -> bool:
+def is_newer_node(node_type: NodeInterface) -> bool:
     """Whether ComfyUI has this node in its newer form; some texts and hidden inputs differ."""
     return "price_badge" in node_type.info
 
 
-def _no_argument(node_type: EngineNodeType, name: str) -> NodeFailed:
+def _no_argument(node_type: NodeInterface, name: str) -> NodeFailed:
     function = "validate_inputs" if is_newer_node(node_type) else "VALIDATE_INPUTS"
     return NodeFailed(
         f"{node_type.name}.{function}() missing 1 required positional argument: '{name}'",

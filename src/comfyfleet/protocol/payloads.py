@@ -6,9 +6,54 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from comfyfleet.engine.queue import QueuedPrompt, Record
-from comfyfleet.engine.validate import Fault, Prompt, fault
 from comfyfleet.errors import InvalidInput
+from comfyfleet.protocol.validation import Fault, Prompt, fault
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedPrompt:
+    """A prompt in the queue. Smaller numbers run first."""
+
+    number: float
+    prompt_id: str
+    prompt: Prompt
+    extra_data: Mapping[str, Any]
+    outputs: tuple[str, ...]
+
+    @property
+    def client_id(self) -> Any:
+        return self.extra_data.get("client_id")
+
+    def row(self) -> list[Any]:
+        """As queue and history show it."""
+        return [self.number, self.prompt_id, self.prompt, self.extra_data, list(self.outputs)]
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """How a run ended and what it showed."""
+
+    success: bool
+    messages: Sequence[tuple[str, Mapping[str, Any]]]
+    outputs: Mapping[str, Any]
+    meta: Mapping[str, Any]
+
+
+Record = Mapping[str, Any]
+
+
+def history_record(item: QueuedPrompt, outcome: RunOutcome) -> Record:
+    """A history item as `/history` shows it."""
+    return {
+        "prompt": item.row(),
+        "outputs": outcome.outputs,
+        "status": {
+            "status_str": "success" if outcome.success else "error",
+            "completed": outcome.success,
+            "messages": outcome.messages,
+        },
+        "meta": outcome.meta,
+    }
 
 
 class UnforeseenInput(InvalidInput):
