@@ -185,7 +185,7 @@ class Router(Generic[T]):
     def __init__(
         self,
         served: T,
-        alive: Lifespan,
+        alive: Lifespan | None,
         routes: Iterable[Route[T]],
         sockets: Mapping[str, SocketHandler[T]],
     ) -> None:
@@ -235,12 +235,24 @@ class Router(Generic[T]):
             log.exception("%s %s failed", request.method, request.url.path)
             return internal_error()
 
+    async def served_to(self, request: Request) -> T:
+        """What the handler of this request works with."""
+        return self._served
+
+    def route_of(self, path: str) -> str | None:
+        """The route that a path belongs to; None: it is of none."""
+        if path in self._fixed or path in self._sockets:
+            return path
+        return next(
+            (name for name, each in self._patterns.items() if each.expression.fullmatch(path)), None
+        )
+
     async def _dispatch(self, request: Request) -> Response:
         method = "GET" if request.method == "HEAD" else request.method
         allowed: set[str] = set()
         for handlers in self._matching(request):
             if handler := handlers.get(method):
-                return await handler(self._served, request)
+                return await handler(await self.served_to(request), request)
             allowed |= handlers.keys()
         if method == "GET":
             return empty_reply(404)
@@ -264,10 +276,12 @@ class Router(Generic[T]):
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
-        self._alive.start(asyncio.get_running_loop())
+        if self._alive:
+            self._alive.start(asyncio.get_running_loop())
         await send({"type": "lifespan.startup.complete"})
         await receive()
-        await asyncio.to_thread(self._alive.stop)
+        if self._alive:
+            await asyncio.to_thread(self._alive.stop)
         await send({"type": "lifespan.shutdown.complete"})
 
 

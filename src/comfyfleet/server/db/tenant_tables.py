@@ -237,6 +237,7 @@ ai_jobs = Table(
         "ai_jobs_of_gateway",
         "tenant_id",
         "user_id",
+        "completed_at",
         "submitted_at",
         "id",
         where="gateway IS NOT NULL AND hidden_at IS NULL",

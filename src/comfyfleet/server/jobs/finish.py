@@ -93,6 +93,7 @@ def _logged_run(job: Job | None, token: UUID) -> LoggedRun | None:
         job.id,
         job.lease_number,
         job.asked.gateway.get("client_id"),
+        job.asked.gateway["prompt_id"],
     )
 
 

@@ -416,3 +416,29 @@ async def force_fail(
         return None, []
     job, outbox_ids, _ = await _finish(tx, failed, new_id=new_id, now=now)
     return job, outbox_ids
+
+
+PROMPTS_LISTED_MAX = 10_000
+
+
+async def active_prompts(tx: Tx, tenant_id: UUID, user_id: UUID) -> list[Job]:
+    """A user's prompts of the gateway that wait or run, as they came."""
+    return await store.active_prompts(tx, tenant_id, user_id, limit=PROMPTS_LISTED_MAX)
+
+
+async def ended_prompts(
+    tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int, offset: int = 0
+) -> list[Job]:
+    """A user's prompts of the gateway that have ended, the last first."""
+    return await store.ended_prompts(tx, tenant_id, user_id, limit=limit, offset=offset)
+
+
+async def find(tx: Tx, tenant_id: UUID, job_id: UUID) -> Job | None:
+    return await store.get(tx, tenant_id, job_id)
+
+
+async def hide_prompts(
+    tx: Tx, tenant_id: UUID, user_id: UUID, job_ids: Sequence[UUID] | None, *, now: datetime
+) -> None:
+    """Removes ended prompts from their user's history; None: all of them."""
+    await store.hide_prompts(tx, tenant_id, user_id, job_ids, now=now)

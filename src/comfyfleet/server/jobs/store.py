@@ -748,3 +748,45 @@ def _is_batch(tenant_id: UUID, user_id: UUID, batch_id: UUID) -> ColumnElement[b
 
 def _batch_from_row(row: Row[Any]) -> JobBatch:
     return JobBatch(**row._mapping)
+
+
+def _of_gateway(tenant_id: UUID, user_id: UUID) -> Select[Any]:
+    return select(ai_jobs).where(
+        ai_jobs.c.tenant_id == tenant_id,
+        ai_jobs.c.user_id == user_id,
+        ai_jobs.c.gateway.is_not(None),
+        ai_jobs.c.hidden_at.is_(None),
+    )
+
+
+async def active_prompts(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list[Job]:
+    """Prompts of the gateway that wait or run, as they came."""
+    query = _of_gateway(tenant_id, user_id).where(ai_jobs.c.completed_at.is_(None))
+    rows = await tx.execute(query.order_by(ai_jobs.c.submitted_at, ai_jobs.c.id).limit(limit))
+    return [job_from_row(row._mapping) for row in rows]
+
+
+async def ended_prompts(
+    tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int, offset: int = 0
+) -> list[Job]:
+    """Prompts of the gateway that have ended, the last first."""
+    query = _of_gateway(tenant_id, user_id).where(ai_jobs.c.completed_at.is_not(None))
+    order = ai_jobs.c.completed_at.desc(), ai_jobs.c.submitted_at.desc(), ai_jobs.c.id.desc()
+    rows = await tx.execute(query.order_by(*order).limit(limit).offset(offset))
+    return [job_from_row(row._mapping) for row in rows]
+
+
+async def hide_prompts(
+    tx: Tx, tenant_id: UUID, user_id: UUID, job_ids: Sequence[UUID] | None, *, now: datetime
+) -> None:
+    """From the history of their client; None: all that have ended."""
+    hidden = update(ai_jobs).where(
+        ai_jobs.c.tenant_id == tenant_id,
+        ai_jobs.c.user_id == user_id,
+        ai_jobs.c.gateway.is_not(None),
+        ai_jobs.c.hidden_at.is_(None),
+        ai_jobs.c.completed_at.is_not(None),
+    )
+    if job_ids is not None:
+        hidden = hidden.where(is_one_of(tx, ai_jobs.c.id, job_ids))
+    await tx.execute(hidden.values(hidden_at=now))

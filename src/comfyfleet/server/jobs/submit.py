@@ -36,6 +36,7 @@ from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet
 from comfyfleet.server.jobs import files, service, store
+from comfyfleet.server.jobs.caches import ActiveJobLimits
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.diagnosis import (
     find_shortage,
@@ -420,14 +421,17 @@ async def submit_many(
     asked: dict[UUID, JobSpec],
     *,
     tenant: Tenant | None = None,
+    active_max: ActiveJobLimits | None = None,
 ) -> Sequence[Job]:
+    """`active_max`: other limits than those of effects."""
     clamped = await check_admission(context, tenant_id, asked, tenant=tenant)
     pool = await context.pool_of(tenant_id)
-    done = await _submit_single(context, pool, tenant_id, clamped)
+    most = active_max or context.active_max
+    done = await _submit_single(context, pool, tenant_id, clamped, most)
     if done is None:
         async with pool.transaction() as tx:
             done = await service.submit(
-                tx, tenant_id, clamped, now=context.clock(), active_max=context.active_max
+                tx, tenant_id, clamped, now=context.clock(), active_max=most
             )
     added, outbox_ids = done
     await flush(context, pool, added, outbox_ids)
@@ -435,7 +439,11 @@ async def submit_many(
 
 
 async def _submit_single(
-    context: JobContext, pool: Database, tenant_id: UUID, asked: Mapping[UUID, JobSpec]
+    context: JobContext,
+    pool: Database,
+    tenant_id: UUID,
+    asked: Mapping[UUID, JobSpec],
+    most: ActiveJobLimits,
 ) -> tuple[list[Job], list[int]] | None:
     """Submits a single job by one statement, in a transaction of its own unless there is media to attach.
 
@@ -445,9 +453,7 @@ async def _submit_single(
         return None
     has_media = any(each.video_id for each in asked.values())
     async with pool.transaction() if has_media else pool.execute_one() as tx:
-        return await service.submit_one(
-            tx, tenant_id, asked, context.active_max, now=context.clock()
-        )
+        return await service.submit_one(tx, tenant_id, asked, most, now=context.clock())
 
 
 async def check_admission(

@@ -24,6 +24,7 @@ class LoggedRun(NamedTuple):
     job_id: UUID
     lease_number: int
     client_id: str | None = None
+    prompt_id: str = ""  # as the client knows it
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,16 @@ def with_other_files(
             return renamed(value) or value
         return {key: with_other_files(each, renamed) for key, each in value.items()}
     return [with_other_files(each, renamed) for each in value] if isinstance(value, list) else value
+
+
+def with_prompt_id(value: Any, prompt_id: str) -> Any:
+    """The same JSON, where each `prompt_id` is the client's."""
+    if isinstance(value, Mapping):
+        return {
+            key: prompt_id if key == "prompt_id" else with_prompt_id(each, prompt_id)
+            for key, each in value.items()
+        }
+    return [with_prompt_id(each, prompt_id) for each in value] if isinstance(value, list) else value
 
 
 def file_named(value: Mapping[str, Any]) -> BackendFile:

@@ -21,6 +21,7 @@ from comfyfleet.server.run_log.model import (
     path_after,
     record_from,
     with_other_files,
+    with_prompt_id,
 )
 
 EVENTS_PER_READ_MAX = 200
@@ -31,7 +32,8 @@ OPENING = ("execution_start", "execution_cached")
 
 async def log_live(tx: Tx, run: LoggedRun, events: Sequence[Event], *, now: datetime) -> None:
     """Messages of a run that goes on."""
-    told = await _without_repeated_opening(tx, run, events)
+    named = [(kind, with_prompt_id(data, run.prompt_id)) for kind, data in events]
+    told = await _without_repeated_opening(tx, run, named)
     if told:
         await store.add_events(tx, run, told, None, now=now)
 
@@ -56,10 +58,15 @@ async def log_end(
         subfolder, _, filename = path.rpartition("/")
         return {**value, "filename": filename, "subfolder": subfolder}
 
-    told = await _without_repeated_opening(tx, run, with_other_files(list(events), renamed))
+    named = [
+        (kind, with_prompt_id(with_other_files(data, renamed), run.prompt_id))
+        for kind, data in events
+    ]
+    told = await _without_repeated_opening(tx, run, named)
     earlier = await store.events_of_job(tx, run.tenant_id, run.job_id) if history is None else []
     heard = [each for row in earlier if row.lease_number == run.lease_number for each in row.events]
-    record = record_from([*heard, *told], with_other_files(history, renamed), is_success=is_success)
+    shown = with_prompt_id(with_other_files(history, renamed), run.prompt_id)
+    record = record_from([*heard, *told], shown, is_success=is_success)
     await store.add_events(tx, run, told, record, now=now)
 
 
@@ -68,7 +75,7 @@ async def _without_repeated_opening(
 ) -> Sequence[Event]:
     begins = any(kind in OPENING for kind, _ in events)
     if run.lease_number <= 1 or not begins or not await store.was_logged(tx, run):
-        return [(kind, data) for kind, data in events]
+        return events
     return [(kind, data) for kind, data in events if kind not in OPENING]
 
 

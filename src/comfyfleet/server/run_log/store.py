@@ -24,6 +24,7 @@ async def add_events(
     now: datetime,
 ) -> int:
     row = {**run._asdict(), "events": list(events), "record": record, "created_at": now}
+    del row["prompt_id"]
     added = await tx.execute(insert(run_events).values(row).returning(run_events.c.id))
     return int(added.scalar_one())
 

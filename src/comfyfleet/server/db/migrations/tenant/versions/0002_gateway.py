@@ -22,7 +22,7 @@ def upgrade() -> None:
     op.create_index(
         "ai_jobs_of_gateway",
         "ai_jobs",
-        ["tenant_id", "user_id", "submitted_at", "id"],
+        ["tenant_id", "user_id", "completed_at", "submitted_at", "id"],
         postgresql_where=OF_GATEWAY,
         sqlite_where=OF_GATEWAY,
     )
