@@ -450,12 +450,14 @@ async def serve_plane(
     listener: socket.socket,
     stop: asyncio.Event,
     shared: SharedSocket | None = None,
+    *,
+    local_key: str | None = None,
 ) -> None:
     """Its API, until it is told to stop; then polls that wait are answered at once."""
     giving_back = asyncio.create_task(keep_giving_back())
     try:
         await serve_app(
-            create_app(plane),
+            create_app(plane, local_key),
             listener,
             stop,
             at_stop=plane.queue.dismiss,

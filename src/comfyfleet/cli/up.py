@@ -37,6 +37,8 @@ from comfyfleet.server.maintenance.embedded_fleet import (
     STAGE,
     AutoAssign,
     embedded_fleet_secret,
+    local_user_key,
+    open_embedded_fleet,
 )
 from comfyfleet.server.maintenance.runner import Sweep, SweepRunner, run_sweeps
 from comfyfleet.server.maintenance.sweeps import all_sweeps
@@ -120,6 +122,8 @@ class _AllInOne:
             # First of all: a key that was made is shown this once, whatever goes wrong after.
             print_greeting(plane, listener_url(self.listener), self.context)
             secret = await embedded_fleet_secret(plane, self.data)
+            await open_embedded_fleet(plane)
+            local_key = await local_user_key(plane, self.data)
             backends = [
                 (default_worker_id(socket.gethostname(), url), url) for url in self.backends
             ]
@@ -129,7 +133,7 @@ class _AllInOne:
             workers = [await self._open_worker(name, url, secret, stack) for name, url in backends]
             await stack.enter_async_context(run_sweeps(_sweeps(plane)))
             self._tell_next(backends)
-            await self._work(plane, workers, stop)
+            await self._work(plane, workers, stop, local_key)
 
     async def _open_worker(self, name: str, url: str, secret: str, stack: AsyncExitStack) -> Worker:
         environ = self.context.environ
@@ -152,11 +156,17 @@ class _AllInOne:
         return await stack.enter_async_context(open_worker(settings, environ, platform))
 
     async def _work(
-        self, plane: ControlPlane, workers: Sequence[Worker], stop: asyncio.Event
+        self,
+        plane: ControlPlane,
+        workers: Sequence[Worker],
+        stop: asyncio.Event,
+        local_key: str,
     ) -> None:
         """The workers leave while the control plane still listens to them."""
         closing = asyncio.Event()
-        serving = asyncio.create_task(serve_plane(plane, self.listener, closing))
+        serving = asyncio.create_task(
+            serve_plane(plane, self.listener, closing, local_key=local_key)
+        )
         working = [asyncio.create_task(self._run_worker(worker, stop)) for worker in workers]
         asked = asyncio.create_task(stop.wait())
         try:
@@ -186,6 +196,9 @@ class _AllInOne:
                 f"Worker {name} in fleet {FLEET}/{STAGE} on {kind} at {url_without_password(url)}"
             )
         self.context.say(f"Everything is kept in {self.data.resolve()}; Ctrl-C stops it")
+        self.context.say(
+            f"Any program that talks to a ComfyUI can talk to {listener_url(self.listener)} instead"
+        )
         self.context.say("Next: comfyfleet admin workflows register NAME FILE")
         self.context.say("      comfyfleet admin submit NAME --wait")
 

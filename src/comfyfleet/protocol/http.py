@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from comfyfleet.errors import LimitExceeded
+from comfyfleet.errors import FleetError, LimitExceeded
 from comfyfleet.protocol.payloads import InvalidQuery, MalformedBody, RefusedPrompt, UnforeseenInput
 
 
@@ -201,10 +201,10 @@ class Router(Generic[T]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             request = Request(scope, limit_body(receive))
-            response = await self._answer(request)
+            response = await self.answer(request)
             await response(scope, receive, send)
         elif scope["type"] == "websocket":
-            await self._talk(WebSocket(scope, receive, send))
+            await self.talk(WebSocket(scope, receive, send))
         else:
             await self._live(receive, send)
 
@@ -215,7 +215,7 @@ class Router(Generic[T]):
             handlers = self._fixed.setdefault(path, {})
         handlers[route.method] = route.handler
 
-    async def _answer(self, request: Request) -> Response:
+    async def answer(self, request: Request) -> Response:
         if is_foreign(request.headers):
             return empty_reply(403)
         if request.method == "OPTIONS":
@@ -231,6 +231,8 @@ class Router(Generic[T]):
         except UnforeseenInput as error:
             log.info("%s %s: %s", request.method, request.url.path, error.message)
             return internal_error()
+        except FleetError:
+            raise
         except Exception:
             log.exception("%s %s failed", request.method, request.url.path)
             return internal_error()
@@ -267,7 +269,7 @@ class Router(Generic[T]):
                 request.scope["path_params"] = found.groupdict()
                 yield pattern.handlers
 
-    async def _talk(self, socket: WebSocket) -> None:
+    async def talk(self, socket: WebSocket) -> None:
         handler = self._sockets.get(socket.scope["path"])
         if handler is None or is_foreign(socket.headers):
             await socket.close()

@@ -296,6 +296,7 @@ run_events = Table(
     Column("job_id", Uuid, ForeignKey("ai_jobs.id", ondelete="CASCADE"), nullable=False),
     Column("lease_number", Integer, nullable=False),
     Column("client_id", String(200)),
+    Column("prompt_id", String(100), nullable=False),  # as the client knows it
     Column("events", Document, nullable=False),
     Column("record", Document),  # with the last ones: status, outputs and meta of its history entry
     Column("created_at", Moment, nullable=False),

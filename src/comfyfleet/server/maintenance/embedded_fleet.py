@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
+from uuid import UUID, uuid5
 
 from comfyfleet.api.worker import BackendFacts
 from comfyfleet.errors import NotFound, Unauthenticated
@@ -17,9 +18,12 @@ from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet, FleetWorker
 from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.server.secrets import KEY_CHARACTERS, hash_key, new_key
+from comfyfleet.server.tenants import service as tenants
+from comfyfleet.server.tenants.model import DEFAULT_TENANT, NewApiKey, new_api_key
 
 FLEET, STAGE = "default", "production"
 SECRET_FILE = "fleet.secret"  # noqa: S105 - the name of a file
+LOCAL_KEY_FILE = "local.key"
 SECRET_MODE = 0o600
 
 
@@ -28,10 +32,60 @@ async def embedded_fleet_secret(plane: ControlPlane, data: Path) -> str:
     is repaired here.
     """
     path = data / SECRET_FILE
-    secret = _read_secret(path) or _write_secret(path)
+    secret = _read_secret(path) or _write_secret(path, new_key())
     async with plane.central.transaction() as tx:
         await _ensure_fleet(tx, plane, secret)
     return secret
+
+
+async def open_embedded_fleet(plane: ControlPlane) -> None:
+    """Its workers run the prompts of ComfyUI's clients, whatever they are."""
+    async with plane.central.transaction() as tx:
+        fleet = await fleets.get(tx, FLEET, STAGE)
+        await catalog.open_workflow_of(tx, fleet, now=plane.clock())
+
+
+async def local_user_key(plane: ControlPlane, data: Path) -> str:
+    """Of the user whose prompts come from this machine without a key. It never leaves this machine."""
+    path, now = data / LOCAL_KEY_FILE, plane.clock()
+    key = _read_text(path)
+    if key is not None:
+        try:
+            async with plane.central.read() as tx:
+                await tenants.authenticate_key(tx, key, now=now)
+        except Unauthenticated:
+            key = None
+    if key is not None:
+        return key
+    user_id = await _ensure_local_user(plane)
+    key = _write_secret(path, new_api_key())
+    async with plane.central.transaction() as tx:
+        new = NewApiKey(
+            id=plane.context.new_id(),
+            key=key,
+            tenant_id=DEFAULT_TENANT,
+            user_id=user_id,
+            name="this machine",
+        )
+        await tenants.create_key(tx, new, now=now)
+    return key
+
+
+async def _ensure_local_user(plane: ControlPlane) -> UUID:
+    user_id = uuid5(DEFAULT_TENANT, "local")
+    async with plane.context.tenant_transaction(DEFAULT_TENANT) as tx:
+        try:
+            await tenants.get_user(tx, DEFAULT_TENANT, user_id)
+        except NotFound:
+            await tenants.create_user(
+                tx,
+                tenant_id=DEFAULT_TENANT,
+                user_id=user_id,
+                email=None,
+                name="local",
+                now=plane.clock(),
+            )
+    return user_id
 
 
 async def _ensure_fleet(tx: Tx, plane: ControlPlane, secret: str) -> None:
@@ -53,15 +107,18 @@ async def _ensure_fleet(tx: Tx, plane: ControlPlane, secret: str) -> None:
 
 
 def _read_secret(path: Path) -> str | None:
+    text = _read_text(path)
+    return text if text and len(text) == KEY_CHARACTERS else None
+
+
+def _read_text(path: Path) -> str | None:
     try:
-        text = path.read_text(encoding="ascii").strip()
+        return path.read_text(encoding="ascii").strip() or None
     except (FileNotFoundError, UnicodeDecodeError):
         return None
-    return text if len(text) == KEY_CHARACTERS else None
 
 
-def _write_secret(path: Path) -> str:
-    secret = new_key()
+def _write_secret(path: Path, secret: str) -> str:
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with os.fdopen(os.open(path, flags, SECRET_MODE), "w", encoding="ascii") as file:

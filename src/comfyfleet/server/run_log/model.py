@@ -35,6 +35,7 @@ class LoggedEvents:
     job_id: UUID
     lease_number: int
     client_id: str | None
+    prompt_id: str
     events: Sequence[Event]
     record: Mapping[str, Any] | None
     created_at: datetime

@@ -118,6 +118,13 @@ async def events_after(
     return await store.events_after(tx, tenant_id, user_id, after_id=after_id, limit=limit)
 
 
+async def first_id_of_client(
+    tx: Tx, tenant_id: UUID, user_id: UUID, client_id: str, *, since: datetime
+) -> int | None:
+    """Of the oldest report for a client that is not older than this."""
+    return await store.first_id_of_client(tx, tenant_id, user_id, client_id, since=since)
+
+
 async def last_id(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
     return await store.last_id(tx, tenant_id, user_id)
 

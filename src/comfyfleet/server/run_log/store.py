@@ -24,7 +24,6 @@ async def add_events(
     now: datetime,
 ) -> int:
     row = {**run._asdict(), "events": list(events), "record": record, "created_at": now}
-    del row["prompt_id"]
     added = await tx.execute(insert(run_events).values(row).returning(run_events.c.id))
     return int(added.scalar_one())
 
@@ -35,6 +34,7 @@ def _events(row: Any) -> LoggedEvents:
         job_id=row.job_id,
         lease_number=row.lease_number,
         client_id=row.client_id,
+        prompt_id=row.prompt_id,
         events=[(kind, data) for kind, data in row.events],
         record=row.record,
         created_at=row.created_at,
@@ -83,6 +83,20 @@ async def last_id(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
         run_events.c.tenant_id == tenant_id, run_events.c.user_id == user_id
     )
     return int((await tx.execute(query)).scalar() or 0)
+
+
+async def first_id_of_client(
+    tx: Tx, tenant_id: UUID, user_id: UUID, client_id: str, *, since: datetime
+) -> int | None:
+    """Of the oldest report for a client that is not older than this."""
+    query = select(func.min(run_events.c.id)).where(
+        run_events.c.tenant_id == tenant_id,
+        run_events.c.user_id == user_id,
+        run_events.c.client_id == client_id,
+        run_events.c.created_at >= since,
+    )
+    found = (await tx.execute(query)).scalar()
+    return None if found is None else int(found)
 
 
 def _of_user(tenant_id: UUID, user_id: UUID) -> Select[Any]:

@@ -57,6 +57,7 @@ def _add_run_events() -> None:
         ),
         sa.Column("lease_number", sa.Integer, nullable=False),
         sa.Column("client_id", sa.String(200)),
+        sa.Column("prompt_id", sa.String(100), nullable=False),
         sa.Column("events", Document, nullable=False),
         sa.Column("record", Document),
         sa.Column("created_at", Moment, nullable=False),

@@ -1,0 +1,96 @@
+"""What a user's clients can look up: queue, history and jobs, as ComfyUI tells them."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from comfyfleet.protocol.payloads import QueuedPrompt, Record
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.db import Tx
+from comfyfleet.server.gateway.model import (
+    events_in,
+    history_entry,
+    is_running,
+    job_id_of,
+    prompt_id_of,
+    queued_prompt,
+    record_of_end,
+)
+from comfyfleet.server.jobs import service as jobs
+from comfyfleet.server.jobs.model import Job
+from comfyfleet.server.run_log import service as run_log
+from comfyfleet.server.tenants.model import Caller
+
+HISTORY_ENTRIES_MAX = 1_000
+ENTRIES_KEPT_MAX = 20_000
+
+
+@dataclass
+class EntryCache:
+    """Entries of prompts that have ended, which never change."""
+
+    _entries: OrderedDict[UUID, Record] = field(default_factory=OrderedDict)
+
+    def get(self, job: Job) -> Record | None:
+        return self._entries.get(job.id)
+
+    def keep(self, job: Job, entry: Record) -> Record:
+        self._entries[job.id] = entry
+        if len(self._entries) > ENTRIES_KEPT_MAX:
+            self._entries.popitem(last=False)
+        return entry
+
+
+async def active_jobs(plane: ControlPlane, caller: Caller) -> list[Job]:
+    async with plane.context.tenant(caller.tenant.id) as tx:
+        return await jobs.active_prompts(tx, caller.tenant.id, caller.user_id)
+
+
+async def queue_of(
+    plane: ControlPlane, caller: Caller
+) -> tuple[list[QueuedPrompt], list[QueuedPrompt]]:
+    """Prompts that run, and those that wait."""
+    found = await active_jobs(plane, caller)
+    running = [queued_prompt(job) for job in found if is_running(job)]
+    waiting = [queued_prompt(job) for job in found if not is_running(job)]
+    return running, waiting
+
+
+async def history_of(
+    plane: ControlPlane, caller: Caller, cache: EntryCache, *, limit: int = HISTORY_ENTRIES_MAX
+) -> dict[str, Record]:
+    """The entries of prompts that have ended, the oldest of them first."""
+    async with plane.context.tenant(caller.tenant.id) as tx:
+        ended = await jobs.ended_prompts(tx, caller.tenant.id, caller.user_id, limit=limit)
+        entries = await _entries(tx, caller, ended, cache)
+    return {prompt_id_of(job): entries[job.id] for job in reversed(ended)}
+
+
+async def find_job(plane: ControlPlane, caller: Caller, prompt_id: str) -> Job | None:
+    """None: this user has no such prompt."""
+    job_id = job_id_of(caller.tenant.id, caller.user_id, prompt_id)
+    async with plane.context.tenant(caller.tenant.id) as tx:
+        job = await jobs.find(tx, caller.tenant.id, job_id)
+    return job if job and job.asked.gateway is not None else None
+
+
+async def entry_of(plane: ControlPlane, caller: Caller, job: Job, cache: EntryCache) -> Record:
+    """Of a prompt that has ended."""
+    async with plane.context.tenant(caller.tenant.id) as tx:
+        return (await _entries(tx, caller, [job], cache))[job.id]
+
+
+async def _entries(
+    tx: Tx, caller: Caller, ended: Sequence[Job], cache: EntryCache
+) -> dict[UUID, Record]:
+    found = {job.id: entry for job in ended if (entry := cache.get(job)) is not None}
+    missing = [job for job in ended if job.id not in found]
+    records = await run_log.records_of(tx, caller.tenant.id, [job.id for job in missing])
+    for job in missing:
+        lease, record = records.get(job.id, (0, {}))
+        if lease != job.lease_number:
+            told = await run_log.events_of_job(tx, caller.tenant.id, job.id)
+            record = record_of_end(job, events_in(told))
+        found[job.id] = cache.keep(job, history_entry(job, record))
+    return found

@@ -1,0 +1,197 @@
+"""Submits, cancels and interrupts the prompts of ComfyUI's clients."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import UUID, uuid4
+
+from comfyfleet.protocol.payloads import PromptSubmission, RefusedPrompt
+from comfyfleet.protocol.validation import Prompt, PromptValidation, is_link, validate
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.catalog.model import AssetRef, model_key, model_set, models_of
+from comfyfleet.server.fleets.model import Fleet
+from comfyfleet.server.gateway import files as user_files
+from comfyfleet.server.gateway.history import active_jobs, find_job
+from comfyfleet.server.gateway.model import (
+    CLIENT_ID_CHARACTERS_MAX,
+    is_running,
+    job_id_of,
+    prompt_id_of,
+)
+from comfyfleet.server.gateway.offers import Offer, OfferedNode, offer_to
+from comfyfleet.server.jobs import service as jobs
+from comfyfleet.server.jobs import submit as job_submit
+from comfyfleet.server.jobs.caches import ActiveJobLimits
+from comfyfleet.server.jobs.model import Job, JobSpec, JobStatus
+from comfyfleet.server.tenants.model import Caller
+
+# A client may have as many prompts waiting as its tenant may have jobs in the queue.
+NO_LIMIT = ActiveJobLimits(1_000_000, 1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedPrompt:
+    prompt_id: str
+    job_id: UUID
+    number: float
+    node_errors: Mapping[str, Any]
+
+
+async def submit_prompt(
+    plane: ControlPlane,
+    caller: Caller,
+    submission: PromptSubmission,
+    number: float,
+    usage_source: str | None = None,
+    *,
+    at_id: Callable[[UUID], None] = lambda job_id: None,
+) -> AcceptedPrompt:
+    """Raises RefusedPrompt, with ComfyUI's own words, before anything is queued or charged.
+
+    `at_id` is told the job's id before anybody can see the job.
+    """
+    offer = await offer_to(plane, caller)
+    files = await user_files.named_in(plane, caller, submission.prompt, offer.object_info)
+    nodes = offer.nodes(files.by_kind)
+    verdict = validate(submission.prompt, nodes=nodes, targets=submission.targets)
+    if verdict.error is not None:
+        raise RefusedPrompt(verdict.error, verdict.node_errors)
+    prompt_id = submission.prompt_id or str(uuid4())
+    job_id = job_id_of(caller.tenant.id, caller.user_id, prompt_id)
+    extra_data = dict(submission.extra_data)
+    if usage_source:
+        extra_data.setdefault("comfy_usage_source", usage_source)
+    extra_data["create_time"] = int(plane.clock().timestamp() * 1000)
+    spec = await _spec(plane, caller, offer, verdict, nodes, files.file_ids)
+    sent = dict(spec.prompt)
+    gateway = {
+        "prompt_id": prompt_id,
+        "number": number,
+        "client_id": _client_id(extra_data),
+        "extra_data": extra_data,
+        "outputs": list(verdict.outputs),
+        "prompt": None if sent == verdict.prompt else verdict.prompt,
+    }
+    at_id(job_id)
+    await job_submit.submit_many(
+        plane.context,
+        caller.tenant.id,
+        {job_id: replace(spec, gateway=gateway)},
+        tenant=caller.tenant,
+        active_max=NO_LIMIT,
+    )
+    return AcceptedPrompt(prompt_id, job_id, number, verdict.node_errors or {})
+
+
+def _client_id(extra_data: Mapping[str, Any]) -> str | None:
+    client_id = extra_data.get("client_id")
+    if not isinstance(client_id, str):
+        return None
+    return client_id[:CLIENT_ID_CHARACTERS_MAX]
+
+
+async def _spec(
+    plane: ControlPlane,
+    caller: Caller,
+    offer: Offer,
+    verdict: PromptValidation,
+    nodes: Mapping[str, OfferedNode],
+    file_ids: Mapping[str, UUID],
+) -> JobSpec:
+    fleet = _fleet_for(offer, verdict)
+    async with plane.central.transaction() as tx:
+        workflow = await catalog.open_workflow_of(tx, fleet, now=plane.clock())
+    prompt = needed_part(verdict.prompt, verdict.outputs)
+    uses = models_of(prompt)
+    return JobSpec(
+        workflow_id=workflow.id,
+        workflow_slug=workflow.slug,
+        workflow_version=workflow.version,
+        prompt=prompt,
+        assets=tuple(_assets(prompt, nodes, file_ids)),
+        stage=fleet.stage,
+        model_key=model_key(uses),
+        model_set=model_set(uses),
+        user_id=caller.user_id,
+        price_tokens=workflow.price_tokens or 0,
+    )
+
+
+def _fleet_for(offer: Offer, verdict: PromptValidation) -> Fleet:
+    """The first that has all node types of the prompt."""
+    return offer.fleets[0]
+
+
+def _assets(
+    prompt: Prompt, nodes: Mapping[str, OfferedNode], file_ids: Mapping[str, UUID]
+) -> list[AssetRef]:
+    found = []
+    for node_id, node in prompt.items():
+        for name, kind in nodes[node["class_type"]].uploads.items():
+            value = node.get("inputs", {}).get(name)
+            if isinstance(value, str) and value in file_ids:
+                binding = f"{node_id}.{name}"
+                media = "video" if kind == "video" else "audio" if kind == "audio" else "image"
+                found.append(
+                    AssetRef(binding, file_ids[value], media, binding=binding)  # type: ignore[arg-type]
+                )
+    return found
+
+
+def needed_part(prompt: Prompt, outputs: Collection[str]) -> Prompt:
+    """The outputs that are to run, and all nodes before them: the rest would be refused again."""
+    wanted: set[str] = set()
+    left = list(outputs)
+    while left:
+        node_id = left.pop()
+        if node_id in wanted or node_id not in prompt:
+            continue
+        wanted.add(node_id)
+        inputs = prompt[node_id].get("inputs", {}).values()
+        left += [value[0] for value in inputs if is_link(value)]
+    return {node_id: node for node_id, node in prompt.items() if node_id in wanted}
+
+
+async def cancel_prompt(plane: ControlPlane, caller: Caller, prompt_id: str) -> bool:
+    """Stops it or takes it back, whatever it needs; False: there was nothing to stop."""
+    job = await find_job(plane, caller, prompt_id)
+    if job is None or not job.status.is_active:
+        return False
+    return await _cancel(plane, caller, job)
+
+
+async def delete_waiting(plane: ControlPlane, caller: Caller, prompt_ids: Collection[str]) -> None:
+    for prompt_id in prompt_ids:
+        job = await find_job(plane, caller, prompt_id)
+        if job is not None and job.status.is_active and not is_running(job):
+            await _cancel(plane, caller, job)
+
+
+async def clear_waiting(plane: ControlPlane, caller: Caller) -> None:
+    for job in await active_jobs(plane, caller):
+        if not is_running(job):
+            await _cancel(plane, caller, job)
+
+
+async def interrupt(plane: ControlPlane, caller: Caller, prompt_id: str | None) -> None:
+    """The caller's prompts that run now, or one of them."""
+    for job in await active_jobs(plane, caller):
+        is_meant = prompt_id is None or prompt_id_of(job) == prompt_id
+        if is_meant and is_running(job):
+            await _cancel(plane, caller, job)
+
+
+async def _cancel(plane: ControlPlane, caller: Caller, job: Job) -> bool:
+    """One that had not begun leaves no trace, as in ComfyUI."""
+    was_running = is_running(job)
+    ended = await job_submit.cancel_job(plane.context, caller.tenant.id, job.id)
+    if ended.status != JobStatus.CANCELLED:
+        return False
+    if not was_running:
+        async with plane.context.tenant_transaction(caller.tenant.id) as tx:
+            await jobs.hide_prompts(
+                tx, caller.tenant.id, caller.user_id, [job.id], now=plane.clock()
+            )
+    plane.context.notifier.tell_user(caller.user_id)
+    return True

@@ -1,0 +1,17 @@
+"""ComfyUI's own API over the whole fleet.
+
+Internal: may change without notice.
+"""
+
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.http.gateway import files, info, prompts, sockets
+from comfyfleet.server.http.gateway.app import Gateway, GatewayRouter
+from comfyfleet.server.http.gateway.app import GatewayRoutes as GatewayRoutes
+from comfyfleet.server.http.gateway.auth import KeyInPath as KeyInPath
+
+ROUTES = (*prompts.ROUTES, *files.ROUTES, *info.ROUTES)
+
+
+def gateway_router(plane: ControlPlane, local_key: str | None = None) -> GatewayRouter:
+    """`local_key`: of programs of this machine that bring none."""
+    return GatewayRouter(Gateway(plane, local_key), ROUTES, sockets.SOCKETS)

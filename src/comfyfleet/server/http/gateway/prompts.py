@@ -1,0 +1,216 @@
+"""ComfyUI's routes of prompts: submit, queue, history, jobs, interrupt."""
+
+import contextlib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import Response
+
+from comfyfleet.protocol.http import Route, empty_reply, json_reply, read_json
+from comfyfleet.protocol.payloads import (
+    ABSENT,
+    MalformedBody,
+    body_field,
+    detailed_job,
+    is_canonical_id,
+    list_jobs,
+    parse_submission,
+    read_number,
+    read_query,
+    waiting_job,
+)
+from comfyfleet.server.gateway import history, prompts
+from comfyfleet.server.gateway.model import is_running, job_id_of, queued_prompt
+from comfyfleet.server.http.gateway.app import GatewayCall
+from comfyfleet.server.jobs import service as jobs
+
+
+async def post_prompt(call: GatewayCall, request: Request) -> Response:
+    body = await read_json(request)
+    number = _number(call, body)
+    submission = parse_submission(body)
+    feed = call.gateway.feeds.of(call.caller)
+    usage = request.headers.get("comfy-usage-source")
+    accepted = await prompts.submit_prompt(
+        call.plane, call.caller, submission, number, usage, at_id=feed.hold
+    )
+    answer = {
+        "prompt_id": accepted.prompt_id,
+        "number": accepted.number,
+        "node_errors": accepted.node_errors,
+    }
+    reply = json_reply(answer)
+    reply.background = BackgroundTask(feed.release, accepted.job_id)
+    return reply
+
+
+def _number(call: GatewayCall, body: object) -> float:
+    """A refused prompt uses up its number, too."""
+    wanted, front = read_number(body)
+    if wanted is not None:
+        return wanted
+    number = call.gateway.next_number(call.caller)
+    return -number if front else number
+
+
+async def get_prompt(call: GatewayCall, request: Request) -> Response:
+    remaining = len(await history.active_jobs(call.plane, call.caller))
+    return json_reply({"exec_info": {"queue_remaining": remaining}})
+
+
+async def get_queue(call: GatewayCall, request: Request) -> Response:
+    running, waiting = await history.queue_of(call.plane, call.caller)
+    return json_reply(
+        {
+            "queue_running": [each.row() for each in running],
+            "queue_pending": [each.row() for each in waiting],
+        }
+    )
+
+
+async def post_queue(call: GatewayCall, request: Request) -> Response:
+    body = await read_json(request)
+    if _is_asked(body, "clear"):
+        await prompts.clear_waiting(call.plane, call.caller)
+    await prompts.delete_waiting(call.plane, call.caller, list(_ids_to_delete(body)))
+    return empty_reply()
+
+
+async def get_history(call: GatewayCall, request: Request) -> Response:
+    query = request.query_params
+    most = _integer(query.get("max_items"))
+    offset = _integer(query.get("offset"))
+    found = await history.history_of(call.plane, call.caller, call.gateway.entries)
+    items = list(found.items())
+    start = -1 if offset is None else offset
+    if start < 0 and most is not None:
+        start = len(items) - most
+    items = items[max(start, 0) :]
+    return json_reply(dict(items if most is None else items[: max(most, 1)]))
+
+
+def _integer(text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError as error:
+        raise MalformedBody(f"{text!r} is no number") from error
+
+
+async def get_history_of(call: GatewayCall, request: Request) -> Response:
+    prompt_id = request.path_params["prompt_id"]
+    job = await history.find_job(call.plane, call.caller, prompt_id)
+    if job is None or job.status.is_active:
+        return json_reply({})
+    entry = await history.entry_of(call.plane, call.caller, job, call.gateway.entries)
+    return json_reply({prompt_id: entry})
+
+
+async def post_history(call: GatewayCall, request: Request) -> Response:
+    body = await read_json(request)
+    tenant_id, user_id = call.caller.tenant.id, call.caller.user_id
+    ids = [job_id_of(tenant_id, user_id, each) for each in _ids_to_delete(body)]
+    async with call.plane.context.tenant_transaction(tenant_id) as tx:
+        if _is_asked(body, "clear"):
+            await jobs.hide_prompts(tx, tenant_id, user_id, None, now=call.plane.clock())
+        elif ids:
+            await jobs.hide_prompts(tx, tenant_id, user_id, ids, now=call.plane.clock())
+    return empty_reply()
+
+
+async def post_interrupt(call: GatewayCall, request: Request) -> Response:
+    """A body that is no JSON means whatever runs."""
+    body: object = {}
+    with contextlib.suppress(MalformedBody):
+        body = await read_json(request)
+    prompt_id = body.get("prompt_id") if isinstance(body, dict) else None
+    await prompts.interrupt(call.plane, call.caller, prompt_id or None)
+    return empty_reply()
+
+
+async def post_free(call: GatewayCall, request: Request) -> Response:
+    """A fleet's memory is not one client's to free."""
+    return empty_reply()
+
+
+async def get_jobs(call: GatewayCall, request: Request) -> Response:
+    query = read_query(request.query_params)
+    running, waiting = await history.queue_of(call.plane, call.caller)
+    ended = await history.history_of(call.plane, call.caller, call.gateway.entries)
+    return json_reply(list_jobs(query, running, waiting, ended))
+
+
+async def get_job(call: GatewayCall, request: Request) -> Response:
+    found = await find_job(call, request.path_params["job_id"])
+    return json_reply({"error": "Job not found"}, 404) if found is None else json_reply(found)
+
+
+async def find_job(call: GatewayCall, prompt_id: str) -> dict[str, Any] | None:
+    job = await history.find_job(call.plane, call.caller, prompt_id)
+    if job is None:
+        return None
+    if not job.status.is_active:
+        entry = await history.entry_of(call.plane, call.caller, job, call.gateway.entries)
+        return detailed_job(prompt_id, entry)
+    item = queued_prompt(job)
+    status = "in_progress" if is_running(job) else "pending"
+    workflow = {"prompt": item.prompt, "extra_data": item.extra_data}
+    return {**waiting_job(item, status), "workflow": workflow}
+
+
+async def cancel_job(call: GatewayCall, request: Request) -> Response:
+    prompt_id = request.path_params["job_id"]
+    return json_reply(
+        {"cancelled": await prompts.cancel_prompt(call.plane, call.caller, prompt_id)}
+    )
+
+
+async def cancel_jobs(call: GatewayCall, request: Request) -> Response:
+    try:
+        body = json.loads(await request.body())
+    except ValueError:
+        return json_reply({"error": "Invalid JSON"}, 400)
+    job_ids = body.get("job_ids") if isinstance(body, dict) else None
+    if not isinstance(job_ids, list):
+        return json_reply({"error": "job_ids must be a list"}, 400)
+    invalid = [each for each in job_ids if not is_canonical_id(each)]
+    if invalid:
+        return json_reply({"error": "Invalid job ids", "invalid_ids": invalid}, 400)
+    cancelled = [await prompts.cancel_prompt(call.plane, call.caller, each) for each in job_ids]
+    return json_reply({"cancelled": any(cancelled)})
+
+
+def _is_asked(body: object, name: str) -> bool:
+    value = body_field(body, name)
+    return value is not ABSENT and bool(value)
+
+
+def _ids_to_delete(body: object) -> Iterable[str]:
+    """Any sequence will do, even a text: its letters are ids of nothing."""
+    ids = body_field(body, "delete")
+    if ids is ABSENT:
+        return ()
+    if not isinstance(ids, list | str | dict):
+        raise MalformedBody("delete must be a list of ids")
+    return [prompt_id for prompt_id in ids if isinstance(prompt_id, str)]
+
+
+ROUTES = (
+    Route("GET", "/prompt", get_prompt),
+    Route("POST", "/prompt", post_prompt),
+    Route("GET", "/queue", get_queue),
+    Route("POST", "/queue", post_queue),
+    Route("GET", "/history", get_history),
+    Route("POST", "/history", post_history),
+    Route("GET", "/history/{prompt_id}", get_history_of),
+    Route("POST", "/interrupt", post_interrupt),
+    Route("POST", "/free", post_free),
+    Route("GET", "/api/jobs", get_jobs),
+    Route("POST", "/api/jobs/cancel", cancel_jobs),
+    Route("GET", "/api/jobs/{job_id}", get_job),
+    Route("POST", "/api/jobs/{job_id}/cancel", cancel_job),
+)
