@@ -190,6 +190,7 @@ class Fleet:
     object_info_hash: str | None
     created_at: datetime
     approval: str = AUTO
+    gateway: Mapping[str, Any] | None = None  # price, node types and limits of open prompts
 
     @property
     def name(self) -> str:

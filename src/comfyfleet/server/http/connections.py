@@ -391,6 +391,11 @@ class HttpConnection(asyncio.Protocol, ABC):
         if early:
             self.data_received(early)
 
+    def handle_websocket_upgrade(self, *event: object) -> None:
+        """From here on nothing of it is ours, but that it counts among the connections."""
+        self._forget_deadline()
+        super().handle_websocket_upgrade(*event)  # type: ignore[misc]
+
     def on_response_complete(self) -> None:
         self.let_go()
         super().on_response_complete()  # type: ignore[misc]
@@ -526,8 +531,9 @@ class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
         self._check_head()
         self._unparsed_bytes, self._reads_head, self._reads_body = 0, False, True
         super().on_headers_complete()
-        self._unanswered.append(self.cycle)
-        self._has_request()
+        if not self._becomes_websocket:
+            self._unanswered.append(self.cycle)
+            self._has_request()
 
     def _check_head(self) -> None:
         hosts = sum(name == b"host" for name, _ in self.headers)
@@ -545,7 +551,7 @@ class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
         self._unparsed_bytes, self._reads_body = 0, False
         super().on_message_complete()
         # One that waits behind others keeps no poll out.
-        if self._unanswered[:1] == [self.cycle]:
+        if not self._becomes_websocket and self._unanswered[:1] == [self.cycle]:
             self._has_whole_request()
 
     def on_response_complete(self) -> None:
@@ -577,6 +583,11 @@ class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
             each.disconnected = True
             each.message_event.set()
         super().connection_lost(exc)
+
+    @property
+    def _becomes_websocket(self) -> bool:
+        """Another protocol takes it over: no request is answered here any more."""
+        return bool(self.parser.should_upgrade() and self._should_upgrade())
 
     def _unsupported_upgrade_warning(self) -> None:
         """It is answered as if it had not asked. What came behind it the parser has thrown away."""

@@ -1,10 +1,10 @@
 """Tenants, users, API keys, operators, wallets and transactions: data and pure rules."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from comfyfleet.api.account import Scope as Scope
@@ -37,6 +37,7 @@ class Tenant:
     max_storage_bytes: int | None = None  # None: as the settings say
     erasing_at: datetime | None = None
     erased_at: datetime | None = None
+    gateway: Mapping[str, Any] | None = None  # which fleets and node types its prompts may use
 
     @property
     def subject(self) -> str:
