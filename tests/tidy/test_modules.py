@@ -3,8 +3,8 @@
 import pytest
 from tests.tidy import figures
 
-SHORT_FILES_MAX = 40
-FILES_MAX = 320
+SHORT_FILES_MAX = 44
+FILES_MAX = 350  # 320 before the gateway
 TOP_PACKAGES_MAX = 11
 SHARED_NAMES_MAX = 15
 # Public class names that several classes may share, and why.

@@ -31,7 +31,7 @@ NO_LIMIT = ActiveJobLimits(1_000_000, 1_000_000)
 
 
 @dataclass(frozen=True, slots=True)
-class AcceptedPrompt:
+class PromptReceipt:
     prompt_id: str
     job_id: UUID
     number: float
@@ -46,7 +46,7 @@ async def submit_prompt(
     usage_source: str | None = None,
     *,
     at_id: Callable[[UUID], None] = lambda job_id: None,
-) -> AcceptedPrompt:
+) -> PromptReceipt:
     """Raises RefusedPrompt, with ComfyUI's own words, before anything is queued or charged.
 
     `at_id` is told the job's id before anybody can see the job.
@@ -81,7 +81,7 @@ async def submit_prompt(
         tenant=caller.tenant,
         active_max=NO_LIMIT,
     )
-    return AcceptedPrompt(prompt_id, job_id, number, verdict.node_errors or {})
+    return PromptReceipt(prompt_id, job_id, number, verdict.node_errors or {})
 
 
 def _client_id(extra_data: Mapping[str, Any]) -> str | None:

@@ -41,7 +41,7 @@ async def embedded_fleet_secret(plane: ControlPlane, data: Path) -> str:
 async def open_embedded_fleet(plane: ControlPlane) -> None:
     """Its workers run the prompts of ComfyUI's clients, whatever they are."""
     async with plane.central.transaction() as tx:
-        fleet = await fleets.get(tx, FLEET, STAGE)
+        fleet = await fleets.get_fleet(tx, FLEET, STAGE)
         await catalog.open_workflow_of(tx, fleet, now=plane.clock())
 
 
