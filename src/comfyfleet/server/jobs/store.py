@@ -76,7 +76,7 @@ ATTEMPTS_MAX = 200
 # A refusal tells how many there are; nobody needs to know of more than this.
 COUNTED_BEYOND_MAX = 1000
 # What is written after the submit, and so not with it.
-_LATER = {*STATE_COLUMNS, "prompt_removed_at"} - {"id", "tenant_id", "submitted_at"}
+_LATER = {*STATE_COLUMNS, "prompt_removed_at", "hidden_at"} - {"id", "tenant_id", "submitted_at"}
 INSERTED_COLUMNS = tuple(each.name for each in ai_jobs.c if each.name not in _LATER)
 _ADD = PreparedInsert(ai_jobs, INSERTED_COLUMNS, returning=[ai_jobs.c.id])
 
