@@ -10,10 +10,12 @@ import httpx
 import pytest
 
 from comfyfleet.client import Client, Patience
+from comfyfleet.client.files import download_file
 from comfyfleet.errors import (
     Conflict,
     InsufficientTokens,
     InvalidInput,
+    NotFound,
     OutcomeUnknown,
     QueueFull,
     ServerUnavailable,
@@ -169,6 +171,19 @@ async def test_errors_of_the_api_are_ours_with_code_and_details() -> None:
             await client.apply(EFFECT)
     assert conflict.value.details["field"] == "idempotency_key"
     assert conflict.value.details["status"] == 409
+
+
+async def test_the_cause_of_a_refusal_has_the_response_and_tells_no_right_to_a_file(
+    tmp_path: Path,
+) -> None:
+    script = Script(refused(404, "not_found", {"Retry-After": "7"}))
+    async with script.client as client:
+        with pytest.raises(NotFound) as caught:
+            await download_file(client.calls, "http://store.test/a.png?sig=right", tmp_path / "a")
+    cause = caught.value.__cause__
+    assert isinstance(cause, httpx.HTTPStatusError)
+    assert cause.response.headers["retry-after"] == "7"
+    assert str(cause) == "GET /a.png was answered 404"
 
 
 async def test_a_code_of_a_newer_control_plane_is_kept() -> None:
