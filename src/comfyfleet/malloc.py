@@ -1,10 +1,23 @@
-"""Gives memory that nothing uses back to the system: glibc's malloc keeps it."""
+"""Keeps glibc's malloc from holding memory that nothing uses."""
 
 import asyncio
 import ctypes
 import sys
 
 GIVE_BACK_SECONDS = 60.0
+M_ARENA_MAX = -8  # from malloc.h
+
+
+def use_one_arena() -> None:
+    """To be called before there are threads. Nothing elsewhere than on glibc.
+
+    Each database connection of SQLite has a thread, and each thread an arena, with free blocks that no other
+    thread can use: a control plane on SQLite grew by 600 bytes with each job, though nothing was in use.
+    """
+    if sys.platform == "linux":
+        change = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+        if change is not None:
+            change(M_ARENA_MAX, 1)
 
 
 def give_free_memory_back() -> None:

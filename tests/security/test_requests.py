@@ -8,7 +8,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from tests.security.test_strangers import KINDS, closed, listening
 
-from comfyfleet.server.http import connections
+from comfyfleet.server.http import connections, listener
 from comfyfleet.server.http.connections import (
     HEAD_BYTES_MAX,
     PIPELINED_MAX,
@@ -264,3 +264,12 @@ async def test_a_poll_that_waits_behind_another_request_keeps_no_other_poll_out(
         assert (await answer(url, poll + LAST)).startswith(b"HTTP/1.1 200 ")
     assert app.begun == ["/follow", *["/api/worker/poll"] * 2]
     writer.transport.abort()
+
+
+async def test_a_server_that_is_to_stop_does_not_wait_until_it_looks_again(
+    app: Echo, kind: type[HttpConnection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "DATE_SECONDS", 1000.0)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        async with listening(app, with_limits(kind)) as url:
+            assert b"date: " in await answer(url, GET + LAST)

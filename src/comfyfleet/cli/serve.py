@@ -32,7 +32,7 @@ from comfyfleet.cli.tables import TextTable
 from comfyfleet.clock import utc_now
 from comfyfleet.errors import InvalidInput, ServerUnavailable
 from comfyfleet.log_context import bind_ids
-from comfyfleet.malloc import keep_giving_back
+from comfyfleet.malloc import keep_giving_back, use_one_arena
 from comfyfleet.server.app import ControlPlane, open_control_plane
 from comfyfleet.server.counters import (
     SiblingProcesses,
@@ -362,6 +362,7 @@ def serve(
     check_processes(processes, read_settings(context.environ), data)
     check_environment(host, data, context)
     with listen(host, port) as listener:
+        use_one_arena()
         set_up_logs(log_level, context.err)
         settings = settings_for_listener(listener, host, context)
         if processes == 1:
@@ -404,6 +405,7 @@ def _serve_as(
     use_process_number(child.number)
     os.umask(PRIVATE)
     with socket.socket(fileno=child.listener) as listener, bind_ids(process=child.number):
+        use_one_arena()
         set_up_logs(log_level, context.err)
         settings = read_settings(context.environ)
         if "COMFYFLEET_PUBLIC_URL" not in context.environ:

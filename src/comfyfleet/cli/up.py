@@ -30,6 +30,7 @@ from comfyfleet.cli.serve import (
 )
 from comfyfleet.clock import utc_now
 from comfyfleet.errors import InvalidInput, WorkerRevoked
+from comfyfleet.malloc import use_one_arena
 from comfyfleet.server.app import ControlPlane, open_control_plane
 from comfyfleet.server.http.listener import listen, listener_url, stop_on_signals
 from comfyfleet.server.maintenance.embedded_fleet import (
@@ -96,6 +97,7 @@ def up(
         require_engine(". Or name a ComfyUI with --backend URL, or start without any: --no-worker")
     check_environment(host, data, context)
     with listen(host, port) as listener:
+        use_one_arena()
         set_up_logs(log_level, context.err)
         # It would tell that nothing is assigned to its fleet; here that is done a moment later.
         logging.getLogger(registration.__name__).setLevel(logging.ERROR)
