@@ -167,7 +167,7 @@ async def test_a_silent_upload_is_given_up(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(objects, "SILENCE_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(objects, "IDLE_SECONDS_MAX", 0.05)
 
     async def body() -> AsyncIterator[bytes]:
         yield b"1"

@@ -19,18 +19,18 @@ class Slow:
 
     def __init__(self) -> None:
         self.slept: list[float] = []
-        self.let_go = asyncio.Event()
-        self.let_go.set()
+        self.leave_admission = asyncio.Event()
+        self.leave_admission.set()
         self.now = 0.0
 
     async def __call__(self, seconds: float) -> None:
         self.slept.append(seconds)
-        await self.let_go.wait()
+        await self.leave_admission.wait()
 
 
 async def tried(wrong: WrongKeyThrottle, count: int, address: str = "10.0.0.1") -> None:
     for _ in range(count):
-        await wrong.slow_down(address)
+        await wrong.delay(address)
 
 
 async def test_each_wrong_key_takes_longer_up_to_a_limit() -> None:
@@ -58,16 +58,14 @@ async def test_a_flood_of_wrong_keys_keeps_no_key_out_that_was_right_lately() ->
     slow = Slow()
     wrong = WrongKeyThrottle(slow)
     await tried(wrong, FREE_TRIES)
-    wrong.note_right("right")
-    slow.let_go.clear()
-    flood = [
-        asyncio.create_task(wrong.slow_down("10.0.0.1")) for _ in range(WAITING_PER_ADDRESS_MAX)
-    ]
+    wrong.note_valid("right")
+    slow.leave_admission.clear()
+    flood = [asyncio.create_task(wrong.delay("10.0.0.1")) for _ in range(WAITING_PER_ADDRESS_MAX)]
     await asyncio.sleep(0)
     wrong.admit("10.0.0.1", "right")
     wrong.admit("10.0.0.2", "unknown")
     with pytest.raises(TooManyCalls):
         wrong.admit("10.0.0.1", "unknown")
-    slow.let_go.set()
+    slow.leave_admission.set()
     await asyncio.gather(*flood)
     wrong.admit("10.0.0.1", "unknown")

@@ -141,7 +141,7 @@ class NotifyChannel:
                 delay = RETRY_SECONDS_MIN
                 await self._listen_on(connection, on_hint, on_reconnect)
             except (Unavailable, OSError, TimeoutError) as error:
-                logger.debug("not listening for hints: %s", error)
+                logger.debug("LISTEN failed, will be retried: %s", error)
             await asyncio.sleep(delay)
             delay = min(2 * delay, RETRY_SECONDS_MAX)
 

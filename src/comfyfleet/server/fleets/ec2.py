@@ -15,7 +15,7 @@ PREFIX = "i-"
 # A machine with several GPUs has a worker for each: i-0123456789abcdef0-gpu1.
 WORKER_ID = re.compile(r"(i-(?:[0-9a-f]{17}|[0-9a-f]{8}))(?:[-.:_].*)?")
 CONNECT_SECONDS_MAX, ANSWER_SECONDS_MAX = 2, 4
-# AWS's words for "there is no such thing, or not of that shape"; all others mean: not now.
+# Error codes of AWS for an unknown or malformed id; all others are temporary.
 NOT_FOUND_CODES = frozenset({"ValidationError", "InvalidInstanceID.Malformed", "InvalidInstanceID"})
 
 
@@ -53,7 +53,7 @@ async def check_instance(worker_id: str) -> InstanceCheck:
     """Checks the instance that the worker's id names. Never raises."""
     found = WORKER_ID.fullmatch(worker_id)
     if not found:
-        # Not asked for: an id that AWS chokes on must not pass as one that it could not be asked.
+        # AWS is not asked: its error about a malformed id must not count as "could not be checked".
         return InstanceCheck(InstanceStatus.UNKNOWN, f"{worker_id} is no id of an EC2 instance")
     instance_id = found[1]
     try:
@@ -105,5 +105,5 @@ def _parse_error(instance_id: str, error: Any, text: str) -> InstanceCheck:
 
 
 def _unchecked(instance_id: str, text: str) -> InstanceCheck:
-    logger.warning("%s could not be checked with AWS: %s", instance_id, text)
+    logger.warning("EC2 instance %s could not be checked with AWS: %s", instance_id, text)
     return InstanceCheck(InstanceStatus.UNCHECKED, f"AWS could not be asked: {text}")

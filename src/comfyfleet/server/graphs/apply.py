@@ -207,7 +207,7 @@ async def _follow_up(graphs: GraphContext, pool: Database, outcome: _Outcome) ->
     except Unavailable as error:
         log.log(
             log_level_of(error),
-            "jobs of graph run %s wait: %s",
+            "jobs of graph run %s are not queued yet, will be retried: %s",
             outcome.loaded.head.id,
             error.message,
         )

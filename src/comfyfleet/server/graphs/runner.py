@@ -280,7 +280,12 @@ async def _advance_safely(
     try:
         await advance(graphs, tenant_id, run_id, handled_outbox=handled_outbox)
     except (QueueFull, Unavailable) as error:
-        log.log(log_level_of(error), "graph run %s waits: %s", run_id, error.message)
+        log.log(
+            log_level_of(error),
+            "graph run %s not advanced, will be retried: %s",
+            run_id,
+            error.message,
+        )
     except NotFound:
         # The run was removed, so its outbox rows are too.
         async with pool.transaction() as tx:

@@ -39,7 +39,7 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/")
 async def home(request: Request) -> Response:
-    """A page for browsers, JSON for programs."""
+    """Returns a page for browsers, JSON for programs."""
     if "text/html" not in request.headers.get("accept", ""):
         return JSONResponse({"name": "comfyfleet", "version": __version__, **PLACES})
     return _page(
@@ -53,34 +53,34 @@ async def home(request: Request) -> Response:
 
 @router.get("/docs")
 async def documentation(request: Request) -> Response:
-    """The OpenAPI document as a page."""
-    described = await _described(request.app)
+    """Returns the OpenAPI document as a page."""
+    described = await _rendered_document(request.app)
     return HTMLResponse(described.page, headers=HEADERS)
 
 
 @router.get("/openapi.json")
 async def openapi(request: Request) -> Response:
-    described = await _described(request.app)
+    described = await _rendered_document(request.app)
     return Response(described.document, media_type="application/json")
 
 
 class RenderedDocument(NamedTuple):
-    """The API's document, as it is sent: it takes seconds to make, and anybody may ask for it."""
+    """The OpenAPI document as JSON and as a page; rendered once, as that takes seconds."""
 
     document: bytes
     page: bytes
 
 
-async def _described(app: FastAPI) -> RenderedDocument:
-    """Made once, beside the event loop; whoever asks meanwhile waits for the same."""
+async def _rendered_document(app: FastAPI) -> RenderedDocument:
+    """Renders the document once, in a thread; concurrent calls wait for the same result."""
     making: asyncio.Future[RenderedDocument] | None = getattr(app.state, "described", None)
     if making is None:
-        making = asyncio.ensure_future(asyncio.to_thread(_describe, app))
+        making = asyncio.ensure_future(asyncio.to_thread(_render_document, app))
         app.state.described = making
     return await asyncio.shield(making)
 
 
-def _describe(app: FastAPI) -> RenderedDocument:
+def _render_document(app: FastAPI) -> RenderedDocument:
     document = app.openapi()
     title = f"comfyfleet {__version__}: the API"
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
@@ -154,18 +154,30 @@ DESCRIPTION = """Run ComfyUI as a production service.
 Bearer keys; errors are `{"error": {"code", "message", "details"}}` with a stable `code`.
 """
 TAGS = [
-    {"name": "effects", "description": "What can be applied, at which price, with which choices."},
-    {"name": "videos", "description": "A user's media, pictures and sounds too: up, and back."},
-    {"name": "ai-jobs", "description": "Effects at work: submit, follow, cancel, retry, in bulk."},
-    {"name": "graphs", "description": "Workflows of workflows: keep, check, price, run, follow."},
-    {"name": "pipelines", "description": "Runs that go on by themselves, and are judged."},
-    {"name": "wallet", "description": "Tokens: what there is, and how it came to that."},
+    {
+        "name": "effects",
+        "description": "The catalogue: what can be applied, its price and its properties.",
+    },
+    {
+        "name": "videos",
+        "description": "A user's media: uploads of pictures, videos and sound, and their results.",
+    },
+    {
+        "name": "ai-jobs",
+        "description": "Jobs of effects: submit, follow, cancel, retry; also in batches.",
+    },
+    {"name": "graphs", "description": "Graphs of workflows: store, validate, price, run, follow."},
+    {
+        "name": "pipelines",
+        "description": "Runs that generate candidates step by step, which users judge.",
+    },
+    {"name": "wallet", "description": "The balance in tokens, and its transactions."},
     {"name": "keys", "description": "A user's own API keys."},
-    {"name": "webhooks", "description": "Where a user's server is told how jobs ended."},
+    {"name": "webhooks", "description": "Notifications to a user's server when jobs end."},
     {"name": "admin", "description": "For operators; needs an operator's key, or the admin key."},
     {"name": "worker", "description": "For workers; needs a worker's key."},
     {"name": "objects", "description": "Files by signed URLs, where the store is a local folder."},
-    {"name": "health", "description": "For whatever watches the process."},
+    {"name": "health", "description": "Health checks and metrics."},
 ]
 
 PROBLEMS = deps.problems(400, 401, 403, 404, 409, 413, 422, 429, 503)
@@ -180,7 +192,7 @@ CHECKS: tuple[tuple[str, Check | None], ...] = (
 )
 
 
-def _included(*routers: APIRouter, **given: Any) -> list[BaseRoute]:
+def _routes_of(*routers: APIRouter, **given: Any) -> list[BaseRoute]:
     joined = APIRouter()
     for router in routers:
         joined.include_router(router, **given)
@@ -190,10 +202,10 @@ def _included(*routers: APIRouter, **given: Any) -> list[BaseRoute]:
 # The framework makes a route ready at its first call, which takes long: these are the same for
 # every application of a process. Nor may one be made for one application: the framework keeps what
 # it has once called, and with it all that a function of one control plane holds.
-_OF_WORKERS = _included(worker.router, responses=PROBLEMS)
-_OF_PEOPLE = [
-    *_included(health.metrics_router, health.router, router, *public.ROUTERS),
-    *_included(*admin.ROUTERS, responses=PROBLEMS),
+_WORKER_ROUTES = _routes_of(worker.router, responses=PROBLEMS)
+_OTHER_ROUTES = [
+    *_routes_of(health.metrics_router, health.router, router, *public.ROUTERS),
+    *_routes_of(*admin.ROUTERS, responses=PROBLEMS),
 ]
 
 
@@ -218,10 +230,10 @@ def create_app(plane: ControlPlane, local_key: str | None = None) -> FastAPI:
     public.install(app, plane)
     health.install(app, plane)
     # Routes are tried one after the other: first those that are called most.
-    app.router.routes.extend(_OF_WORKERS)
+    app.router.routes.extend(_WORKER_ROUTES)
     if isinstance(plane.store, LocalStore):
         app.router.routes.extend(objects_routes(plane.store))
-    app.router.routes.extend(_OF_PEOPLE)
+    app.router.routes.extend(_OTHER_ROUTES)
     often = (*worker.CALLED_OFTEN, *public.CALLED_OFTEN)
     app.add_middleware(DirectRoutes, plane=plane, declared=often)
     app.add_middleware(BodyLimits, of_customers=plane.settings.max_body_bytes)

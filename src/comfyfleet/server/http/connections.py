@@ -1,5 +1,5 @@
-"""Limits on connections: idle ones are closed, polls are admitted one by one, and a parked long poll keeps
-its socket but none of the memory that the server had made for it."""
+"""Limits connections: idle ones are closed and polls are admitted in order. A parked long poll
+keeps its socket, while the memory of the server's own connection object is freed."""
 
 import asyncio
 import logging
@@ -25,16 +25,18 @@ POLLS_AT_ONCE = 32
 class PollAdmission:
     def __init__(self) -> None:
         self._inside = 0
-        self._begun = 0  # in this turn of the loop: what they have sent is not read to its end yet
+        self._begun = (
+            0  # in this turn of the event loop: their requests are not read completely yet
+        )
         self._held: deque[Callable[[], None]] = deque()
         self._is_due = False
 
     def ask(self, begin: Callable[[], None]) -> bool:
-        """Whether it may begin now; else it is called when it may."""
+        """Whether a poll may begin now; otherwise `begin` is called later."""
         if self._held or not self._has_room:
             self._held.append(begin)
             return False
-        self._count_one()
+        self._count_begun()
         return True
 
     def enter(self) -> None:
@@ -43,37 +45,37 @@ class PollAdmission:
     def leave(self) -> None:
         self._inside -= 1
         if self._held:
-            self._soon()
+            self._schedule()
 
     @property
     def _has_room(self) -> bool:
         return self._inside + self._begun < POLLS_AT_ONCE
 
-    def _count_one(self) -> None:
+    def _count_begun(self) -> None:
         self._begun += 1
-        self._soon()
+        self._schedule()
 
-    def _soon(self) -> None:
+    def _schedule(self) -> None:
         if not self._is_due:
             self._is_due = True
-            asyncio.get_running_loop().call_soon(self._turn)
+            asyncio.get_running_loop().call_soon(self._admit_held)
 
-    def _turn(self) -> None:
+    def _admit_held(self) -> None:
         self._is_due, self._begun = False, 0
         while self._held and self._has_room:
             begin = self._held.popleft()
-            self._count_one()
+            self._count_begun()
             begin()
 
 
-# In a scope's state: who may be parked, and who was.
+# Keys in a scope's state: the connection that may be parked, and the parked one.
 CONNECTION, PARKED = "connection", "parked"
-# What comes before the answer is kept for after it, and no more than this is read.
+# What a client sends before it has its response is kept until then, up to this size.
 EARLY_BYTES_MAX = 64 * 1024
 
 
 class ParkedHandler(Protocol):
-    """Whose answer is waited for."""
+    """The poll that a parked connection belongs to."""
 
     def lost(self) -> None: ...
 
@@ -85,11 +87,11 @@ class ParkedLog(Protocol):
 
 
 class ParkedConnection(asyncio.Protocol):
-    """The protocol of a transport meanwhile."""
+    """The protocol of a transport while its request waits without an HttpConnection."""
 
     __slots__ = (
+        "_arguments",
         "_early",
-        "_like",
         "begun",
         "closes",
         "is_lost",
@@ -102,8 +104,8 @@ class ParkedConnection(asyncio.Protocol):
 
     def __init__(self, connection: "HttpConnection", *, early: bytes, closes: bool) -> None:
         self.transport = connection.transport
-        # What a connection is made with: the same of all.
-        self._like = connection.made_with
+        # The same for all connections of a server.
+        self._arguments = connection.arguments
         self._early = early
         self.closes = closes
         self.is_lost = False
@@ -119,7 +121,7 @@ class ParkedConnection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def connection_lost(self, _error: Exception | None) -> None:
-        self._like.server_state.connections.discard(self)
+        self._arguments.server_state.connections.discard(self)
         self.is_lost = True
         waiting, self.waiting = self.waiting, None
         if waiting is not None:
@@ -133,14 +135,14 @@ class ParkedConnection(asyncio.Protocol):
         self.is_write_paused = False
 
     def shutdown(self) -> None:
-        """The server stops: it is answered, and not listened to any more."""
+        """Called when the server stops: the request is answered, and the connection closed."""
         self.closes = True
         if self.waiting is not None:
             self.waiting.stopped()
 
     def run(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """The server waits for it when it stops."""
-        working, those = asyncio.create_task(work), self._like.server_state.tasks
+        """Runs work as a task that the server waits for when it stops."""
+        working, those = asyncio.create_task(work), self._arguments.server_state.tasks
         those.add(working)
         working.add_done_callback(those.discard)
         return working
@@ -150,18 +152,18 @@ class ParkedConnection(asyncio.Protocol):
         self._note(response.status_code)
         if self.transport.is_closing():
             return
-        self._like.server_state.total_requests += 1
+        self._arguments.server_state.total_requests += 1
         self.transport.write(self._head(response) + bytes(response.body))
         if self.closes:
             self.transport.close()
             return
-        self._like.server_state.connections.discard(self)
-        self._like.connection().take_over(self, self._early)
+        self._arguments.server_state.connections.discard(self)
+        self._arguments.connection().take_over(self, self._early)
 
     def _head(self, response: Response) -> bytes:
         phrase = HTTPStatus(response.status_code).phrase
         lines = [f"HTTP/1.1 {response.status_code} {phrase}".encode()]
-        headers = [*self._like.server_state.default_headers, *response.raw_headers]
+        headers = [*self._arguments.server_state.default_headers, *response.raw_headers]
         headers.append((b"x-request-id", self.request_id.encode()))
         if self.closes:
             headers.append((b"connection", b"close"))
@@ -175,7 +177,7 @@ class ParkedConnection(asyncio.Protocol):
 
 
 def connection_of(scope: Scope) -> "HttpConnection | None":
-    """None under another server, which knows nothing of this."""
+    """Returns the connection of a request; None under another ASGI server."""
     found: HttpConnection | None = scope.get("state", {}).get(CONNECTION)
     return found
 
@@ -192,33 +194,33 @@ else:
 logger = logging.getLogger(__name__)
 # From the first byte of a request, or the begin of a connection, to the end of the headers.
 HEADER_SECONDS_MAX = 20.0
-# What still comes of a body that was refused is dropped for so long, that its sender may read why.
+# The rest of a refused body is dropped for so long, so that its sender can read the response.
 LINGER_SECONDS = 5.0
 CONNECTIONS_MAX = 20_000
 WARN_SECONDS = 60.0
 # Of a request's line and headers, of what stands between a body's chunks, and after them.
 HEAD_BYTES_MAX = 64 * 1024
-# Requests that came together with the one before, without waiting for its answer.
+# Requests sent without waiting for the response to the one before.
 PIPELINED_MAX = 16
 _POLL_PATH = "/api/worker/poll"
 _POLL = f"POST {_POLL_PATH} ".encode()
-_FULL = (
+_TOO_MANY_CONNECTIONS = (
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 5\r\n"
     b"content-length: 0\r\n\r\n"
 )
 
 
-class _Elsewhere(Exception):
-    """A connection whose transport was taken over is told that it is lost."""
+class _TransportHandedOver(Exception):
+    """Passed to `connection_lost` when the transport was only handed over."""
 
 
 class _Refused(Exception):
-    """A request that is answered with 400, and its connection closed."""
+    """Raised for a request that is answered with 400, after which the connection is closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionArguments:
-    """What the server makes its connections with."""
+    """The arguments with which the server creates connections."""
 
     kind: type["HttpConnection"]
     config: Config
@@ -230,9 +232,9 @@ class ConnectionArguments:
 
 
 class _JoinedWrites:
-    """The transport of one answer: its head is sent with what follows in the same turn of the loop.
+    """A transport that sends a response's head together with its body, in one system call.
 
-    The server writes them one after the other, and each is a call of the system.
+    The server writes them separately; the head waits until the next turn of the event loop at most.
     """
 
     __slots__ = ("_head", "_loop", "_transport")
@@ -265,7 +267,7 @@ class _JoinedWrites:
 
 
 class HttpConnection(asyncio.Protocol, ABC):
-    """What both kinds have in common: limits, admission, and a place to wait."""
+    """Limits, poll admission and parking; the base of the h11 and httptools connections."""
 
     header_seconds_max = HEADER_SECONDS_MAX
     linger_seconds = LINGER_SECONDS
@@ -274,7 +276,7 @@ class HttpConnection(asyncio.Protocol, ABC):
     _deadline: asyncio.TimerHandle | None = None
     is_lost = False
     admission = PollAdmission()
-    _is_inside = False
+    _is_admitted = False
     on_lost: Callable[[], object] | None = None
     # The server's.
     transport: asyncio.Transport
@@ -303,15 +305,15 @@ class HttpConnection(asyncio.Protocol, ABC):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self.connections_max:
-            self._turn_away()
+            self._refuse_connection()
         else:
             self._close_in(self.header_seconds_max)
 
     def data_received(self, data: bytes) -> None:
         is_poll = self._is_unused and data.startswith(_POLL)
         if is_poll and not self.admission.ask(partial(self._begin, data)):
-            # It has said enough to be no idler.
-            self._forget_deadline()
+            # A poll was received, so this is no idle connection.
+            self._cancel_deadline()
             self._unset_keepalive_if_required()
             self.transport.pause_reading()
             return
@@ -322,10 +324,10 @@ class HttpConnection(asyncio.Protocol, ABC):
             self.transport.resume_reading()
             self._read(data)
 
-    def let_go(self) -> None:
-        """What is still done for the poll keeps no other out."""
-        if self._is_inside:
-            self._is_inside = False
+    def leave_admission(self) -> None:
+        """Gives the poll's place in the admission free, before its work is done."""
+        if self._is_admitted:
+            self._is_admitted = False
             self.admission.leave()
 
     def _read(self, data: bytes) -> None:
@@ -335,27 +337,28 @@ class HttpConnection(asyncio.Protocol, ABC):
             if self._deadline is None:
                 self._close_in(self.header_seconds_max)
         elif was_lingering and self._is_unused:
-            # The server has begun to count before the last byte came, and then forgot to.
+            # uvicorn has started its keep-alive timer before the last byte came, and then cancelled it.
             self._close_in(self.timeout_keep_alive)
         elif not self._is_lingering:
-            self._forget_deadline()
+            self._cancel_deadline()
 
-    def _has_request(self) -> None:
-        """Its headers have come: what answers it may ask for the connection."""
+    def _on_headers(self) -> None:
+        """Called when the headers are complete: the request may now use the connection."""
         self.scope["state"][CONNECTION] = self
         self.cycle.transport = _JoinedWrites(self.transport, self.loop)
 
-    def _has_whole_request(self) -> None:
-        if self.scope["path"] == _POLL_PATH and not self._is_inside:
-            self._is_inside = True
+    def _on_request(self) -> None:
+        if self.scope["path"] == _POLL_PATH and not self._is_admitted:
+            self._is_admitted = True
             self.admission.enter()
 
     @property
-    def made_with(self) -> ConnectionArguments:
+    def arguments(self) -> ConnectionArguments:
         return ConnectionArguments(type(self), self.config, self.server_state, self.app_state)
 
     def park(self) -> ParkedConnection | None:
-        """Hands its transport over until the request is answered. None: this one must stay."""
+        """Hands the transport to a ParkedConnection until the request is answered; None if that is
+        not possible."""
         is_current = self.scope["http_version"] == "1.1" and not self.cycle.more_body
         early = self._early
         if not is_current or early is None or self.is_lost or self.transport.is_closing():
@@ -370,13 +373,14 @@ class HttpConnection(asyncio.Protocol, ABC):
         self.connections.add(parked)
         self.transport.set_protocol(parked)
         self.on_lost = None
-        self.connection_lost(_Elsewhere())
+        self.connection_lost(_TransportHandedOver())
         return parked
 
     def take_over(self, parked: ParkedConnection, early: bytes) -> None:
-        """After an answer: what comes next, or has come already, is another request.
+        """Takes the transport back after the response; `early` is what was received of the next
+        request.
 
-        It was let in when it came, and is not turned away now, however many there are.
+        The connection limit is not checked again, as this connection was accepted before.
         """
         transport = parked.transport
         super().connection_made(transport)
@@ -393,11 +397,11 @@ class HttpConnection(asyncio.Protocol, ABC):
 
     def handle_websocket_upgrade(self, *event: object) -> None:
         """From here on nothing of it is ours, but that it counts among the connections."""
-        self._forget_deadline()
+        self._cancel_deadline()
         super().handle_websocket_upgrade(*event)  # type: ignore[misc]
 
     def on_response_complete(self) -> None:
-        self.let_go()
+        self.leave_admission()
         super().on_response_complete()  # type: ignore[misc]
         if self._is_lingering:
             self._close_in(self.linger_seconds)
@@ -405,8 +409,8 @@ class HttpConnection(asyncio.Protocol, ABC):
             self._close_in(self.header_seconds_max)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_deadline()
-        self.let_go()
+        self._cancel_deadline()
+        self.leave_admission()
         super().connection_lost(exc)
         self.is_lost = True
         if self.on_lost is not None:
@@ -415,37 +419,39 @@ class HttpConnection(asyncio.Protocol, ABC):
     @property
     @abstractmethod
     def _is_unused(self) -> bool:
-        """No request is under way, and nothing of the next has come."""
+        """Whether no request is active and nothing of the next was received."""
 
     @property
     @abstractmethod
     def _is_reading_headers(self) -> bool:
-        """Some of the next request has come, and not all of its headers."""
+        """Whether the headers of the next request were received in part."""
 
     @property
     @abstractmethod
     def _is_lingering(self) -> bool:
-        """It has been answered, and still sends its body."""
+        """Whether the request was answered and its body is still being received."""
 
     @property
     @abstractmethod
     def _early(self) -> bytes | None:
-        """What came of the next request. None: it has been parsed already."""
+        """What was received of the next request; None if it was parsed already."""
 
     @property
     def _is_answered(self) -> bool:
         return self.cycle is not None and self.cycle.response_complete
 
-    def _turn_away(self) -> None:
+    def _refuse_connection(self) -> None:
         now = self.loop.time()
         if now - HttpConnection._warned_at >= WARN_SECONDS:
             HttpConnection._warned_at = now
-            logger.warning("more than %d connections: new ones are refused", self.connections_max)
-        self.transport.write(_FULL)
+            logger.warning(
+                "connection limit of %d reached, new connections are refused", self.connections_max
+            )
+        self.transport.write(_TOO_MANY_CONNECTIONS)
         self.transport.close()
 
     def _close_in(self, seconds: float) -> None:
-        self._forget_deadline()
+        self._cancel_deadline()
         self._deadline = self.loop.call_later(seconds, self._close)
 
     def _close(self) -> None:
@@ -453,7 +459,7 @@ class HttpConnection(asyncio.Protocol, ABC):
         if not self.transport.is_closing():
             self.transport.close()
 
-    def _forget_deadline(self) -> None:
+    def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -464,20 +470,20 @@ class H11Connection(HttpConnection, H11Protocol):
     _entered: object = None  # the one that came in full last
 
     def handle_events(self) -> None:
-        """Of which a new request may be one."""
         super().handle_events()
         if self.scope is None:
             return
         if self.cycle is not self._seen:
             self._seen = self.cycle
-            self._has_request()
+            self._on_headers()
             self._refuse_two_lengths()
         if self.cycle is not self._entered and not self.cycle.more_body:
             self._entered = self.cycle
-            self._has_whole_request()
+            self._on_request()
 
     def _refuse_two_lengths(self) -> None:
-        """What stands before us may have believed the other one, and have seen another request."""
+        """Refuses Content-Length together with Transfer-Encoding: a proxy before us may have used
+        the other one (request smuggling)."""
         if {b"content-length", b"transfer-encoding"} <= {name for name, _ in self.headers}:
             self.cycle.disconnected = True
             self.send_400_response("Content-Length beside Transfer-Encoding.")
@@ -500,7 +506,8 @@ class H11Connection(HttpConnection, H11Protocol):
 
 
 class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
-    """Its parser has no limit for headers, keeps what trails a body, and reads on behind a request."""
+    """The httptools parser has no header limit, treats trailers as headers, and parses pipelined
+    requests; this adds limits."""
 
     _reads_head = False
     _reads_body = False
@@ -533,7 +540,7 @@ class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
         super().on_headers_complete()
         if not self._becomes_websocket:
             self._unanswered.append(self.cycle)
-            self._has_request()
+            self._on_headers()
 
     def _check_head(self) -> None:
         hosts = sum(name == b"host" for name, _ in self.headers)
@@ -552,7 +559,7 @@ class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
         super().on_message_complete()
         # One that waits behind others keeps no poll out.
         if not self._becomes_websocket and self._unanswered[:1] == [self.cycle]:
-            self._has_whole_request()
+            self._on_request()
 
     def on_response_complete(self) -> None:
         del self._unanswered[0]
@@ -590,7 +597,8 @@ class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
         return bool(self.parser.should_upgrade() and self._should_upgrade())
 
     def _unsupported_upgrade_warning(self) -> None:
-        """It is answered as if it had not asked. What came behind it the parser has thrown away."""
+        """Answers as without the Upgrade header. The parser drops what follows, so the connection
+        closes afterwards."""
         self.cycle.keep_alive = False
 
     @property
@@ -615,5 +623,5 @@ def with_limits(
     kind: type[HttpConnection] = HttptoolsConnection if HAS_HTTPTOOLS else H11Connection,
     **limits: float,
 ) -> type[HttpConnection]:
-    """The same with other limits, and polls of its own."""
+    """Returns a connection class with other limits and its own poll admission."""
     return type("Connection", (kind,), {"admission": PollAdmission(), **limits})

@@ -19,7 +19,7 @@ def now_of(request: Request) -> datetime:
     return plane_of(request).clock()
 
 
-# Coroutines that wait for nothing: the framework runs a plain function in a thread, and waits for it.
+# Coroutines, because FastAPI would run plain functions in a thread.
 async def _plane(request: Request) -> ControlPlane:
     return plane_of(request)
 
@@ -28,8 +28,8 @@ async def _now(request: Request) -> datetime:
     return now_of(request)
 
 
-# `async def endpoint(plane: GivenPlane, now: GivenNow)`. The endpoint opens its transactions
-# itself: a dependency that yields one would commit only after the answer was sent.
+# `async def endpoint(plane: PlaneDep, now: NowDep)`. The endpoint opens its transactions itself:
+# a dependency that yields one would commit only after the response was sent.
 PlaneDep: TypeAlias = Annotated[ControlPlane, Depends(_plane)]
 NowDep: TypeAlias = Annotated[datetime, Depends(_now)]
 
@@ -105,7 +105,7 @@ _EXAMPLES: Mapping[int, tuple[str, Mapping[str, tuple[str, Mapping[str, Any]]]]]
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """For `responses=` of a route or a router."""
+    """Returns error responses for `responses=` of a route or router."""
     return {status: _described(status) for status in statuses}
 
 
@@ -120,8 +120,11 @@ def _described(status: int) -> dict[str, Any]:
 
 
 def install(app: FastAPI) -> None:
-    """One schema for all of them. As a `model` of each, the framework would build it anew for every
-    route, and the first call of each would wait for that."""
+    """Adds one schema for all errors to the OpenAPI document.
+
+    As `model` of each response, FastAPI would build it for every route and delay each route's first
+    call.
+    """
     plain = app.openapi
 
     def openapi() -> dict[str, Any]:

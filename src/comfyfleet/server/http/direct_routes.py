@@ -1,4 +1,4 @@
-"""Routes called all day, without the framework's overhead: a body, and a call."""
+"""Serves frequently called routes without the overhead of FastAPI's dependency resolution."""
 
 import email.message
 import json
@@ -42,7 +42,7 @@ class _Call(NamedTuple):
 
 
 # What an endpoint may ask for, by the names of its parameters; all others must have defaults.
-_GIVEN: Mapping[str, Callable[[_Call], Any]] = {
+_PARAMETER_SOURCES: Mapping[str, Callable[[_Call], Any]] = {
     "plane": lambda call: call.plane,
     "now": lambda call: call.plane.clock(),
     "worker": lambda call: call.scope["state"]["caller"],
@@ -56,7 +56,7 @@ _GIVEN: Mapping[str, Callable[[_Call], Any]] = {
 
 
 class DirectRoute:
-    """One declared route, whose endpoint answers with a model or a Response."""
+    """One declared route, whose endpoint returns a model or a Response."""
 
     def __init__(self, declared: APIRoute) -> None:
         self.path = declared.path  # as metrics and the log name it
@@ -65,7 +65,9 @@ class DirectRoute:
         self._status = declared.status_code or 200
         self._endpoint: Callable[..., Awaitable[Any]] = declared.endpoint
         names = signature(declared.endpoint).parameters
-        self._given = [(name, _GIVEN[name]) for name in names if name in _GIVEN]
+        self._parameters = [
+            (name, _PARAMETER_SOURCES[name]) for name in names if name in _PARAMETER_SOURCES
+        ]
         self._require = _requirement(declared.endpoint)
 
     async def answer(self, plane: ControlPlane, scope: Scope, receive: Receive) -> Response:
@@ -74,8 +76,8 @@ class DirectRoute:
             await self._require(scope["state"]["caller"])
         response = Response(status_code=self._status)
         call = _Call(plane, scope, self._parsed(body), response)
-        found = await self._endpoint(**{name: give(call) for name, give in self._given})
-        return found if isinstance(found, Response) else _filled(response, found)
+        found = await self._endpoint(**{name: give(call) for name, give in self._parameters})
+        return found if isinstance(found, Response) else _fill_response(response, found)
 
     def _parsed(self, body: Any) -> Any:
         if self._body is None:
@@ -89,13 +91,13 @@ class DirectRoute:
 
 
 def _requirement(endpoint: Callable[..., Any]) -> Callable[[Any], Awaitable[Any]] | None:
-    """What the declared type of `caller` asks of a caller."""
+    """Returns the dependency that checks the caller's scope, from the declared type of `caller`."""
     declared = get_type_hints(endpoint, include_extras=True).get("caller")
     return None if declared is None else declared.__metadata__[0].dependency
 
 
 class DirectRoutes:
-    """Stands before the framework, behind whatever knows the caller and bounds the body."""
+    """Middleware before FastAPI; runs after authentication and body limits."""
 
     def __init__(self, app: ASGIApp, plane: ControlPlane, declared: Iterable[APIRoute]) -> None:
         self._app = app
@@ -128,7 +130,7 @@ class DirectRoutes:
         return self._routes.get((scope["method"], found[1] if found else path))
 
 
-def _filled(response: Response, answer: BaseModel) -> Response:
+def _fill_response(response: Response, answer: BaseModel) -> Response:
     response.body = answer.__pydantic_serializer__.to_json(answer)
     response.headers["content-length"] = str(len(response.body))
     response.headers["content-type"] = "application/json"
@@ -136,12 +138,13 @@ def _filled(response: Response, answer: BaseModel) -> Response:
 
 
 def json_response(answer: BaseModel) -> Response:
-    """What we made ourselves is not validated again."""
+    """Serialises a model of ours without validating it again."""
     return Response(answer.__pydantic_serializer__.to_json(answer), media_type="application/json")
 
 
 async def _body_of(scope: Scope, receive: Receive, parse: Callable[[bytes], Any]) -> Any:
-    """Parsed, if it says that it is JSON; else its bytes, which no model takes."""
+    """Reads the body; parses it if its content type is JSON, else returns the bytes, which no model
+    accepts."""
     try:
         body = await _read(receive)
         if not body or not _is_json(_header(scope, b"content-type")):

@@ -18,7 +18,7 @@ _WHOLE, _NUMBER = "must be a whole number", "must be a number"
 _TRUTH, _ID = "must be true or false", "must be an id (a UUID)"
 _TIME = "must be a time, such as 2026-01-31T12:00:00Z"
 # By the validator's own name of the mistake; what stands in braces is what it tells of it.
-_WORDS: Mapping[str, str] = {
+_MESSAGES: Mapping[str, str] = {
     "missing": "is missing",
     "extra_forbidden": "there is no such field",
     "list_type": _LIST,
@@ -60,32 +60,31 @@ _WORDS: Mapping[str, str] = {
     "string_pattern_mismatch": "does not have the form {pattern}",
     "json_invalid": "the body is no JSON: {error}",
 }
-_OF_OURS = "Value error, "
+_VALUE_ERROR_PREFIX = "Value error, "
 
 
 def describe_validation_error(error: Mapping[str, Any]) -> dict[str, str]:
-    """Names the field, and never repeats what was sent: it may have been a key."""
-    return {"field": _field(error["loc"]), "message": _said(error)}
+    """Returns the field and a message; never the value, which may be a key."""
+    return {"field": _field(error["loc"]), "message": _message(error)}
 
 
-def _said(error: Mapping[str, Any]) -> str:
-    words = _WORDS.get(error["type"])
+def _message(error: Mapping[str, Any]) -> str:
+    words = _MESSAGES.get(error["type"])
     if words is None:
-        said = str(error["msg"]).removeprefix(_OF_OURS)
+        said = str(error["msg"]).removeprefix(_VALUE_ERROR_PREFIX)
         return said.replace("Input should be", "must be")
     return words.format_map(error.get("ctx") or {})
 
 
 def _field(place: tuple[Any, ...]) -> str:
-    """`("body", "properties", 0, "name")` is `properties.0.name`: where it stands is told only if that
-    is all there is."""
+    """Joins a location to a name: `("body", "properties", 0, "name")` becomes `properties.0.name`."""
     where, *inside = place
     is_named = inside and where in ("body", "path", "query")
     return ".".join(map(str, inside if is_named else place))
 
 
 logger = logging.getLogger(__name__)
-OPERATORS = "/api/admin/"
+ADMIN_PREFIX = "/api/admin/"
 UNAVAILABLE_RETRY_SECONDS = 5
 QUEUE_FULL_RETRY_SECONDS = 30
 PROBLEMS_SHOWN_MAX = 20
@@ -110,7 +109,7 @@ STATUS_OF: Mapping[type[errors.FleetError], int] = {
     errors.AccessDenied: 502,
     errors.UnexpectedAnswer: 502,
 }
-# What the framework is told to leave to us.
+# Errors that FastAPI leaves to us.
 HANDLED_ERRORS = (errors.FleetError, RequestValidationError, HTTPException)
 _CODES = {
     400: "invalid_input",
@@ -127,27 +126,27 @@ _CODES = {
 
 
 def install(app: FastAPI, meters: ProcessMetrics) -> None:
-    async def told(request: Request, error: Exception) -> Response:
+    async def handle(request: Request, error: Exception) -> Response:
         return response_to_any_error(error, request.scope["path"], meters)
 
     for kind in HANDLED_ERRORS:
-        app.exception_handler(kind)(told)
+        app.exception_handler(kind)(handle)
 
 
 def response_to_any_error(error: Exception, path: str, meters: ProcessMetrics) -> Response:
-    """To one of `ANSWERED`."""
+    """Returns the response to one of `HANDLED_ERRORS`."""
     if isinstance(error, errors.FleetError):
         meters.errors.labels(error.code).inc()
         return response_to_error(error, path)
     if isinstance(error, RequestValidationError):
-        return _of_validation(error)
+        return _validation_response(error)
     if isinstance(error, HTTPException):
-        return _of_routing(error)
+        return _http_exception_response(error)
     raise error
 
 
 def status_of(error: errors.FleetError) -> int:
-    """That of the nearest class above that has one."""
+    """Returns the status of the error's nearest base class that has one."""
     return next((STATUS_OF[kind] for kind in type(error).__mro__ if kind in STATUS_OF), 500)
 
 
@@ -168,10 +167,11 @@ def error_response(
 
 
 def response_to_error(error: errors.FleetError, path: str) -> Response:
-    """All of it for operators; others are not told what ails our machines: the log is."""
+    """Returns a response with all details for operators; others get no details of internal errors,
+    which are logged."""
     headers = _headers_of(error)
     said = errors.said_to_customers(error)
-    if path.startswith(OPERATORS) or said == error.message:
+    if path.startswith(ADMIN_PREFIX) or said == error.message:
         return error_response(
             status_of(error), error.code, error.message, error.details, headers=headers
         )
@@ -195,8 +195,8 @@ def _retry_after(error: errors.FleetError, usually: int) -> dict[str, str]:
     return {"Retry-After": str(max(1, round(float(seconds))))}
 
 
-def _of_validation(error: RequestValidationError) -> Response:
-    """Names the fields, and never repeats what was sent: it may have been a key."""
+def _validation_response(error: RequestValidationError) -> Response:
+    """Names the fields, never their values, which may be keys."""
     problems = [describe_validation_error(each) for each in error.errors()[:PROBLEMS_SHOWN_MAX]]
     message = "; ".join(
         f"{each['field']}: {each['message']}" if each["field"] else each["message"]
@@ -205,7 +205,7 @@ def _of_validation(error: RequestValidationError) -> Response:
     return error_response(422, errors.InvalidInput.code, message, {"fields": problems})
 
 
-def _of_routing(error: HTTPException) -> Response:
-    """What the framework itself refuses: no such route, no such method."""
+def _http_exception_response(error: HTTPException) -> Response:
+    """Converts an error of the framework, such as an unknown route or method."""
     code = _CODES.get(error.status_code, "error")
     return error_response(error.status_code, code, str(error.detail), headers=error.headers)

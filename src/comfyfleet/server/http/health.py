@@ -60,7 +60,7 @@ async def ready(plane: PlaneDep, response: Response) -> dict[str, object]:
     """
     parts = _parts(plane)
     found = dict(
-        zip(parts, await asyncio.gather(*(map(_checked, parts, parts.values()))), strict=True)
+        zip(parts, await asyncio.gather(*(map(_run_check, parts, parts.values()))), strict=True)
     )
     is_ready = all(found[name] == FINE for name in NEEDED)
     response.status_code = 200 if is_ready else 503
@@ -84,7 +84,7 @@ def _parts(plane: ControlPlane) -> Mapping[str, Awaitable[object]]:
     }
 
 
-async def _checked(name: str, check: Awaitable[object]) -> str:
+async def _run_check(name: str, check: Awaitable[object]) -> str:
     try:
         await asyncio.wait_for(check, CHECK_SECONDS_MAX)
     except TimeoutError:
@@ -99,7 +99,7 @@ async def _checked(name: str, check: Awaitable[object]) -> str:
     return FINE
 
 
-# Several that ask at once, or one that asks too often, cost the database nothing.
+# Concurrent or frequent scrapes share one reading of the database.
 FRESH_SECONDS = 2.0
 PREFIX = "comfyfleet"
 MODELS_SHOWN_MAX = 200
@@ -110,7 +110,7 @@ metrics_router = APIRouter(tags=["health"])
 
 
 def install(app: FastAPI, plane: ControlPlane) -> None:
-    app.state.reading = _Reading(plane)
+    app.state.reading = _MetricsCache(plane)
 
 
 @metrics_router.get("/metrics", response_class=Response)
@@ -122,7 +122,7 @@ async def metrics(request: Request) -> Response:
     plane: ControlPlane = request.app.state.plane
     _require_key(plane.settings.metrics_key, request.headers.get("authorization", ""))
     if plane.siblings and not plane.siblings.is_first:
-        return await _told_by_first(plane, plane.siblings, request)
+        return await _metrics_of_first(plane, plane.siblings, request)
     plane.meters.waiting_polls.set(plane.queue.waiting())
     try:
         registry = CollectorRegistry()
@@ -130,18 +130,18 @@ async def metrics(request: Request) -> Response:
         plane.meters.readable.set(1)
         figures = generate_latest(registry)
     except FleetError as error:
-        logger.warning("figures can't be read: %s", error.message)
+        logger.warning("metrics of the database can't be read: %s", error.message)
         plane.meters.readable.set(0)
         figures = b""
-    return _answered(_counted(plane) + figures)
+    return _metrics_response(_process_metrics(plane) + figures)
 
 
-def _answered(text: bytes) -> Response:
+def _metrics_response(text: bytes) -> Response:
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
-def _counted(plane: ControlPlane) -> bytes:
-    """What this process has counted, and its siblings."""
+def _process_metrics(plane: ControlPlane) -> bytes:
+    """Returns the metrics counted by this process and its siblings."""
     if plane.siblings is None:
         return generate_latest(plane.meters.registry) + generate_latest(
             plane.context.run_metrics.registry
@@ -151,10 +151,13 @@ def _counted(plane: ControlPlane) -> bytes:
     return generate_latest(registry)
 
 
-async def _told_by_first(
+async def _metrics_of_first(
     plane: ControlPlane, siblings: SiblingProcesses, request: Request
 ) -> Response:
-    """Counters that the database feeds begin with a process: whoever is asked, they must be of the same."""
+    """Returns the metrics of the first process.
+
+    Counters from the database start with a process, so every scrape must see those of the same one.
+    """
     import httpx  # takes memory, and time at the start, which most processes need not spend
 
     transport = httpx.AsyncHTTPTransport(uds=str(siblings.first))
@@ -162,11 +165,11 @@ async def _told_by_first(
     try:
         async with httpx.AsyncClient(transport=transport, timeout=FIRST_SECONDS_MAX) as client:
             answer = await client.get("http://first/metrics", headers=given)
-        return _answered(answer.raise_for_status().content)
+        return _metrics_response(answer.raise_for_status().content)
     except httpx.HTTPError as error:
-        logger.warning("the first process tells no figures: %s", error)
+        logger.warning("metrics of the first process can't be read: %s", error)
         plane.meters.readable.set(0)
-        return _answered(_counted(plane))
+        return _metrics_response(_process_metrics(plane))
 
 
 def _require_key(key: str, authorization: str) -> None:
@@ -174,8 +177,8 @@ def _require_key(key: str, authorization: str) -> None:
         raise Unauthenticated("/metrics needs its key", hint="Send Authorization: Bearer KEY.")
 
 
-class _Reading:
-    """One reading for all who ask within a moment."""
+class _MetricsCache:
+    """Caches one reading of the database for a moment, for concurrent scrapes."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
@@ -243,7 +246,7 @@ class _Snapshot(Collector):
         yield _gauge("workers", "Workers by what they do", (*names, "state"), states)
 
     def _switches(self) -> Iterator[Metric]:
-        """Of the models whose runs tell it best: there is no end to models."""
+        """Only the models with the most certain estimates, as the number of labels must be limited."""
         names = {each.fleet_id: (each.slug, each.stage) for each in self.figures.fleets}
         best = sorted(self.switch_costs.items(), key=lambda item: item[1].error)
         known = [
@@ -259,7 +262,7 @@ class _Snapshot(Collector):
             yield _gauge(name, text, labels, [(key, getattr(each, field)) for key, each in known])
 
     def _runs(self) -> Iterator[Metric]:
-        """No tenant and no run is a label: there is no end to them."""
+        """Without labels for tenants and runs, as their number is unlimited."""
         labels = ("pool", "state")
         for name, text, field, states in (
             ("graph_runs", "Graph runs that go on", "graph_runs", GRAPH_RUNS),

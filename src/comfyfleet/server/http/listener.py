@@ -56,7 +56,7 @@ def _bound(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
 
 
 def listen_on_path(path: Path) -> socket.socket:
-    """For processes of this machine. Whoever listened there before gets no more connections."""
+    """Listens on a Unix socket; replaces a previous listener's path atomically."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     new = path.with_suffix(f".{os.getpid()}")
     listener.bind(str(new))
@@ -66,7 +66,7 @@ def listen_on_path(path: Path) -> socket.socket:
 
 
 def listener_url(listener: socket.socket) -> str:
-    """As reached from this machine."""
+    """Returns the URL for clients on this machine."""
     host, port = listener.getsockname()[:2]
     name = "127.0.0.1" if host in ANYWHERE else f"[{host}]" if ":" in host else host
     return f"http://{name}:{port}"
@@ -74,7 +74,7 @@ def listener_url(listener: socket.socket) -> str:
 
 @dataclass(frozen=True)
 class SharedSocket:
-    """What there is to know where several processes listen on one socket."""
+    """Additional arguments for a process that shares its socket with others."""
 
     at_ready: Callable[[], object]
     hand_over: asyncio.Event  # set: the others are to get what comes
@@ -90,7 +90,7 @@ async def serve(
     connection: type[HttpConnection] | None = None,
     shared: SharedSocket | None = None,
 ) -> None:
-    """Until `stop` is set; `at_stop` lets those go who wait for an answer."""
+    """Serves until `stop` is set; `at_stop` ends waiting requests."""
     server = _Server(
         uvicorn.Config(
             app,
@@ -125,7 +125,7 @@ async def serve(
 
 
 class _Server(uvicorn.Server):
-    """The signals are ours: one stop ends the API, the sweeps and the workers in order."""
+    """A uvicorn server that leaves signals to us, so that API, sweeps and workers stop in order."""
 
     def __init__(self, config: uvicorn.Config, at_ready: Callable[[], object]) -> None:
         super().__init__(config)
@@ -149,8 +149,8 @@ class _Server(uvicorn.Server):
                 await asyncio.wait_for(self._is_to_exit.wait(), DATE_SECONDS)
 
     async def hand_over(self, stop: asyncio.Event, at_stop: Callable[[], object]) -> None:
-        """No connection is accepted, and none is closed that may have a request under way: each is told
-        with its next answer to come again, where it finds another process."""
+        """Stops accepting connections; responses to open ones have `Connection: close`, so that
+        clients reconnect to another process."""
         for server in self.servers:
             server.close()
         self.config.encoded_headers.append(_CLOSE)
@@ -169,7 +169,7 @@ class _Server(uvicorn.Server):
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[asyncio.Event]:
-    """Set by SIGINT or SIGTERM; a second one does what it does by default, for the impatient."""
+    """Yields an event that SIGINT or SIGTERM sets; a second signal has its default effect."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGINT, signal.SIGTERM)

@@ -1,5 +1,5 @@
-"""Middleware: a request id, a log line and a count for every request; callers are authenticated before a body is read, and
-wrong keys are slowed down by address."""
+"""Middleware: a request id, a log line and metrics for every request; authentication before a body
+is read; delays for addresses that send wrong keys."""
 
 import asyncio
 import logging
@@ -27,21 +27,22 @@ from comfyfleet.server.secrets import hash_key
 
 logger = logging.getLogger("comfyfleet.access")
 REQUEST_ID = "X-Request-Id"
-# A caller's own id is taken over if it can do no harm in a log.
-_HARMLESS = re.compile(r"[A-Za-z0-9._-]{1,100}")
-# Asked for every few seconds by machines: said only to those who want to know everything.
+# A client's own request id is used if it is safe in a log.
+_SAFE_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
+# Called every few seconds by machines, so logged at DEBUG only.
 POLL = "/api/worker/poll"
-_QUIET = ("/healthz", "/readyz", "/metrics", POLL, "/api/worker/heartbeat")
-ELSEWHERE = "unknown"
-# A worker hangs up as soon as an answer is of no more use to it, with almost every job.
-_USUAL = (200, None)
-# Anybody can make up others, and each would be a series of its own.
+_DEBUG_ROUTES = ("/healthz", "/readyz", "/metrics", POLL, "/api/worker/heartbeat")
+UNKNOWN_ROUTE = "unknown"
+# None: a worker closes a poll that it no longer needs, with almost every job.
+_NORMAL_STATUSES = (200, None)
+# Clients can send any method, and each would be a series of its own.
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 OTHER_METHOD = "OTHER"
 
 
 class AccessLog:
-    """Plain ASGI: it must not stand between a long poll and its caller's disappearance."""
+    """Logs and counts requests. Plain ASGI, so that a long poll notices when its client
+    disconnects."""
 
     def __init__(
         self, app: ASGIApp, meters: ProcessMetrics, clock: Callable[[], float] = time.monotonic
@@ -63,7 +64,7 @@ class AccessLog:
             except Exception:
                 logger.exception("unexpected error in %s %s", scope["method"], _path(scope))
                 if reply.status is not None:
-                    raise  # half an answer is out: the server must close the connection
+                    raise  # a part of the response was sent: the server must close the connection
                 await internal_error(request_id)(scope, receive, reply.send)
             finally:
                 parked: ParkedConnection | None = scope.get("state", {}).get(PARKED)
@@ -75,7 +76,7 @@ class AccessLog:
                     self._note(method, _route(scope), _path(scope), reply.status, seconds)
 
     def note_parked(self, parked: ParkedConnection, status: int | None) -> None:
-        """Only polls are."""
+        """Logs a parked request; only polls are parked."""
         self._note("POST", POLL, POLL, status, self._clock() - parked.begun)
 
     def _note(self, method: str, route: str, path: str, status: int | None, seconds: float) -> None:
@@ -83,7 +84,9 @@ class AccessLog:
         self._meters.calls.labels(method, route, str(status or "gone")).inc()
         self._meters.call_seconds.labels(method, route).observe(seconds)
         logger.log(
-            logging.DEBUG if route in _QUIET and status in _USUAL else logging.INFO,
+            logging.DEBUG
+            if route in _DEBUG_ROUTES and status in _NORMAL_STATUSES
+            else logging.INFO,
             "%s %s %s %.0f ms",
             method,
             path,
@@ -109,7 +112,7 @@ class _Reply:
 
 
 def internal_error(request_id: str) -> Response:
-    """Nothing of what went wrong is told, but for the id under which the log has it."""
+    """Returns a 500 with the request id under which the error is logged, and no details."""
     message = "something went wrong on our side; the log has it under this id"
     return error_response(500, "internal", message, {"request_id": request_id})
 
@@ -118,16 +121,18 @@ def _given_id(scope: Scope) -> str | None:
     wanted = REQUEST_ID.lower().encode()
     found = next((value for name, value in scope["headers"] if name == wanted), b"")
     text: str = found.decode("latin-1")
-    return text if _HARMLESS.fullmatch(text) else None
+    return text if _SAFE_ID.fullmatch(text) else None
 
 
 def _route(scope: Scope) -> str:
-    """Its pattern: ids would make a new series of each. Paths that lead nowhere are one series."""
-    return getattr(scope.get("route"), "path", None) or ELSEWHERE
+    """Returns the route's pattern for metrics, as ids would make a series each; unknown paths share
+    one."""
+    return getattr(scope.get("route"), "path", None) or UNKNOWN_ROUTE
 
 
 def _path(scope: Scope) -> str:
-    """As it was sent, so without line breaks; and without its query, which may hold a signature."""
+    """Returns the path as sent, so without line breaks; without the query, which may contain a
+    signature."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     return raw.partition(b"?")[0].decode("ascii", "backslashreplace")
 
@@ -137,9 +142,9 @@ FREE_TRIES = 20
 FIRST_SECONDS, SECONDS_MAX = 0.05, 5.0
 FORGET_SECONDS = 600.0
 WAITING_PER_ADDRESS_MAX = 100
-ADDRESSES_MAX = RIGHT_KEYS_MAX = 10_000
-# 256 random bits, as all keys and secrets that we make: trying many of them leads nowhere.
-_MADE_BY_US = re.compile(r"(?:bearer +)?(?:[a-z]{2,3}_)?[0-9a-f]{64}", re.I)
+ADDRESSES_MAX = VALID_KEYS_MAX = 10_000
+# The form of all our keys: with 256 random bits, guessing is hopeless, so they need no throttle.
+_OUR_KEY_FORMAT = re.compile(r"(?:bearer +)?(?:[a-z]{2,3}_)?[0-9a-f]{64}", re.I)
 
 
 class WrongKeyThrottle:
@@ -151,20 +156,21 @@ class WrongKeyThrottle:
         self._sleep = sleep
         self._clock = clock
         self._tries: OrderedDict[str, tuple[int, float]] = OrderedDict()
-        self._right: OrderedDict[str, None] = OrderedDict()
+        self._valid: OrderedDict[str, None] = OrderedDict()
         self._waiting: Counter[str] = Counter()
 
     def admit(self, address: str, key: str) -> None:
-        """TooManyCalls: there is no telling now whether the key is right."""
-        if self._is_full(address) and not self._may_be_right(key):
+        """Raises TooManyCalls if too many wrong keys of this address wait, unless this key may be
+        right."""
+        if self._is_full(address) and not self._may_be_valid(key):
             raise _too_many()
 
-    def note_right(self, key: str) -> None:
-        _keep(self._right, hash_key(key), None, RIGHT_KEYS_MAX)
+    def note_valid(self, key: str) -> None:
+        _keep(self._valid, hash_key(key), None, VALID_KEYS_MAX)
 
-    async def slow_down(self, address: str) -> None:
-        """Before a wrong key is answered; others are served meanwhile. TooManyCalls: at once."""
-        seconds = self._noted(address)
+    async def delay(self, address: str) -> None:
+        """Delays the response to a wrong key; raises TooManyCalls if too many wait already."""
+        seconds = self._count_try(address)
         if seconds == 0:
             return
         if self._is_full(address):
@@ -174,15 +180,15 @@ class WrongKeyThrottle:
             await self._sleep(seconds)
         finally:
             self._waiting[address] -= 1
-            self._waiting += Counter()  # forgets those where nobody waits
+            self._waiting += Counter()  # drops zero counts
 
     def _is_full(self, address: str) -> bool:
         return self._waiting[address] >= WAITING_PER_ADDRESS_MAX
 
-    def _may_be_right(self, key: str) -> bool:
-        return bool(_MADE_BY_US.fullmatch(key)) or hash_key(key) in self._right
+    def _may_be_valid(self, key: str) -> bool:
+        return bool(_OUR_KEY_FORMAT.fullmatch(key)) or hash_key(key) in self._valid
 
-    def _noted(self, address: str) -> float:
+    def _count_try(self, address: str) -> float:
         now = self._clock()
         count, last = self._tries.get(address, (0, now))
         count = 1 if now - last > FORGET_SECONDS else count + 1
@@ -207,12 +213,12 @@ def _keep(kept: OrderedDict[str, V], name: str, value: V, most: int) -> None:
 SECRET_HEADER = "X-Fleet-Secret"  # noqa: S105 - its name
 SLOW_SECONDS = 1.0
 T = TypeVar("T")
-# Raises one of our errors, or says who it is.
+# Returns the caller, or raises one of our errors.
 Check: TypeAlias = Callable[[Request], Awaitable[object]]
 
 
 class CallerAuth:
-    """Asks the first check whose prefix the path has; paths of none are everybody's."""
+    """Authenticates by the first check whose prefix the path has; other paths are public."""
 
     def __init__(self, app: ASGIApp, checks: Sequence[tuple[str, Check | None]]) -> None:
         self._app = app
@@ -225,14 +231,14 @@ class CallerAuth:
             return
         request = Request(scope)
         try:
-            request.state.caller = await self._asked(check, request)
+            request.state.caller = await self._authenticate(check, request)
         except FleetError as error:
             plane_of(request).meters.errors.labels(error.code).inc()
             await response_to_error(error, scope["path"])(scope, receive, send)
             return
-        await self._app(scope, _Arrival(receive, check, request).receive, send)
+        await self._app(scope, _RecheckedBody(receive, check, request).receive, send)
 
-    async def _asked(self, check: Check, request: Request) -> object:
+    async def _authenticate(self, check: Check, request: Request) -> object:
         key, address = _key_of(request), request.client.host if request.client else ""
         if key is None:
             return await check(request)
@@ -242,18 +248,18 @@ class CallerAuth:
             caller = await check(request)
         except Unauthenticated:
             if (connection := connection_of(request.scope)) is not None:
-                connection.let_go()
-            await wrong.slow_down(address)
+                connection.leave_admission()
+            await wrong.delay(address)
             raise
-        wrong.note_right(key)
+        wrong.note_valid(key)
         return caller
 
     def _check(self, path: str) -> Check | None:
         return next((check for prefix, check in self._checks if path.startswith(prefix)), None)
 
 
-class _Arrival:
-    """A body on its way in, of a caller who is known."""
+class _RecheckedBody:
+    """Checks the caller again after a slow upload, as the key may have been revoked meanwhile."""
 
     __slots__ = ("_check", "_is_empty", "_receive", "_request", "_since")
 
@@ -268,28 +274,28 @@ class _Arrival:
         if self._check is not None and message["type"] == "http.request":
             self._is_empty = self._is_empty and not message.get("body")
             if not message.get("more_body", False):
-                await self._arrived(self._check)
+                await self._recheck(self._check)
                 self._check = None
         return message
 
-    async def _arrived(self, check: Check) -> None:
+    async def _recheck(self, check: Check) -> None:
         if self._is_empty or monotonic() - self._since < SLOW_SECONDS:
             return
         try:
             self._request.state.caller = await check(self._request)
         except FleetError as error:
-            # The one kind that the framework lets through while it reads a body.
+            # FastAPI lets only HTTPException through while it reads a body.
             raise HTTPException(status_of(error), said_to_customers(error)) from None
 
 
 def _key_of(request: Request) -> str | None:
-    """A bearer key or a fleet's secret, whatever is told."""
+    """Returns the bearer key or the fleet's secret; None without both."""
     headers = request.headers
     return headers.get("authorization") or headers.get(SECRET_HEADER)
 
 
 def caller_of(request: Request, kind: type[T]) -> T:
-    """Whom `Callers` let in; nobody comes past it to a route that asks for a caller."""
+    """Returns the caller that `CallerAuth` found; raises Unauthenticated without one."""
     caller = getattr(request.state, "caller", None)
     if not isinstance(caller, kind):
         raise Unauthenticated("a key is needed")

@@ -31,7 +31,7 @@ from comfyfleet.transport.ranges import ByteRange, file_etag, names_etag, select
 
 
 def requested_range(headers: Mapping[str, str], *, size: int, etag: str) -> ByteRange:
-    """A stale If-Range gets the whole object."""
+    """Returns the range to send; the whole object if If-Range is outdated."""
     if names_etag(headers.get("if-none-match", ""), etag):
         return ByteRange(304)
     is_current = headers.get("if-range", etag) == etag
@@ -41,8 +41,8 @@ def requested_range(headers: Mapping[str, str], *, size: int, etag: str) -> Byte
 logger = logging.getLogger(__name__)
 CHUNK_BYTES = 256 * 1024
 # An upload that says nothing for so long is given up.
-SILENCE_SECONDS_MAX = 60
-HIDDEN = b"signature=hidden"
+IDLE_SECONDS_MAX = 60
+REDACTED_QUERY = b"signature=hidden"
 STATUSES: dict[type[FleetError], int] = {
     Forbidden: 403,
     InvalidInput: 400,
@@ -52,7 +52,7 @@ STATUSES: dict[type[FleetError], int] = {
     Unavailable: 503,
 }
 # The URL is all the right that there is: no cookie comes along, so any page may use it.
-OPEN_TO_PAGES = {
+CORS_HEADERS = {
     "access-control-allow-origin": "*",
     "access-control-expose-headers": "content-length, content-range, content-disposition, etag",
     "cross-origin-resource-policy": "cross-origin",
@@ -64,20 +64,20 @@ PREFLIGHT = {
 }
 # Whoever uploaded it chose bytes and type, and it comes from our own origin: it must not be able
 # to act as a page of ours.
-HARMLESS = {
+SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
     "content-security-policy": "sandbox; default-src 'none'",
     "referrer-policy": "no-referrer",
     "cache-control": "private, no-cache",
 }
-SHOWN = ("image/", "video/", "audio/")
-NOT_SHOWN = ("image/svg",)
+INLINE_TYPES = ("image/", "video/", "audio/")
+NOT_INLINE_TYPES = ("image/svg",)
 
 Handler = Callable[[Request, str], Awaitable[Response]]
 
 
 class ObjectRoute(Route):
-    """A plain route: its handlers read the request themselves, and the API's document leaves it out."""
+    """A plain Starlette route, so that it is not in the OpenAPI document."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, found = super().matches(scope)
@@ -92,12 +92,12 @@ def objects_routes(store: LocalStore) -> list[BaseRoute]:
         return await _put(store, request, key)
 
     async def preflight(_: Request, key: str) -> Response:
-        return Response(status_code=204, headers=OPEN_TO_PAGES | PREFLIGHT)
+        return Response(status_code=204, headers=CORS_HEADERS | PREFLIGHT)
 
     handlers = {"PUT": put, "GET": get, "OPTIONS": preflight}
 
     async def answer(request: Request) -> Response:
-        return await _guarded(handlers[request.method], request)
+        return await _handle_errors(handlers[request.method], request)
 
     # HEAD comes with GET in a route of Starlette's, and is none of what a URL is signed for.
     route = ObjectRoute(f"{OBJECTS_PATH}/{{key:path}}", answer, methods=list(handlers))
@@ -105,14 +105,14 @@ def objects_routes(store: LocalStore) -> list[BaseRoute]:
     return [route]
 
 
-async def _guarded(handler: Handler, request: Request) -> Response:
+async def _handle_errors(handler: Handler, request: Request) -> Response:
     key: str = request.path_params["key"]
     try:
         return await handler(request, key)
     except ClientDisconnect:
         return Response(status_code=400)  # nobody reads it
     except TimeoutError:
-        error = InvalidInput(f"no byte came for {SILENCE_SECONDS_MAX} seconds", key=key)
+        error = InvalidInput(f"no byte came for {IDLE_SECONDS_MAX} seconds", key=key)
         return _refusal(error, 408)
     except FleetError as error:
         return _refusal(error, _status(error))
@@ -128,39 +128,39 @@ def _refusal(error: FleetError, status: int) -> Response:
         logger.warning("%s: %s", error.code, error.message)
     details = dict(error.details) if said == error.message else {}
     told = {"code": error.code, "message": said, "details": details}
-    return JSONResponse({"error": told}, status, OPEN_TO_PAGES | {"cache-control": "no-store"})
+    return JSONResponse({"error": told}, status, CORS_HEADERS | {"cache-control": "no-store"})
 
 
-def _granted(store: LocalStore, request: Request, key: str) -> UrlGrant:
+def _grant_of(store: LocalStore, request: Request, key: str) -> UrlGrant:
     query = request.query_params
     # The server logs this scope when it answers, and a log is no place for a right to an object.
-    request.scope["query_string"] = HIDDEN
+    request.scope["query_string"] = REDACTED_QUERY
     return store.granted(request.method, key, query)
 
 
 async def _get(store: LocalStore, request: Request, key: str) -> Response:
-    grant = _granted(store, request, key)
+    grant = _grant_of(store, request, key)
     opened = await store.open(key)
     etag = file_etag(opened.size, opened.modified_ns)
     part = requested_range(request.headers, size=opened.size, etag=etag)
-    headers = OPEN_TO_PAGES | HARMLESS | part.headers(opened.size)
+    headers = CORS_HEADERS | SECURITY_HEADERS | part.headers(opened.size)
     headers |= {"etag": etag, "accept-ranges": "bytes"}
     headers |= {"content-length": str(part.length)} if part.status != 304 else {}
     headers |= {"content-disposition": _disposition(grant, opened.content_type)}
     # Set here, not by the response, which would add a charset of its own.
     headers["content-type"] = opened.content_type
-    return _Part(opened, part, headers)
+    return _RangeResponse(opened, part, headers)
 
 
 def _disposition(grant: UrlGrant, content_type: str) -> str:
     if grant.filename:
         return disposition("attachment", grant.filename)
-    shown = content_type.startswith(SHOWN) and not content_type.startswith(NOT_SHOWN)
+    shown = content_type.startswith(INLINE_TYPES) and not content_type.startswith(NOT_INLINE_TYPES)
     return "inline" if shown else "attachment"
 
 
-class _Part(StreamingResponse):
-    """Reads while it sends, and lets go of the file whatever happens."""
+class _RangeResponse(StreamingResponse):
+    """Streams a range of a file and closes it in any case."""
 
     def __init__(self, opened: OpenObject, part: ByteRange, headers: dict[str, str]) -> None:
         super().__init__(_chunks(opened, part), part.status, headers)
@@ -182,7 +182,7 @@ async def _chunks(opened: OpenObject, part: ByteRange) -> AsyncIterator[bytes]:
 
 
 async def _put(store: LocalStore, request: Request, key: str) -> Response:
-    grant = _granted(store, request, key)
+    grant = _grant_of(store, request, key)
     if request.headers.get("content-type") != grant.content_type:
         raise Forbidden(f"this URL takes {grant.content_type} only", key=key)
     length = request.headers.get("content-length", "")
@@ -199,15 +199,16 @@ async def _put(store: LocalStore, request: Request, key: str) -> Response:
             raise InvalidInput(
                 f"{incoming.size} bytes were received, but {length} were announced", key=key
             )
-    return Response(status_code=200, headers=OPEN_TO_PAGES)
+    return Response(status_code=200, headers=CORS_HEADERS)
 
 
 async def _receive(request: Request, incoming: IncomingObject, size: int) -> None:
-    """No more than was told, and what comes with it: a body in chunks may go on as it likes."""
+    """Reads the body; stops after more than `size` bytes, as a chunked body may be longer than
+    announced."""
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(SILENCE_SECONDS_MAX) as patience:
+    async with asyncio.timeout(IDLE_SECONDS_MAX) as timeout:
         async for chunk in request.stream():
             await incoming.write(chunk)
             if incoming.size > size:
                 return
-            patience.reschedule(loop.time() + SILENCE_SECONDS_MAX)
+            timeout.reschedule(loop.time() + IDLE_SECONDS_MAX)

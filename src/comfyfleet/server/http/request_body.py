@@ -1,4 +1,5 @@
-"""Request bodies: limits of size and time, strict JSON parsed beside the event loop, and field types that databases can store."""
+"""Request bodies: limits of size and time, strict JSON parsed in threads if large, and field types
+that databases can store."""
 
 import asyncio
 import json
@@ -38,7 +39,7 @@ SMALL_BYTES = 256 * 1024
 _parsers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="json")
 # Only texts with these escapes, or with bytes of their own, can hold what no database keeps.
 _SUSPECT = ("\\u0000", "\\ud", "\\uD")
-_NOT_KEPT = re.compile("[\0\ud800-\udfff]")
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 class JsonRequest(Request):
@@ -56,7 +57,7 @@ class ToleratedJsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """Of operators and customers."""
+    """A route of operators and customers: strict JSON."""
 
     request_kind: type[Request] = JsonRequest
 
@@ -70,7 +71,8 @@ class JsonRoute(APIRoute):
 
 
 class WorkerRoute(JsonRoute):
-    """Of workers, who pass on what backends say: odd texts must not cost a job its result."""
+    """A route of workers, who pass on what backends report: values that can't be stored are
+    replaced, so no result is lost."""
 
     request_kind = ToleratedJsonRequest
 
@@ -83,7 +85,7 @@ async def _body(request: Request) -> bytes:
 
 
 def caller_gone() -> HTTPException:
-    """Nobody reads it; any other error would be taken for a wrong body."""
+    """Returns an error for a disconnected client; another error would count as an invalid body."""
     return HTTPException(CALLER_GONE, "the caller has hung up")
 
 
@@ -94,44 +96,45 @@ async def read_json(body: bytes, parse: Callable[[bytes], Any]) -> Any:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(_parsers, parse, body)
     except InvalidInput as error:
-        # The one kind that the framework lets through while it reads a body.
+        # FastAPI lets only HTTPException through while it reads a body.
         raise HTTPException(422, error.message) from None
     except LimitExceeded as error:
         raise HTTPException(413, error.message) from None
 
 
 def parse(body: bytes) -> Any:
-    """InvalidInput says what can't be kept; json.JSONDecodeError what is no JSON."""
+    """Parses strictly; raises InvalidInput for values that can't be stored, json.JSONDecodeError
+    for invalid JSON."""
     text = _text_of(body)
-    value = _decoded(text, _STRICT, _STRICT_IN_STEPS)
+    value = _decode(text, _STRICT, _STRICT_IN_STEPS)
     if any(each in text for each in _SUSPECT):
         _check_texts(value)
     return value
 
 
 def parse_tolerantly(body: bytes) -> Any:
-    """What can't be kept is replaced: NaN and numbers beyond a float by null, a NUL and half a
-    character by U+FFFD."""
+    """Parses and replaces what can't be stored: NaN and numbers beyond a float by null, NUL and
+    surrogates by U+FFFD."""
     text = _text_of(body)
-    value = _decoded(text, _TOLERANT, _TOLERANT_IN_STEPS)
-    return _cleaned(value) if any(each in text for each in _SUSPECT) else value
+    value = _decode(text, _TOLERANT, _TOLERANT_IN_STEPS)
+    return _clean(value) if any(each in text for each in _SUSPECT) else value
 
 
 def _text_of(body: bytes) -> str:
-    """In whichever encoding JSON may have: what is looked for must be looked for in the text."""
+    """Decodes the body; JSON may be UTF-8, UTF-16 or UTF-32."""
     return body.decode(json.detect_encoding(body))
 
 
-def _cleaned(value: Any) -> Any:
-    """As deep as a body may be, and no deeper."""
+def _clean(value: Any) -> Any:
+    """Replaces characters that can't be stored. Recursive: the depth was checked before."""
     if isinstance(value, str):
-        return _NOT_KEPT.sub("\ufffd", value)
+        return _UNSTORABLE.sub("\ufffd", value)
     if isinstance(value, dict):
-        return {_cleaned(name): _cleaned(inner) for name, inner in value.items()}
-    return [_cleaned(each) for each in value] if isinstance(value, list) else value
+        return {_clean(name): _clean(inner) for name, inner in value.items()}
+    return [_clean(each) for each in value] if isinstance(value, list) else value
 
 
-def _decoded(text: str, decoder: json.JSONDecoder, in_steps: json.JSONDecoder) -> Any:
+def _decode(text: str, decoder: json.JSONDecoder, in_steps: json.JSONDecoder) -> Any:
     opened = text.count("[") + text.count("{")
     if opened + text.count(",") > VALUES_MAX:
         raise LimitExceeded(f"a request has at most {VALUES_MAX:,} values")
@@ -224,7 +227,7 @@ def _decoder(*, is_strict: bool, in_steps: bool) -> json.JSONDecoder:
         )
     )
     if in_steps:
-        # The scanner in C keeps all other threads waiting to its end; this one lets them in between.
+        # The C scanner holds the GIL to its end; the Python one lets other threads run.
         decoder.scan_once = json.scanner.py_make_scanner(decoder)  # type: ignore[attr-defined]
     return decoder
 
@@ -245,8 +248,8 @@ UNKNOWN_FIELD = "unknown_field"
 
 
 class Body(BaseModel):
-    """What operators and customers send. A field that we don't know is refused: it may be a
-    misspelt limit, and what it was to limit would be spent."""
+    """The base of request bodies of operators and customers. Unknown fields are refused, as one may
+    be a misspelt limit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -289,22 +292,23 @@ Text: TypeAlias = Annotated[str, AfterValidator(_storable)]
 
 
 def in_utc(moment: datetime) -> datetime:
-    """A time without a zone is meant as UTC."""
+    """Treats a time without a zone as UTC."""
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 
 BODY_BYTES_MAX = 64 * 1024**2
 WORKER_BYTES_MAX = 16 * 1024**2
 STRANGER_BYTES_MAX = 64 * 1024
-# From the end of the headers to the last byte, however the bytes are spread over it.
+# From the end of the headers to the last byte.
 BODY_SECONDS_MAX = 60.0
-# Operators register workflows, and workers tell of their backends; all else is a customer's.
-_OURS = (("/api/admin/", BODY_BYTES_MAX), ("/api/worker/", WORKER_BYTES_MAX))
-_KEYED = "/api/"
+# Operators send workflows and workers backend facts; other paths are customers'.
+_LIMITS_BY_PREFIX = (("/api/admin/", BODY_BYTES_MAX), ("/api/worker/", WORKER_BYTES_MAX))
+_API_PREFIX = "/api/"
 
 
 class BodyLimits:
-    """Before anything is read into memory, as far as the caller tells; else while it is read."""
+    """Limits the size by Content-Length before anything is read, and otherwise while the body is
+    read."""
 
     def __init__(
         self, app: ASGIApp, of_customers: int, seconds_max: float = BODY_SECONDS_MAX
@@ -317,33 +321,36 @@ class BodyLimits:
         if scope["type"] != "http" or scope["path"].startswith(f"{OBJECTS_PATH}/"):
             await self._app(scope, receive, send)
             return
-        most = self._most(scope["path"])
-        if _told(scope) > most:
+        most = self._bytes_max(scope["path"])
+        if _content_length(scope) > most:
             await error_response(413, LimitExceeded.code, _message(most))(scope, receive, send)
         else:
-            await self._app(scope, _Arrival(receive, most, self._seconds_max).receive, send)
+            await self._app(scope, _LimitedBody(receive, most, self._seconds_max).receive, send)
 
-    def _most(self, path: str) -> int:
-        if not path.startswith(_KEYED):
+    def _bytes_max(self, path: str) -> int:
+        if not path.startswith(_API_PREFIX):
             return STRANGER_BYTES_MAX
-        return next((most for prefix, most in _OURS if path.startswith(prefix)), self._of_customers)
+        return next(
+            (most for prefix, most in _LIMITS_BY_PREFIX if path.startswith(prefix)),
+            self._of_customers,
+        )
 
 
 def _message(most: int) -> str:
     return f"a request has at most {most:,} bytes"
 
 
-def _told(scope: Scope) -> int:
+def _content_length(scope: Scope) -> int:
     length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
     return int(length) if length.isdigit() else 0
 
 
-class _Arrival:
-    """One body while it comes in; afterwards there is nothing to wait for but the caller's leaving."""
+class _LimitedBody:
+    """Limits the size and the time of one body while it is received."""
 
     def __init__(self, receive: Receive, most: int, seconds_max: float) -> None:
         self._receive = receive
-        self._most = most
+        self._bytes_max = most
         self._size = 0
         self._is_complete = False
         self._seconds_max = seconds_max
@@ -352,15 +359,15 @@ class _Arrival:
     async def receive(self) -> Message:
         if self._is_complete:
             return await self._receive()
-        message = await self._in_time()
+        message = await self._receive_in_time()
         self._size += len(message.get("body", b""))
-        if self._size > self._most:
-            # The one kind that the framework lets through while it reads a body.
-            raise HTTPException(413, _message(self._most))
+        if self._size > self._bytes_max:
+            # FastAPI lets only HTTPException through while it reads a body.
+            raise HTTPException(413, _message(self._bytes_max))
         self._is_complete = not message.get("more_body", False)
         return message
 
-    async def _in_time(self) -> Message:
+    async def _receive_in_time(self) -> Message:
         try:
             async with asyncio.timeout_at(self._deadline):
                 return await self._receive()

@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 
 async def run_shielded(work: Coroutine[Any, Any, T]) -> T:
-    """To its end, though nobody may wait for it any more: a reader that goes away cancels its answer,
-    and a statement that is cut off in the middle takes its connection to the database with it."""
+    """Runs work to its end even if the reader disconnects: a cancelled statement would cost its
+    database connection."""
     return await asyncio.shield(asyncio.create_task(work))
 
 
@@ -35,7 +35,7 @@ RETRY_SECONDS = 10
 
 
 class StreamLimiter:
-    """Those that this process has open."""
+    """Limits the open streams of this process per key and user."""
 
     def __init__(self, *, per_key: int, per_user: int) -> None:
         self._per_key, self._per_user = per_key, per_user
@@ -43,7 +43,7 @@ class StreamLimiter:
         self._of_users: Counter[UUID] = Counter()
 
     def take(self, caller: Caller) -> Callable[[], None]:
-        """What gives it back, to be called once."""
+        """Counts a stream; returns a function that must be called once when it ends."""
         key, user = caller.key.id, caller.user_id
         if self._of_keys[key] >= self._per_key or self._of_users[user] >= self._per_user:
             raise TooManyCalls(
@@ -53,55 +53,57 @@ class StreamLimiter:
         self._of_keys[key] += 1
         self._of_users[user] += 1
 
-        def give_back() -> None:
+        def release() -> None:
             for counter, each in ((self._of_keys, key), (self._of_users, user)):
                 counter[each] -= 1
                 if not counter[each]:
                     del counter[each]
 
-        return give_back
+        return release
 
 
 class EventStream(StreamingResponse):
-    """Counted from here to its end, whichever side ends it."""
+    """A stream that counts against the limits until either side ends it."""
 
     def __init__(self, request: Request, caller: Caller, lines: AsyncIterator[str]) -> None:
         streams: StreamLimiter = request.app.state.streams
-        self._give_back = streams.take(caller)
+        self._release = streams.take(caller)
         super().__init__(until_unavailable(lines), media_type=MEDIA_TYPE, headers=HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._give_back()
+            self._release()
 
 
 async def until_unavailable(lines: AsyncIterator[str]) -> AsyncIterator[str]:
-    """A database that goes away ends the stream as its time does: readers come again, and go on from
-    the last event that they have."""
+    """Ends the stream if the database becomes unavailable; readers reconnect and resume after their
+    last event."""
     try:
         async for each in lines:
             yield each
     except Unavailable as error:
-        logger.log(log_level_of(error), "a stream of events ends: %s", error.message)
+        logger.log(
+            log_level_of(error), "event stream ended, database unavailable: %s", error.message
+        )
 
 
-class KeyWatch:
-    """Whether the key that opened a stream is still good; asked for again every few seconds."""
+class StreamKeyCheck:
+    """Checks every few seconds whether the key that opened a stream is still valid."""
 
     def __init__(self, plane: ControlPlane, caller: Caller) -> None:
         self._plane = plane
         self._caller = caller
         self._clock = get_running_loop().time
-        self._looked_at = self._clock()
+        self._checked_at = self._clock()
 
-    async def holds(self) -> bool:
-        if self._clock() - self._looked_at < KEY_SECONDS:
+    async def is_valid(self) -> bool:
+        if self._clock() - self._checked_at < KEY_SECONDS:
             return True
-        self._looked_at = self._clock()
-        return await run_shielded(self._is_good())
+        self._checked_at = self._clock()
+        return await run_shielded(self._read_validity())
 
-    async def _is_good(self) -> bool:
+    async def _read_validity(self) -> bool:
         async with self._plane.central.read() as tx:
             return await tenants.is_key_valid(tx, self._caller.key, now=self._plane.clock())

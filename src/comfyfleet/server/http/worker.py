@@ -1,5 +1,5 @@
-"""The workers' API: seven endpoints under /api/worker, authentication by key, and long polls. A poll whose client has gone
-must not take a job with it."""
+"""The workers' API: seven endpoints under /api/worker, authentication by key, and long polls. If
+the client of a poll disconnects, its job goes to another worker."""
 
 import asyncio
 import logging
@@ -67,14 +67,15 @@ _bearer = HTTPBearer(auto_error=False, scheme_name="worker key")
 
 
 async def authenticate_worker(request: Request) -> FleetWorker:
-    """Asked before the request's body is read."""
+    """Authenticates a worker before the request's body is read; switches to its next key when that
+    is first used."""
     bearer = await _bearer(request)
     if bearer is None:
         raise Unauthenticated(
             "a worker's key is needed", hint="Send Authorization: Bearer KEY, as register gave it."
         )
     plane = plane_of(request)
-    worker = await _authenticated(request, plane, bearer.credentials)
+    worker = await _authenticate(request, plane, bearer.credentials)
     key_hash = hash_key(bearer.credentials)
     if worker.key_hash == key_hash:
         return worker
@@ -85,8 +86,9 @@ async def authenticate_worker(request: Request) -> FleetWorker:
     return worker
 
 
-async def _authenticated(request: Request, plane: ControlPlane, key: str) -> FleetWorker:
-    """For a poll, what it is decided by is read along with the key."""
+async def _authenticate(request: Request, plane: ControlPlane, key: str) -> FleetWorker:
+    """Authenticates a worker; for a poll, also reads in the same statement what decides about its
+    jobs."""
     async with plane.central.read() as tx:
         if request.scope["path"] != POLL:
             return await fleets.authenticate_worker(tx, key)
@@ -102,7 +104,7 @@ def read_with_key(scope: Scope) -> ReadWithKey | None:
 
 
 async def authenticate_fleet(request: Request) -> None:
-    """The secret of some fleet, before the body is read that says of which."""
+    """Checks that some fleet has this secret; the body, which is read later, says which fleet."""
     async with plane_of(request).central.read() as tx:
         await fleets.check_known_secret(tx, request.headers.get(SECRET_HEADER, ""))
 
@@ -122,7 +124,7 @@ def require_self(worker: FleetWorker, worker_id: str) -> None:
 
 
 class LongPollResponse(Response):
-    """Answers when the work is done. Thousands wait at a time: nothing of the request is kept."""
+    """Responds when the work is done. Keeps nothing of the request, as thousands wait at a time."""
 
     media_type = "application/json"
 
@@ -141,9 +143,10 @@ class LongPollResponse(Response):
 async def cancel_on_disconnect(
     receive: Receive, work: Coroutine[Any, Any, BaseModel]
 ) -> BaseModel | None:
-    """None if the client went away first; the work is then cancelled, and gives back its lease."""
+    """Runs work; if the client disconnects first, cancels it, which returns its lease, and returns
+    None."""
     working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(receive))
+    gone = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -156,7 +159,7 @@ async def cancel_on_disconnect(
         working.cancel()
 
 
-async def _gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -168,17 +171,20 @@ logger = logging.getLogger(__name__)
 async def wait_for_job(
     plane: ControlPlane, worker: FleetWorker, said: Poll, read: ReadWithKey | None = None
 ) -> Polled:
-    return as_asked(await job_poll.poll(plane.context, worker, said, read), is_brief=said.is_brief)
+    return with_requested_fields(
+        await job_poll.poll(plane.context, worker, said, read), is_brief=said.is_brief
+    )
 
 
-def as_asked(found: Polled, *, is_brief: bool) -> Polled:
+def with_requested_fields(found: Polled, *, is_brief: bool) -> Polled:
     if found.job is None or is_brief:
         return found
     return found.model_copy(update={"job": with_plain_fields(found.job)})
 
 
 class PollResponse(Response):
-    """On our own server the poll is parked when it has to wait; under another its coroutine waits."""
+    """Parks the connection while the poll waits; under another ASGI server, a coroutine waits
+    instead."""
 
     def __init__(self, plane: ControlPlane, worker: FleetWorker, said: Poll) -> None:
         super().__init__()
@@ -190,28 +196,31 @@ class PollResponse(Response):
         if connection is None:
             await LongPollResponse(wait_for_job(plane, worker, said, read))(scope, receive, send)
             return
-        going = PollSession(worker, said)
+        session = PollSession(worker, said)
         found = await cancel_on_lost_connection(
-            connection, going.begin(plane.context, worker, said, read)
+            connection, session.begin(plane.context, worker, said, read)
         )
         if found is None:
             return
         if isinstance(found, PollWait) and (parked := connection.park()) is not None:
             scope["state"][PARKED] = parked
-            ParkedPoll(plane, going, parked, is_brief=said.is_brief).wait(found)
+            ParkedPoll(plane, session, parked, is_brief=said.is_brief).wait(found)
             return
         if isinstance(found, PollWait):
-            going.end(plane.context)
-            connection.let_go()
+            session.end(plane.context)
+            connection.leave_admission()
             await LongPollResponse(wait_for_job(plane, worker, said))(scope, receive, send)
             return
-        await json_response(as_asked(found, is_brief=said.is_brief))(scope, receive, send)
+        await json_response(with_requested_fields(found, is_brief=said.is_brief))(
+            scope, receive, send
+        )
 
 
 async def cancel_on_lost_connection(
     connection: HttpConnection, work: Coroutine[Any, Any, T]
 ) -> T | None:
-    """None if the client goes away first; the work is then cancelled, and gives back its lease."""
+    """Runs work; if the connection is lost first, cancels it, which returns its lease, and returns
+    None."""
     working = asyncio.current_task()
     if working is None or connection.is_lost:
         work.close()
@@ -229,14 +238,14 @@ async def cancel_on_lost_connection(
 
 
 class ParkedPoll:
-    """One poll that waits without a coroutine: something is done only when its wait is over."""
+    """A poll that waits without a coroutine, which saves memory."""
 
     __slots__ = ("_is_brief", "_parked", "_pending", "_plane", "_polling")
 
     def __init__(
-        self, plane: ControlPlane, going: PollSession, parked: ParkedConnection, *, is_brief: bool
+        self, plane: ControlPlane, session: PollSession, parked: ParkedConnection, *, is_brief: bool
     ) -> None:
-        self._plane, self._polling, self._parked = plane, going, parked
+        self._plane, self._polling, self._parked = plane, session, parked
         self._is_brief = is_brief
         self._pending: PollRequest | asyncio.TimerHandle | asyncio.Task[None] | None = None
         parked.waiting = self
@@ -244,15 +253,15 @@ class ParkedPoll:
     def wait(self, wait: PollWait) -> None:
         if wait.waiter is None:
             loop = asyncio.get_running_loop()
-            self._pending = loop.call_later(wait.seconds, self._go_on, None)
+            self._pending = loop.call_later(wait.seconds, self._resume, None)
             return
         self._pending = asked = self._plane.queue.ask(
             wait.waiter, wait_seconds=wait.seconds, as_of=wait.as_of
         )
-        asked.future.add_done_callback(self._go_on)
+        asked.future.add_done_callback(self._resume)
 
     def lost(self) -> None:
-        """The worker has hung up: a job that was for it goes to another."""
+        """Called when the worker has disconnected: a job meant for it goes to another."""
         self._polling.end(self._plane.context)
         if isinstance(self._pending, PollRequest):
             self._plane.queue.leave(self._pending)
@@ -260,12 +269,13 @@ class ParkedPoll:
             self._pending.cancel()
 
     def stopped(self) -> None:
-        """This process is about to end; the worker asks again, another one or the next."""
+        """Called when this process stops: the poll is answered without a job, and the worker polls
+        again."""
         if not isinstance(self._pending, asyncio.Task):
             self.lost()
             self._answer(json_response(Polled(reason="the control plane stops")))
 
-    def _go_on(self, waited: "asyncio.Future[DispatchLease | None] | None") -> None:
+    def _resume(self, waited: "asyncio.Future[DispatchLease | None] | None") -> None:
         if self._parked.waiting is self:
             self._pending = self._parked.run(self._proceed(waited))
 
@@ -280,15 +290,15 @@ class ParkedPoll:
                 logger.exception("unexpected error in POST %s", POLL)
                 self._answer(internal_error(self._parked.request_id))
             else:
-                self._tell(found)
+                self._handle_result(found)
 
     def _answer(self, response: Response) -> None:
         self._polling.end(self._plane.context)
         self._parked.answer(response)
 
-    def _tell(self, found: Polled | PollWait) -> None:
+    def _handle_result(self, found: Polled | PollWait) -> None:
         if not isinstance(found, PollWait):
-            self._answer(json_response(as_asked(found, is_brief=self._is_brief)))
+            self._answer(json_response(with_requested_fields(found, is_brief=self._is_brief)))
         elif self._parked.closes:
             self._pending = None
             self.stopped()
@@ -335,17 +345,17 @@ async def complete(plane: PlaneDep, worker: WorkerDep, said: Complete) -> Respon
     if said.model_change is not None:
         plane.meters.model_runs.labels(worker.fleet_name, said.model_change).inc()
     if said.poll is not None:
-        return LongPollResponse(_next(plane, worker, said.poll))
+        return LongPollResponse(_poll_next(plane, worker, said.poll))
     return json_response(POLLS_ON if plane.queue.end_prefetch_wait(worker.worker_id) else DONE)
 
 
-async def _next(plane: ControlPlane, worker: FleetWorker, said: Poll) -> Completed:
-    """The lease has ended, so nothing that goes wrong here is told as if it had not."""
+async def _poll_next(plane: ControlPlane, worker: FleetWorker, said: Poll) -> Completed:
+    """Polls for the next job. Errors are not raised, because the lease has ended already."""
     try:
         require_self(worker, said.worker_id)
         return Completed(next=await wait_for_job(plane, worker, said))
     except FleetError as error:
-        logger.info("no job was handed with the answer to complete: %s", error.message)
+        logger.info("complete accepted, but its poll for the next job failed: %s", error.message)
         return Completed()
 
 

@@ -105,7 +105,7 @@ async def test_a_reader_that_goes_away_breaks_no_connection_to_the_database(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """However often it goes, also in the middle of a look."""
-    monkeypatch.setattr("comfyfleet.server.http.public.jobs.LOOK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("comfyfleet.server.http.public.jobs.REREAD_SECONDS", 0.0)
     job_id = await ada.job(shop.draw)
     listener = free_listener()
     headers = {"Authorization": f"Bearer {ada.key}"}

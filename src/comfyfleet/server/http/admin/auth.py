@@ -20,7 +20,7 @@ READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 async def authenticate_operator(request: Request) -> ActingOperator:
-    """Asked before the request's body is read. Whoever only views may change nothing."""
+    """Authenticates an operator before the request's body is read; viewers may only read."""
     bearer = await _admin_bearer(request)
     if bearer is None:
         raise Unauthenticated(
@@ -28,12 +28,12 @@ async def authenticate_operator(request: Request) -> ActingOperator:
             hint="Send Authorization: Bearer KEY; the first key was printed when the control plane "
             "first started, or is set by COMFYFLEET_ADMIN_KEY there.",
         )
-    acting = await _known(request, bearer.credentials)
+    acting = await _authenticate(request, bearer.credentials)
     acting.require(Role.VIEWER if request.method in READS else Role.OPERATOR)
     return acting
 
 
-async def _known(request: Request, key: str) -> ActingOperator:
+async def _authenticate(request: Request, key: str) -> ActingOperator:
     plane, now = plane_of(request), now_of(request)
     if is_key_of_hash(key, plane.admin_key.key_hash):
         return ActingOperator(FIRST_OWNER, Role.OWNER)
@@ -49,12 +49,12 @@ async def require_operator(
     request: Request,
     _described: Annotated[HTTPAuthorizationCredentials | None, Depends(_admin_bearer)],
 ) -> str:
-    """The actor for the audit. `APIRouter(dependencies=[Depends(admin)])`."""
+    """Returns the actor for the audit; as a dependency it also documents the key."""
     return caller_of(request, ActingOperator).actor
 
 
 async def require_owner(request: Request, actor: Annotated[str, Depends(require_operator)]) -> str:
-    """The same, where an owner is needed."""
+    """Like `require_operator`, for actions that require an owner."""
     caller_of(request, ActingOperator).require(Role.OWNER)
     return actor
 

@@ -51,14 +51,15 @@ from comfyfleet.server.notifications.service import record_audit
 
 
 class PropertyBody(BaseModel):
-    """Fields that we don't know are told in the answer's warnings: they may be misspelt."""
+    """A property of a workflow. Unknown fields cause a warning in the response, as they may be
+    misspelt."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     name: str = Field(
         description="The one named `input`, of image or video, takes the user's media."
     )
-    # A text, so that a type that isn't one is told in a sentence, with all that there are.
+    # A str, not a Literal: an unknown type gets our own message, which lists the known ones.
     type: str = Field(json_schema_extra={"enum": list(PROPERTY_TYPES)})
     binding: str | None = Field(
         default=None, description='"<node id>.<input>", ids as in the prompt.'
@@ -122,7 +123,7 @@ OBJECT_INFOS_MAX = 10
 
 
 class TermsBody(Body):
-    """What is said of a workflow as a whole; what is left out stays as it is."""
+    """The terms of a workflow; fields that are left out stay as they are."""
 
     required_capabilities: list[str] | None = Field(
         default=None, description="A worker must have all of them to get a job.", max_length=200
@@ -171,7 +172,7 @@ class NewWorkflow(TermsBody):
 
 
 async def register(body: NewWorkflow, plane: ControlPlane, operator: str) -> RegisteredVersion:
-    """Checked as a whole, then the document is kept, then the rows are written."""
+    """Checks the workflow, stores its document, then writes the rows."""
     reported, usual = await _object_infos(body, plane)
     made = await asyncio.to_thread(_draft, body, [*reported, *usual], bool(reported))
     await service.store_document(plane.store, made)
@@ -189,7 +190,7 @@ async def register(body: NewWorkflow, plane: ControlPlane, operator: str) -> Reg
             await catalog.require_no_broken_effects(tx, workflow, version.properties, before)
         capability_warnings = [
             *await service.capability_warnings(tx, workflow, version),
-            *await _broken(tx, workflow, version, before),
+            *await _broken_effect_warnings(tx, workflow, version, before),
         ]
         await record_audit(
             tx,
@@ -200,16 +201,16 @@ async def register(body: NewWorkflow, plane: ControlPlane, operator: str) -> Reg
             version=version.version,
             document_hash=version.document_hash,
         )
-    told = [warning for each in body.properties for warning in each.warnings()]
+    property_warnings = [warning for each in body.properties for warning in each.warnings()]
     return RegisteredVersion(
         slug=workflow.slug,
         version=version.version,
-        warnings=[*told, *made.warnings, *capability_warnings],
+        warnings=[*property_warnings, *made.warnings, *capability_warnings],
         notes=list(made.notes),
     )
 
 
-async def _broken(
+async def _broken_effect_warnings(
     tx: Tx, workflow: RegisteredWorkflow, version: WorkflowVersion, before: Sequence[Property]
 ) -> list[str]:
     found = await catalog.broken_effects(tx, workflow, version.properties, before)
@@ -219,7 +220,7 @@ async def _broken(
 def _draft(
     body: NewWorkflow, object_infos: list[Mapping[str, Any]], is_reported: bool
 ) -> WorkflowDraft:
-    """Takes a while for a large workflow: not for the loop that serves everybody."""
+    """Checks a workflow. Runs in a thread, as a large workflow takes a while."""
     known = best_object_info(body.document, object_infos)
     output = None if body.output_node_id is None else str(body.output_node_id)
     return draft_workflow(
@@ -235,9 +236,12 @@ def _draft(
 async def _object_infos(
     body: NewWorkflow, plane: ControlPlane
 ) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """What the fleets last reported, and the built-in engine's if it is installed and of use."""
+    """Returns what the fleets last reported; also the built-in engine's object_info if it is
+    installed and needed."""
     async with plane.central.read() as tx:
-        found = [await _named(tx, body.fleet)] if body.fleet else await fleets.list_fleets(tx)
+        found = (
+            [await _fleet_by_name(tx, body.fleet)] if body.fleet else await fleets.list_fleets(tx)
+        )
     keys = {each.object_info_key: each for each in found if each.object_info_key}
     newest = list(keys.values())[-OBJECT_INFOS_MAX:]
     reported: list[Mapping[str, Any]] = []
@@ -258,7 +262,7 @@ async def _object_infos(
         raise
 
 
-async def _named(tx: Tx, name: str) -> Fleet:
+async def _fleet_by_name(tx: Tx, name: str) -> Fleet:
     slug, _, stage = name.partition("/")
     try:
         return await fleets.get_fleet(tx, slug, stage or "production")
@@ -348,7 +352,7 @@ async def change_terms(
         return await catalog.change_terms(tx, workflow, body.terms())
 
     details = body.model_dump(exclude_unset=True)
-    return await _workflow_acted(plane, slug, "change_workflow", change, operator, now, **details)
+    return await _change_workflow(plane, slug, "change_workflow", change, operator, now, **details)
 
 
 @router.post("/workflows/{slug}/activate")
@@ -369,7 +373,7 @@ async def activate(
             await catalog.require_no_broken_effects(tx, workflow, wanted.properties, before)
         return await catalog.activate_version(tx, workflow, version=version)
 
-    return await _workflow_acted(plane, slug, "activate", change, operator, now, version=version)
+    return await _change_workflow(plane, slug, "activate", change, operator, now, version=version)
 
 
 @router.post("/workflows/{slug}/deactivate")
@@ -377,7 +381,7 @@ async def deactivate(
     slug: WorkflowSlug, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> WorkflowAnswer:
     """Accepts no new jobs; queued jobs stay."""
-    return await _workflow_acted(
+    return await _change_workflow(
         plane, slug, "deactivate", catalog.deactivate_version, operator, now
     )
 
@@ -387,17 +391,17 @@ async def pause(
     slug: WorkflowSlug, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> WorkflowAnswer:
     """Jobs are accepted and wait; running jobs finish."""
-    return await _workflow_acted(plane, slug, "pause", catalog.pause_workflow, operator, now)
+    return await _change_workflow(plane, slug, "pause", catalog.pause_workflow, operator, now)
 
 
 @router.post("/workflows/{slug}/resume")
 async def resume(
     slug: WorkflowSlug, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> WorkflowAnswer:
-    return await _workflow_acted(plane, slug, "resume", catalog.resume_workflow, operator, now)
+    return await _change_workflow(plane, slug, "resume", catalog.resume_workflow, operator, now)
 
 
-async def _workflow_acted(
+async def _change_workflow(
     plane: ControlPlane,
     slug: str,
     action: str,
@@ -439,7 +443,7 @@ Change = Callable[[Tx, EffectDefinition], Awaitable[EffectDefinition]]
 
 
 class FaceBody(Body):
-    """What is left out stays as it is, or as it is usually."""
+    """The settings of an effect; fields that are left out stay as they are, or get their default."""
 
     title: str | None = Field(default=None, description="A title for people; default: the slug.")
     description: str | None = None
@@ -490,14 +494,15 @@ class NewEffect(FaceBody):
 async def create_effect(
     body: NewEffect, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> MadeEffect:
-    """Creates an effect. Creates an effect. Overrides are checked against the workflow's properties; customers see it once published."""
+    """Creates an effect. Overrides are checked against the workflow's properties; customers see it
+    once published."""
     settings = body.settings(EffectSettings())
     async with plane.central.transaction() as tx:
         effect = await catalog.create_effect(
             tx,
             effect_id=uuid4(),
             slug=body.slug,
-            workflow=await _workflow(tx, body.workflow_slug),
+            workflow=await _workflow_by_slug(tx, body.workflow_slug),
             settings=settings,
             now=now,
         )
@@ -522,7 +527,7 @@ async def list_effects(
 @router.get("/effects/{slug}", name="show")
 async def show_effect(slug: EffectSlug, plane: PlaneDep) -> AdminEffectAnswer:
     async with plane.central.read() as tx:
-        return await _answered(tx, await catalog.effect_by_slug(tx, slug))
+        return await _read_effect_answer(tx, await catalog.effect_by_slug(tx, slug))
 
 
 @router.patch("/effects/{slug}")
@@ -535,7 +540,7 @@ async def change(
         return await catalog.update_effect(tx, effect, body.settings(effect.settings))
 
     details = body.model_dump(exclude_unset=True)
-    return await _effect_acted(plane, slug, "change_effect", changed, operator, now, **details)
+    return await _change_effect(plane, slug, "change_effect", changed, operator, now, **details)
 
 
 @router.post("/effects/{slug}/publish")
@@ -543,7 +548,7 @@ async def publish(
     slug: EffectSlug, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> AdminEffectAnswer:
     """Publishes an effect, after checking it against the workflow's current version."""
-    return await _effect_acted(plane, slug, "publish", catalog.publish_effect, operator, now)
+    return await _change_effect(plane, slug, "publish", catalog.publish_effect, operator, now)
 
 
 @router.post("/effects/{slug}/withdraw")
@@ -551,10 +556,10 @@ async def withdraw(
     slug: EffectSlug, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> AdminEffectAnswer:
     """Accepts no new jobs; submitted jobs continue."""
-    return await _effect_acted(plane, slug, "withdraw", catalog.withdraw_effect, operator, now)
+    return await _change_effect(plane, slug, "withdraw", catalog.withdraw_effect, operator, now)
 
 
-async def _effect_acted(
+async def _change_effect(
     plane: ControlPlane,
     slug: str,
     action: str,
@@ -566,17 +571,17 @@ async def _effect_acted(
     async with plane.central.transaction() as tx:
         effect = await act(tx, await catalog.effect_by_slug(tx, slug))
         await record_audit(tx, operator, action, effect.subject, now, **details)
-        return await _answered(tx, effect)
+        return await _read_effect_answer(tx, effect)
 
 
-async def _workflow(tx: Tx, slug: str) -> RegisteredWorkflow:
+async def _workflow_by_slug(tx: Tx, slug: str) -> RegisteredWorkflow:
     try:
         return await catalog.workflow_by_slug(tx, slug)
     except NotFound as error:
         raise InvalidInput(error.message, field="workflow_slug") from None
 
 
-async def _answered(tx: Tx, effect: EffectDefinition) -> AdminEffectAnswer:
+async def _read_effect_answer(tx: Tx, effect: EffectDefinition) -> AdminEffectAnswer:
     return _effect_answer(effect, (await catalog.get_workflow(tx, effect.workflow_id)).slug)
 
 

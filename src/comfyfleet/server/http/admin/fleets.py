@@ -70,7 +70,7 @@ async def list_workers(
     async with plane.central.read() as tx:
         found = await fleets.workers_of(
             tx,
-            await _fleet(tx, fleet) if fleet is not None else None,
+            await _fleet_by_name(tx, fleet) if fleet is not None else None,
             after_worker_id=after,
             limit=limit + 1,
         )
@@ -116,7 +116,7 @@ async def approve(
     worker_id: WorkerId, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> WorkerAnswer:
     """Approves a worker that is pending or was revoked."""
-    return await _acted(plane, worker_id, "approve", fleets.approve_worker, operator, now)
+    return await _change_worker(plane, worker_id, "approve", fleets.approve_worker, operator, now)
 
 
 @router.post("/workers/{worker_id}/revoke")
@@ -128,7 +128,7 @@ async def revoke(
     async def change(tx: Tx, worker: FleetWorker) -> FleetWorker:
         return await fleets.revoke_worker(tx, worker, now=now)
 
-    answer = await _acted(plane, worker_id, "revoke", change, operator, now)
+    answer = await _change_worker(plane, worker_id, "revoke", change, operator, now)
     requeued = await requeue_worker(plane.context, worker_id, RequeueReason.REVOKED)
     hint = (
         f"Who knows the secret of {answer.fleet} can join under another id: "
@@ -142,7 +142,7 @@ async def drain(
     worker_id: WorkerId, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> WorkerAnswer:
     """The worker finishes its jobs and takes no new ones."""
-    return await _acted(plane, worker_id, "drain", fleets.drain_worker, operator, now)
+    return await _change_worker(plane, worker_id, "drain", fleets.drain_worker, operator, now)
 
 
 @router.post("/workers/{worker_id}/undrain")
@@ -154,7 +154,7 @@ async def undrain(
     async def change(tx: Tx, worker: FleetWorker) -> FleetWorker:
         return await fleets.drain_worker(tx, worker, is_draining=False)
 
-    return await _acted(plane, worker_id, "undrain", change, operator, now)
+    return await _change_worker(plane, worker_id, "undrain", change, operator, now)
 
 
 @router.post("/workers/{worker_id}/rotate-token")
@@ -172,11 +172,11 @@ async def rotate_token(
         await fleets.rotate_key(tx, worker, key=key, at_once=body.now)
         return worker
 
-    await _acted(plane, worker_id, "rotate_key", change, operator, now)
+    await _change_worker(plane, worker_id, "rotate_key", change, operator, now)
     return NewKey(worker_id=worker_id, token=key)
 
 
-async def _acted(
+async def _change_worker(
     plane: ControlPlane,
     worker_id: str,
     action: str,
@@ -192,7 +192,7 @@ async def _acted(
     return _worker_answer(worker, plane, now)
 
 
-async def _fleet(tx: Tx, name: str) -> Fleet:
+async def _fleet_by_name(tx: Tx, name: str) -> Fleet:
     slug, slash, stage = name.partition("/")
     if not slash:
         raise InvalidInput("a fleet is named SLUG/STAGE", field="fleet")
@@ -303,7 +303,7 @@ async def show_fleet(slug: Slug, stage: Stage, plane: PlaneDep) -> FleetDetails:
         fleet = await fleets.get_fleet(tx, slug, stage)
         answer = await _fleet_answer(tx, fleet)
         costs = await dispatch.switch_costs(tx, fleet_id=fleet.id)
-    switches = [_switch(model, each) for (_, model), each in sorted(costs.items())]
+    switches = [_switch_answer(model, each) for (_, model), each in sorted(costs.items())]
     return FleetDetails(**answer.model_dump(), model_switches=switches)
 
 
@@ -403,7 +403,7 @@ async def _fleet_answer(tx: Tx, fleet: Fleet) -> FleetAnswer:
     )
 
 
-def _switch(model: str, known: Estimate) -> SwitchAnswer:
+def _switch_answer(model: str, known: Estimate) -> SwitchAnswer:
     return SwitchAnswer(
         model=model,
         seconds=round(known.seconds, 3),
@@ -414,5 +414,5 @@ def _switch(model: str, known: Estimate) -> SwitchAnswer:
 
 
 def _slugs(assigned: Iterable[AssignedWorkflow]) -> list[str]:
-    """The open workflow is the fleet's own affair, and named by nobody."""
+    """Returns the slugs without the fleet's open workflow, which has no public name."""
     return [each.slug for each in assigned if not each.is_open]

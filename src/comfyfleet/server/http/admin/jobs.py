@@ -56,19 +56,19 @@ class NewPriority(Body):
     priority: int = Field(ge=-1000, le=1000)
 
 
-def seen(row: Dispatch, slug: str) -> DispatchSeen:
+def dispatch_view(row: Dispatch, slug: str) -> DispatchSeen:
     lane = {"workflow": slug, "stage": row.lane.stage, "provider": row.lane.provider}
     rest = set(DispatchSeen.model_fields) - lane.keys()
     return DispatchSeen.model_validate(lane | {name: getattr(row, name) for name in rest})
 
 
-async def _seen(plane: ControlPlane, rows: Sequence[Dispatch]) -> list[DispatchSeen]:
+async def _dispatch_views(plane: ControlPlane, rows: Sequence[Dispatch]) -> list[DispatchSeen]:
     async with plane.central.read() as tx:
         slugs = {each.id: each.slug for each in await catalog.list_workflows(tx, with_open=True)}
-    return [seen(row, slugs.get(row.lane.workflow_id, "?")) for row in rows]
+    return [dispatch_view(row, slugs.get(row.lane.workflow_id, "?")) for row in rows]
 
 
-async def _row(plane: ControlPlane, dispatch_id: RowId) -> Dispatch:
+async def _get_dispatch(plane: ControlPlane, dispatch_id: RowId) -> Dispatch:
     async with plane.central.read() as tx:
         return await dispatch.get(tx, dispatch_id)
 
@@ -98,14 +98,15 @@ async def list_dispatches(
             limit=limit,
         )
     return DispatchPage(
-        dispatches=await _seen(plane, rows), next=rows[-1].id if len(rows) == limit else None
+        dispatches=await _dispatch_views(plane, rows),
+        next=rows[-1].id if len(rows) == limit else None,
     )
 
 
 @dispatches_router.get("/{dispatch_id}", name="show")
 async def show_dispatch(plane: PlaneDep, dispatch_id: RowId) -> DispatchWhole:
     """A dispatch with all attempts, and why it is not running."""
-    row = await _row(plane, dispatch_id)
+    row = await _get_dispatch(plane, dispatch_id)
     async with plane.central.read() as tx:
         entries = await notifications.find_audit_entries(
             tx, subject=f"dispatch:{dispatch_id}", limit=ATTEMPTS_MAX
@@ -114,29 +115,29 @@ async def show_dispatch(plane: PlaneDep, dispatch_id: RowId) -> DispatchWhole:
         Attempt(at=each.at, actor=each.actor, action=each.action, details=dict(each.details))
         for each in reversed(entries)
     ]
-    (shown,) = await _seen(plane, [row])
+    (shown,) = await _dispatch_views(plane, [row])
     return DispatchWhole(dispatch=shown, why=await why(plane.context, row), attempts=attempts)
 
 
 @dispatches_router.get("/{dispatch_id}/why")
 async def why_not_running(plane: PlaneDep, dispatch_id: RowId) -> WhyDispatch:
-    return WhyDispatch(why=await why(plane.context, await _row(plane, dispatch_id)))
+    return WhyDispatch(why=await why(plane.context, await _get_dispatch(plane, dispatch_id)))
 
 
 @dispatches_router.post("/{dispatch_id}/cancel")
 async def cancel(plane: PlaneDep, dispatch_id: RowId, operator: OperatorDep) -> DispatchSeen:
     """Cancels it: at once if it is queued, with the worker's next heartbeat if it is leased."""
-    row = await _row(plane, dispatch_id)
+    row = await _get_dispatch(plane, dispatch_id)
     await plane.context.audit(operator, "cancel", f"dispatch:{row.id}", row.tenant_id)
     await job_submit.cancel_job(plane.context, row.tenant_id, row.job_id)
-    (shown,) = await _seen(plane, [await _row(plane, dispatch_id)])
+    (shown,) = await _dispatch_views(plane, [await _get_dispatch(plane, dispatch_id)])
     return shown
 
 
 @dispatches_router.post("/{dispatch_id}/retry", status_code=201)
 async def retry(plane: PlaneDep, dispatch_id: RowId, operator: OperatorDep) -> RetriedDispatch:
     """A new job with the same prompt and files; the old one stays as it ended."""
-    row = await _row(plane, dispatch_id)
+    row = await _get_dispatch(plane, dispatch_id)
     job = await retry_job(plane.context, row.tenant_id, row.job_id)
     await plane.context.audit(
         operator, "retry", f"dispatch:{row.id}", row.tenant_id, new_job=str(job.id)
@@ -154,7 +155,7 @@ async def reprioritise(
             tx, dispatch_id, wanted.priority, now=plane.clock(), actor=operator
         )
     plane.context.queue.arrived([row])
-    (shown,) = await _seen(plane, [row])
+    (shown,) = await _dispatch_views(plane, [row])
     return shown
 
 
@@ -211,7 +212,7 @@ async def submit(plane: PlaneDep, wanted: NewJobs, operator: OperatorDep) -> Job
     return JobIds(ids=[job.id for job in added], warnings=warnings)
 
 
-async def wanted_of(
+async def job_filter(
     status: JobStatus | None = None,
     tenant: Annotated[UUID | None, Query(description="Only of this tenant.")] = None,
     workflow: Annotated[str | None, Query(description="Only of this workflow.")] = None,
@@ -229,7 +230,7 @@ async def wanted_of(
 @router.get("/jobs")
 async def list_jobs(
     plane: PlaneDep,
-    wanted: Annotated[diagnosis.JobFilter, Depends(wanted_of)],
+    wanted: Annotated[diagnosis.JobFilter, Depends(job_filter)],
     after: Annotated[str | None, Query(description="`next` of the page before.")] = None,
     limit: Annotated[int, Query(ge=1, le=JOBS_PER_PAGE_MAX)] = 50,
 ) -> JobPage:
@@ -305,7 +306,7 @@ async def show_job(plane: PlaneDep, job_id: UUID, tenant_id: UUID | None = None)
         submitted_at=job.submitted_at,
         started_at=job.started_at,
         completed_at=job.completed_at,
-        dispatch=seen(row, job.asked.workflow_slug) if row else None,
+        dispatch=dispatch_view(row, job.asked.workflow_slug) if row else None,
         why=await why(plane.context, row) if row and job.status.is_active else None,
     )
 

@@ -42,7 +42,7 @@ router = admin_router()
 EXPORT_PAGE = 500
 
 
-async def wanted_of(
+async def audit_filter(
     action: Annotated[
         str | None, Query(description="Such as submit, lease, complete, revoke.")
     ] = None,
@@ -64,7 +64,7 @@ async def wanted_of(
     }
 
 
-Wanted = Annotated[dict[str, Any], Depends(wanted_of)]
+Wanted = Annotated[dict[str, Any], Depends(audit_filter)]
 Before = Annotated[RowId | None, Query(description="Only entries with a lower id.")]
 
 
@@ -81,7 +81,7 @@ async def find(
         )
     page = found[:limit]
     following = page[-1].id if len(found) > limit else None
-    return Entries(entries=[_answer(entry) for entry in page], next=following)
+    return Entries(entries=[_entry_answer(entry) for entry in page], next=following)
 
 
 @router.get(
@@ -101,21 +101,23 @@ async def _lines(
         page = await run_shielded(_page(plane, wanted, before))
         if not page:
             return
-        yield "".join(f"{json.dumps(_answer(entry).model_dump(mode='json'))}\n" for entry in page)
+        yield "".join(
+            f"{json.dumps(_entry_answer(entry).model_dump(mode='json'))}\n" for entry in page
+        )
         before = page[-1].id
 
 
 async def _page(
     plane: ControlPlane, wanted: dict[str, Any], before: int | None
 ) -> list[AuditEntry]:
-    """A look for each page: whoever reads slowly holds no transaction open."""
+    """Reads one page in its own transaction, so that a slow reader holds none open."""
     async with plane.central.read() as tx:
         return await notifications.find_audit_entries(
             tx, **wanted, before_id=before, limit=EXPORT_PAGE
         )
 
 
-def _answer(entry: AuditEntry) -> EntryAnswer:
+def _entry_answer(entry: AuditEntry) -> EntryAnswer:
     return EntryAnswer(
         id=entry.id,
         at=entry.at,
@@ -144,7 +146,7 @@ async def add(body: NewPerson, plane: PlaneDep, now: NowDep, owner: OwnerDep) ->
             tx, NewOperator(uuid4(), body.name, body.role, key, created_by=owner), now=now
         )
         await record_audit(tx, owner, "add_operator", made.subject, now, role=made.role)
-    return MadeOperator(**_told(made), key=key)
+    return MadeOperator(**_operator_fields(made), key=key)
 
 
 @operators_router.get("")
@@ -152,7 +154,10 @@ async def list_operators(plane: PlaneDep) -> Operators:
     """All operators, including revoked ones. The key of the environment is not listed."""
     async with plane.central.read() as tx:
         return Operators(
-            operators=[OperatorAnswer(**_told(each)) for each in await tenants.list_operators(tx)]
+            operators=[
+                OperatorAnswer(**_operator_fields(each))
+                for each in await tenants.list_operators(tx)
+            ]
         )
 
 
@@ -162,10 +167,10 @@ async def revoke(name: str, plane: PlaneDep, now: NowDep, owner: OwnerDep) -> Op
     async with plane.central.transaction() as tx:
         revoked = await tenants.revoke_operator(tx, name, now=now)
         await record_audit(tx, owner, "revoke_operator", revoked.subject, now)
-    return OperatorAnswer(**_told(revoked))
+    return OperatorAnswer(**_operator_fields(revoked))
 
 
-def _told(operator: Operator) -> dict[str, Any]:
+def _operator_fields(operator: Operator) -> dict[str, Any]:
     return {name: getattr(operator, name) for name in OperatorAnswer.model_fields}
 
 

@@ -307,7 +307,7 @@ async def create_key(
         await tenants.require_kept(tx, tenant_id)
         made = await tenants.create_key(tx, wanted, now=now)
         await record_audit(
-            tx, operator, "create_key", user.subject, now, tenant_id, **_of_key(made)
+            tx, operator, "create_key", user.subject, now, tenant_id, **_key_details(made)
         )
     return AdminMadeKey(**_key_answer(made).model_dump(), key=key)
 
@@ -334,7 +334,7 @@ async def revoke_key(
     async with plane.central.transaction() as tx:
         revoked = await tenants.revoke_key(tx, tenant_id, user_id, key_id, now=now)
         await record_audit(
-            tx, operator, "revoke_key", user.subject, now, tenant_id, **_of_key(revoked)
+            tx, operator, "revoke_key", user.subject, now, tenant_id, **_key_details(revoked)
         )
     return _key_answer(revoked)
 
@@ -351,7 +351,7 @@ async def _set_active(plane: ControlPlane, user: User, *, is_active: bool) -> Us
         )
 
 
-def _of_key(key: ApiKey) -> dict[str, Any]:
+def _key_details(key: ApiKey) -> dict[str, Any]:
     return {"key_id": key.id, "prefix": key.prefix, "scopes": key.scopes}
 
 
@@ -396,7 +396,7 @@ async def credit(
         credited = await ledger.credit(
             tx, tenant_id, user_id, body.amount, body.provider_transaction_id, now=now
         )
-    await _record_once(plane, tenant_id, user_id, body, operator, now)
+    await _audit_once(plane, tenant_id, user_id, body, operator, now)
     if not credited.is_new:
         response.status_code = status.HTTP_200_OK
     return Balance(balance=credited.balance)
@@ -422,13 +422,16 @@ async def transactions(
         await tenants.get_user(tx, tenant_id, user_id)
         found = await ledger.transactions(tx, tenant_id, user_id, before_id=before, limit=limit)
     following = found[-1].id if len(found) == limit else None
-    return AdminTransactions(transactions=[_wallet_answer(each) for each in found], next=following)
+    return AdminTransactions(
+        transactions=[_transaction_answer(each) for each in found], next=following
+    )
 
 
-async def _record_once(
+async def _audit_once(
     plane: ControlPlane, tenant_id: UUID, user_id: UUID, paid: Payment, operator: str, now: datetime
 ) -> None:
-    """The ledger is in another database: whoever was cut off before this line writes it at the repeat."""
+    """Writes the audit entry if it is missing. The ledger is in another database, so after a crash
+    the repeated call writes it."""
     subject = f"payment:{tenant_id}/{paid.provider_transaction_id}"
     async with plane.central.transaction() as tx:
         if await notifications.find_audit_entries(tx, action="credit", subject=subject, limit=1):
@@ -438,7 +441,7 @@ async def _record_once(
         )
 
 
-def _wallet_answer(line: LedgerTransaction) -> AdminTransactionAnswer:
+def _transaction_answer(line: LedgerTransaction) -> AdminTransactionAnswer:
     fields = asdict(line)
     return AdminTransactionAnswer(
         **{name: fields[name] for name in AdminTransactionAnswer.model_fields}

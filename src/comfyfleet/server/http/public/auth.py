@@ -44,7 +44,7 @@ class RateLimiter:
         self._buckets: OrderedDict[UUID, _Bucket] = OrderedDict()
 
     def take(self, who: UUID, now: datetime) -> None:
-        """One call; TooManyCalls says in how many seconds there will be one again."""
+        """Takes one call from the bucket; TooManyCalls says when the next one is available."""
         bucket = self._buckets.setdefault(who, _Bucket(self._at_once, now))
         self._buckets.move_to_end(who)
         if len(self._buckets) > KEPT_MAX:
@@ -62,13 +62,14 @@ class RateLimiter:
 
 
 class FetchLimiter:
-    """So many files at customers' URLs are fetched at once: a slow server holds up its own user only."""
+    """Limits concurrent fetches of customers' URLs, so that a slow server affects only its own
+    user."""
 
     def __init__(self) -> None:
         self._open: Counter[UUID] = Counter()
 
     @contextmanager
-    def one_of(self, user_id: UUID) -> Iterator[None]:
+    def slot(self, user_id: UUID) -> Iterator[None]:
         if self._open[user_id] >= FETCHES_PER_USER_MAX or self._open.total() >= FETCHES_MAX:
             raise TooManyCalls(
                 "too many files are being fetched", retry_after_seconds=FETCH_RETRY_SECONDS
@@ -78,7 +79,7 @@ class FetchLimiter:
             yield
         finally:
             self._open[user_id] -= 1
-            self._open += Counter()  # forgets those who have none
+            self._open += Counter()  # drops zero counts
 
 
 _bearer = HTTPBearer(
@@ -97,15 +98,15 @@ async def fetch_limiter_of(request: Request) -> FetchLimiter:
 
 
 async def authenticate_customer(request: Request) -> Caller:
-    """Asked before the request's body is read."""
+    """Authenticates a customer before the request's body is read, and applies rate limits."""
     plane, now, bearer = plane_of(request), now_of(request), await _bearer(request)
     if bearer is None:
         raise Unauthenticated(
             "an API key is needed", hint="Send Authorization: Bearer KEY with a key of yours."
         )
     async with plane.central.read() as tx:
-        caller = await _known(tx, plane, bearer.credentials, now)
-    # Whatever keys they call by.
+        caller = await _authenticate(tx, plane, bearer.credentials, now)
+    # Per user, regardless of the key.
     rate_limiter_of(request).take(caller.user_id, now)
     tenant_rates: RateLimiter = request.app.state.tenant_rates
     tenant_rates.take(caller.tenant.id, now)
@@ -121,16 +122,16 @@ async def current_customer(
     return caller_of(request, Caller)
 
 
-async def _known(tx: Tx, plane: ControlPlane, key: str, now: datetime) -> Caller:
+async def _authenticate(tx: Tx, plane: ControlPlane, key: str, now: datetime) -> Caller:
     try:
         return await tenants.authenticate_key(tx, key, now=now)
     except Unauthenticated:
-        if await _is_of_another_face(tx, plane, key):
+        if await _is_key_of_another_role(tx, plane, key):
             raise Forbidden("this key is not a customer's") from None
         raise
 
 
-async def _is_of_another_face(tx: Tx, plane: ControlPlane, key: str) -> bool:
+async def _is_key_of_another_role(tx: Tx, plane: ControlPlane, key: str) -> bool:
     if is_key_of_hash(key, plane.admin_key.key_hash):
         return True
     for authenticate in (fleets.authenticate_worker, tenants.authenticate_operator):
@@ -142,7 +143,7 @@ async def _is_of_another_face(tx: Tx, plane: ControlPlane, key: str) -> bool:
     return False
 
 
-def _with(scope: Scope) -> Callable[[Caller], Awaitable[Caller]]:
+def _require_scope(scope: Scope) -> Callable[[Caller], Awaitable[Caller]]:
     async def allowed(caller: Annotated[Caller, Depends(current_customer)]) -> Caller:
         caller.require(scope)
         return caller
@@ -150,10 +151,10 @@ def _with(scope: Scope) -> Callable[[Caller], Awaitable[Caller]]:
     return allowed
 
 
-# What an endpoint asks for says what its caller's key must allow.
-Reader: TypeAlias = Annotated[Caller, Depends(_with(Scope.READ))]
-Writer: TypeAlias = Annotated[Caller, Depends(_with(Scope.WRITE))]
-KeyHolder: TypeAlias = Annotated[Caller, Depends(_with(Scope.KEYS))]
+# The type of an endpoint's `caller` says which scope the key must have.
+Reader: TypeAlias = Annotated[Caller, Depends(_require_scope(Scope.READ))]
+Writer: TypeAlias = Annotated[Caller, Depends(_require_scope(Scope.WRITE))]
+KeyHolder: TypeAlias = Annotated[Caller, Depends(_require_scope(Scope.KEYS))]
 FetchLimiterDep: TypeAlias = Annotated[FetchLimiter, Depends(fetch_limiter_of)]
 
 

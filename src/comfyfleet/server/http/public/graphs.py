@@ -59,7 +59,7 @@ from comfyfleet.server.http.public.auth import (
     public_router,
 )
 from comfyfleet.server.http.request_body import ItemIndex, Tokens, VersionNumber
-from comfyfleet.server.http.streams import MEDIA_TYPE, EventStream, KeyWatch, run_shielded
+from comfyfleet.server.http.streams import MEDIA_TYPE, EventStream, StreamKeyCheck, run_shielded
 from comfyfleet.server.tenants.model import Caller
 
 router = public_router("graphs")
@@ -136,7 +136,7 @@ def owner_of(caller: Caller) -> Owner:
     return Owner(caller.tenant.id, caller.user_id)
 
 
-async def named(plane: ControlPlane, caller: Caller, text: str) -> UUID:
+async def find_graph_id(plane: ControlPlane, caller: Caller, text: str) -> UUID:
     return await actions.find_graph(plane.graphs, owner_of(caller), text)
 
 
@@ -157,7 +157,7 @@ async def create(
         plane.graphs, owner_of(caller), await _document(body)
     )
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
-    return _seen(made)
+    return _graph_answer(made)
 
 
 @router.get("/graphs", responses=problems(404))
@@ -186,8 +186,8 @@ async def validate(body: Document, plane: PlaneDep, caller: Reader) -> Verdict:
 async def show_graph(
     graph_id: GraphName, plane: PlaneDep, caller: Reader, version: VersionNumber | None = None
 ) -> GraphAnswer:
-    found = await named(plane, caller, graph_id)
-    return _seen(await actions.get_graph(plane.graphs, owner_of(caller), found, version))
+    found = await find_graph_id(plane, caller, graph_id)
+    return _graph_answer(await actions.get_graph(plane.graphs, owner_of(caller), found, version))
 
 
 @router.delete(
@@ -195,7 +195,9 @@ async def show_graph(
 )
 async def delete(graph_id: GraphName, plane: PlaneDep, caller: Writer) -> None:
     """Deletes a graph; only its creator may. Its runs stay, and active runs continue."""
-    await actions.delete_graph(plane.graphs, owner_of(caller), await named(plane, caller, graph_id))
+    await actions.delete_graph(
+        plane.graphs, owner_of(caller), await find_graph_id(plane, caller, graph_id)
+    )
 
 
 @router.post(
@@ -205,14 +207,16 @@ async def new_version(
     graph_id: GraphName, body: Document, plane: PlaneDep, caller: Writer
 ) -> GraphAnswer:
     """Adds a version; only the creator may. Active runs keep the version that they were started with."""
-    owner, found = owner_of(caller), await named(plane, caller, graph_id)
-    return _seen(await actions.add_graph_version(plane.graphs, owner, found, await _document(body)))
+    owner, found = owner_of(caller), await find_graph_id(plane, caller, graph_id)
+    return _graph_answer(
+        await actions.add_graph_version(plane.graphs, owner, found, await _document(body))
+    )
 
 
 @router.post("/graphs/{graph_id}/validate", responses=problems(404))
 async def validate_stored(graph_id: GraphName, plane: PlaneDep, caller: Reader) -> Verdict:
     """Checks whether a stored graph can run now: workflows and workers may have changed."""
-    found_id = await named(plane, caller, graph_id)
+    found_id = await find_graph_id(plane, caller, graph_id)
     stored = await actions.get_graph(plane.graphs, owner_of(caller), found_id)
     found, _ = await actions.check_document(plane.graphs, dict(stored.document))
     return _verdict(found)
@@ -226,7 +230,7 @@ async def quote(
     found = await actions.quote_run(
         plane.graphs,
         owner_of(caller),
-        await named(plane, caller, graph_id),
+        await find_graph_id(plane, caller, graph_id),
         body.inputs,
         version=body.version,
     )
@@ -251,7 +255,7 @@ def _problems(found: tuple[DocumentProblem, ...]) -> tuple[ProblemSeen, ...]:
     return tuple(ProblemSeen(**each._asdict()) for each in found)
 
 
-def _seen(graph: StoredGraph) -> GraphAnswer:
+def _graph_answer(graph: StoredGraph) -> GraphAnswer:
     return GraphAnswer(
         id=graph.id,
         name=graph.name,
@@ -330,10 +334,10 @@ async def start(
     graph_id: GraphName, body: RunBody, plane: PlaneDep, caller: Writer, response: Response
 ) -> GraphRunAnswer:
     """Starts a run. The caller pays: each job reserves its price when it starts."""
-    found = await named(plane, caller, graph_id)
-    kept, is_new = await actions.start_run(plane.graphs, owner_of(caller), found, _wanted(body))
+    found = await find_graph_id(plane, caller, graph_id)
+    kept, is_new = await actions.start_run(plane.graphs, owner_of(caller), found, _new_run(body))
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
-    return await _answer(plane, kept)
+    return await _run_answer(plane, kept)
 
 
 @router.post(
@@ -350,12 +354,12 @@ async def start_document(
     """Runs a graph and stores it, once; if it is refused, nothing is stored."""
     document = await actions.read_body(body.document)
     owner = owner_of(caller)
-    kept, is_new = await actions.start_document_run(plane.graphs, owner, document, _wanted(body))
+    kept, is_new = await actions.start_document_run(plane.graphs, owner, document, _new_run(body))
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
-    return await _answer(plane, kept)
+    return await _run_answer(plane, kept)
 
 
-def _wanted(body: RunBody) -> NewGraphRun:
+def _new_run(body: RunBody) -> NewGraphRun:
     return NewGraphRun(body.inputs, body.version, body.max_tokens, body.idempotency_key)
 
 
@@ -399,7 +403,7 @@ async def show_run(
 @router.post("/graph-runs/{run_id}/cancel", responses=problems(404))
 async def cancel(run_id: UUID, plane: PlaneDep, caller: Writer) -> GraphRunAnswer:
     """Cancels a run and its jobs, also on the backends; a run that has ended is not changed."""
-    return await _answer(
+    return await _run_answer(
         plane, await actions.cancel_graph_run(plane.graphs, owner_of(caller), run_id)
     )
 
@@ -417,7 +421,7 @@ async def retry(
         backend=wanted.backend,
         max_tokens=wanted.max_tokens,
     )
-    return await _answer(plane, kept)
+    return await _run_answer(plane, kept)
 
 
 @router.post("/graph-runs/{run_id}/answer", responses=problems(404, 409))
@@ -429,10 +433,12 @@ async def answer(run_id: UUID, body: AnswerBody, plane: PlaneDep, caller: Writer
     else:
         key = ExecutionKey(body.node, tuple(body.index))
     said = Said(key, body.choice, body.backend)
-    return await _answer(plane, await actions.answer_question(plane.graphs, owner, run_id, said))
+    return await _run_answer(
+        plane, await actions.answer_question(plane.graphs, owner, run_id, said)
+    )
 
 
-async def _answer(plane: ControlPlane, kept: LoadedRun) -> GraphRunAnswer:
+async def _run_answer(plane: ControlPlane, kept: LoadedRun) -> GraphRunAnswer:
     return await views.run_view(plane, kept, kept.run, limit=EXECUTIONS_USUAL)
 
 
@@ -448,13 +454,13 @@ async def follow(request: Request, run_id: UUID, plane: PlaneDep, caller: Reader
 
 
 async def _lines(plane: ControlPlane, caller: Caller, run_id: UUID) -> AsyncIterator[str]:
-    """A look for each round: whoever reads slowly holds no transaction open."""
-    owner, key = owner_of(caller), KeyWatch(plane, caller)
+    """Yields events; reads in a new transaction each time, so that a slow reader holds none open."""
+    owner, key = owner_of(caller), StreamKeyCheck(plane, caller)
     clock = get_running_loop().time
     begun, said_at, said = clock(), 0.0, ""
-    while clock() - begun < STREAM_SECONDS_MAX and await key.holds():
+    while clock() - begun < STREAM_SECONDS_MAX and await key.is_valid():
         kept, run = await run_shielded(actions.get_live_run(plane.graphs, owner, run_id))
-        told = json.dumps(_told(plane, kept, run))
+        told = json.dumps(_event_data(plane, kept, run))
         if told != said:
             said, said_at = told, clock()
             yield f"event: progress\ndata: {told}\n\n"
@@ -464,11 +470,11 @@ async def _lines(plane: ControlPlane, caller: Caller, run_id: UUID) -> AsyncIter
         if run.status.is_over:
             yield f"event: end\ndata: {told}\n\n"
             return
-        await _pause(plane, owner, run_id, said_at)
+        await _wait_for_change(plane, owner, run_id, said_at)
 
 
-async def _pause(plane: ControlPlane, owner: Owner, run_id: UUID, said_at: float) -> None:
-    """Half a second since the last word; the end of the run is told at once."""
+async def _wait_for_change(plane: ControlPlane, owner: Owner, run_id: UUID, said_at: float) -> None:
+    """Waits half a second since the last event, or until the run ends."""
     clock = get_running_loop().time
     while (left := said_at + PROGRESS_SECONDS - clock()) > 0:
         if not await plane.context.notifier.changed(run_id, left):
@@ -481,7 +487,7 @@ async def _pause(plane: ControlPlane, owner: Owner, run_id: UUID, said_at: float
         await plane.context.notifier.changed(run_id, PROGRESS_SECONDS)
 
 
-def _told(plane: ControlPlane, kept: LoadedRun, run: GraphRunState) -> dict[str, Any]:
+def _event_data(plane: ControlPlane, kept: LoadedRun, run: GraphRunState) -> dict[str, Any]:
     progress = views.progress_view(plane, kept, run).model_dump(mode="json")
     asked = [each.model_dump(mode="json") for each in views.questions(run)]
     return {

@@ -41,7 +41,7 @@ from comfyfleet.server.http.public.auth import (
     Writer,
     public_router,
 )
-from comfyfleet.server.http.streams import MEDIA_TYPE, EventStream, KeyWatch, run_shielded
+from comfyfleet.server.http.streams import MEDIA_TYPE, EventStream, StreamKeyCheck, run_shielded
 from comfyfleet.server.jobs import batches, customer
 from comfyfleet.server.jobs import service as jobs
 from comfyfleet.server.jobs.batches import BatchRequest
@@ -117,7 +117,7 @@ async def submit_job(
     )
     made = await submit_effect(plane.context, caller.tenant, wanted)
     response.status_code = status.HTTP_201_CREATED if made.is_new else status.HTTP_200_OK
-    job = await _waited(plane, made.job, wait)
+    job = await _wait_for_end(plane, made.job, wait)
     answer = await _job_answer(plane, job, now, known=made if made.is_new else None)
     short = await cached_shortage(plane.context, job.asked) if answer.status == "queued" else None
     return answer if short is None else answer.model_copy(update={"warnings": (WAITS,)})
@@ -166,7 +166,7 @@ async def show_job(
 ) -> Any:
     """A job. Poll with the ETag of the last response: 304 as long as nothing has changed."""
     job = await customer.get_job(plane.context, caller.tenant.id, caller.user_id, job_id)
-    job = await _waited(plane, job, wait)
+    job = await _wait_for_end(plane, job, wait)
     etag = _etag(plane, job, now)
     headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
     if etag in [each.strip().removeprefix("W/") for each in (if_none_match or "").split(",")]:
@@ -206,14 +206,15 @@ async def why(job_id: UUID, plane: PlaneDep, caller: Reader) -> JobWaitAnswer:
     return JobWaitAnswer(why=said)
 
 
-async def _waited(plane: ControlPlane, job: Job, seconds: float) -> Job:
+async def _wait_for_end(plane: ControlPlane, job: Job, seconds: float) -> Job:
     if not seconds or not job.status.is_active:
         return job
     return await customer.wait_for_end(plane.context, job.tenant_id, job.id, seconds)
 
 
 def _etag(plane: ControlPlane, job: Job, now: datetime) -> str:
-    """Of what can change; URLs only when those that were answered have half of their life behind them."""
+    """Returns an ETag of all that can change; of an ended job, it also changes when its URLs reach
+    half of their lifetime."""
     age = int(now.timestamp()) // max(1, plane.settings.url_seconds // 2)
     facts = [
         str(job.id),
@@ -227,10 +228,10 @@ def _etag(plane: ControlPlane, job: Job, now: datetime) -> str:
 
 
 def summary(plane: ControlPlane, job: Job) -> JobSummary:
-    return JobSummary(**_summed_up(plane, job))
+    return JobSummary(**_summary_fields(plane, job))
 
 
-def _summed_up(plane: ControlPlane, job: Job) -> dict[str, Any]:
+def _summary_fields(plane: ControlPlane, job: Job) -> dict[str, Any]:
     return {
         "id": job.id,
         "status": job.shown_status,
@@ -250,14 +251,14 @@ def _summed_up(plane: ControlPlane, job: Job) -> dict[str, Any]:
 async def _job_answer(
     plane: ControlPlane, job: Job, now: datetime, known: EffectSubmission | None = None
 ) -> JobAnswer:
-    """`known`: what was read when it was submitted, just now."""
+    """Builds the response; `known` is what was read at submission, to save a query."""
     outputs = await views.outputs_of(plane, await views.files_of(plane, job))
     if known:
         left = views.remaining_seconds(job, known.typical_seconds, now)
     else:
         left = await views.seconds_left(plane, job, now)
     return JobAnswer(
-        **_summed_up(plane, job),
+        **_summary_fields(plane, job),
         idempotency_key=job.asked.idempotency_key,
         properties=dict(job.asked.properties),
         estimated_seconds_left=left,
@@ -379,11 +380,11 @@ def _page(
     )
 
 
-# Another control plane may have written the event: news tell of those of this one only.
-LOOK_AGAIN_SECONDS = 1.0
-# Comments keep proxies from hanging up.
+# Another control plane may have written the event; notifications are of this process only.
+REREAD_SECONDS = 1.0
+# Comments keep proxies from closing the connection.
 HEARTBEAT_SECONDS = 15.0
-# Then the reader is let go, and comes again with the last number that it has.
+# Then the stream ends, and the reader reconnects with its last event id.
 STREAM_SECONDS_MAX = 3600.0
 RETRY_MILLISECONDS = 2000
 EXAMPLE = (
@@ -397,7 +398,7 @@ DESCRIBED: dict[int | str, dict[str, Any]] = {
     },
     204: {"description": "It has ended, and nothing is left to tell: don't come again."},
 }
-# As a header, which browsers send by themselves; as a parameter, for the first time after a reload.
+# A header, which browsers send when they reconnect; a parameter, for the first request after a reload.
 Since = Annotated[
     int, Header(ge=0, le=ROW_ID_MAX, description="The number of the last event received.")
 ]
@@ -436,32 +437,34 @@ async def follow(
 async def _lines(
     plane: ControlPlane, caller: Caller, job: Job, since: int, *, previews: bool
 ) -> AsyncIterator[str]:
-    """A look for each round: whoever reads slowly holds no transaction open."""
-    pool, key = plane.pools[caller.tenant.pool], KeyWatch(plane, caller)
+    """Yields events; reads in a new transaction each time, so that a slow reader holds none open."""
+    pool, key = plane.pools[caller.tenant.pool], StreamKeyCheck(plane, caller)
     clock = get_running_loop().time
     begun = said_at = clock()
     progress: dict[str, Any] | None = None
     yield f"retry: {RETRY_MILLISECONDS}\n\n"
-    while clock() - begun < STREAM_SECONDS_MAX and await key.holds():
-        job, found = await run_shielded(_look(pool, job, since))
+    while clock() - begun < STREAM_SECONDS_MAX and await key.is_valid():
+        job, found = await run_shielded(_read_events(pool, job, since))
         if found:
             since, said_at = found[-1].id, clock()
-            yield "".join(map(_line, found))
+            yield "".join(map(_stored_event, found))
             continue  # there may be more than one page
         if not job.status.is_active:
             return
         told = _progress(plane, job, previews=previews)
         if told != progress:
             progress, said_at = told, clock()
-            yield _event(EventKind.PROGRESS, told or {})
+            yield _format_event(EventKind.PROGRESS, told or {})
         elif clock() - said_at >= HEARTBEAT_SECONDS:
             said_at = clock()
             yield ": still there\n\n"
-        await plane.context.notifier.changed(job.id, LOOK_AGAIN_SECONDS)
+        await plane.context.notifier.changed(job.id, REREAD_SECONDS)
 
 
-async def _look(pool: Database, job: Job, since: int) -> tuple[Job, Sequence[StoredJobEvent]]:
-    """The job first: once it has ended, its events are complete."""
+async def _read_events(
+    pool: Database, job: Job, since: int
+) -> tuple[Job, Sequence[StoredJobEvent]]:
+    """Reads the job before its events: once it has ended, the events are complete."""
     async with pool.read() as tx:
         seen = await jobs.get(tx, job.tenant_id, job.id)
         return seen, await notifications.events_after(tx, job.tenant_id, job.id, after_id=since)
@@ -473,12 +476,12 @@ def _progress(plane: ControlPlane, job: Job, *, previews: bool) -> dict[str, Any
     return told.model_dump(mode="json", exclude_none=True, exclude=hidden) if told else None
 
 
-def _line(event: StoredJobEvent) -> str:
-    return f"id: {event.id}\n{_event(event.kind, dict(event.data))}"
+def _stored_event(event: StoredJobEvent) -> str:
+    return f"id: {event.id}\n{_format_event(event.kind, dict(event.data))}"
 
 
-def _event(kind: str, data: dict[str, Any]) -> str:
-    """JSON on one line: a line break in a text is written as \\n there."""
+def _format_event(kind: str, data: dict[str, Any]) -> str:
+    """Formats an event with its data on one line; JSON escapes line breaks."""
     return f"event: {kind}\ndata: {json.dumps(data)}\n\n"
 
 

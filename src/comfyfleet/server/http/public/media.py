@@ -83,7 +83,7 @@ async def announce(body: NewUpload, plane: PlaneDep, now: NowDep, caller: Writer
 
 
 class NewVideo(Body):
-    """Either of the two."""
+    """A file that was uploaded, or a URL; exactly one of them."""
 
     file_id: UUID | None = Field(default=None, description="A file that was uploaded.")
     url: Text | None = Field(
@@ -117,11 +117,11 @@ async def link(
     if body.file_id is not None:
         linked, is_new = await ingest.attach(plane, caller, body.file_id)
     else:
-        with fetches.one_of(caller.user_id):
+        with fetches.slot(caller.user_id):
             linked, is_new = await ingest.fetch_from_url(plane, caller, body.url or ""), True
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
     async with plane.pools[caller.tenant.pool].read() as tx:
-        seen = await _look(tx, linked)
+        seen = await _read_details(tx, linked)
     return await _video(plane, seen, now=now)
 
 
@@ -148,12 +148,12 @@ async def show(video_id: UUID, plane: PlaneDep, now: NowDep, caller: Reader) -> 
     """The status of media, and the result once there is one."""
     async with plane.pools[caller.tenant.pool].read() as tx:
         found = await media.get_media(tx, caller.tenant.id, caller.user_id, video_id)
-        seen = await _look(tx, found)
+        seen = await _read_details(tx, found)
     return await _video(plane, seen, now=now)
 
 
-class Look(NamedTuple):
-    """Media, its jobs, and the files of both."""
+class MediaDetails(NamedTuple):
+    """A media item with its jobs, and the files of both."""
 
     media: MediaItem
     job: Job | None
@@ -164,14 +164,14 @@ class Look(NamedTuple):
         return self.kept.get(file_id) if file_id else None
 
 
-async def _look(tx: Tx, found: MediaItem) -> Look:
+async def _read_details(tx: Tx, found: MediaItem) -> MediaDetails:
     made = await jobs.list_of_media(tx, found.tenant_id, found.id, limit=RESULTS_MAX)
     wanted = {*found.file_ids, *(each.output_file_id for each in made if each.output_file_id)}
     kept = await media.find_existing(tx, found.tenant_id, wanted)
     latest = next((each for each in made if each.id == found.job_id), None)
     if latest is None and found.job_id:
         latest = (await jobs.get_many(tx, found.tenant_id, [found.job_id])).get(found.job_id)
-    return Look(found, latest, made, kept)
+    return MediaDetails(found, latest, made, kept)
 
 
 def _summary(plane: ControlPlane, found: MediaItem, job: Job | None) -> VideoSummary:
@@ -187,7 +187,7 @@ def _summary(plane: ControlPlane, found: MediaItem, job: Job | None) -> VideoSum
     )
 
 
-async def _video(plane: ControlPlane, seen: Look, *, now: datetime) -> Video:
+async def _video(plane: ControlPlane, seen: MediaDetails, *, now: datetime) -> Video:
     job = seen.job
     original = seen.file(seen.media.original_file_id)
     processed = seen.file(job.output_file_id) if job else None
@@ -203,7 +203,7 @@ async def _video(plane: ControlPlane, seen: Look, *, now: datetime) -> Video:
     )
 
 
-async def _result(plane: ControlPlane, job: Job, seen: Look) -> MediaResult:
+async def _result(plane: ControlPlane, job: Job, seen: MediaDetails) -> MediaResult:
     file = seen.file(job.output_file_id)
     return MediaResult(
         job_id=job.id,

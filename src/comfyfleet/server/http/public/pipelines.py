@@ -44,7 +44,7 @@ from comfyfleet.server.http.public.auth import (
 )
 from comfyfleet.server.http.public.jobs import (
     HEARTBEAT_SECONDS,
-    LOOK_AGAIN_SECONDS,
+    REREAD_SECONDS,
     RETRY_MILLISECONDS,
     STREAM_SECONDS_MAX,
     After,
@@ -52,7 +52,7 @@ from comfyfleet.server.http.public.jobs import (
     Since,
 )
 from comfyfleet.server.http.public.views import url_of
-from comfyfleet.server.http.streams import MEDIA_TYPE, EventStream, KeyWatch, run_shielded
+from comfyfleet.server.http.streams import MEDIA_TYPE, EventStream, StreamKeyCheck, run_shielded
 from comfyfleet.server.media.model import File
 from comfyfleet.server.pipelines import actions, run_state
 from comfyfleet.server.pipelines.actions import CandidateRef, NewPipelineRun, limits_data
@@ -84,7 +84,7 @@ class NewPipeline(Body):
 
 
 class LimitsBody(Body):
-    """What is left out stays as it is; null is no limit."""
+    """Limits of a run; fields that are left out stay as they are, null means no limit."""
 
     candidates: Whole | None = None
     tokens: Whole | None = None
@@ -123,7 +123,7 @@ async def create(body: NewPipeline, plane: PlaneDep, caller: Writer) -> Pipeline
     """Stores a pipeline, or returns all its problems. A pipeline never changes."""
     document = await _document(body)
     made = await actions.create_pipeline(plane.context, caller.tenant.id, caller.user_id, document)
-    return _pipeline(made)
+    return _pipeline_answer(made)
 
 
 async def _document(body: NewPipeline) -> dict[str, Any]:
@@ -145,19 +145,19 @@ async def list_pipelines(
     )
     page = found[:limit]
     more = page[-1].id if len(found) > limit else None
-    return PipelinePage(pipelines=tuple(map(_pipeline, page)), next=more)
+    return PipelinePage(pipelines=tuple(map(_pipeline_answer, page)), next=more)
 
 
 @router.get("/pipelines/{pipeline_id}", responses=problems(404))
 async def show_pipeline(
     pipeline_id: PipelineName, plane: PlaneDep, caller: Reader
 ) -> PipelineAnswer:
-    named = await _named(plane, caller, pipeline_id)
+    named = await _find_pipeline_id(plane, caller, pipeline_id)
     found = await actions.get_pipeline(plane.context, caller.tenant.id, caller.user_id, named)
-    return _pipeline(found)
+    return _pipeline_answer(found)
 
 
-async def _named(plane: ControlPlane, caller: Caller, text: str) -> UUID:
+async def _find_pipeline_id(plane: ControlPlane, caller: Caller, text: str) -> UUID:
     return await actions.find_pipeline(plane.context, caller.tenant.id, caller.user_id, text)
 
 
@@ -166,7 +166,7 @@ async def _named(plane: ControlPlane, caller: Caller, text: str) -> UUID:
 )
 async def delete_pipeline(pipeline_id: PipelineName, plane: PlaneDep, caller: Writer) -> None:
     """Deletes a pipeline; its runs continue until they are cancelled."""
-    named = await _named(plane, caller, pipeline_id)
+    named = await _find_pipeline_id(plane, caller, pipeline_id)
     await actions.delete_pipeline(plane.context, caller.tenant.id, caller.user_id, named)
 
 
@@ -193,7 +193,7 @@ async def start(
         limits=body.limits.said(),
         idempotency_key=body.idempotency_key,
     )
-    named = await _named(plane, caller, pipeline_id)
+    named = await _find_pipeline_id(plane, caller, pipeline_id)
     run, is_new = await actions.start_run(
         plane.context, caller.tenant.id, caller.user_id, named, new
     )
@@ -210,7 +210,7 @@ async def list_runs(
     limit: Limit = PAGE_USUAL,
 ) -> PipelineRunSummaries:
     """The newest first."""
-    named = await _named(plane, caller, pipeline_id) if pipeline_id else None
+    named = await _find_pipeline_id(plane, caller, pipeline_id) if pipeline_id else None
     found = await actions.list_runs(
         plane.context,
         caller.tenant.id,
@@ -223,7 +223,8 @@ async def list_runs(
     more = page[-1].id if len(found) > limit else None
     names = await actions.pipeline_names(plane.context, caller.tenant.id, page)
     listed = [
-        PipelineRunSummary(**_summary(each, now), pipeline=names[each.pipeline_id]) for each in page
+        PipelineRunSummary(**_summary_fields(each, now), pipeline=names[each.pipeline_id])
+        for each in page
     ]
     return PipelineRunSummaries(runs=tuple(listed), next=more)
 
@@ -303,7 +304,7 @@ async def failures(
     return Failures(failures=tuple(rows))
 
 
-def _pipeline(stored: StoredPipeline) -> PipelineAnswer:
+def _pipeline_answer(stored: StoredPipeline) -> PipelineAnswer:
     return PipelineAnswer(
         id=stored.id,
         name=stored.pipeline.name,
@@ -314,12 +315,12 @@ def _pipeline(stored: StoredPipeline) -> PipelineAnswer:
 
 async def _run_answer(plane: ControlPlane, caller: Caller, run_id: UUID) -> PipelineRunAnswer:
     seen = await run_state.read_run(plane.context, caller.tenant.id, caller.user_id, run_id)
-    return _seen(seen, plane.clock())
+    return _run_view_answer(seen, plane.clock())
 
 
-def _seen(seen: RunView, now: datetime) -> PipelineRunAnswer:
+def _run_view_answer(seen: RunView, now: datetime) -> PipelineRunAnswer:
     return PipelineRunAnswer(
-        **_summary(seen.stored, now),
+        **_summary_fields(seen.stored, now),
         pipeline=seen.pipeline.name,
         steps=tuple(StepAnswer(**each._asdict()) for each in seen.steps),
         jobs={str(state): count for state, count in seen.jobs.items()},
@@ -330,7 +331,7 @@ def _seen(seen: RunView, now: datetime) -> PipelineRunAnswer:
     )
 
 
-def _summary(stored: StoredRun, now: datetime) -> dict[str, Any]:
+def _summary_fields(stored: StoredRun, now: datetime) -> dict[str, Any]:
     run = stored.run
     return {
         "id": run.id,
@@ -350,7 +351,7 @@ def _summary(stored: StoredRun, now: datetime) -> dict[str, Any]:
     }
 
 
-EVENTS_PER_LOOK = 200
+EVENTS_PER_READ = 200
 STEPS_MAX = 1000
 DESCRIBED: dict[int | str, dict[str, Any]] = {
     200: {
@@ -406,7 +407,7 @@ async def tree(run_id: UUID, plane: PlaneDep, caller: Reader) -> TreeAnswer:
 def _branches(
     children: Mapping[UUID | None, list[PipelineCandidate]], parent: UUID | None
 ) -> tuple[Branch, ...]:
-    """As deep as the pipeline has steps, and no deeper."""
+    """Builds the tree recursively; it is as deep as the pipeline has steps."""
     return tuple(
         Branch(
             id=each.id,
@@ -426,11 +427,11 @@ async def _judge(
     candidate_id: UUID,
     verdict: CandidateStatus | None,
 ) -> CandidateAnswer:
-    whose = CandidateRef(caller.tenant.id, caller.user_id, run_id, candidate_id)
+    ref = CandidateRef(caller.tenant.id, caller.user_id, run_id, candidate_id)
     if verdict is None:
-        found = await actions.undo_judgement(plane.context, whose)
+        found = await actions.undo_judgement(plane.context, ref)
     else:
-        found = await actions.judge_candidate(plane.context, whose, verdict)
+        found = await actions.judge_candidate(plane.context, ref, verdict)
     files = await run_state.files_of(plane.context, caller.tenant.id, [found])
     return await _candidate_answer(plane, found, files)
 
@@ -542,26 +543,26 @@ async def follow(
 async def _lines(
     plane: ControlPlane, caller: Caller, run_id: UUID, since: int
 ) -> AsyncIterator[str]:
-    clock, key = get_running_loop().time, KeyWatch(plane, caller)
+    clock, key = get_running_loop().time, StreamKeyCheck(plane, caller)
     begun = said_at = clock()
     yield f"retry: {RETRY_MILLISECONDS}\n\n"
-    while clock() - begun < STREAM_SECONDS_MAX and await key.holds():
+    while clock() - begun < STREAM_SECONDS_MAX and await key.is_valid():
         found = await run_shielded(
             run_state.list_events(
-                plane.context, caller.tenant.id, run_id, after_id=since, limit=EVENTS_PER_LOOK
+                plane.context, caller.tenant.id, run_id, after_id=since, limit=EVENTS_PER_READ
             )
         )
         if found:
             since, said_at = found[-1].id, clock()
-            yield "".join(map(_line, found))
+            yield "".join(map(_format_event, found))
             continue
         if clock() - said_at >= HEARTBEAT_SECONDS:
             said_at = clock()
             yield ": still there\n\n"
-        await plane.context.notifier.changed(run_id, LOOK_AGAIN_SECONDS)
+        await plane.context.notifier.changed(run_id, REREAD_SECONDS)
 
 
-def _line(event: PipelineRunEvent) -> str:
+def _format_event(event: PipelineRunEvent) -> str:
     data = {**event.data, "at": event.created_at.isoformat()}
     return f"id: {event.id}\nevent: {event.kind}\ndata: {json.dumps(data)}\n\n"
 

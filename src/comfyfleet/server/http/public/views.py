@@ -41,7 +41,7 @@ DONE_PERCENT = 100.0
 
 
 def percent_of(plane: ControlPlane, job: Job) -> float | None:
-    """As its worker last told this control plane."""
+    """Returns the progress as last reported to this control plane."""
     if job.status == JobStatus.COMPLETED:
         return DONE_PERCENT
     if not job.status.is_active:
@@ -51,7 +51,8 @@ def percent_of(plane: ControlPlane, job: Job) -> float | None:
 
 
 async def seconds_left(plane: ControlPlane, job: Job, now: datetime) -> float | None:
-    """From the effect's history; the wait in the queue is not in it (see …/why)."""
+    """Estimates the remaining time from the effect's history, without the time in the queue (see
+    …/why)."""
     if not job.status.is_active or job.asked.effect_id is None:
         return None
     async with plane.central.read() as tx:
@@ -67,7 +68,7 @@ def remaining_seconds(job: Job, typical_seconds: float | None, now: datetime) ->
 
 
 async def files_of(plane: ControlPlane, job: Job) -> list[tuple[str, File]]:
-    """Its outputs by name; those that have expired are no longer there."""
+    """Returns the outputs with their names; expired files are left out."""
     outputs = job.outputs
     if not outputs:
         return []
@@ -193,7 +194,7 @@ def node_views(kept: LoadedRun, run: GraphRunState) -> Iterator[NodeSeen]:
 def _executions(
     kept: LoadedRun, run: GraphRunState, unable: Mapping[str, str]
 ) -> Iterator[ExecutionSeen]:
-    """In the order of the graph, those of one node by their index."""
+    """Yields executions in the order of the graph, those of one node by index."""
     place = {name: number for number, name in enumerate(kept.plan.shape.order)}
     told = NO_SIZE
     for key in sorted(run.records, key=lambda each: (place[each.node], each.at)):
@@ -238,7 +239,7 @@ def execution_view(
 async def _with_urls(
     plane: ControlPlane, head: RunRow, outputs: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
-    """Only files of the run's own user get one: an id may stand in any text or JSON of a result."""
+    """Adds URLs to files of the run's own user only, as results may contain any id."""
     if outputs is None:
         return None
     urls: dict[str, str] = {}
@@ -248,15 +249,15 @@ async def _with_urls(
         # Else it has expired, is somebody else's, or has never been looked at.
         if file is not None and not file.is_announced:
             urls[file_id] = await url_of(plane, file)
-    found: dict[str, Any] = _filled(outputs, urls)
+    found: dict[str, Any] = _add_urls(outputs, urls)
     return found
 
 
-def _filled(value: Any, urls: Mapping[str, str]) -> Any:
+def _add_urls(value: Any, urls: Mapping[str, str]) -> Any:
     if isinstance(value, Mapping):
-        found = {name: _filled(inner, urls) for name, inner in value.items()}
+        found = {name: _add_urls(inner, urls) for name, inner in value.items()}
         url = urls.get(str(value.get("file_id")))
         return {**found, "url": url} if url else found
     if isinstance(value, list | tuple):
-        return [_filled(each, urls) for each in value]
+        return [_add_urls(each, urls) for each in value]
     return value
