@@ -58,7 +58,7 @@ _IN_FLIGHT = frozenset({ExecutionStatus.QUEUED, ExecutionStatus.RUNNING, Executi
 
 
 class Choice(StrEnum):
-    """What a person may answer."""
+    """What a user may answer to a question."""
 
     BACKEND = "backend"
     RETRY = "retry"
@@ -67,7 +67,7 @@ class Choice(StrEnum):
 
 
 class OfferedProperty(Response):
-    """What a node may set or connect."""
+    """A property that a node may set or connect."""
 
     name: str
     type: str = Field(examples=["image"])
@@ -101,7 +101,7 @@ class ProblemSeen(Response):
 
 
 class Verdict(Response):
-    """Whether a graph is valid, and all that is wrong with it."""
+    """Whether a graph is valid, and all its problems."""
 
     valid: bool
     problems: tuple[ProblemSeen, ...] = Field(
@@ -138,7 +138,7 @@ class GraphPage(Page):
 
 
 class QuoteAnswer(Response):
-    """What a run of a graph would cost, and how long it would take."""
+    """The estimated price and duration of a run."""
 
     tokens_min: int
     tokens_max: int
@@ -179,7 +179,7 @@ class ProgressSeen(Response):
 
 
 class QuestionSeen(Response):
-    """A question of a run whose backend is offline: another backend, or another way to go on."""
+    """A question of a run whose backend is offline: use another backend, retry, skip or fail."""
 
     node: str
     index: tuple[int, ...] = ()
@@ -257,7 +257,7 @@ class GraphRunSummaries(Page):
 
 
 class GraphFile(Message):
-    """A file that a run gave out."""
+    """An output file of a run."""
 
     file_id: UUID
     filename: str
@@ -266,7 +266,7 @@ class GraphFile(Message):
 
 
 class GraphRunAnswer(Response):
-    """A run of a graph: its state, its nodes and its results."""
+    """A run of a graph: its status, nodes and results."""
 
     id: UUID
     graph_id: UUID
@@ -298,7 +298,7 @@ class GraphRunAnswer(Response):
 
     @property
     def files(self) -> tuple[GraphFile, ...]:
-        """All that it gave out and that is still there, each once."""
+        """All output files that still exist, without duplicates."""
         found = {each["file_id"]: each for each in _files_in(self.outputs)}
         return tuple(GraphFile.model_validate(each) for each in found.values())
 
@@ -315,7 +315,7 @@ def _files_in(value: Any) -> Iterator[dict[str, Any]]:
 
 
 class GraphEvent(ProgressSeen):
-    """The progress of a run; an event of the kind `end` is the last one."""
+    """The progress of a run; the last event has the kind `end`."""
 
     kind: str  # progress, end
     run_id: UUID

@@ -119,7 +119,7 @@ class JobSummary(Response):
 
 
 class JobAnswer(JobSummary):
-    """A job: its state, its outputs and what its nodes showed."""
+    """A job: its status, its outputs, and the values that its nodes showed."""
 
     idempotency_key: str | None = None
     properties: dict[str, Any] = Field(
@@ -151,7 +151,7 @@ class JobWaitAnswer(Response):
 
 
 class BatchAnswer(Response):
-    """A batch: how many of its jobs are in which state, and what they cost."""
+    """A batch: its jobs counted by status, and what they cost."""
 
     id: UUID
     effect_id: UUID
@@ -177,7 +177,8 @@ class BatchAnswer(Response):
 
 
 class JobEvent(Message):
-    """One event of a job. A reader that was cut off resumes after `id`; a progress event has the id of the event before it."""
+    """One event of a job. A reader reconnects with the last `id`; a progress event has the id of
+    the event before it."""
 
     id: int
     kind: str  # status, progress, outputs

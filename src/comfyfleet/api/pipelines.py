@@ -93,7 +93,7 @@ class PipelineRunSummary(Response):
 
 
 class PipelineRunAnswer(PipelineRunSummary):
-    """A run of a pipeline: its state, its steps and its costs."""
+    """A run of a pipeline: its status, steps and costs."""
 
     steps: tuple[StepAnswer, ...] = ()
     jobs: dict[str, int] = Field(default_factory=dict, description="How many there were, by state.")
@@ -109,7 +109,7 @@ class PipelineRunAnswer(PipelineRunSummary):
 
     @property
     def is_resting(self) -> bool:
-        """Nothing is left that it could do by itself, as things stand."""
+        """Whether the run does nothing more unless a user acts."""
         is_busy = any(each.in_flight for each in self.steps)
         return not is_busy and (self.status != "active" or self.reason in _RESTING)
 
@@ -194,7 +194,7 @@ class VoteAnswer(Response):
 
 
 class PipelineEvent(Message):
-    """One event of a pipeline run. A reader that was cut off resumes after `id`."""
+    """One event of a pipeline run. A reader reconnects with the last `id`."""
 
     id: int
     kind: str  # started, submitted, candidates, job_failed, approved, voted, paused …

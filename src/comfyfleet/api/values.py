@@ -1,4 +1,5 @@
-"""Values that nodes of a run showed, files in API messages, and which texts every database can store. Pure."""
+"""Values that nodes of a run showed, files in API messages, and texts that every database can
+store. Pure."""
 
 import json
 import math
@@ -23,7 +24,7 @@ WANTED_MAX = 500
 
 
 class Message(BaseModel):
-    """Unknown fields are let through: either side may be a little newer than the other."""
+    """The base of messages. Unknown fields are ignored, as either side may be newer."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -35,8 +36,12 @@ def _require_all(schema: dict[str, Any]) -> None:
 
 
 class Response(Message):
-    """What the server answers. It sends every field, and the OpenAPI document says so. The defaults are for
-    clients: entries of lists have fewer fields, and an older server may not know all of them."""
+    """A response of the server, which sends every field; the OpenAPI document therefore marks all
+    as required.
+
+    The defaults are for clients: entries of lists have fewer fields, and an older server may not
+    send all.
+    """
 
     model_config = ConfigDict(json_schema_extra=_require_all)
 
@@ -62,7 +67,7 @@ OPEN_ENUM = WrapValidator(_parse_or_keep)
 
 
 class Asset(Message):
-    """A file that the worker hands to its backend; the name it gets there goes to `binding`."""
+    """A file that the worker uploads to its backend; the resulting name goes to `binding`."""
 
     name: str
     filename: str
@@ -75,7 +80,7 @@ class Asset(Message):
 
 
 class OutputSlot(Message):
-    """Where one output goes."""
+    """Where the worker uploads one output."""
 
     name: str
     method: Literal["PUT"] = "PUT"
@@ -126,7 +131,7 @@ _UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 
 class ShownValue(Message):
-    """One value. `name` is the node's word for it, often `text`."""
+    """One value that a node showed; `name` is the node's key for it, often `text`."""
 
     node_id: str = Field(max_length=NAME_CHARACTERS_MAX)
     name: str = Field(max_length=NAME_CHARACTERS_MAX)
@@ -139,7 +144,8 @@ class ShownValue(Message):
 
 
 def clean(value: Any, depth: int = 0) -> Any:
-    """As every database can keep it: no NUL, no half characters, no number that JSON lacks."""
+    """Converts a value to what every database can store: without NUL, surrogates, NaN and infinity.
+    """
     if depth > VALUE_DEPTH_MAX:
         return None
     match value:
@@ -163,12 +169,13 @@ def _storable(text: str) -> str:
 
 
 def size_of(value: Any) -> int:
-    """In bytes, as JSON."""
+    """Returns the size as JSON, in bytes."""
     return len(json.dumps(value).encode())
 
 
 def fitting(values: Iterable[ShownValue]) -> Iterator[ShownValue]:
-    """Those that a `complete` may carry: long texts are cut, what is too much is left out."""
+    """Yields the values that `complete` may send: long texts are truncated, and values beyond the
+    limit left out."""
     room = VALUES_BYTES_MAX
     for count, each in enumerate(map(_cut, values)):
         size = size_of(each.model_dump())
@@ -194,7 +201,7 @@ def _cut(shown: ShownValue) -> ShownValue:
 
 
 def text_of(values: Sequence[ShownValue]) -> str | None:
-    """All texts of the first node that showed any, each on a line of its own."""
+    """Joins the texts of the first node that showed any, one per line."""
     texts = [each for each in values if isinstance(each.value, str)]
     if not texts:
         return None

@@ -10,7 +10,7 @@ PARTS_MAX = 10
 
 
 def sign(secret: str, body: bytes, *, timestamp: int) -> str:
-    """The value of the header."""
+    """Returns the value of the signature header."""
     return f"t={timestamp},v1={_mac(secret, body, timestamp)}"
 
 
@@ -22,7 +22,8 @@ def is_signature_valid(
     now: int,
     tolerance_seconds: int = TOLERANCE_SECONDS,
 ) -> bool:
-    """For whoever receives it; several `v1` may stand there while a secret is changed."""
+    """Checks a signature, for receivers; the header may have several `v1` while a secret is
+    replaced."""
     parts = [part.strip().partition("=") for part in header.split(",", PARTS_MAX)[:PARTS_MAX]]
     timestamp = _timestamp(value for name, _, value in parts if name == "t")
     if timestamp is None or abs(now - timestamp) > tolerance_seconds:

@@ -65,7 +65,7 @@ REASON_CHARACTERS_MAX = 500
 
 
 def _names(value: Any) -> Any:
-    """A list of names, or an object of which those with a true value are meant."""
+    """Accepts a list of names, or an object whose true fields are meant."""
     if isinstance(value, Mapping):
         return tuple(name for name, is_there in value.items() if is_there)
     return value
@@ -75,7 +75,7 @@ Capabilities: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_names)]
 
 
 class Reading(Message):
-    """The machine's state at one moment; what can't be read is left out."""
+    """The machine's state at one moment; values that can't be read are None."""
 
     gpu_name: str | None = None
     gpu_load_percent: float | None = None
@@ -89,7 +89,7 @@ class Reading(Message):
 
 
 class BackendFacts(Message):
-    """What a backend is and has."""
+    """A backend's version, GPU, node types and models."""
 
     kind: str = ""  # ComfyUI, Comfy Cloud, comfyfleet engine
     version: str = ""
@@ -145,7 +145,7 @@ class Poll(Message):
 
 
 class Job(Message):
-    """One lease with all that is needed to run it."""
+    """One lease, with everything that is needed to run it."""
 
     dispatch_id: RowId
     job_id: UUID
@@ -177,7 +177,7 @@ class Job(Message):
 
 
 def with_plain_fields(job: Job) -> Job:
-    """With those fields that say the same once more, for workers of a few lines."""
+    """Adds fields that repeat others in a simpler form, for very simple workers."""
     primary = next((each for each in job.assets if each.is_primary_input), None)
     slot = job.outputs[0] if job.outputs else None
     payload = {
@@ -243,7 +243,7 @@ class HeartbeatAnswer(Message):
 
 
 def _poll_or_none(value: Any, parsed: ValidatorFunctionWrapHandler) -> Poll | None:
-    """A result counts, whatever is asked for besides."""
+    """Ignores an invalid `poll`, so that the result is accepted anyway."""
     try:
         poll: Poll | None = parsed(value)
     except ValidationError:
@@ -287,7 +287,7 @@ class Fail(Message):
 
 
 class Lacking(Message):
-    """What a backend said that it doesn't have, when it refused a prompt."""
+    """What a backend reported as missing when it refused a prompt."""
 
     node_types: tuple[str, ...] = Field(default=(), max_length=LACKING_MAX)
     # `Class.input` and the file that it doesn't offer
@@ -308,16 +308,17 @@ class Deregister(Message):
 
 
 class Done(Message):
-    """The answer to complete, fail, requeue and deregister; the same again when said again."""
+    """The response to complete, fail, requeue and deregister; a repeated call gets the same."""
 
     ok: bool = True
 
 
 class Completed(Done):
-    """The answer to complete. `next` answers its `poll`; without it, the worker has to poll.
+    """The response to complete. `next` is the response to its `poll`; without it, the worker has to
+    poll.
 
-    `polls_on`: a poll of this worker waits here, and no longer counts the lease that has ended. Without
-    it, a poll that waits to prefetch does so until the worker asks anew.
+    `polls_on`: a poll of this worker is waiting already, and no longer counts the lease that has
+    ended. If false, a poll that waits to prefetch continues until the worker polls again.
     """
 
     next: Polled | None = None
@@ -325,7 +326,8 @@ class Completed(Done):
 
 
 def reason_of(said: Requeue) -> tuple[str, str | None]:
-    """A reason that we know, and the detail; any other words are a detail of `other`."""
+    """Returns a known reason and its detail; an unknown reason becomes `other` with the text as
+    detail."""
     if said.reason in REASONS:
         return said.reason, said.detail
     return OTHER_REASON, ": ".join(filter(None, (said.reason, said.detail)))

@@ -404,13 +404,13 @@ def new_run(
 
 
 def next_actions(
-    plan: RunPlan, run: GraphRunState, ended: Iterable[Event], surroundings: Environment
+    plan: RunPlan, run: GraphRunState, ended: Iterable[Event], environment: Environment
 ) -> RunDecision:
     """Decides after the events in `ended`; without any, by the current environment.
 
     Events that were applied before, or of a job that is not the execution's latest, change nothing.
     """
-    draft = RunDraft(plan, run, surroundings)
+    draft = RunDraft(plan, run, environment)
     if run.status == GraphRunStatus.PENDING:
         _begin(draft)
     for event in ended:
@@ -418,8 +418,8 @@ def next_actions(
     return _decided(draft)
 
 
-def decide_cancel(plan: RunPlan, run: GraphRunState, surroundings: Environment) -> RunDecision:
-    draft = RunDraft(plan, run, surroundings)
+def decide_cancel(plan: RunPlan, run: GraphRunState, environment: Environment) -> RunDecision:
+    draft = RunDraft(plan, run, environment)
     if not run.status.is_over:
         if run.status == GraphRunStatus.PENDING:
             _begin(draft)
@@ -429,12 +429,12 @@ def decide_cancel(plan: RunPlan, run: GraphRunState, surroundings: Environment) 
 
 
 def decide_retry(
-    plan: RunPlan, run: GraphRunState, surroundings: Environment, *, backend: str | None = None
+    plan: RunPlan, run: GraphRunState, environment: Environment, *, backend: str | None = None
 ) -> RunDecision:
     """Continues from where the run failed; what was done or skipped is not run again."""
     if run.status != GraphRunStatus.FAILED:
         raise Conflict(f"only a failed run can be retried; this one is {run.status}")
-    draft = RunDraft(plan, run, surroundings)
+    draft = RunDraft(plan, run, environment)
     draft.status, draft.error = GraphRunStatus.RUNNING, None
     again = [key for key in draft.all_keys() if _is_to_be_retried(draft, key)]
     for key in again:

@@ -45,10 +45,10 @@ class RunDecision(NamedTuple):
 
 
 class RunDraft:
-    def __init__(self, plan: RunPlan, run: GraphRunState, surroundings: Environment) -> None:
+    def __init__(self, plan: RunPlan, run: GraphRunState, environment: Environment) -> None:
         self.plan = plan
         self.was = run
-        self.environment = surroundings
+        self.environment = environment
         self.status = run.status
         self.error = run.error
         self.outputs = run.outputs
