@@ -144,8 +144,7 @@ class ShownValue(Message):
 
 
 def clean(value: Any, depth: int = 0) -> Any:
-    """Converts a value to what every database can store: without NUL, surrogates, NaN and infinity.
-    """
+    """Converts a value to what every database can store: without NUL, surrogates, NaN and infinity."""
     if depth > VALUE_DEPTH_MAX:
         return None
     match value:
