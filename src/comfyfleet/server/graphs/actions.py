@@ -258,7 +258,7 @@ async def start_run(
         is_new = await store.add_run(tx, head)
     if is_new:
         graphs.runs.keep(LoadedRun(head, plan, run, 0))
-    else:  # somebody else was quicker with the same key
+    else:  # another call with the same key was faster
         await _require_same(graphs, owner, await get_run(graphs, owner, run_id), wanted)
     return await _advance_new(graphs, owner, run_id), is_new
 
@@ -329,7 +329,7 @@ async def _require_same(
     media.
     """
     if before.head.is_expired:
-        return  # nobody knows any more what it was
+        return  # its original request is no longer known
     given, known = _file_ids(wanted.inputs), _file_ids(before.head.inputs)
     bounds = new_run(before.plan, before.run.id, {}, max_tokens=wanted.max_tokens)
     is_same = (

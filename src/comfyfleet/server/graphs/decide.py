@@ -93,7 +93,7 @@ class NodeFired(NamedTuple):
 
     @property
     def values(self) -> tuple[Any, ...]:
-        # Where a node hands on what came in, both are the same; both are written down.
+        # A node that passes its input on has equal inputs and outputs; both are recorded.
         return (self.outputs, self.inputs)
 
 
@@ -133,7 +133,7 @@ def run_node(draft: RunDraft, key: ExecutionKey) -> NodeOutcome:
 
 
 def value_arriving(draft: RunDraft, connection: GraphConnection, key: ExecutionKey) -> Any:
-    """Returns the value at the source; DEAD if none will come, MISSING if its path leads nowhere."""
+    """Returns the value at the source; NO_VALUE if none will come, MISSING if its path leads nowhere."""
     source = connection.source
     depth = len(draft.plan.scope(source.node))
     record = draft.record(ExecutionKey(source.node, key.at[:depth]))
@@ -212,7 +212,7 @@ def _distribute(node: FanOutNode, value: Any) -> NodeOutcome:
     if node.per_item:
         return NodeFired({ITEM_PORT: list(items)})
     chunks = zip(node.outputs, _chunks(items, node.output_count), strict=True)
-    # A port with nothing on it doesn't fire: an empty job is of use to nobody.
+    # A port without items doesn't fire, as an empty job would be useless.
     return NodeFired({port: {"items": chunk} for port, chunk in chunks if chunk})
 
 
@@ -563,7 +563,7 @@ def _start_held(draft: RunDraft) -> None:
                 most = f"the run may spend {draft.was.max_tokens} tokens"
                 price = draft.plan.workflows[key.node].price_tokens
                 fail_run(draft, key, f"{most}, {draft.tokens} are spent, and it costs {price}")
-            return  # what is in flight may be refunded yet
+            return  # jobs in flight may still be refunded
         draft.pop_held(row)
         _start(draft, key)
 

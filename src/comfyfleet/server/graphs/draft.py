@@ -64,7 +64,7 @@ class RunDraft:
         self.held: dict[tuple[int, int], ExecutionKey] = {}
         self.no_longer_held: set[tuple[int, int]] = set()
         self.actions: list[Action] = []
-        # Ended, and those behind them have not been told; each is told once.
+        # Ended executions whose successors are not notified yet; each notifies once.
         self.news: deque[ExecutionKey] = deque()
         self.untold: set[ExecutionKey] = set()
 
@@ -193,7 +193,7 @@ class RunDraft:
         self.no_longer_held.update(self.was.held)
         self.rows.clear()
 
-    # The end of it
+    # Result
 
     def finished(self) -> RunDecision:
         held = {place: key for place, key in self.held.items() if place not in self.no_longer_held}
