@@ -62,7 +62,7 @@ def _parse_or_keep(value: Any, parse: ValidatorFunctionWrapHandler) -> Any:
         raise
 
 
-# Of an enum to which a newer server may have added a word: an older client gets the word as it is.
+# For an enum to which a newer server may have added a value: older clients get it as a str.
 OPEN_ENUM = WrapValidator(_parse_or_keep)
 
 

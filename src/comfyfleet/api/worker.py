@@ -59,7 +59,7 @@ RequeueReason: TypeAlias = Literal[
 
 
 REASONS = frozenset(get_args(RequeueReason))
-# The word for any other reason.
+# Stands for any other reason.
 OTHER_REASON = "other"
 REASON_CHARACTERS_MAX = 500
 
@@ -198,7 +198,7 @@ class Polled(Message):
     job: Job | None = None
     reason: str | None = None
     drain: bool = False
-    # Where the worker may PUT its backend's object_info, if it told one that the fleet's is not.
+    # Where the worker may PUT its backend's object_info, if it differs from the fleet's.
     object_info_upload: OutputSlot | None = None
     new_token: str | None = None  # the worker's new key: to be used from now on
 

@@ -280,7 +280,7 @@ def _check_default(each: Property, node_id: str | None) -> None:
 
 DOCUMENT_BYTES_MAX = 64 * 1024**2
 WARNED_TYPES_MAX = 20
-# As JSON writes it; behind another backslash it is only a text about it.
+# NUL as escaped in JSON; after another backslash it is ordinary text.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 

@@ -42,7 +42,7 @@ class Property:
     maximum: float | None = None
     step: float | None = None
     choices: tuple[Any, ...] | None = None
-    # None: a file is, and so is what would otherwise leave its placeholder in the prompt.
+    # None: files are required, and placeholders without a default.
     required: bool | None = None
     description: str = ""
 
@@ -106,7 +106,7 @@ class WorkflowTerms:
     required_capabilities: frozenset[str] | None = None
     run_limit_seconds: int | None = None
     price_tokens: int | None = None  # offers it to customers; 0: free on purpose
-    is_withdrawn: bool | None = None  # True: it is offered no more
+    is_withdrawn: bool | None = None  # True: no longer offered
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ def check_terms(terms: WorkflowTerms) -> None:
             raise InvalidInput(f"{name} must be {least} to {most:,}, not {value}", field=name)
 
 
-# By what loaders call the input that fills the GPU's memory; the surest first.
+# Input names of loaders of large models; the most certain first.
 HEAVY_INPUTS = (
     ("ckpt_name", "unet_name"),
     ("checkpoint", "checkpoint_name", "diffusion_model", "diffusion_model_name", "gguf_name"),
@@ -450,7 +450,7 @@ def _property_schema(each: Property, overrides: Mapping[str, Any]) -> dict[str, 
     default = overrides.get(each.name)
     if default is None:
         default = each.default
-    # A default of ours for a file names one that the backend has, which no customer could send.
+    # Our default of a file names one on the backend, which customers can't send.
     if default is not None and not each.is_media:
         schema["default"] = default
     return schema

@@ -106,7 +106,7 @@ def _marker(placeholders: Sequence[str]) -> Callable[[str], str]:
     if not placeholders:
         return lambda text: text
     numbers = {text: number for number, text in enumerate(placeholders)}
-    # The longest first: where one begins like another, the whole of it is meant.
+    # The longest first, because one placeholder may be the start of another.
     ordered = sorted(placeholders, key=len, reverse=True)
     pattern = re.compile("|".join(map(re.escape, ordered)))
     return lambda text: pattern.sub(lambda match: mark_text(numbers[match[0]]), text)
@@ -361,7 +361,7 @@ def _assets(
     if each.placeholder is None:
         return [AssetRef(each.name, file_id, each.type, each.binding, None, each.is_primary_input)]
     places = places_of(prompt, placeholders.index(each.placeholder))
-    # Bound to where it stands: a user's text may hold the same letters, and is none of its places.
+    # Bound to its places in the document, as a user's text may contain the same characters.
     bindings = [f"{node_id}.{name}" for node_id, name, is_whole in places if is_whole]
     is_inside_text = len(bindings) < len(places)
     found: list[tuple[str | None, str | None]] = [(binding, None) for binding in bindings]

@@ -165,7 +165,7 @@ def _property(row: Mapping[str, Any]) -> Property:
 
 _SETTINGS_COLUMNS = tuple(each.name for each in fields(EffectSettings))
 _OTHER_COLUMNS = tuple(each.name for each in fields(EffectDefinition) if each.name != "settings")
-# Columns of several tables in one row, told apart by the names that they get.
+# Columns of several tables in one row, distinguished by prefixes.
 _EFFECT_TABLES = ((effects, "effect_"), (workflows, "workflow_"), (versions, "version_"))
 _EFFECT_AND_FLEET_TABLES = (*_EFFECT_TABLES, (fleets, "fleet_"))
 _COLUMNS = [[each.name for each in table.c] for table, _ in _EFFECT_AND_FLEET_TABLES]

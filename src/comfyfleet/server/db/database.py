@@ -726,9 +726,9 @@ class Pools:
 async def for_each_pool(
     pools: Pools, act: Callable[[Database], Awaitable[T]], failed: str, *, at_once: bool = False
 ) -> dict[str, T]:
-    """What `act` returns, by pool. A pool that fails is logged and left out: it holds up no other.
+    """Calls `act` for each pool and returns the results by pool; a failing pool is logged and left out.
 
-    `failed` says in the log what did not happen: "its outbox waits".
+    `failed` is the log text for what was not done.
     """
     done: dict[str, T] = {}
 

@@ -22,7 +22,7 @@ def is_disconnect(error: BaseException) -> bool:
     away = (
         asyncpg.PostgresConnectionError,
         asyncpg.InterfaceError,
-        # Of a statement right after the server's farewell, before the driver has seen the end.
+        # A statement sent after the server closed, before the driver has noticed.
         asyncpg.InternalClientError,
         asyncpg.AdminShutdownError,
         asyncpg.CannotConnectNowError,

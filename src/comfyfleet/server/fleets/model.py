@@ -163,8 +163,8 @@ STAGE = re.compile(r"[a-z0-9][a-z0-9_-]{0,29}")
 WORKERS_MAX = 100_000
 CAPABILITIES_MAX = 200
 WORKER_ID_CHARACTERS_MAX = 200
-AUTO, MANUAL = "auto", "manual"  # who joins is approved at once, or by an operator
-FROM_FLEET = "fleet"  # the one registration source: workers can't be made by hand
+AUTO, MANUAL = "auto", "manual"  # new workers are approved at once, or by an operator
+FROM_FLEET = "fleet"  # the only registration source
 
 
 class FleetLane(NamedTuple):
@@ -227,7 +227,9 @@ class FleetWorker:
     key_hash: str = field(default="", repr=False, compare=False)
     facts_hash: str | None = None  # of the node types and model files; None: not told
     refusals: Mapping[str, Any] | None = field(default=None, hash=False)
-    next_key: str | None = field(default=None, repr=False, compare=False)  # to be told to it
+    next_key: str | None = field(
+        default=None, repr=False, compare=False
+    )  # to be sent to the worker
     next_key_hash: str | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -68,7 +68,7 @@ async def register_worker(
     """
     check_capabilities(registration.capabilities)
     subset = await _served_workflow_ids(tx, registration.workflow_slugs)
-    # Counted while nobody else joins, or two would both be the last one in.
+    # Locked before counting, or two workers could both take the last place.
     await store.lock_fleet(tx, fleet.id)
     registration = await _with_unique_id(tx, fleet, registration)
     before = await _replace_stale(tx, fleet, registration, unseen_since)
@@ -119,7 +119,7 @@ async def _replace_stale(
         tx, known.id, unseen_since=unseen_since
     ):
         raise _id_taken_error(registration)
-    # By hand means each one: whoever knows the secret may have waited for this one to fall silent.
+    # With manual approval, taking over an id needs one too: whoever knows the secret could wait for a stale worker.
     is_approved = known.is_approved and fleet.approval == AUTO
     return {"is_approved": is_approved, "is_draining": known.is_draining}
 

@@ -100,7 +100,7 @@ async def update_fleet(tx: Tx, fleet_id: int, values: Mapping[str, Any]) -> Flee
     return _fleet(found) if found else None
 
 
-# Built once: that takes longer than SQLite takes to answer.
+# Built once, as building takes longer than SQLite's answer.
 _ASSIGNED: Select[Any] = (
     select(
         workflow_fleets.c.fleet_id,
@@ -218,7 +218,7 @@ COLUMNS = (
 )
 
 
-# Built once: that takes longer than SQLite takes to answer.
+# Built once, as building takes longer than SQLite's answer.
 _WORKERS: Select[Any] = (
     select(
         *COLUMNS,
@@ -308,7 +308,7 @@ async def all_workers(
         wanted += [workers.c.last_seen_at < unseen_since, workers.c.revoked_at.is_(None)]
     if after_worker_id is not None:
         wanted.append(workers.c.worker_id > after_worker_id)
-    # Limited inside: outside a worker has as many rows as workflows.
+    # The limit is in the subquery, as the join has several rows per worker.
     page = select(workers.c.id).where(*wanted).order_by(workers.c.worker_id).limit(limit)
     found = await tx.execute(_WORKERS.where(workers.c.id.in_(page.scalar_subquery())))
     return _workers(found.mappings())
@@ -520,7 +520,7 @@ def _standing_columns(tx: Tx, fleet_id: Any, worker_id: Any) -> tuple[Any, ...]:
         tx,
         dispatches.c.id,
         dispatches.c.worker_id == worker_id,
-        text("status = 'leased'"),  # as the index says it
+        text("status = 'leased'"),  # the same text as in the index
     )
     state = select(control_state.c.value).where(control_state.c.name == MAINTENANCE)
     maintenance = state.scalar_subquery().label("maintenance")

@@ -118,7 +118,7 @@ class GraphCatalogue:
     workflows: Mapping[str, tuple[WorkflowFacts, ...]] = field(default_factory=dict)
     backends: tuple[BackendState, ...] = ()
     effects: Mapping[str, WorkflowFacts] = field(default_factory=dict)
-    workflow_names: tuple[str, ...] = ()  # all that are offered, for who misspelt one
+    workflow_names: tuple[str, ...] = ()  # all names on offer, to suggest one for a misspelt name
     effect_names: tuple[str, ...] = ()
 
     def facts_for(self, named: WorkReference) -> WorkflowFacts | None:

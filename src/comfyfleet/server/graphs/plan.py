@@ -311,8 +311,8 @@ class RunQuote:
     jobs_max: int
     seconds_min: float
     seconds_max: float
-    unknown_durations: tuple[str, ...] = ()  # workflows that nobody has timed; counted as 0 s
-    warnings: tuple[DocumentProblem, ...] = ()  # what nobody could run just now
+    unknown_durations: tuple[str, ...] = ()  # workflows without a known duration; counted as 0 s
+    warnings: tuple[DocumentProblem, ...] = ()  # what no backend could run now
 
 
 class _Sum(NamedTuple):

@@ -75,7 +75,7 @@ def done_fraction(plan: RunPlan, run: GraphRunState, node: str, going: float = 0
         return 0.0
     tally = run.tally(node)
     if run.status in (GraphRunStatus.FAILED, GraphRunStatus.CANCELLED):
-        # What will never be done is not done, though nothing of it is left to wait for.
+        # Executions that will never run don't count as done.
         return (tally.done + tally.skipped) / tally.expected if tally.expected else 0.0
     if is_settled(plan, run, node):
         return 1.0

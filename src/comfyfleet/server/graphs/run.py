@@ -247,7 +247,7 @@ def job_id(run: UUID, key: ExecutionKey, attempt: int) -> UUID:
 
 
 class PlacedOn(NamedTuple):
-    affinity: str | None  # None: whichever worker asks first
+    affinity: str | None  # None: any worker
 
 
 class NoBackend(NamedTuple):
@@ -320,7 +320,7 @@ def _can_run(backend: BackendState, need: BackendNeed) -> bool:
     return backend.is_online and backend.is_able(need)
 
 
-# Of a run whose time is up. It has lost what it was made of, so that nothing changes it any more.
+# Status of an expired run. Its plan and records were removed, so nothing changes it any more.
 EXPIRED_REVISION = -1
 
 
@@ -433,7 +433,7 @@ class FailureCause(StrEnum):
     TIMEOUT = "timeout"
     BACKEND_LOST = "backend_lost"
     NO_TOKENS = "no_tokens"
-    REFUSED = "refused"  # the job was not taken: a retry would be refused too
+    REFUSED = "refused"  # the job was refused: a retry would be refused too
 
 
 @dataclass(frozen=True, slots=True)

@@ -395,7 +395,7 @@ async def expire_runs(tx: Tx, tenant_id: UUID, *, ended_before: datetime, limit:
     if not ids:
         return []
     lost = {"snapshot": {}, "inputs": {}, "outputs": null(), "error": null()}
-    # A retry takes the end away: one that was quicker keeps its run.
+    # A retry clears ended_at; a run that was retried meanwhile is kept.
     over = (is_one_of(tx, graph_runs.c.id, ids), graph_runs.c.ended_at < ended_before)
     changed = update(graph_runs).where(*over).values({**lost, "revision": EXPIRED_REVISION})
     expired = list((await tx.execute(changed.returning(graph_runs.c.id))).scalars())

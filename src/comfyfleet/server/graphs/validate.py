@@ -164,7 +164,7 @@ def _wanted(
         return None if port_number(port) is None else ANY
     if not isinstance(node, WorkflowNode):
         return (inputs_of(node) or {}).get(port)
-    if node.id not in workflows:  # that it is unknown is told once
+    if node.id not in workflows:  # unknown nodes are reported only once
         return ANY
     found = workflows[node.id].property_named(port)
     return (type_named(found.type) or ANY) if found else None
@@ -390,9 +390,9 @@ def _growing(graph: GraphDefinition, shape: GraphShape) -> Iterator[DocumentProb
     counts: dict[str, int] = {}
     for node in shape.order:
         fed = [_count_at(counts, each.source) for each in shape.incoming[node]]
-        # A merge adds itself, its list and its count; others hand on what comes.
+        # A merge adds itself, its list and its count; other nodes pass on what they get.
         count = 3 + sum(fed) if isinstance(graph.nodes[node], MergeNode) else max(fed, default=1)
-        counts[node] = count if count <= VALUE_SIZE_MAX.values else 1  # told once
+        counts[node] = count if count <= VALUE_SIZE_MAX.values else 1  # reported once
         if count > VALUE_SIZE_MAX.values:
             message = f"would hold {count:,} values, more than {VALUE_SIZE_MAX.values:,}"
             yield DocumentProblem("too_large", message, node)

@@ -70,7 +70,7 @@ def output_key(tenant_id: UUID, job_id: UUID, delivery: UUID, name: str) -> str:
     """Returns an upload key for an output. `delivery` is unique per lease, so a late worker
     overwrites nothing."""
     suffix = PurePosixPath(safe_name(name)).suffix
-    # JSON may hold halves of characters, which no text can be made of.
+    # JSON may contain lone surrogates, which can't be encoded.
     plain = name.encode(errors="backslashreplace").decode()
     return f"tenants/{tenant_id}/ai-jobs/{job_id}/output-{uuid5(delivery, plain)}{suffix}"
 
@@ -110,7 +110,7 @@ def safe_name(name: str) -> str:
 
 def _safe(character: str) -> str:
     kind = unicodedata.category(character)
-    if kind[0] == "C":  # controls, marks of direction, halves of characters
+    if kind[0] == "C":  # control characters, direction marks, surrogates
         return ""
     # Letters, digits and the accents that belong to them, of all languages.
     return character if kind[0] in "LMN" or character in _ALLOWED else "_"
@@ -142,7 +142,7 @@ _ALIASES: Mapping[str, str] = {
     "audio/m4a": "audio/mp4",
     "application/ogg": "audio/ogg",
 }
-# The same container with sound alone in it, which the first bytes don't tell.
+# Containers whose first bytes don't tell whether they have video or only audio.
 _AUDIO_CONTAINERS: Mapping[str, str] = {
     "audio/mp4": "video/mp4",
     "audio/webm": "video/webm",

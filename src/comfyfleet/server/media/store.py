@@ -50,7 +50,7 @@ _FIND_FILE = PreparedForIds(
 
 async def find_files(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> list[File]:
     if not file_ids:
-        return []  # SQLite would look through all of the tenant's to find none
+        return []  # SQLite would scan all files of the tenant
     return [_file(row) for row in await _FIND_FILE.of(tx, file_ids, {"of_tenant": tenant_id})]
 
 

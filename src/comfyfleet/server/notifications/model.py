@@ -31,7 +31,7 @@ class NewJobEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredJobEvent:
-    id: int  # grows within a job: a reader goes on after the last one that it has
+    id: int  # increases within a job, so that readers can resume after their last one
     tenant_id: UUID
     job_id: UUID
     kind: EventKind
@@ -123,7 +123,7 @@ def next_attempt_at(tries: int, now: datetime, *, chance: float) -> datetime | N
     return now + timedelta(seconds=seconds * (1 + JITTER * chance))
 
 
-# Whoever may read the log may not act as somebody else with what stands in it.
+# Readers of the audit log must not get any secret.
 SECRET_NAMES = ("secret", "password", "authorization", "token", "lease_token", "key", "api_key")
 SECRET_ENDINGS = ("_secret", "_password", "_key_hash", "_secret_hash")
 LEFT_OUT = "(left out)"

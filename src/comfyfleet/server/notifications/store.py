@@ -183,11 +183,11 @@ async def take_due_deliveries(
         )
         .subquery()
     )
-    # By turns, tenant by tenant: one with thousands that are due holds up no other.
+    # Tenants take turns, so that one with thousands of due deliveries doesn't delay the others.
     turns = (
         select(deliveries.c.id)
         .join(due, due.c.id == deliveries.c.id)
-        # Looked at again under the lock: another may have taken it meanwhile.
+        # Checked again under the lock, as another process may have taken it.
         .where(deliveries.c.status == DeliveryStatus.PENDING, deliveries.c.not_before <= now)
         .order_by(due.c.place, due.c.not_before)
         .limit(limit)

@@ -62,9 +62,9 @@ log = logging.getLogger(__name__)
 RUNS_PER_PASS_MAX = 200
 JOBS_PER_PASS_MAX = 200
 STEPS_MAX = 50
-# What somebody must put right (a price, a workflow, a variable) is looked at again this late.
+# Errors that a user or operator must fix (a price, a workflow, a variable) are retried this late.
 RETRY_SECONDS = 60
-# Only time or an act changes these; an ended job makes the run due anyway.
+# Checked again after an interval; the end of a job makes the run due in any case.
 _UNTIL_A_JOB_ENDS = (NoWorkReason.BUSY, NoWorkReason.IN_FLIGHT)
 _random = SystemRandom()
 

@@ -88,7 +88,7 @@ class JobState(StrEnum):
     IN_FLIGHT = "in_flight"
     DONE = "done"  # its candidates are written
     FAILED = "failed"  # holds its place
-    RETRIED = "retried"  # was failed, and has given its place free
+    RETRIED = "retried"  # failed, and its place was freed
     CANCELLED = "cancelled"
 
 

@@ -251,7 +251,7 @@ def validate(
     found: list[DocumentProblem] = []
     for step in pipeline.steps:
         if not (step.workflow or step.effect):
-            continue  # that was told when it was read
+            continue  # reported when it was parsed
         facts = catalogue.facts_for(step)
         if facts is None:
             why = catalogue.why_unknown(step)

@@ -75,7 +75,7 @@ async def facts_by_step(tx: Tx, pipeline: PipelineDefinition) -> dict[int, Workf
     return {number: facts for number, facts in found.items() if facts}
 
 
-# What the loop does by itself all day long fills no audit log.
+# Frequent automatic events are not copied to the audit log.
 UNAUDITED_EVENTS = frozenset({"submitted", "candidates", "job_failed"})
 AUDITED_PER_PASS_MAX = 200
 SWEEP = "sweep"
@@ -286,7 +286,7 @@ async def _files(tx: Tx, tenant_id: UUID, found: Collection[PipelineCandidate]) 
     ids = [UUID(each.file["file_id"]) for each in found if each.file and each.file["file_id"]]
     try:
         return await media.get_files(tx, tenant_id, ids) if ids else {}
-    except NotFound:  # one was just removed: then each is asked for
+    except NotFound:  # one was just removed: read them one by one
         pairs = [(each, await _find_file(tx, tenant_id, each)) for each in ids]
         return {file_id: file for file_id, file in pairs if file}
 

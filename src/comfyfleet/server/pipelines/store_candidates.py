@@ -21,7 +21,7 @@ from comfyfleet.server.pipelines.model import (
     PipelineJob,
 )
 
-# What decisions are made with. Properties may be long, and no decision asks for them.
+# The columns that decisions need; properties may be long and are not needed.
 _DECIDING = (
     "id",
     "step",

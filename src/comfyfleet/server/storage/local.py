@@ -161,7 +161,7 @@ class ObjectFolder:
             draft.write(json.dumps({"type": content_type, "stamp": stamp}).encode())
             draft.flush()
             with self._placing:
-                # If we die in between, the stamp doesn't fit and the type is not believed.
+                # After a crash in between, the stamp doesn't match and the type is ignored.
                 self._move(draft.name, note)
                 self._move(file, path)
 
@@ -254,7 +254,7 @@ class ObjectFolder:
                 return str(note["type"])
         except (OSError, ValueError, KeyError, TypeError):
             pass
-        # By its ending, as we put it; or put there by hand, or copied from elsewhere.
+        # By its suffix; the file may also have been put there by hand.
         known = _TYPES.get(os.path.splitext(key)[1])
         return known or mimetypes.guess_type(key)[0] or UNKNOWN_TYPE
 

@@ -213,7 +213,7 @@ def _client(session: Any, bucket: BucketUrl, endpoint: str | None) -> Any:
         config=Config(
             signature_version="s3v4",
             # Stand-ins for S3 seldom have a host name per bucket. On AWS a URL must name the
-            # region's host: the global one redirects for new buckets, and a PUT dies of that.
+            # region's host: the global one redirects for new buckets, and a PUT fails with that.
             s3={"addressing_style": "path" if endpoint else "virtual"},
             retries={"mode": "standard", "total_max_attempts": TRIES_MAX},
             connect_timeout=CONNECT_SECONDS_MAX,

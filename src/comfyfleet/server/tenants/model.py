@@ -20,7 +20,7 @@ PRIORITY_MIN, PRIORITY_MAX = -10, 10
 PRIORITY_LIMIT = 1_000_000
 RETENTION_DAYS_MAX = 36_500
 ERASED = "erased"
-# Whose jobs an operator's are, unless told otherwise. There from the first start.
+# The tenant of operators' jobs by default; created at the first start.
 DEFAULT_TENANT = UUID("de7a0170-0000-4000-8000-000000000000")
 
 
@@ -119,11 +119,11 @@ def check_user_name(name: str | None) -> str | None:
     return text
 
 
-# It tells scanners of source code, and whoever finds one, whose key this is.
+# Lets secret scanners recognise our keys.
 API_KEY_PREFIX = "cf_"
 API_KEY_SHOWN_CHARACTERS = len(API_KEY_PREFIX) + 8
 KEYS_PER_USER_MAX = 100
-# A key's last use is noted once a minute at most: a read of ours must not become a write.
+# A key's last use is recorded once a minute at most, so that most reads cause no write.
 KEY_USE_NOTED_EVERY = timedelta(minutes=1)
 
 
@@ -204,10 +204,10 @@ def check_scopes(scopes: Collection[str]) -> frozenset[Scope]:
     return found
 
 
-# It tells scanners of source code, and whoever finds one, what key this is.
+# Lets secret scanners recognise our keys.
 OPERATOR_KEY_PREFIX = "cfo_"
 OPERATOR_KEY_SHOWN_CHARACTERS = len(OPERATOR_KEY_PREFIX) + 8
-# A key's last use is noted once a minute at most: a read of ours must not become a write.
+# A key's last use is recorded once a minute at most, so that most reads cause no write.
 OPERATOR_USE_NOTED_EVERY = timedelta(minutes=1)
 # The key that the environment names, or that the first start has made.
 FIRST_OWNER = "admin"
@@ -274,7 +274,7 @@ def check_operator_name(name: str) -> str:
     return name
 
 
-# A client in JavaScript still counts a thousand such amounts exactly.
+# JavaScript numbers still hold the sum of a thousand such amounts exactly.
 AMOUNT_TOKENS_MAX = 1_000_000_000_000
 PROVIDER_ID_CHARACTERS_MAX = 200
 
@@ -345,7 +345,7 @@ class LedgerDrift:
 
 
 def check_amount(amount: int, *, least: int) -> int:
-    # A bool is an int to Python, and nobody's amount of money.
+    # In Python a bool is an int, but it is no amount.
     if isinstance(amount, bool) or not isinstance(amount, int):
         raise InvalidInput("an amount of tokens must be a whole number", field="amount")
     if not least <= amount <= AMOUNT_TOKENS_MAX:

@@ -280,7 +280,7 @@ async def get_wallet(tx: Tx, tenant_id: UUID, user_id: UUID) -> TokenWallet | No
 _IS_BOUND = and_(
     wallets.c.tenant_id == bindparam("of_tenant"), wallets.c.user_id == bindparam("of_user")
 )
-# On PostgreSQL a change of nothing, which locks as well, and shows in the row's version.
+# On PostgreSQL an UPDATE without a change, which locks the row and replaces its version (xmin).
 _LOCK_WALLET = PreparedStatement(
     lambda tx: (
         select(wallets).where(_IS_BOUND)

@@ -177,7 +177,7 @@ async def _reserve(
         return Reserved(0, await balance(tx, tenant_id, user_id), is_new=True)
     left = await store.debit(tx, tenant_id, user_id, total, priced.keys())
     if left is None and await store.lock_wallet(tx, tenant_id, user_id):
-        # A payment may have come in between; under the lock the second answer is the last.
+        # A payment may have been added meanwhile; under the lock the second result is final.
         left = await store.debit(tx, tenant_id, user_id, total, priced.keys())
     if left is None:
         return None

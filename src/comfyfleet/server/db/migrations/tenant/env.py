@@ -1,4 +1,4 @@
-"""Alembic's door to the tenant history; always called with a connection."""
+"""Alembic's entry point for the tenant history; always called with a connection."""
 
 from alembic import context
 
