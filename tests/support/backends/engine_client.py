@@ -101,18 +101,24 @@ def picture(content: bytes) -> dict[str, Any]:
 
 
 class Talk:
-    """HTTP and websockets to one server."""
+    """HTTP and websockets to one server. `headers` go with each request: a key, perhaps."""
 
-    def __init__(self, url: str, stack: contextlib.ExitStack) -> None:
-        self.http = stack.enter_context(httpx.Client(base_url=url, timeout=WAIT_SECONDS_MAX))
+    def __init__(
+        self, url: str, stack: contextlib.ExitStack, headers: Mapping[str, str] | None = None
+    ) -> None:
+        self.http = stack.enter_context(
+            httpx.Client(base_url=url, timeout=WAIT_SECONDS_MAX, headers=headers)
+        )
         self._url = url
+        self._headers = headers
         self._stack = stack
 
     def listen(self, client_id: str | None = None, path: str = "/ws") -> Ear:
         start = "&" if "?" in path else "?"
         query = "" if client_id is None else f"{start}clientId={client_id}"
         url = f"{self._url.replace('http', 'ws', 1)}{path}{query}"
-        ear = Ear(self._stack.enter_context(connect(url, max_size=None)))
+        connection = connect(url, max_size=None, additional_headers=self._headers)
+        ear = Ear(self._stack.enter_context(connection))
         self._stack.callback(ear.close)
         ear.wait("status")
         return ear
@@ -134,6 +140,6 @@ class Talk:
 
 
 @contextlib.contextmanager
-def talking(url: str) -> Iterator[Talk]:
+def talking(url: str, headers: Mapping[str, str] | None = None) -> Iterator[Talk]:
     with contextlib.ExitStack() as stack:
-        yield Talk(url, stack)
+        yield Talk(url, stack, headers)
