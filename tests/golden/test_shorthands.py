@@ -12,7 +12,7 @@ import pytest
 
 from comfyfleet.workflow import convert
 from comfyfleet.workflow.edit import shorthand_places
-from comfyfleet.workflow.edit.addresses import read_entries
+from comfyfleet.workflow.edit.input_lookup import read_entries
 from comfyfleet.workflow.edit.prompt_flow import Flow
 from comfyfleet.workflow.edit.samplers import samplers
 

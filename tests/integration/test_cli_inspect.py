@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support.server.commands import EXAMPLES, NEGATIVE, OBJECT_INFO, SOFTEN, comfyfleet
 
-from comfyfleet.workflow.inspect import model
+from comfyfleet.workflow.inspect import results
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "inspect-json.md"
 
@@ -96,11 +96,11 @@ def test_what_repeats_is_told_with_how_to_keep_less_of_it() -> None:
 def test_every_key_of_the_json_is_documented_and_nothing_else() -> None:
     documented = set(re.findall(r"^\| `([a-z_.]+)` \|", REFERENCE.read_text(), re.MULTILINE))
     classes = {
-        "": model.Inspection, "takes": model.TakenInput, "makes": model.MadeOutput, "files": model.NamedFile,
-        "node_types": model.UsedType, "packs": model.UsedPack, "groups": model.GroupSummary,
-        "chains": model.ChainSummary, "subgraphs": model.SubgraphSummary, "switched_off": model.SwitchedOff, "node": model.NodeRef,
-        "missing": model.MissingParts, "missing.node_types": model.MissingType,
-        "missing.values": model.RefusedValue, "missing.inputs": model.LostInput,
+        "": results.Inspection, "takes": results.InspectedInput, "makes": results.InspectedOutput, "files": results.NamedFile,
+        "node_types": results.UsedType, "packs": results.UsedPack, "groups": results.GroupSummary,
+        "chains": results.ChainSummary, "subgraphs": results.SubgraphSummary, "switched_off": results.SwitchedOff, "node": results.NodeRef,
+        "missing": results.MissingParts, "missing.node_types": results.MissingType,
+        "missing.values": results.RefusedValue, "missing.inputs": results.LostInput,
     }  # fmt: skip
     actual = {
         f"{name}.{each.name}".lstrip(".") for name, kind in classes.items() for each in fields(kind)

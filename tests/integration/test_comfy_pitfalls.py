@@ -190,7 +190,7 @@ async def test_a_dead_prompt_thread_is_noticed_by_a_run_that_shows_no_progress()
     deadly: dict[str, Any] = picture(new_color())
     deadly["1"]["inputs"]["more"] = ["404", 0]
     limits = dataclasses.replace(LIMITS, stall_seconds=0.4)
-    with serve_in_thread(mortal=True) as served:
+    with serve_in_thread(dies_like_comfyui=True) as served:
         async with ComfyServer(ServerSettings(served.url, limits)) as server:
             with pytest.raises(RunStalled, match="prompt thread is dead"):
                 await run(server, deadly)

@@ -9,9 +9,9 @@ from tests.unit.small_server import OBJECT_INFO, node, node_class, socket, text_
 from comfyfleet.errors import InvalidInput, InvalidWorkflow
 from comfyfleet.workflow import convert_with_report
 from comfyfleet.workflow.edit import Assignment, set_shorthands, set_values
-from comfyfleet.workflow.files import Opened
+from comfyfleet.workflow.embedded import Opened
 from comfyfleet.workflow.inspect import Inspection, inspect
-from comfyfleet.workflow.inspect.model import ChainSummary, GroupSummary, NamedFile, TakenInput
+from comfyfleet.workflow.inspect.results import ChainSummary, GroupSummary, NamedFile, InspectedInput
 
 SAMPLER_VALUES = [5, "fixed", 20, 8.0, "euler", "normal", 1.0]
 OPTIONS = {"image_upload": True}
@@ -42,7 +42,7 @@ def values(found: Inspection) -> dict[str | None, Any]:
     return {taken.address: taken.value for taken in found.takes}
 
 
-def taken(found: Inspection, address: str) -> TakenInput:
+def taken(found: Inspection, address: str) -> InspectedInput:
     return next(each for each in found.takes if each.address == address)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.small_server import OBJECT_INFO
 
 from comfyfleet.errors import FleetError
-from comfyfleet.workflow.files import Opened
+from comfyfleet.workflow.embedded import Opened
 from comfyfleet.workflow.inspect import inspect
 
 SCALARS = st.one_of(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comfyfleet.errors import InvalidInput, LimitExceeded
-from comfyfleet.workflow.files.reader import JSON_DEPTH_MAX, FileLimits, parse_json
+from comfyfleet.workflow.embedded.reader import JSON_DEPTH_MAX, FileLimits, parse_json
 
 JSON_VALUES = st.recursive(
     st.none()

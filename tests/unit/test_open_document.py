@@ -30,7 +30,7 @@ from tests.unit.saved_files import (
 )
 
 from comfyfleet.errors import InvalidInput, NoWorkflowFound
-from comfyfleet.workflow.files import Opened, open_document
+from comfyfleet.workflow.embedded import Opened, open_document
 
 BOTH = json.dumps({"prompt": PROMPT, "workflow": WORKFLOW})
 

@@ -25,7 +25,7 @@ from tests.unit.saved_files import (
 )
 
 from comfyfleet.errors import InvalidInput, LimitExceeded, NoWorkflowFound
-from comfyfleet.workflow.files import FileLimits, open_document
+from comfyfleet.workflow.embedded import FileLimits, open_document
 
 GIBIBYTE = 2**30
 SMALL = FileLimits(metadata_bytes=10_000, chunks=1_000, texts=50)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.small_server import RESIZE_TYPES, SAMPLERS
 
 from comfyfleet.workflow.edit import problem_with
-from comfyfleet.workflow.edit.addresses import closest, shown_value
+from comfyfleet.workflow.edit.input_lookup import closest, shown_value
 
 INT = ["INT", {"min": 1, "max": 10}]
 FLOAT = ["FLOAT", {"min": 0.0, "max": 1.0}]

@@ -29,7 +29,7 @@ from comfyfleet.errors import FleetError, InvalidInput, LimitExceeded, ServerUna
 if TYPE_CHECKING:
     import httpx
 
-    from comfyfleet.workflow.files import Opened
+    from comfyfleet.workflow.embedded import Opened
 
 
 STANDARD_STREAM = "-"
@@ -103,7 +103,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def _opened(file: BinaryIO) -> "Opened":
-    from comfyfleet.workflow.files import open_document
+    from comfyfleet.workflow.embedded import open_document
 
     if not _is_mappable(file):
         data = file.read(PIPE_BYTES_MAX + 1)
@@ -185,7 +185,7 @@ HOW_TO_SAVE = (
 
 
 def read_object_info(path: Path) -> Mapping[str, Any]:
-    from comfyfleet.workflow.files import parse_json
+    from comfyfleet.workflow.embedded import parse_json
 
     data = read_file(path, bytes_max=OBJECT_INFO_BYTES_MAX)
     if data.startswith(GZIP_MAGIC):
@@ -323,7 +323,7 @@ def url_without_password(url: str) -> str:
 
 
 async def _json_of(response: "httpx.Response", base: str, deadline: float) -> Any:
-    from comfyfleet.workflow.files import parse_json
+    from comfyfleet.workflow.embedded import parse_json
 
     if response.status_code != 200:
         raise _no_comfyui(base, f"{response.status_code} {response.reason_phrase}".strip())

@@ -86,7 +86,7 @@ from comfyfleet.workflow.edit import (
     set_values,
     shorthand_places,
 )
-from comfyfleet.workflow.files import Opened
+from comfyfleet.workflow.embedded import Opened
 from comfyfleet.workflow.model import Prompt
 
 CSV_BYTES_MAX = 64 * 1024 * 1024

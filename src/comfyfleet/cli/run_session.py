@@ -64,7 +64,7 @@ from comfyfleet.workflow.edit import (
     set_values,
     shorthand_places,
 )
-from comfyfleet.workflow.files import Opened
+from comfyfleet.workflow.embedded import Opened
 from comfyfleet.workflow.inspect import Inspection, inspect
 from comfyfleet.workflow.model import Prompt
 

@@ -12,13 +12,13 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.text import Text
 
 from comfyfleet.cli.context import CliContext, printable
-from comfyfleet.workflow.inspect.model import (
+from comfyfleet.workflow.inspect.results import (
     Inspection,
-    MadeOutput,
+    InspectedOutput,
     MissingParts,
     NamedFile,
     NodeRef,
-    TakenInput,
+    InspectedInput,
     UsedPack,
 )
 
@@ -282,7 +282,7 @@ def sections(found: Inspection, *, everything: bool) -> Iterator[RenderableType]
         yield _missing(found.missing, rows_max)
 
 
-def _takes(takes: Sequence[TakenInput], *, everything: bool) -> Iterator[RenderableType]:
+def _takes(takes: Sequence[InspectedInput], *, everything: bool) -> Iterator[RenderableType]:
     chosen = [each for each in takes if everything or _matters(each)] or list(takes)
     if not chosen:
         return
@@ -302,13 +302,13 @@ def _takes(takes: Sequence[TakenInput], *, everything: bool) -> Iterator[Rendera
     yield section.shown(*([f"and {rest} other values (--all shows them)"] if rest else []))
 
 
-def _matters(taken: TakenInput) -> bool:
+def _matters(taken: InspectedInput) -> bool:
     if taken.shorthands or taken.exposed_as is not None:
         return True
     return taken.role in ("file", "text", "seed", "size", "steps")
 
 
-def _makes(makes: Sequence[MadeOutput], rows_max: int | None) -> Iterator[RenderableType]:
+def _makes(makes: Sequence[InspectedOutput], rows_max: int | None) -> Iterator[RenderableType]:
     if not makes:
         yield Group(Text("Makes nothing: no node saves or shows a result.", style="bold"), Text())
         return
@@ -422,7 +422,7 @@ def _node_name(node: NodeRef, exposed_as: str | None = None) -> str:
     return exposed_as or " › ".join((*node.path, node.title))
 
 
-def _type_name(taken: TakenInput) -> str:
+def _type_name(taken: InspectedInput) -> str:
     if taken.role == "file":
         return "file"
     if taken.choices is not None:
@@ -431,7 +431,7 @@ def _type_name(taken: TakenInput) -> str:
     return f"{taken.type} {_range(taken)}".strip()
 
 
-def _range(taken: TakenInput) -> str:
+def _range(taken: InspectedInput) -> str:
     """Limits that no one reaches (2^64 of a seed) tell nothing."""
     least = taken.min if taken.min is not None and abs(taken.min) < LIMIT_SHOWN_MAX else None
     most = taken.max if taken.max is not None and abs(taken.max) < LIMIT_SHOWN_MAX else None

@@ -8,7 +8,7 @@ from typing import Any
 from comfyfleet.cli.context import require_file
 from comfyfleet.cli.control_plane import ApiSession
 from comfyfleet.errors import FleetError, InvalidInput
-from comfyfleet.workflow.files import parse_json
+from comfyfleet.workflow.embedded import parse_json
 
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 MEDIA = ("image", "video", "audio")

@@ -1,4 +1,4 @@
-"""The built-in CPU backend: speaks ComfyUI's protocol and really executes. No torch, no GPU.
+"""The built-in CPU backend: implements ComfyUI's protocol and really executes prompts. No torch, no GPU.
 
 Internal: may change without notice.
 """

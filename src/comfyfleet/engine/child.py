@@ -1,7 +1,7 @@
-"""The engine as a process that another one keeps: `python -m comfyfleet.engine.child FD FOLDER`.
+"""The engine as a child process: `python -m comfyfleet.engine.child FD FOLDER`.
 
-It serves on a socket that it was given, wants the key that stands in its environment, and ends when
-its standard input does: so it never outlives who started it, however that one ended.
+It serves on the inherited socket FD, requires the key from its environment, and exits when its
+standard input closes: so it never outlives its parent, however the parent ended.
 """
 
 import logging

@@ -1,7 +1,8 @@
-"""Pictures, videos and sound out of files and into files, through FFmpeg with the results of ComfyUI.
+"""Decodes and encodes pictures, videos and sound with FFmpeg, with ComfyUI's results.
 
-Bytes that are RGB already stay bytes; everything else goes through swscale to float planes. That is why a
-white 8-bit grey PNG is 0.996 and not 1.0, and it can't be had any other way."""
+Pictures that are 8-bit RGB stay bytes; everything else goes through swscale to float planes. That
+is why a white 8-bit grey PNG becomes 0.996 and not 1.0, as in ComfyUI.
+"""
 
 import io
 import math
@@ -48,7 +49,7 @@ WHOLE = ClipWindow()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Components:
-    """What a file holds: no frames is a batch of 0x0 pictures."""
+    """The decoded content of a file. No frames: a batch of 0x0 pictures."""
 
     images: Image
     mask: Mask | None  # 1 - alpha, where the format has alpha
@@ -58,7 +59,7 @@ class Components:
 
 @contextmanager
 def open_media(source: Source) -> Iterator[av.container.InputContainer]:
-    """The file opened for reading; what FFmpeg can't make sense of is a NodeFailed."""
+    """Opens a file for reading. Raises NodeFailed if FFmpeg can't read it."""
     file = str(source) if isinstance(source, Path) else io.BytesIO(source)
     try:
         # By our own reading: FFmpeg decodes a picture already as it opens it.
@@ -83,7 +84,7 @@ def _named(source: Source) -> str:
 
 
 def duration_s(source: Source) -> float:
-    """Of the whole file."""
+    """The duration of the whole file."""
     with open_media(source) as container:
         if container.duration is not None:
             return container.duration / av.time_base
@@ -129,7 +130,7 @@ def frame_rate(stream: av.VideoStream) -> Fraction:
 def frames_within(
     container: av.container.InputContainer, stream: av.VideoStream, window: ClipWindow
 ) -> Iterator[av.VideoFrame]:
-    """The frames of an absolute window. Packets that can't be decoded are passed over."""
+    """The frames of an absolute window. Packets that can't be decoded are skipped."""
     time_base = stream.time_base or Fraction(1, av.time_base)
     start = int(window.start_s / time_base)
     end = int((window.start_s + window.duration_s) / time_base)
@@ -174,7 +175,7 @@ def _stacked(frames: list[Any], *, has_alpha: bool) -> tuple[Image, Mask | None]
 
 
 class _FrameReader:
-    """Turns frames into arrays. The first one decides the format for all."""
+    """Converts frames to arrays. The first frame decides the format of all."""
 
     def __init__(self) -> None:
         self.has_alpha = False
@@ -216,7 +217,7 @@ def _target_format(name: str, *, has_alpha: bool) -> str:
 
 
 def _alignment(frame: av.VideoFrame) -> av.filter.Graph:
-    """Pads to a multiple of 32 and smears the border into the padding."""
+    """Pads to a multiple of 32 and repeats the border pixels into the padding."""
     width = -(-frame.width // ALIGNMENT_PIXELS) * ALIGNMENT_PIXELS
     height = -(-frame.height // ALIGNMENT_PIXELS) * ALIGNMENT_PIXELS
     right, bottom = width - frame.width, height - frame.height
@@ -237,7 +238,7 @@ def _alignment(frame: av.VideoFrame) -> av.filter.Graph:
 
 
 def decode_audio(source: Source, window: ClipWindow) -> Audio | None:
-    """The sound of an absolute window; None where there is none that can be decoded."""
+    """The sound of an absolute window; None if there is none that can be decoded."""
     with open_media(source) as container:
         stream = last_decodable_audio(container)
         if stream is None:
@@ -298,7 +299,7 @@ def encode_mp4(
     bit_depth: int = 8,
     tags: Tags | None = None,
 ) -> None:
-    """Encode a batch with x264's defaults."""
+    """Encodes a batch with x264's defaults."""
     if images.shape[-1] != 3 or 0 in images.shape:
         raise NodeFailed(f"a video can't be made of images of shape {images.shape}")
     count, height, width = images.shape[:3]
@@ -314,7 +315,7 @@ def encode_mp4(
 def encode_webm(
     images: Image, fps: float, target: Path, *, codec: str, crf: float, tags: Tags
 ) -> None:
-    """Encode a batch as VP9, with alpha if the images have it, or as AV1."""
+    """Encodes a batch as VP9, with alpha if the images have it, or as AV1."""
     height, width, channels = images.shape[1:]
     has_alpha = channels == 4 and codec == "vp9"
     layout = "rgba" if has_alpha else "rgb24"
@@ -331,7 +332,7 @@ def encode_webm(
 
 
 def rounded_rate(fps: float | Fraction) -> Fraction:
-    """In thousandths, as ComfyUI writes it."""
+    """The frame rate in thousandths, as ComfyUI writes it."""
     return Fraction(round(fps * 1000), 1000)
 
 
@@ -357,7 +358,7 @@ def _frame(image: Image, bit_depth: int) -> av.VideoFrame:
 
 @contextmanager
 def new_file(target: Target, tags: Tags, *, format: str) -> Iterator[av.container.OutputContainer]:
-    """A container to write; a file that could not be finished is taken away again."""
+    """Opens a container for writing; the file is removed if it could not be finished."""
     # Else MP4 drops every tag that it does not know, such as the prompt.
     flags = "use_metadata_tags" if isinstance(target, io.BytesIO) else "use_metadata_tags+faststart"
     options = {"movflags": flags} if format == "mp4" else {}
@@ -393,7 +394,7 @@ def add_aac(output: av.container.OutputContainer, audio: Audio | None) -> av.Aud
 def mux(
     output: av.container.OutputContainer, stream: av.VideoStream, frames: Iterable[av.VideoFrame]
 ) -> int:
-    """Encode and write the frames; how many there were."""
+    """Encodes and writes the frames; returns their number."""
     count = 0
     for frame in frames:
         output.mux(stream.encode(frame))
@@ -405,7 +406,7 @@ def mux(
 def mux_audio(
     output: av.container.OutputContainer, track: av.AudioStream, audio: Audio, samples_max: int
 ) -> None:
-    """Write the sound, no longer than the pictures."""
+    """Writes the sound, no longer than the pictures."""
     samples = np.ascontiguousarray(audio.waveform[0, :, :samples_max])
     frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout=track.layout.name)
     frame.sample_rate = audio.sample_rate
@@ -420,7 +421,7 @@ COPIED = (av.VideoStream, av.AudioStream, SubtitleStream)
 def save_mp4(
     source: Source, window: ClipWindow, target: Path, *, format: str, codec: str, tags: Tags
 ) -> None:
-    """Copy the streams where nothing is to be changed, else encode them."""
+    """Copies the streams if nothing must change, otherwise encodes them."""
     with open_media(source) as container:
         can_copy = window == WHOLE and _is_wanted(container, format, codec)
         if can_copy and _copy(container, target, tags):
@@ -436,7 +437,7 @@ def _is_wanted(container: av.container.InputContainer, format: str, codec: str) 
 
 
 def _copy(container: av.container.InputContainer, target: Path, tags: Tags) -> bool:
-    """Copy all streams; False when MP4 can't hold one of them."""
+    """Copies all streams; False if MP4 can't hold one of them."""
     with new_file(target, {**container.metadata, **tags}, format="mp4") as output:
         copies = {}
         for stream in container.streams:
@@ -456,7 +457,7 @@ def _copy(container: av.container.InputContainer, target: Path, tags: Tags) -> b
 
 
 def transcode(source: Source, window: ClipWindow, target: Path, *, tags: Tags) -> None:
-    """Encode a window as H.264 and AAC, one frame at a time."""
+    """Encodes a window as H.264 and AAC, one frame at a time."""
     window = absolute_window(window, source)
     audio = decode_audio(source, window)
     with open_media(source) as container:
@@ -487,19 +488,19 @@ def _upright_size(frame: av.VideoFrame) -> tuple[int, int]:
 
 
 def _prepared(frames: Iterable[av.VideoFrame], pixels: str) -> Iterator[av.VideoFrame]:
-    """Upright, in the encoder's format, with times that begin at 0."""
+    """The frames upright, in the encoder's pixel format, with times that begin at 0."""
     start: int | None = None
     for frame in frames:
         position = frame.pts or 0
         start = position if start is None else start
-        prepared = _converted(_turned(frame), pixels)
+        prepared = _converted(_rotated(frame), pixels)
         prepared.pts, prepared.time_base = position - start, frame.time_base
         # Else the encoder would repeat the source's choice of key frames.
         prepared.pict_type = PictureType.NONE
         yield prepared
 
 
-def _turned(frame: av.VideoFrame) -> av.VideoFrame:
+def _rotated(frame: av.VideoFrame) -> av.VideoFrame:
     quarters = round(frame.rotation // 90)
     if not quarters:
         return frame
@@ -516,7 +517,7 @@ def _converted(frame: av.VideoFrame, pixels: str) -> av.VideoFrame:
 
 @dataclass(frozen=True, slots=True)
 class FileVideo:
-    """A video file; nothing is read before it is asked for."""
+    """A video file, read only when needed."""
 
     source: Source
     window: ClipWindow = WHOLE
@@ -551,7 +552,7 @@ class FileVideo:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BuiltVideo:
-    """Images, sound and a rate, bundled. It is encoded when it is saved or cut."""
+    """Images, sound and a frame rate. Encoded when it is saved or cut."""
 
     images: Image
     fps: Fraction
@@ -570,7 +571,7 @@ class BuiltVideo:
         return Components(self.images, None, self.audio, self.fps)
 
     def part(self, start_s: float, duration_s: float, *, strict: bool) -> FileVideo:
-        """Encoded first, as ComfyUI does it, and always strict about the duration."""
+        """Encodes first, as ComfyUI does, and is always strict about the duration."""
         if self.duration_s < start_s + duration_s:
             raise NodeFailed(f"the video lasts {self.duration_s} s, too short for this part")
         encoded = io.BytesIO()

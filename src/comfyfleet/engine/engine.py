@@ -1,5 +1,5 @@
-"""The engine: accepts prompts and runs them one after the other, in a thread of its own, so that the event loop stays
-free to answer."""
+"""The engine: accepts prompts and runs them one after the other in its own thread, so that the
+event loop stays free to answer."""
 
 import asyncio
 import itertools
@@ -45,7 +45,7 @@ from comfyfleet.protocol.validation import Prompt, is_link, traceback_lines, typ
 
 
 class Executor:
-    """What stays from one run to the next: results, and what nodes remember."""
+    """What lasts from one run to the next: cached results, and the memory of nodes."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Executor:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all results (`/free`)."""
+        """Forgets all results (`/free`)."""
         self._cache = NodeCache()
         self._signer = NodeSigner(self._nodes)
         self._memories: dict[tuple[str, str], dict[str, Any]] = {}
@@ -77,7 +77,7 @@ class Executor:
     def run(self, running: RunningPrompt) -> RunOutcome:
         item = running.item
         self._forget_absent(item.prompt)
-        around = RunContext(
+        context = RunContext(
             folders=self._folders,
             prompt=self._prepare(item.prompt),
             prompt_id=item.prompt_id,
@@ -87,7 +87,7 @@ class Executor:
             progress=PromptProgress(item.prompt_id),
             interrupted=running.interrupted,
         )
-        run = PromptRun(self._tools(), around, item.outputs, success=self._success)
+        run = PromptRun(self._tools(), context, item.outputs, success=self._success)
         try:
             outcome = run.execute(dangling_link_kills=self._dangling_link_kills)
         finally:
@@ -113,12 +113,14 @@ class Executor:
         return self._memories.setdefault((node_id, class_type), {})
 
     def _forget_absent(self, prompt: Prompt) -> None:
-        """ComfyUI keeps a node object only while prompts follow each other that all have it."""
+        """Forgets the memory of nodes that this prompt lacks: ComfyUI keeps a node object only as
+        long as each prompt has it."""
         present = {(node_id, node["class_type"]) for node_id, node in prompt.items()}
         self._memories = {key: kept for key, kept in self._memories.items() if key in present}
 
     def _prepare(self, prompt: Prompt) -> Prompt:
-        """As nodes see it and files keep it: with `is_changed` where more than inputs count."""
+        """The prompt as nodes see it and saved files contain it: with `is_changed` where a node's
+        result depends on more than its inputs."""
         return {node_id: self._prepare_node(node) for node_id, node in prompt.items()}
 
     def _prepare_node(self, node: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -147,8 +149,11 @@ log = logging.getLogger(__name__)
 
 
 class ExecutorThread:
-    """Takes prompts one by one until it is stopped. No prompt can end it, unless it is told so:
-    with `mortal` it dies where ComfyUI's does, to see what a client makes of that."""
+    """Runs prompts one by one until it is stopped.
+
+    No prompt can end it, except with `mortal`: then it dies where ComfyUI's thread does, to test
+    clients against that.
+    """
 
     def __init__(
         self,
@@ -158,14 +163,14 @@ class ExecutorThread:
         executor: Executor,
         audience: Audience,
         clock: Callable[[], float],
-        mortal: bool = False,
+        dies_like_comfyui: bool = False,
     ) -> None:
         self._queue = queue
         self._history = history
         self._executor = executor
         self._audience = audience
         self._clock = clock
-        self._mortal = mortal
+        self._mortal = dies_like_comfyui
         self._free = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="engine-worker", daemon=True)
@@ -180,20 +185,20 @@ class ExecutorThread:
         self._thread.join(STOP_SECONDS)
 
     def free(self) -> None:
-        """Drop cached results before the next prompt."""
+        """Drops cached results before the next prompt."""
         self._free.set()
         self._queue.wake()
 
     def _work(self) -> None:
         while not self._stop.is_set():
             try:
-                self._take_one()
+                self._run_next()
             except Exception:
                 log.exception("the worker thread met an error outside of any node")
                 if self._mortal:
                     return
 
-    def _take_one(self) -> None:
+    def _run_next(self) -> None:
         running = self._queue.take()
         if self._free.is_set():
             self._free.clear()
@@ -203,25 +208,25 @@ class ExecutorThread:
 
     def _run(self, running: RunningPrompt) -> None:
         item = running.item
-        running.interrupted.wait(self._head_start(item))
+        running.interrupted.wait(self._head_start_left(item))
         try:
             outcome = self._executor.run(running)
         except Exception as error:
             if self._mortal:
                 raise
             log.exception("prompt %s failed outside of any node", item.prompt_id)
-            outcome = self._broken(item, error)
+            outcome = self._report_internal_error(item, error)
         self._queue.done(lambda: self._history.add(item.prompt_id, history_record(item, outcome)))
         if item.client_id is not None:
             ended = {"node": None, "prompt_id": item.prompt_id}
             self._audience.send("executing", ended, item.client_id)
 
-    def _head_start(self, item: QueuedPrompt) -> float:
+    def _head_start_left(self, item: QueuedPrompt) -> float:
         """What is left of it; nothing for a prompt that had to wait anyway."""
         age = self._clock() - item.extra_data.get("create_time", 0) / 1000
         return max(HEAD_START_SECONDS - age, 0.0) if age >= 0 else 0.0
 
-    def _broken(self, item: QueuedPrompt, error: Exception) -> RunOutcome:
+    def _report_internal_error(self, item: QueuedPrompt, error: Exception) -> RunOutcome:
         """An error of ours, told as if the first output had failed: nothing may hang on it."""
         node_id = item.outputs[0]
         data = {
@@ -243,7 +248,7 @@ class ExecutorThread:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedPrompt:
-    """`node_errors` names outputs that were left out; the rest runs."""
+    """`node_errors` names the outputs that were left out; the rest runs."""
 
     prompt_id: str
     number: float
@@ -252,7 +257,7 @@ class AcceptedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class DataFolder:
-    """Where an engine keeps its files: what ComfyUI has in its own folder."""
+    """The folder of an engine's files, laid out like ComfyUI's own."""
 
     root: Path
 
@@ -261,7 +266,7 @@ class DataFolder:
         return self.root / "user" / "default"
 
     def open(self) -> Folders:
-        """Make the folders; what is temporary does not outlive a start."""
+        """Creates the folders and empties the temporary one."""
         folders = Folders(*(self.root / name for name in ("input", "output", "temp")))
         shutil.rmtree(folders.temp, ignore_errors=True)
         for path in (folders.input, folders.output, folders.temp):
@@ -270,7 +275,7 @@ class DataFolder:
 
 
 class Engine:
-    """All parts together. `mortal`: see ExecutorThread."""
+    """Connects all parts. `mortal`: see ExecutorThread."""
 
     def __init__(
         self,
@@ -279,22 +284,22 @@ class Engine:
         *,
         clock: Callable[[], float] = time.time,
         new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
-        mortal: bool = False,
+        dies_like_comfyui: bool = False,
     ) -> None:
         self.data = data
         self.folders = data.open()
         self.nodes = nodes
         self.sockets = Sockets()
         self.history = History()
-        order = as_comfyui_compares if mortal else by_number_then_arrival
-        self.queue = PromptQueue(self._tell_status, order)
+        order = as_comfyui_compares if dies_like_comfyui else by_number_then_arrival
+        self.queue = PromptQueue(self._send_status, order)
         self.executor = Executor(
             nodes=nodes,
             folders=self.folders,
             audience=self.sockets,
             clock=clock,
             random=random.SystemRandom(),
-            dangling_link_kills=mortal,
+            dangling_link_kills=dies_like_comfyui,
         )
         self._worker = ExecutorThread(
             queue=self.queue,
@@ -302,7 +307,7 @@ class Engine:
             executor=self.executor,
             audience=self.sockets,
             clock=clock,
-            mortal=mortal,
+            dies_like_comfyui=dies_like_comfyui,
         )
         self._clock = clock
         self._new_id = new_id
@@ -320,7 +325,7 @@ class Engine:
         self._worker.free()
 
     def submit(self, body: object, usage_source: str | None = None) -> AcceptedPrompt:
-        """Queue a prompt, or raise RefusedPrompt."""
+        """Queues a prompt, or raises RefusedPrompt."""
         number = self._number(body)
         submission = parse_submission(body)
         verdict = validate(
@@ -342,14 +347,14 @@ class Engine:
         return _status(self.queue.remaining())
 
     def _number(self, body: object) -> float:
-        """A refused prompt uses up its number, too."""
+        """The prompt's number. A refused prompt uses up its number, too."""
         wanted, front = read_number(body)
         if wanted is not None:
             return wanted
         number = next(self._numbers)
         return -number if front else number
 
-    def _tell_status(self, remaining: int) -> None:
+    def _send_status(self, remaining: int) -> None:
         self.sockets.send("status", {"status": _status(remaining)})
 
 

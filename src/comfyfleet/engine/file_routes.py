@@ -1,4 +1,4 @@
-"""Files in and out: uploads, views of what lies in the three folders (whole or in ranges), and previews of pictures."""
+"""Routes for files: uploads, views of the three folders (whole or in ranges), and previews of pictures."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ NANOSECONDS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """What tells one state of a file from another."""
+    """Identifies one state of a file."""
 
     size: int
     modified_ns: int
@@ -49,7 +49,7 @@ class FileStamp:
 
 
 def plan_reply(headers: Mapping[str, str], stamp: FileStamp) -> ByteRange:
-    """Preconditions first, then the range."""
+    """Evaluates the preconditions first, then the range."""
     if (status := _precondition(headers, stamp)) is not None:
         return ByteRange(status)
     wanted = headers.get("range")
@@ -83,7 +83,7 @@ def _date(headers: Mapping[str, str], name: str) -> float | None:
 
 
 class FileReply(Response):
-    """A file as it lies on disk, read while it is sent."""
+    """Streams a file from disk."""
 
     def __init__(
         self, path: Path, request_headers: Mapping[str, str], headers: Mapping[str, str]
@@ -133,7 +133,7 @@ COPY_BYTES = 1024 * 1024
 
 
 class SaveUpload(Protocol):
-    """Writes an upload to its place."""
+    """Writes an upload to its path."""
 
     def __call__(self, upload: BinaryIO, path: Path) -> None: ...
 
@@ -143,7 +143,7 @@ class OutsideFolder(InvalidInput):
 
 
 def upload_path(folder: Path, subfolder: str, name: str) -> Path:
-    """The path that a client's words lead to, refused when it leaves the folder."""
+    """The path for a client's folder and name. Raises OutsideFolder if it leaves the folder."""
     base = os.path.abspath(folder)
     path = os.path.abspath(os.path.join(base, os.path.normpath(subfolder), name))
     if not Path(path).is_relative_to(base):
@@ -154,7 +154,7 @@ def upload_path(folder: Path, subfolder: str, name: str) -> Path:
 def store_upload(
     upload: BinaryIO, folder: Path, *, subfolder: str, name: str, overwrite: bool, save: SaveUpload
 ) -> str:
-    """Save under the name, or one with a number when other bytes have it. Returns the name."""
+    """Saves under the name, or a numbered one if a file with other bytes has it. Returns the name."""
     try:
         path = upload_path(folder, subfolder, name)
         (folder / os.path.normpath(subfolder)).mkdir(parents=True, exist_ok=True)
@@ -175,7 +175,7 @@ def save_bytes(upload: BinaryIO, path: Path) -> None:
 def _free_name(
     upload: BinaryIO, path: Path, name: str, *, overwrite: bool
 ) -> tuple[str, Path, bool]:
-    """A name that is free, or taken by the very same bytes (then nothing is to be written)."""
+    """A name that is free, or None if a file with the same bytes has it and nothing must be written."""
     if overwrite:
         return name, path, False
     stem, extension = os.path.splitext(name)
@@ -213,7 +213,7 @@ MASK_COMPRESSION = 4
 
 
 def picture_preview(path: Path, wanted: str, channel: str) -> tuple[bytes, str]:
-    """`webp;90` or `jpeg;q` as bytes, and the content type; any other format is webp."""
+    """Encodes `webp;90` or `jpeg;q`; any other format is webp. Returns the bytes and the content type."""
     kind, _, _ = wanted.partition(";")
     if kind not in ("webp", "jpeg") or "a" in channel:
         kind = "webp"
@@ -235,7 +235,7 @@ def without_alpha(path: Path) -> bytes:
 
 
 def alpha_only(path: Path) -> bytes:
-    """Black, with the alpha of the picture; a picture without alpha is opaque."""
+    """A black picture with the alpha of the original; without alpha it is opaque."""
 
     def encode(picture: PIL.Image.Image) -> bytes:
         opaque = PIL.Image.new("L", picture.size, 255)
@@ -248,7 +248,7 @@ def alpha_only(path: Path) -> bytes:
 
 
 def put_mask(mask: BinaryIO, original: Path, path: Path) -> None:
-    """Write the original with the alpha of the mask, keeping the texts it carries."""
+    """Writes the original with the alpha of the mask, keeping its text metadata."""
 
     def combine(picture: PIL.Image.Image) -> None:
         texts = PngInfo()
@@ -337,7 +337,7 @@ def _folder_named(name: object) -> FolderName:
 
 
 def save_mask(folders: Folders, form: FormData, upload: BinaryIO, path: Path) -> None:
-    """An original that can't be found is no error: nothing is written, as by ComfyUI."""
+    """Without the original it writes nothing and raises nothing, as ComfyUI does."""
     original = _find_original(folders, form.get("original_ref"))
     if original is not None and original.is_file():
         put_mask(upload, original, path)
@@ -356,7 +356,7 @@ def _find_original(folders: Folders, reference: object) -> Path | None:
 
 
 class ViewRefused(Exception):
-    """A file that may not be looked at, with the status that says why."""
+    """A file that may not be viewed, with the HTTP status."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -364,7 +364,7 @@ class ViewRefused(Exception):
 
 
 def resolve_view(folders: Folders, query: Mapping[str, str]) -> tuple[Path, str]:
-    """Folder and name that `filename`, `type` and `subfolder` lead to; they need not exist."""
+    """The folder and name for `filename`, `type` and `subfolder`; they need not exist."""
     name, folder = _split_annotation(query["filename"], query.get("type", "output"))
     if not name or name.startswith("/") or ".." in name or folder not in FOLDERS:
         raise ViewRefused(400)
@@ -376,7 +376,7 @@ def resolve_view(folders: Folders, query: Mapping[str, str]) -> tuple[Path, str]
 
 
 def _split_annotation(name: str, folder: str) -> tuple[str, str]:
-    """`a.png [temp]` names its folder itself; the space before the bracket goes, too."""
+    """Splits `a.png [temp]` into name and folder, without the space before the bracket."""
     for known in FOLDERS:
         if name.endswith(f"[{known}]"):
             return name[: -len(known) - 3], known

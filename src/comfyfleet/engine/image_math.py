@@ -1,8 +1,10 @@
-"""Arithmetic of images and masks, with the results of ComfyUI: conversion to bytes, resizing, blur, growing and
+"""Image and mask arithmetic with ComfyUI's results: conversion to bytes, resizing, blur, growing and
 shrinking of masks, and torch's noise.
 
-Images are float32 [batch, height, width, channel], masks float32 [batch, height, width], as in ComfyUI;
-nothing is rounded or clamped between nodes. Resizing is torch's `interpolate` without antialiasing, or Pillow."""
+Images are float32 [batch, height, width, channel], masks float32 [batch, height, width], as in
+ComfyUI; nothing is rounded or clamped between nodes. Resizing is torch's `interpolate` without
+antialiasing, or Pillow.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +33,7 @@ class Audio:
 
 
 def f32(array: Any) -> Image:
-    """Nodes compute in double precision where it matters, but hand on float32."""
+    """Nodes compute in double precision where it matters, but return float32."""
     return np.asarray(array, dtype=np.float32)
 
 
@@ -63,7 +65,7 @@ def repeat_to(pictures: Picture, count: int) -> Picture:
 
 
 def with_alpha(image: Image, alpha: float = 1.0) -> Image:
-    """One channel more, of one value everywhere."""
+    """Adds one channel with the same value everywhere."""
     return np.concatenate([image, np.full_like(image[..., :1], alpha)], axis=-1)
 
 
@@ -100,7 +102,7 @@ def resize(
 
 
 def crop_to_aspect(picture: Picture, width: int, height: int) -> Picture:
-    """Cut the same from both sides until the proportions are those of `width` x `height`."""
+    """Cuts the same from both sides until the proportions are those of `width` x `height`."""
     old_height, old_width = picture.shape[1:3]
     if old_height <= 0 or height <= 0 or width <= 0:
         raise NodeFailed(f"can't crop {old_width}x{old_height} to {width}x{height}")
@@ -213,7 +215,7 @@ def gaussian(radius: int, sigma: float) -> npt.NDArray[np.float64]:
 
 
 def blur(image: Image, radius: int, sigma: float) -> npt.NDArray[np.float64]:
-    """Blurred with mirrored borders. The kernel is a product, so each axis is done for itself."""
+    """Blurs with mirrored borders. The kernel is separable, so each axis is done separately."""
     height, width = image.shape[1:3]
     if radius >= min(height, width):
         raise NodeFailed(f"radius {radius} is too large for a picture of {width}x{height}")
@@ -239,7 +241,7 @@ SQUARE = tuple((y, x) for y in range(3) for x in range(3))
 
 
 def dilate(mask: Mask, steps: int, tapered_corners: bool) -> Mask:
-    """`steps` times the largest value (below 0: the smallest) of each pixel's neighbourhood."""
+    """Takes `steps` times the largest value (below 0: the smallest) of each pixel's neighbourhood."""
     pick: Callable[..., Mask] = np.maximum if steps > 0 else np.minimum
     shape = CROSS if tapered_corners else SQUARE
     for _ in range(abs(steps)):
@@ -305,7 +307,7 @@ def _box_muller(uniform: Normals) -> Normals:
 
 
 def _singly(generator: np.random.RandomState, count: int) -> Normals:
-    """Pairs from two uniforms of 53 bits; of the last pair the second may stay unused."""
+    """Pairs from two 53-bit uniforms; the second of the last pair may be unused."""
     pairs = -(-count // 2)
     words = _words(generator, 4 * pairs).astype(np.uint64)
     bits = (words[0::2] << np.uint64(32) | words[1::2]) & np.uint64(2**53 - 1)

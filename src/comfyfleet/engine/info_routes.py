@@ -1,5 +1,6 @@
-"""What the server says it is and has (version, features, nodes, figures of the machine), the editor's `/internal`, and
-what an editor keeps on the server: settings, and files such as workflows."""
+"""Routes for what the server is and has (version, features, nodes, figures of the machine), for the
+editor's `/internal`, and for what an editor stores on the server: settings, and files such as
+workflows."""
 
 import json
 import os
@@ -138,7 +139,7 @@ def _system(ram_total: int, ram_free: int) -> dict[str, Any]:
 
 
 def _memory_bytes() -> tuple[int, int]:
-    """Total and available memory; without the system's figures, nought."""
+    """Total and available memory; 0 if the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines}
@@ -163,7 +164,7 @@ async def get_metadata(engine: Engine, request: Request) -> Response:
 
 
 def constant_reply(body: Any) -> Handler[Any]:
-    """A handler for what this server does not have, or always says."""
+    """A handler that always returns this body, for things that this server does not have."""
 
     async def answer(engine: Engine, request: Request) -> Response:
         return json_reply(body)
@@ -378,7 +379,7 @@ async def post_file(engine: Engine, request: Request) -> Response:
         path.write_bytes(body)
     except OSError:
         return empty_reply(400)
-    return json_reply(_told(path, engine, request))
+    return json_reply(_path_or_info(path, engine, request))
 
 
 async def delete_file(engine: Engine, request: Request) -> Response:
@@ -404,14 +405,14 @@ async def move_file(engine: Engine, request: Request) -> Response:
         return text_reply("File already exists", 409)
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(source, target)
-    return json_reply(_told(target, engine, request))
+    return json_reply(_path_or_info(target, engine, request))
 
 
 def _user_path(engine: Engine, name: str) -> Path:
     return upload_path(engine.data.user, "", unquote(name))
 
 
-def _told(path: Path, engine: Engine, request: Request) -> Any:
+def _path_or_info(path: Path, engine: Engine, request: Request) -> Any:
     if _is_true(request.query_params, "full_info"):
         return _file_info(path, engine.data.user)
     return os.path.relpath(path, engine.data.user)

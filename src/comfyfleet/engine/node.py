@@ -1,13 +1,14 @@
-"""What a node type is to the executor, what a running node may use (also of the machine), and a compact notation for
-node interfaces, from which `/object_info` entries are made.
+"""Node types as the executor sees them, the context of a running node (also its memory limits), and a compact
+notation for node interfaces, from which `/object_info` entries are made.
 
-The executor calls `run(context, **inputs)` in a thread, with inputs named as in the prompt (`images.image0` for
-a slot of a growing group), values already coerced. Optional inputs that are not given are left out, and so are
-those that the node does not declare. A node fails by raising: our own errors where we know better than numpy
-what went wrong, but any other may come.
+The executor calls `run(context, **inputs)` in a thread, with inputs named as in the prompt
+(`images.image0` for a slot of a growing group), values already coerced. Optional inputs that are
+not given are left out, and so are those that the node does not declare. A node fails by raising:
+our own errors where we know better than numpy what went wrong, but any other may come.
 
-ComfyUI has two generations of nodes, and their entries differ in small ways that clients see: `classic` ones
-write choices as a bare list and leave out what is not set; later ones don't."""
+ComfyUI has two generations of nodes, and their entries differ in small ways that clients see:
+`classic` ones write choices as a bare list and leave out what is not set; later ones don't.
+"""
 
 import logging
 import math
@@ -28,7 +29,7 @@ FolderName = Literal["input", "output", "temp"]
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """Where a node finds and leaves files."""
+    """The folders where nodes read and write files."""
 
     input: Path
     output: Path
@@ -43,7 +44,7 @@ class Folders:
         return path_inside(self.of(folder), relative)
 
     def holds(self, name: str) -> bool:
-        """Whether `name` exists in its folder; one that leads out of it does not."""
+        """Whether `name` exists in its folder; a name that leads out of it does not."""
         try:
             return self.locate(name).exists()
         except (InvalidInput, OSError, ValueError):
@@ -51,7 +52,7 @@ class Folders:
 
 
 def split_annotation(name: str) -> tuple[FolderName, str]:
-    """`x.png [temp]` → (temp, x.png); without an annotation a name means the input folder."""
+    """Splits `x.png [temp]` into (temp, x.png); without an annotation the folder is input."""
     folders: tuple[FolderName, ...] = ("output", "input", "temp")
     for folder in folders:
         suffix = f"[{folder}]"
@@ -62,9 +63,9 @@ def split_annotation(name: str) -> tuple[FolderName, str]:
 
 
 def path_inside(base: Path, relative: str) -> Path:
-    """`base / relative`, refused when it leaves `base`: names come from strangers.
+    """Returns `base / relative`; raises if it leaves `base`, because names come from clients.
 
-    Only the text counts: a link that the owner of the machine has put into `base` is followed.
+    Only the text is checked: a symlink that the machine's owner put into `base` is followed.
     """
     path = Path(os.path.abspath(base / relative))
     if not path.is_relative_to(os.path.abspath(base)):
@@ -73,17 +74,17 @@ def path_inside(base: Path, relative: str) -> Path:
 
 
 class Context(Protocol):
-    """What a running node may use: nothing else reaches it but its inputs."""
+    """All that a running node may use besides its inputs."""
 
     @property
     def folders(self) -> Folders: ...
     @property
     def prompt(self) -> Mapping[str, Any]:
-        """The whole prompt, to be written into saved files (ComfyUI's hidden PROMPT)."""
+        """The whole prompt, for saved files (ComfyUI's hidden PROMPT)."""
 
     @property
     def extra_pnginfo(self) -> Mapping[str, Any] | None:
-        """What the client wants kept in saved files, e.g. the workflow (hidden EXTRA_PNGINFO)."""
+        """What the client wants in saved files, e.g. the workflow (hidden EXTRA_PNGINFO)."""
 
     @property
     def node_id(self) -> str: ...
@@ -93,20 +94,22 @@ class Context(Protocol):
 
     @property
     def memory(self) -> MutableMapping[str, Any]:
-        """What a node remembers while prompts follow each other that all have a node of this id
-        and type: ComfyUI keeps its node objects that long, and PreviewImage its letters."""
+        """What a node keeps from run to run, while each prompt has a node of this id and type.
+
+        ComfyUI keeps its node objects that long, and PreviewImage its random letters.
+        """
 
     def now(self) -> datetime:
         """Local time, for the date parts of file names."""
 
     def progress(self, done: float, total: float, preview: bytes | None = None) -> None:
-        """Tell how far the node is, with an encoded JPEG; raises Interrupted when cancelled."""
+        """Reports progress, with an encoded JPEG; raises Interrupted when cancelled."""
 
     def show_text(self, text: str) -> None:
-        """Put a line on the node while it runs (a binary frame of type 3)."""
+        """Shows a line on the node while it runs (a binary frame of type 3)."""
 
     def pause(self, seconds: float) -> None:
-        """Wait; raises Interrupted as soon as the run is cancelled."""
+        """Waits; raises Interrupted as soon as the run is cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +126,7 @@ Inputs = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class EngineNodeType:
-    """A node type: its `/object_info` entry and what it does."""
+    """A node type: its `/object_info` entry and its function."""
 
     name: str
     info: Mapping[str, Any]
@@ -146,7 +149,7 @@ class EngineNodeType:
         return bool(self.info["output_node"])
 
     def describe(self, folders: Folders) -> dict[str, Any]:
-        """The `/object_info` entry with its file lists as they are now."""
+        """The `/object_info` entry with the current file lists."""
         required = dict(self.info["input"]["required"])
         for name, find in self.choices.items():
             required[name] = _with_choices(required[name], find(folders))
@@ -279,7 +282,7 @@ def autogrow(name: str, kind: str, **slots: Any) -> Declared:
 
 
 def dynamic_choice(options: Mapping[str, Mapping[str, Declared]]) -> Declared:
-    """A choice that brings inputs of its own with each of its options."""
+    """A choice whose options each bring their own inputs."""
     listed = [{"key": key, "inputs": {"required": dict(own)}} for key, own in options.items()]
     return ["COMFY_DYNAMICCOMBO_V3", {"options": listed}]
 
@@ -298,7 +301,7 @@ def _given(**options: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Interface:
-    """What clients may know of a node type."""
+    """The public description of a node type."""
 
     name: str
     title: str
@@ -371,7 +374,10 @@ class Interface:
 def node(
     interface: Interface, **more: Any
 ) -> Callable[[Callable[..., NodeResult]], EngineNodeType]:
-    """Make a node type of a function that uses the context. `more` are fields of EngineNodeType."""
+    """Decorator: makes a node type of a function that uses the context.
+
+    `more` are fields of EngineNodeType.
+    """
 
     def declare(run: Callable[..., NodeResult]) -> EngineNodeType:
         return EngineNodeType(name=interface.name, info=interface.entry(), run=run, **more)
@@ -380,7 +386,7 @@ def node(
 
 
 def pure(interface: Interface, **more: Any) -> Callable[[Callable[..., Any]], EngineNodeType]:
-    """Make a node type of a function from its inputs to its output, or to a tuple of several."""
+    """Decorator: makes a node type of a function from its inputs to its output, or to a tuple of several."""
 
     def declare(function: Callable[..., Any]) -> EngineNodeType:
         @wraps(function)
@@ -412,7 +418,7 @@ BYTES_PER_PIXEL = 160
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """`memory_bytes`: of the whole process, beyond what it takes when idle."""
+    """`memory_bytes`: the limit of the whole process, beyond what it uses when idle."""
 
     memory_bytes: int = MEMORY_BYTES_MAX
     pixels_max: int = PIXELS_MAX
@@ -426,8 +432,11 @@ _limits = EngineLimits()
 
 
 def limits_of(environ: Mapping[str, str]) -> EngineLimits:
-    """As set; else half of the machine's memory, and 8 GiB at most. A picture has as many pixels as
-    that holds: a larger one is refused with its size, where it would end for want of memory."""
+    """The configured limits; by default half of the machine's memory, and 8 GiB at most.
+
+    A picture may have as many pixels as fit into that: a larger one is refused with its size,
+    instead of failing for lack of memory.
+    """
     usual = max(MEMORY_BYTES_MIN, min(MEMORY_BYTES_MAX, _physical_bytes() // 2))
     memory = _number(environ, MEMORY, usual, least=MEMORY_BYTES_MIN)
     most = min(PIXELS_MAX, memory // BYTES_PER_PIXEL)
@@ -440,9 +449,10 @@ def use_limits(limits: EngineLimits) -> None:
 
 
 def limit_memory(limits: EngineLimits) -> None:
-    """Of this process, where the system can: what wants more fails, and nothing else does.
+    """Limits the memory of this process, if the system can: a node that needs more fails, and nothing else
+    does.
 
-    After everything was imported: what is there by then is not counted.
+    Call it after all imports: memory used by then is not counted.
     """
     use_limits(limits)
     try:
@@ -457,19 +467,19 @@ def limit_memory(limits: EngineLimits) -> None:
 
 
 def _data_bytes() -> int:
-    """What the process has of its own, heap and stacks; Linux counts the limit by that."""
+    """The data size of the process, heap and stacks, by which Linux counts the limit."""
     pages = int(Path("/proc/self/statm").read_text().split()[5])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def require_memory(*shape: int) -> None:
-    """Refuse an array that is too large, before it is made."""
+    """Refuses an array that is too large, before it is made."""
     if math.prod(shape) > _limits.values_max:
         raise LimitExceeded(f"{'x'.join(map(str, shape))} values are more than this machine holds")
 
 
 def require_small(size: Size | None) -> None:
-    """Refuse a picture that has too many pixels, before it is decoded."""
+    """Refuses a picture with too many pixels, before it is decoded."""
     require_pixels(size, _limits.pixels_max)
 
 

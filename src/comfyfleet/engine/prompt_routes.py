@@ -1,4 +1,4 @@
-"""Submitting prompts, looking at them and taking them back; and the websocket on which a client hears of them."""
+"""Routes to submit, list and cancel prompts; and the websocket on which a client receives their messages."""
 
 import asyncio
 import contextlib
@@ -49,7 +49,7 @@ def send_greeting(engine: Engine, socket: Socket, client_id: str) -> None:
 
 
 async def pump_socket(websocket: WebSocket, socket: Socket) -> None:
-    """Write and listen until the client goes, or has stopped reading for too long."""
+    """Sends and receives until the client disconnects or has stopped reading for too long."""
     running = [
         asyncio.ensure_future(part)
         for part in (_write(websocket, socket), _listen(websocket, socket), socket.overrun.wait())
@@ -81,12 +81,12 @@ async def _listen(websocket: WebSocket, socket: Socket) -> None:
         if not first or text is None:
             continue
         try:
-            said = json.loads(text)
+            message = json.loads(text)
         except ValueError:
             continue
-        first = not isinstance(said, dict)
-        if isinstance(said, dict) and said.get("type") == "feature_flags":
-            flags = said.get("data", {})
+        first = not isinstance(message, dict)
+        if isinstance(message, dict) and message.get("type") == "feature_flags":
+            flags = message.get("data", {})
             socket.features = flags if isinstance(flags, dict) else {}
             socket.push(sockets.json_frame("feature_flags", FEATURES))
 
@@ -146,7 +146,7 @@ async def post_history(engine: Engine, request: Request) -> Response:
 
 
 async def post_interrupt(engine: Engine, request: Request) -> Response:
-    """A body that can't be read means everything that runs."""
+    """A body that can't be parsed interrupts whatever runs."""
     try:
         body = await read_json(request)
     except MalformedBody:
@@ -191,7 +191,7 @@ async def cancel_job(engine: Engine, request: Request) -> Response:
 
 
 async def cancel_jobs(engine: Engine, request: Request) -> Response:
-    """Best effort: ids that are unknown or over are skipped."""
+    """Best effort: unknown and ended ids are skipped."""
     try:
         body = await read_json(request)
     except MalformedBody:
@@ -217,7 +217,7 @@ def _is_asked(body: object, name: str) -> bool:
 
 
 def _ids_to_delete(body: object) -> Iterable[str]:
-    """Any sequence will do, even a text: its letters are ids of nothing."""
+    """Accepts any sequence, as ComfyUI does, even a text: its letters match no id."""
     ids = body_field(body, "delete")
     if ids is ABSENT:
         return ()

@@ -1,4 +1,7 @@
-"""Prompts that wait, the one that runs, and those that have ended. Memory only, as ComfyUI's."""
+"""The queue of waiting prompts, the running one, and the history of ended ones.
+
+In memory only, as in ComfyUI.
+"""
 
 import heapq
 import itertools
@@ -13,7 +16,7 @@ from comfyfleet.protocol.payloads import QueuedPrompt, Record
 
 @dataclass(frozen=True, slots=True)
 class RunningPrompt:
-    """The prompt at work; `interrupted` is its own, so that no other prompt can be hit."""
+    """The running prompt. `interrupted` belongs to it, so that an interrupt can't hit another prompt."""
 
     item: QueuedPrompt
     interrupted: threading.Event = field(default_factory=threading.Event)
@@ -28,12 +31,15 @@ def by_number_then_arrival(item: QueuedPrompt, arrival: int) -> Entry:
 
 
 def as_comfyui_compares(item: QueuedPrompt, arrival: int) -> Entry:
-    """ComfyUI compares whole items: two with equal number and id end in comparing dicts."""
+    """ComfyUI compares whole items: two with equal number and id compare their dicts, which raises."""
     return (item.number, item.prompt_id, item.prompt, item.extra_data, item)
 
 
 class PromptQueue:
-    """Shared by the event loop and the worker thread. Every change is told while it is locked."""
+    """Shared by the event loop and the executor thread.
+
+    `changed` is called under the lock at every change.
+    """
 
     def __init__(
         self, changed: Callable[[int], None], order: Order = by_number_then_arrival
@@ -53,11 +59,11 @@ class PromptQueue:
     def put(self, item: QueuedPrompt) -> None:
         with self._awake:
             heapq.heappush(self._heap, self._order(item, next(self._arrivals)))
-            self._tell()
+            self._notify()
             self._awake.notify()
 
     def take(self) -> RunningPrompt | None:
-        """Wait for the next prompt and let it run; None when woken for something else."""
+        """Waits for the next prompt and marks it as running; None when woken for something else."""
         with self._awake:
             while not self._heap and not self._woken:
                 self._awake.wait()
@@ -65,24 +71,24 @@ class PromptQueue:
             if not self._heap:
                 return None
             self._running = RunningPrompt(heapq.heappop(self._heap)[-1])
-            self._tell()
+            self._notify()
             return self._running
 
     def wake(self) -> None:
-        """Let the worker look up although no prompt has come."""
+        """Wakes the executor thread although no prompt has come."""
         with self._awake:
             self._woken = True
             self._awake.notify()
 
     def done(self, record: Callable[[], None]) -> None:
-        """The running prompt has ended; it is recorded before anybody is told."""
+        """Ends the running prompt; it is recorded before anybody is notified."""
         with self._awake:
             self._running = None
             record()
-            self._tell()
+            self._notify()
 
     def listed(self) -> tuple[list[QueuedPrompt], list[QueuedPrompt]]:
-        """Running and waiting prompts, the latter as they lie in the heap: not sorted."""
+        """Running and waiting prompts, the latter in heap order: not sorted."""
         with self._awake:
             running = [self._running.item] if self._running else []
             return running, list(self._waiting())
@@ -90,10 +96,10 @@ class PromptQueue:
     def clear(self) -> None:
         with self._awake:
             self._heap = []
-            self._tell()
+            self._notify()
 
     def delete(self, prompt_id: str) -> bool:
-        """Take back one waiting prompt of this id."""
+        """Removes one waiting prompt of this id."""
         with self._awake:
             for index, item in enumerate(self._waiting()):
                 if item.prompt_id == prompt_id:
@@ -102,7 +108,7 @@ class PromptQueue:
         return False
 
     def interrupt(self, prompt_id: str | None = None) -> bool:
-        """Stop the running prompt, if it is that one (or whichever it is)."""
+        """Interrupts the running prompt, if it has this id (or any, without an id)."""
         with self._awake:
             if self._running is None or prompt_id not in (None, self._running.item.prompt_id):
                 return False
@@ -110,7 +116,7 @@ class PromptQueue:
             return True
 
     def cancel(self, prompt_id: str) -> bool:
-        """Stop or take back, whatever it needs. One lock: it can't slip from one to the other."""
+        """Interrupts or deletes the prompt. Under one lock, so that it can't start in between."""
         with self._awake:
             return self.interrupt(prompt_id) or self.delete(prompt_id)
 
@@ -124,9 +130,9 @@ class PromptQueue:
         else:
             del self._heap[index]
             heapq.heapify(self._heap)
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed(self.remaining())
 
 
@@ -134,7 +140,7 @@ HISTORY_ITEMS_MAX = 10_000
 
 
 class History:
-    """Written by the worker thread, read by the event loop."""
+    """Written by the executor thread, read by the event loop."""
 
     def __init__(self, items_max: int = HISTORY_ITEMS_MAX) -> None:
         self._items_max = items_max
@@ -148,13 +154,13 @@ class History:
             self._records[prompt_id] = entry
 
     def get(self, prompt_id: str) -> dict[str, Record]:
-        """The one record under its id, or nothing."""
+        """The record under its id, or an empty dict."""
         with self._lock:
             entry = self._records.get(prompt_id)
         return {} if entry is None else {prompt_id: entry}
 
     def page(self, max_items: int | None = None, offset: int | None = None) -> dict[str, Record]:
-        """Oldest first; `max_items` alone means the last ones."""
+        """Oldest first; `max_items` alone selects the last ones."""
         with self._lock:
             start = -1 if offset is None else offset
             if start < 0 and max_items is not None:

@@ -1,9 +1,13 @@
-"""One run of one prompt: in which order its nodes run, what is reused, what a node is given, and what is told to
-whom.
+"""One run of one prompt: the order of its nodes, what is reused from the cache, the inputs of each node, and
+the messages to clients.
 
-Nodes may be added while others run (lazy inputs), so the schedule is a graph that dissolves, not a list. The order is
-ComfyUI's, which clients see: outputs as soon as they can, then what leads to them. Results are kept by signature,
-the content of a node and of all before it, so that an unchanged part of a prompt runs once."""
+Nodes may be added while others run (lazy inputs), so the schedule is a graph from which nodes are
+removed, not a list. The order is ComfyUI's, which clients see: outputs as soon as possible, then
+what leads to them.
+
+Results are cached by signature, the content of a node and of all before it, so that an unchanged
+part of a prompt runs once.
+"""
 
 import hashlib
 import itertools
@@ -66,7 +70,7 @@ class PromptProgress:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What all nodes of one run share."""
+    """Shared by all nodes of one run."""
 
     folders: Folders
     prompt: Prompt
@@ -81,15 +85,15 @@ class RunContext:
         if self.interrupted.is_set():
             raise Interrupted("the run was interrupted")
 
-    def tell_progress(self) -> None:
+    def send_progress(self) -> None:
         self.audience.send("progress_state", self.progress.state(), self.client_id)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeContext:
-    """One node's view of them."""
+    """One node's Context."""
 
-    around: RunContext
+    context: RunContext
     node_id: str
     random: Random
     memory: MutableMapping[str, Any]
@@ -97,50 +101,50 @@ class NodeContext:
 
     @property
     def folders(self) -> Folders:
-        return self.around.folders
+        return self.context.folders
 
     @property
     def prompt(self) -> Prompt:
-        return self.around.prompt
+        return self.context.prompt
 
     @property
     def extra_pnginfo(self) -> Mapping[str, Any] | None:
-        return self.around.extra_pnginfo
+        return self.context.extra_pnginfo
 
     def now(self) -> datetime:
         return self.started_at
 
     def progress(self, done: float, total: float, preview: bytes | None = None) -> None:
-        self.around.stop_if_interrupted()
-        self.around.progress.update(self.node_id, done, total)
-        self.around.tell_progress()
+        self.context.stop_if_interrupted()
+        self.context.progress.update(self.node_id, done, total)
+        self.context.send_progress()
         # ComfyUI sends a preview with metadata before the progress, one without after it.
-        wants_metadata = self.around.audience.wants_metadata(self.around.client_id)
+        wants_metadata = self.context.audience.wants_metadata(self.context.client_id)
         if preview and wants_metadata:
             self._send(sockets.image_with_metadata_frame(preview, self._metadata()))
-        self._tell_step(done, total)
+        self._send_step(done, total)
         if preview and not wants_metadata:
             self._send(sockets.image_frame(preview))
 
     def show_text(self, text: str) -> None:
         # To everybody, whoever has sent the prompt: so does ComfyUI.
-        self.around.audience.send_frame(sockets.text_frame(self.node_id, text))
+        self.context.audience.send_frame(sockets.text_frame(self.node_id, text))
 
     def pause(self, seconds: float) -> None:
-        self.around.interrupted.wait(seconds)
-        self.around.stop_if_interrupted()
+        self.context.interrupted.wait(seconds)
+        self.context.stop_if_interrupted()
 
-    def _tell_step(self, done: float, total: float) -> None:
-        step = {"value": done, "max": total, "prompt_id": self.around.prompt_id}
-        self.around.audience.send("progress", {**step, "node": self.node_id}, self.around.client_id)
+    def _send_step(self, done: float, total: float) -> None:
+        step = {"value": done, "max": total, "prompt_id": self.context.prompt_id}
+        self.context.audience.send("progress", {**step, "node": self.node_id}, self.context.client_id)
 
     def _send(self, frame: bytes) -> None:
-        self.around.audience.send_frame(frame, self.around.client_id)
+        self.context.audience.send_frame(frame, self.context.client_id)
 
     def _metadata(self) -> dict[str, Any]:
         return {
             "node_id": self.node_id,
-            "prompt_id": self.around.prompt_id,
+            "prompt_id": self.context.prompt_id,
             "display_node_id": self.node_id,
             "parent_node_id": None,
             "real_node_id": self.node_id,
@@ -151,40 +155,40 @@ Message = tuple[str, Mapping[str, Any]]
 
 
 class RunMessages:
-    """The messages of one run. Without a client most of them reach history only."""
+    """Sends the messages of one run. Without a client most of them go to history only."""
 
     def __init__(
         self,
-        around: RunContext,
+        context: RunContext,
         clock: Callable[[], float],
         announce: Callable[[Any, str], None],
     ) -> None:
         self.messages: list[Message] = []
-        self._around = around
+        self._context = context
         self._clock = clock
         self._announce = announce
 
-    def tell(self, event: str, *, to_all: bool = False, **data: Any) -> None:
+    def send(self, event: str, *, to_all: bool = False, **data: Any) -> None:
         """Tell the client and history; `to_all` makes up for a missing client."""
         now_ms = int(self._clock() * 1000)
-        timed = {**data, "prompt_id": self._around.prompt_id, "timestamp": now_ms}
+        timed = {**data, "prompt_id": self._context.prompt_id, "timestamp": now_ms}
         self.messages.append((event, timed))
-        if self._around.client_id is not None or to_all:
-            self._around.audience.send(event, timed, self._around.client_id)
+        if self._context.client_id is not None or to_all:
+            self._context.audience.send(event, timed, self._context.client_id)
 
     def executing(self, node_id: str) -> None:
-        if self._around.client_id is not None:
-            self._announce(self._around.client_id, node_id)
+        if self._context.client_id is not None:
+            self._announce(self._context.client_id, node_id)
             self._send("executing", node_id)
 
     def executed(self, node_id: str, output: Mapping[str, Any] | None) -> None:
-        if self._around.client_id is not None:
+        if self._context.client_id is not None:
             self._send("executed", node_id, output=output)
 
     def _send(self, event: str, node_id: str, **more: Any) -> None:
         data = {"node": node_id, "display_node": node_id, **more}
-        data["prompt_id"] = self._around.prompt_id
-        self._around.audience.send(event, data, self._around.client_id)
+        data["prompt_id"] = self._context.prompt_id
+        self._context.audience.send(event, data, self._context.client_id)
 
 
 # Only those that are not `<node type>.execute`.
@@ -227,7 +231,7 @@ NodeTest = Callable[[str], bool]
 
 
 class MissingNode(NodeFailed):
-    """An input that nobody checks is linked to a node that is not in the prompt."""
+    """An input that is not validated is linked to a node that is not in the prompt."""
 
     def __init__(self, node_id: str, missing: str) -> None:
         super().__init__(f"Node {missing} not found", exception_type="graph.NodeNotFoundError")
@@ -241,7 +245,7 @@ class DependencyCycle(NodeFailed):
 
 
 class Schedule:
-    """The nodes that are still to run, and who waits for whom."""
+    """The nodes that are still to run, and their dependencies."""
 
     def __init__(
         self,
@@ -263,7 +267,7 @@ class Schedule:
         return bool(self._blockers)
 
     def add(self, node_id: str) -> None:
-        """Add a node and all that it needs, except what is cached or lazy."""
+        """Adds a node and all that it needs, except what is cached or lazy."""
         stack, links = [node_id], []
         while stack:
             current = stack.pop()
@@ -279,7 +283,7 @@ class Schedule:
             self._connect(source, target)
 
     def require(self, node_id: str, input_name: str) -> None:
-        """Make a lazy input a needed one."""
+        """Makes a lazy input a needed one."""
         link = self._prompt[node_id]["inputs"].get(input_name)
         if not is_link(link):
             raise NodeFailed(
@@ -335,14 +339,14 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class CachedResult:
-    """What a node gave: its outputs, and what history shows (with the node that made it)."""
+    """The outputs of a node, and what history shows (with the node that made it)."""
 
     outputs: tuple[Any, ...] = ()
     ui: Mapping[str, Any] | None = None
 
 
 class NodeCache:
-    """What the last prompt had. Only the worker thread touches it."""
+    """The results of the last prompt. Used by the executor thread only."""
 
     def __init__(self) -> None:
         self._entries: dict[str, CachedResult] = {}
@@ -354,7 +358,7 @@ class NodeCache:
         self._entries[signature] = entry
 
     def retain(self, signatures: Collection[str]) -> None:
-        """Drop all others: pictures of prompts that are over are not worth their memory."""
+        """Drops all others: results of earlier prompts are not worth their memory."""
         kept = self._entries.keys() & set(signatures)
         self._entries = {signature: self._entries[signature] for signature in kept}
 
@@ -363,14 +367,14 @@ DIGEST_BYTES = 16
 
 
 class NodeSigner:
-    """Gives each node a signature; what can't be compared gets one that never comes again."""
+    """Computes a signature for each node; values that can't be compared get a unique one."""
 
     def __init__(self, nodes: Mapping[str, EngineNodeType]) -> None:
         self._nodes = nodes
         self._unique = itertools.count()
 
     def sign(self, prompt: Prompt) -> dict[str, str]:
-        """Signatures of all nodes. Walks by hand: a prompt may be deeper than Python's stack."""
+        """Signatures of all nodes. Iterative, because a prompt may be deeper than Python's stack."""
         signed: dict[str, str] = {}
         opened: set[str] = set()
         waiting = list(prompt)
@@ -406,11 +410,11 @@ class NodeSigner:
         if not is_link(value):
             return self._canonical(value)
         # A source that is missing, or part of a cycle, has no signature.
-        source = signed.get(value[0]) or self._never_again()
+        source = signed.get(value[0]) or self._unique_signature()
         return f"<{source}:{self._canonical(value[1])}>"
 
     def _canonical(self, value: Any) -> str:
-        """Equal for values that Python takes for equal: 1, 1.0 and true."""
+        """Equal for values that Python considers equal: 1, 1.0 and true."""
         match value:
             case str() | None:
                 return repr(value)
@@ -421,15 +425,15 @@ class NodeSigner:
             case dict():
                 entries = (f"{key!r}:{self._canonical(value[key])}" for key in sorted(value))
                 return f"{{{','.join(entries)}}}"
-        return self._never_again()
+        return self._unique_signature()
 
     def _number(self, value: float) -> str:
         if math.isnan(value):
-            return self._never_again()
+            return self._unique_signature()
         whole = math.isfinite(value) and value == int(value)
         return str(int(value)) if whole else repr(value)
 
-    def _never_again(self) -> str:
+    def _unique_signature(self) -> str:
         return f"?{next(self._unique)}"
 
 
@@ -438,7 +442,7 @@ def _sources(node: Mapping[str, Any]) -> Iterator[str]:
 
 
 class RunHalted(Exception):
-    """The run ends here; carries what is to be told."""
+    """Ends the run; carries the message to send."""
 
     def __init__(self, event: str, node_id: str, **data: Any) -> None:
         super().__init__(event)
@@ -462,7 +466,7 @@ class RunTools:
 
 @dataclass
 class CollectedInputs:
-    """The values that a node is called with, and the names whose value is not there yet."""
+    """The values for a node's call, and the names of inputs that have no value yet."""
 
     values: dict[str, Any] = field(default_factory=dict)
     missing: set[str] = field(default_factory=set)
@@ -472,46 +476,46 @@ class CollectedInputs:
 
 
 class PromptRun:
-    """`success` comes in from the run before: ComfyUI takes its verdict from the last node that
-    ended, so a run that stops before its first node inherits it. Clients must not trust it."""
+    """`success` is that of the previous run: ComfyUI reports the status of the last node that
+    ended, so a run that stops before its first node inherits it. Clients must not rely on it."""
 
     def __init__(
-        self, tools: RunTools, around: RunContext, outputs: tuple[str, ...], *, success: bool
+        self, tools: RunTools, context: RunContext, outputs: tuple[str, ...], *, success: bool
     ) -> None:
         self._tools = tools
-        self._around = around
+        self._context = context
         self._outputs = outputs
         self._success = success
-        self._story = RunMessages(around, tools.clock, tools.announce)
+        self._messages = RunMessages(context, tools.clock, tools.announce)
         self._declarations: dict[str, dict[str, DeclaredInput]] = {}
         self._executed: list[str] = []
         self._shown: dict[str, Mapping[str, Any]] = {}
         self._signatures: dict[str, str] = {}
         self._entries: dict[str, CachedResult] = {}
         self._schedule = Schedule(
-            around.prompt,
+            context.prompt,
             is_cached=self._is_cached,
             is_output=lambda node_id: self._type_of(node_id).is_output,
             is_lazy=self._is_lazy,
         )
 
     def execute(self, *, dangling_link_kills: bool = False) -> RunOutcome:
-        self._story.tell("execution_start")
-        self._story.tell("execution_cached", nodes=self._find_cached())
+        self._messages.send("execution_start")
+        self._messages.send("execution_cached", nodes=self._find_cached())
         try:
             self._work()
         except RunHalted as halt:
             self._send_halt(halt)
         except DependencyCycle as cycle:
-            self._send_halt(_stuck(cycle, cycle.node_id, self._around.prompt))
+            self._send_halt(_end_stuck_run(cycle, cycle.node_id, self._context.prompt))
         except MissingNode as missing:
             if dangling_link_kills:
                 raise
             self._success = False
-            self._send_halt(_stuck(missing, missing.node_id, self._around.prompt))
+            self._send_halt(_end_stuck_run(missing, missing.node_id, self._context.prompt))
         return RunOutcome(
             success=self._success,
-            messages=self._story.messages,
+            messages=self._messages.messages,
             outputs={node_id: ui["output"] for node_id, ui in self._shown.items()},
             meta={node_id: ui["meta"] for node_id, ui in self._shown.items()},
         )
@@ -529,28 +533,28 @@ class PromptRun:
             if finished:
                 self._schedule.complete(node_id)
         self._show_cached_results()
-        self._story.tell("execution_success")
+        self._messages.send("execution_success")
 
     def _find_cached(self) -> list[str]:
-        self._signatures = self._tools.signer.sign(self._around.prompt)
+        self._signatures = self._tools.signer.sign(self._context.prompt)
         for signature in set(self._signatures.values()):
             if entry := self._tools.cache.get(signature):
                 self._entries[signature] = entry
-        return [node_id for node_id in self._around.prompt if self._is_cached(node_id)]
+        return [node_id for node_id in self._context.prompt if self._is_cached(node_id)]
 
     def _visit(self, node_id: str) -> bool:
-        """Run the node or take its cached result; False when it must wait for a lazy input."""
+        """Runs the node or takes its cached result; False when it must wait for a lazy input."""
         if entry := self._entries.get(self._signatures[node_id]):
             self._reuse(node_id, entry)
             self._finish(node_id)
             return True
-        self._around.progress.start(node_id)
-        self._around.tell_progress()
+        self._context.progress.start(node_id)
+        self._context.send_progress()
         inputs = CollectedInputs()
         try:
             self._collect(node_id, inputs)
-            self._story.executing(node_id)
-            self._around.stop_if_interrupted()
+            self._messages.executing(node_id)
+            self._context.stop_if_interrupted()
             if self._require_lazy(node_id, inputs):
                 return False
             result = self._call(node_id, inputs)
@@ -558,15 +562,15 @@ class PromptRun:
             raise RunHalted("execution_interrupted", node_id) from error
         except Exception as error:
             raise self._failure(node_id, inputs, error) from error
-        self._keep(node_id, result)
+        self._store_result(node_id, result)
         self._finish(node_id)
         self._executed.append(node_id)
         return True
 
     def _collect(self, node_id: str, inputs: CollectedInputs) -> None:
-        """Values of the declared inputs, and of every link, even one that nobody declared."""
+        """Values of the declared inputs, and of every link, also undeclared ones."""
         declared = self._declared(node_id)
-        for name, value in self._around.prompt[node_id]["inputs"].items():
+        for name, value in self._context.prompt[node_id]["inputs"].items():
             if is_link(value):
                 self._follow(node_id, name, value, inputs)
             elif name in declared:
@@ -600,7 +604,7 @@ class PromptRun:
                     exception_type="TypeError",
                 )
         context: Context = NodeContext(
-            around=self._around,
+            context=self._context,
             node_id=node_id,
             random=self._tools.random,
             memory=self._tools.memory_of(node_id, kind.name),
@@ -608,13 +612,13 @@ class PromptRun:
         )
         return kind.run(context, **inputs.values)
 
-    def _keep(self, node_id: str, result: NodeResult) -> None:
+    def _store_result(self, node_id: str, result: NodeResult) -> None:
         ui = None
         if result.ui:
             meta = {"node_id": node_id, "display_node": node_id, "parent_node": None}
             ui = {"meta": {**meta, "real_node_id": node_id}, "output": result.ui}
             self._shown[node_id] = ui
-            self._story.executed(node_id, result.ui)
+            self._messages.executed(node_id, result.ui)
         entry = CachedResult(outputs=result.outputs, ui=ui)
         self._entries[self._signatures[node_id]] = entry
         self._tools.cache.put(self._signatures[node_id], entry)
@@ -622,19 +626,20 @@ class PromptRun:
     def _reuse(self, node_id: str, entry: CachedResult) -> None:
         if entry.ui:
             self._shown[node_id] = entry.ui
-        self._story.executed(node_id, entry.ui["output"] if entry.ui else None)
+        self._messages.executed(node_id, entry.ui["output"] if entry.ui else None)
 
     def _show_cached_results(self) -> None:
-        """Nodes that show a result without being outputs were not visited when cached."""
-        for node_id in self._around.prompt:
+        """Adds to history the cached nodes that show a result without being outputs: they were not
+        visited."""
+        for node_id in self._context.prompt:
             entry = self._entries.get(self._signatures[node_id])
             shows = self._type_of(node_id).info["has_intermediate_output"]
             if entry and shows and node_id not in self._executed:
                 self._reuse(node_id, entry)
 
     def _finish(self, node_id: str) -> None:
-        self._around.progress.finish(node_id)
-        self._around.tell_progress()
+        self._context.progress.finish(node_id)
+        self._context.send_progress()
 
     def _failure(self, node_id: str, inputs: CollectedInputs, error: Exception) -> RunHalted:
         return RunHalted(
@@ -644,7 +649,7 @@ class PromptRun:
             exception_type=type_name(error),
             traceback=traceback_lines(error),
             current_inputs=self._show_inputs(node_id, inputs),
-            current_outputs=list(self._around.prompt),
+            current_outputs=list(self._context.prompt),
         )
 
     def _show_inputs(self, node_id: str, inputs: CollectedInputs) -> dict[str, list[Any]]:
@@ -652,14 +657,14 @@ class PromptRun:
         for name, kind in self._type_of(node_id).info["input"].get("hidden", {}).items():
             # Newer nodes, whose hidden inputs are written as lists, don't get them as arguments.
             if kind == "PROMPT":
-                values[name] = self._around.prompt
+                values[name] = self._context.prompt
             elif kind == "EXTRA_PNGINFO":
-                values[name] = self._around.extra_pnginfo
+                values[name] = self._context.extra_pnginfo
         return {name: [_shown(value)] for name, value in values.items()}
 
     def _send_halt(self, halt: RunHalted) -> None:
-        node_type = self._around.prompt[halt.node_id]["class_type"]
-        self._story.tell(
+        node_type = self._context.prompt[halt.node_id]["class_type"]
+        self._messages.send(
             halt.event,
             to_all=halt.event == "execution_interrupted",
             node_id=halt.node_id,
@@ -669,11 +674,11 @@ class PromptRun:
         )
 
     def _type_of(self, node_id: str) -> EngineNodeType:
-        return self._tools.nodes[self._around.prompt[node_id]["class_type"]]
+        return self._tools.nodes[self._context.prompt[node_id]["class_type"]]
 
     def _declared(self, node_id: str) -> dict[str, DeclaredInput]:
         if node_id not in self._declarations:
-            given = self._around.prompt[node_id]["inputs"]
+            given = self._context.prompt[node_id]["inputs"]
             groups = self._type_of(node_id).info["input"]
             self._declarations[node_id] = declared_inputs(groups, given)
         return self._declarations[node_id]
@@ -686,7 +691,7 @@ class PromptRun:
         return declared is not None and bool(declared.options.get("lazy"))
 
 
-def _stuck(error: NodeFailed, node_id: str, prompt: Prompt) -> RunHalted:
+def _end_stuck_run(error: NodeFailed, node_id: str, prompt: Prompt) -> RunHalted:
     """The run can't go on, though no node has failed."""
     return RunHalted(
         "execution_error",

@@ -1,4 +1,4 @@
-"""How saved files are named, counted and described, as clients of ComfyUI rely on it."""
+"""Names, counters and descriptions of saved files, as clients of ComfyUI rely on them."""
 
 import json
 import mimetypes
@@ -27,7 +27,7 @@ Saved = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class FileSlot:
-    """The place of the next file of a prefix."""
+    """The name and folder for the next file of a prefix."""
 
     folder: Path
     subfolder: str
@@ -40,14 +40,14 @@ class FileSlot:
         return f"{stem}_{self.counter + batch_number:05}_{extension}"
 
     def saved(self, name: str) -> Saved:
-        """How history tells of the file."""
+        """The file's entry in history."""
         return {"filename": name, "subfolder": self.subfolder, "type": self.type}
 
 
 def next_slot(
     context: Context, prefix: str, width: int = 0, height: int = 0, type: FolderName = "output"
 ) -> FileSlot:
-    """Where the next file of `prefix` goes; its folder is made."""
+    """The slot for the next file of `prefix`; creates its folder."""
     base = context.folders.of(type)
     prefix = fill_tokens(prefix, width=width, height=height, now=context.now())
     subfolder, stem = os.path.split(os.path.normpath(prefix))
@@ -62,7 +62,7 @@ def next_slot(
 
 
 def _outside(base: Path, subfolder: str) -> NodeFailed:
-    """In ComfyUI's words, which its clients may know."""
+    """The error with ComfyUI's own text, which clients may know."""
     folder, root = os.path.abspath(base / subfolder), os.path.abspath(base)
     return NodeFailed(
         "**** ERROR: Saving image outside the output folder is not allowed."
@@ -73,7 +73,7 @@ def _outside(base: Path, subfolder: str) -> NodeFailed:
 
 
 def fill_tokens(prefix: str, *, width: int, height: int, now: datetime) -> str:
-    """`%width%`, `%year%` … are filled in; tokens that we don't know stay."""
+    """Fills in `%width%`, `%year%` …; unknown tokens stay."""
     tokens = {
         "width": str(width),
         "height": str(height),
@@ -92,8 +92,8 @@ def fill_tokens(prefix: str, *, width: int, height: int, now: datetime) -> str:
 def next_counter(names: Iterable[str], stem: str, length: int) -> int:
     """One more than the highest number after `stem_`, whatever the extension.
 
-    `length` is that of the prefix as given: where it differs from the stem (a prefix that ends
-    with a slash), nothing counts, and files are overwritten, as in ComfyUI.
+    `length` is that of the prefix as given: if it differs from the stem's (a prefix that ends with
+    a slash), no file counts, and files are overwritten, as in ComfyUI.
     """
     counted = [
         _number(name[length + 1 :])
@@ -111,7 +111,7 @@ def _number(rest: str) -> int:
 
 
 def metadata(context: Context) -> dict[str, str]:
-    """What is written into saved files, each value as JSON."""
+    """The metadata for saved files, each value as JSON."""
     extra = context.extra_pnginfo or {}
     values = {"prompt": context.prompt, **extra}
     return {key: json.dumps(value) for key, value in values.items()}
@@ -129,7 +129,7 @@ def save_preview(context: Context, images: Image) -> list[Saved]:
 
 
 def save_kept_preview(context: Context, images: Image) -> list[Saved]:
-    """The same with metadata, and with letters that the node keeps from run to run."""
+    """Like save_preview, with metadata and with letters that the node keeps from run to run."""
     letters = context.memory.setdefault("letters", random_letters(context))
     return _save_temporary(context, images, letters, png_text(metadata(context)))
 
@@ -164,7 +164,7 @@ def _save_pngs(
 
 
 def require_pictures(images: Image) -> tuple[int, int]:
-    """Height and width; fails where there is nothing to save."""
+    """Returns height and width; raises if there is nothing to save."""
     if isinstance(images, np.ndarray) and (images.ndim != 4 or 0 in images.shape):
         raise NodeFailed(f"there is no picture to save: {images.shape!r}")
     # A text or number passes validation; Python's own complaint is what ComfyUI's clients see.
@@ -204,7 +204,7 @@ def content_kind(name: str) -> str:
 
 
 def missing_file(what: str, name: str) -> Callable[[Folders, Any], str | None]:
-    """A check that the input `name` is the name of a file that exists."""
+    """A validator: checks that the input `name` is the name of an existing file."""
 
     def validate(folders: Folders, inputs: Any) -> str | None:
         value = inputs[name]

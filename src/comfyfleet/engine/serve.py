@@ -1,4 +1,5 @@
-"""An engine on a port: for as long as the process lives, or for the length of a `with`; and who may talk to it."""
+"""Serves an engine on a port, as long as the process lives or inside a `with` block; and checks who
+may call it."""
 
 import base64
 import contextlib
@@ -45,10 +46,8 @@ USER = "engine"
 
 @dataclass(frozen=True)
 class AccessGuard:
-    """`is_local`: names of this machine only, or a page could rebind its own name to it.
-
-    `key`: without it nobody is let in.
-    """
+    """Refuses requests. `is_local`: only those that address this machine by a local name, otherwise
+    a web page could reach it by DNS rebinding. `key`: only those with this key."""
 
     app: ASGIApp
     is_local: bool
@@ -96,7 +95,7 @@ AppOf = Callable[[Engine], ASGIApp]
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A running engine and where it is."""
+    """A running engine and its address."""
 
     url: str
     engine: Engine
@@ -109,16 +108,16 @@ def serve_in_thread(
     nodes: Mapping[str, EngineNodeType] | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
-    mortal: bool = False,
+    dies_like_comfyui: bool = False,
     app_of: AppOf = create_app,
 ) -> Iterator[Served]:
-    """An engine in a thread of this process; port 0 takes any that is free.
+    """Serves an engine in a thread of this process; port 0 takes any free one.
 
-    Without `data` its files are gone afterwards. `mortal` lets it die where ComfyUI does.
+    Without `data` its files are deleted afterwards. `mortal` lets it die where ComfyUI does.
     """
     with contextlib.ExitStack() as stack:
         root = data or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        engine = Engine(DataFolder(root), registry() if nodes is None else nodes, mortal=mortal)
+        engine = Engine(DataFolder(root), registry() if nodes is None else nodes, dies_like_comfyui=dies_like_comfyui)
         listener = stack.enter_context(listen(host, port))
         server = uvicorn.Server(_config(AccessGuard(app_of(engine), is_local(listener))))
         stack.enter_context(_in_thread(server, listener))
@@ -126,7 +125,7 @@ def serve_in_thread(
 
 
 def serve(engine: Engine, listener: socket.socket, *, key: str | None = None) -> None:
-    """Serve until SIGINT or SIGTERM. Both end it in order, with exit code 0."""
+    """Serves until SIGINT or SIGTERM. Both end it in order, with exit code 0."""
     guarded = AccessGuard(create_app(engine), is_local(listener), key)
     _StoppableServer(_config(guarded)).run(sockets=[listener])
 
@@ -179,7 +178,7 @@ def _config(app: ASGIApp) -> uvicorn.Config:
 
 
 class _StoppableServer(uvicorn.Server):
-    """uvicorn raises the signal again once it has stopped; to us a stop on demand is no failure."""
+    """Exits normally on a signal: uvicorn would raise the signal again after its shutdown."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

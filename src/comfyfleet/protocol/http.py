@@ -1,5 +1,5 @@
-"""Requests read within limits and led to their handlers, replies in the form of ComfyUI's web server, and the check for
-foreign origins. Every route exists twice: `/x` and `/api/x`."""
+"""Reads requests within limits and routes them to handlers; replies in the form of ComfyUI's web
+server; checks for foreign origins. Every route exists twice: `/x` and `/api/x`."""
 
 import asyncio
 import contextlib
@@ -51,7 +51,7 @@ def _is_other_site(host: str, origin: str) -> bool:
 
 
 def is_local_name(host: str | None) -> bool:
-    """Whether a request names this machine by a name that no page of another site can have."""
+    """Whether the Host header is a name of this machine that no other site's page can have."""
     try:
         named = urlsplit(f"//{host or ''}".lower()).hostname
     except ValueError:
@@ -94,7 +94,7 @@ def too_large_reply(limit_bytes: int) -> Response:
 
 
 def not_allowed_reply(methods: Iterable[str]) -> Response:
-    """ComfyUI's static files match every path, but only for reading."""
+    """ComfyUI's static files match every path, but only for GET and HEAD."""
     allowed = ",".join(sorted({"GET", "HEAD", *methods}))
     headers = {"content-type": TEXT, "allow": allowed}
     return Response("405: Method Not Allowed", 405, headers)
@@ -110,7 +110,7 @@ class BodyTooLarge(LimitExceeded):
 
 
 def limit_body(receive: Receive, bytes_max: int = BODY_BYTES_MAX) -> Receive:
-    """The same body, refused once it is too long; a length that is declared may be a lie."""
+    """Wraps `receive` so that a body above the limit raises BodyTooLarge; a declared length may be wrong."""
     received = 0
 
     async def receive_limited() -> Message:
@@ -125,7 +125,7 @@ def limit_body(receive: Receive, bytes_max: int = BODY_BYTES_MAX) -> Receive:
 
 
 async def read_json(request: Request) -> object:
-    """The body as JSON, whatever its content type says."""
+    """Parses the body as JSON, whatever its content type."""
     body = await request.body()
     try:
         return json.loads(body)
@@ -135,7 +135,7 @@ async def read_json(request: Request) -> object:
 
 @contextlib.asynccontextmanager
 async def open_form(request: Request) -> AsyncIterator[FormData]:
-    """The form; its files are there until the end of the block."""
+    """Opens the form; its files exist until the end of the block."""
     try:
         form = await request.form(
             max_files=PARTS_MAX, max_fields=PARTS_MAX, max_part_size=FIELD_BYTES_MAX
@@ -158,7 +158,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Route(Generic[T]):
-    """`path` may hold `{name}` for one part of it and `{name:path}` for all the rest."""
+    """`path` may contain `{name}` for one part of it and `{name:path}` for all the rest."""
 
     method: str
     path: str
@@ -173,24 +173,24 @@ class _Pattern(Generic[T]):
 
 
 class Lifespan(Protocol):
-    """What is started and stopped with the server."""
+    """Started and stopped with the server."""
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None: ...
     def stop(self) -> None: ...
 
 
 class Router(Generic[T]):
-    """The ASGI application. `served` is what handlers get, `alive` what runs meanwhile."""
+    """The ASGI application. Handlers get `served`; `alive` is started and stopped with the server."""
 
     def __init__(
         self,
-        served: T,
-        alive: Lifespan | None,
+        app_state: T,
+        lifespan: Lifespan | None,
         routes: Iterable[Route[T]],
         sockets: Mapping[str, SocketHandler[T]],
     ) -> None:
-        self._served = served
-        self._alive = alive
+        self._app_state = app_state
+        self._lifespan = lifespan
         self._sockets = sockets
         self._fixed: dict[str, dict[str, Handler[T]]] = {}
         self._patterns: dict[str, _Pattern[T]] = {}
@@ -206,7 +206,7 @@ class Router(Generic[T]):
         elif scope["type"] == "websocket":
             await self.talk(WebSocket(scope, receive, send))
         else:
-            await self._live(receive, send)
+            await self._run_lifespan(receive, send)
 
     def _add(self, path: str, route: Route[T]) -> None:
         if "{" in path:
@@ -239,7 +239,7 @@ class Router(Generic[T]):
 
     async def served_to(self, request: Request) -> T:
         """What the handler of this request works with."""
-        return self._served
+        return self._app_state
 
     def route_of(self, path: str) -> str | None:
         """The route that a path belongs to; None: it is of none."""
@@ -274,16 +274,16 @@ class Router(Generic[T]):
         if handler is None or is_foreign(socket.headers):
             await socket.close()
         else:
-            await handler(self._served, socket)
+            await handler(self._app_state, socket)
 
-    async def _live(self, receive: Receive, send: Send) -> None:
+    async def _run_lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
-        if self._alive:
-            self._alive.start(asyncio.get_running_loop())
+        if self._lifespan:
+            self._lifespan.start(asyncio.get_running_loop())
         await send({"type": "lifespan.startup.complete"})
         await receive()
-        if self._alive:
-            await asyncio.to_thread(self._alive.stop)
+        if self._lifespan:
+            await asyncio.to_thread(self._lifespan.stop)
         await send({"type": "lifespan.shutdown.complete"})
 
 

@@ -1,5 +1,5 @@
-"""Bodies of ComfyUI's protocol: a submitted prompt, parsed with ComfyUI's leniency and its refusals, and queue and
-history seen as jobs, as `/api/jobs` shows them. Pure."""
+"""Bodies of ComfyUI's protocol: a submitted prompt, parsed as leniently as ComfyUI does and with
+its refusals; and queue and history as jobs for `/api/jobs`. Pure."""
 
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -57,7 +57,7 @@ def history_record(item: QueuedPrompt, outcome: RunOutcome) -> Record:
 
 
 class UnforeseenInput(InvalidInput):
-    """Bad input that ComfyUI does not foresee: it answers 500, so clients expect just that."""
+    """Bad input that ComfyUI does not handle: it answers 500, and clients expect that."""
 
     code = "trouble"
 
@@ -77,7 +77,7 @@ PREVIEW_TEXT_CHARACTERS_MAX = 1024
 
 
 class InvalidQuery(InvalidInput):
-    """A parameter of a list of jobs that makes no sense."""
+    """An invalid parameter of the job list."""
 
     code = "invalid_query"
 
@@ -140,7 +140,7 @@ def list_jobs(
     waiting: Iterable[QueuedPrompt],
     history: Mapping[str, Record],
 ) -> dict[str, Any]:
-    """The page of jobs that was asked for, and where it lies."""
+    """The requested page of jobs, and its position."""
     jobs = [job for job in all_jobs(running, waiting, history) if _is_wanted(job, query)]
     jobs.sort(
         key=_duration if query.sort_by == "execution_duration" else _age, reverse=query.descending
@@ -235,7 +235,7 @@ def _status(entry: Record, messages: Mapping[str, Any]) -> str:
 
 
 def _workflow_id(extra_data: Mapping[str, Any]) -> Any:
-    """The id of the saved workflow, wherever it stops being an object there is none."""
+    """The id of the saved workflow; None if any level on the way is not an object."""
     found: Any = extra_data
     for key in ("extra_pnginfo", "workflow", "id"):
         found = found.get(key) if isinstance(found, Mapping) else None
@@ -247,7 +247,7 @@ def _without_none(job: Job) -> Job:
 
 
 def _summarise(outputs: Mapping[str, Any]) -> tuple[int, Job | None]:
-    """How many files there are, and what to show for the job: a saved file, else anything."""
+    """The number of files, and the preview of the job: a saved file, otherwise any."""
     count = 0
     candidates: list[Job] = []
     for node_id, media, value in _each_output(outputs):
@@ -310,7 +310,7 @@ class RefusedPrompt(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class PromptSubmission:
-    """A body that holds a prompt in the right shape."""
+    """A body that contains a well-formed prompt."""
 
     prompt: Prompt
     prompt_id: str | None
@@ -319,7 +319,7 @@ class PromptSubmission:
 
 
 def body_field(body: object, name: str) -> Any:
-    """`body[name]`, or ABSENT. A list or a text has no members, which is no fault by itself."""
+    """`body[name]`, or ABSENT. A list or a text has no fields, which is no error by itself."""
     if isinstance(body, dict):
         return body.get(name, ABSENT)
     if isinstance(body, list | str) and name not in body:
@@ -328,7 +328,7 @@ def body_field(body: object, name: str) -> Any:
 
 
 def read_number(body: object) -> tuple[float | None, bool]:
-    """The place in the queue that the client wants, and whether it wants to be first."""
+    """The queue number that the client requests, and whether it wants to be first."""
     number = body_field(body, "number")
     if number is ABSENT:
         return None, bool(body_field(body, "front")) and body_field(body, "front") is not ABSENT
@@ -351,7 +351,7 @@ def parse_submission(body: object) -> PromptSubmission:
 
 
 def is_canonical_id(value: object) -> bool:
-    """Whether it is a UUID as ComfyUI wants ids: lower case, with hyphens."""
+    """Whether it is a UUID in ComfyUI's form: lower case, with hyphens."""
     try:
         return isinstance(value, str) and str(uuid.UUID(value)) == value
     except ValueError:

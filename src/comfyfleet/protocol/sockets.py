@@ -1,8 +1,10 @@
-"""Who listens, and what reaches whom: JSON texts and ComfyUI's three binary frames.
+"""Websocket connections of clients, and the delivery of JSON texts and ComfyUI's three binary frames. The
+executor thread sends, the event loop delivers.
 
-The worker thread speaks, the event loop delivers. A client id stands for one socket: a second one takes its
-place, and when either closes the id is deaf. That is ComfyUI's rule, and clients that share an id must find it
-here, too."""
+A client id stands for one socket: a second one replaces it, and when either closes, nothing is
+delivered to the id any more. That is ComfyUI's rule, and clients that share an id must find it
+here, too.
+"""
 
 import asyncio
 import json
@@ -56,9 +58,9 @@ Frame = str | bytes
 
 
 class Audience(Protocol):
-    """What the executor needs of the outside. `to` None means everybody.
+    """Receives the executor's messages. `to` None means everybody.
 
-    Data goes on changing after the call: what is to be kept must be copied or written at once.
+    Data goes on changing after the call: copy or serialize at once what is to be kept.
     """
 
     def send(self, event: str, data: Mapping[str, Any], to: Any = None) -> None: ...
@@ -66,11 +68,11 @@ class Audience(Protocol):
     def send_frame(self, frame: bytes, to: Any = None) -> None: ...
 
     def wants_metadata(self, client_id: Any) -> bool:
-        """Whether the client said that it understands previews with metadata."""
+        """Whether the client supports previews with metadata."""
 
 
 class Socket:
-    """The frames that one connection has still to send."""
+    """The frames that one connection has yet to send."""
 
     def __init__(self) -> None:
         self.features: Mapping[str, Any] = {}
@@ -100,7 +102,7 @@ class Sockets:
         self._loop = loop
 
     def connect(self, client_id: str) -> Socket:
-        """The one socket of this id from now on."""
+        """Makes a new socket the only one of this id."""
         self._sockets[client_id] = [Socket()]
         return self._sockets[client_id][0]
 
@@ -108,7 +110,7 @@ class Sockets:
         self._sockets.pop(client_id, None)
 
     def join(self, client_id: str) -> Socket:
-        """One more socket of this id: Comfy Cloud tells all of a user's connections everything."""
+        """Adds one more socket of this id: Comfy Cloud sends everything to all connections of a user."""
         socket = Socket()
         self._sockets.setdefault(client_id, []).append(socket)
         return socket
@@ -128,21 +130,21 @@ class Sockets:
 
     def send(self, event: str, data: Mapping[str, Any], to: Any = None) -> None:
         # Most runs are watched by one client or none: don't write what nobody reads.
-        if self._is_heard(to):
+        if self._has_receiver(to):
             self._post(json_frame(event, data), to)
 
     def send_frame(self, frame: bytes, to: Any = None) -> None:
-        if self._is_heard(to):
+        if self._has_receiver(to):
             self._post(frame, to)
 
-    def _is_heard(self, to: Any) -> bool:
+    def _has_receiver(self, to: Any) -> bool:
         return bool(self._sockets if to is None else self._of(to))
 
     def _of(self, client_id: Any) -> list[Socket]:
         return self._sockets.get(client_id, []) if isinstance(client_id, str) else []
 
     def _post(self, frame: Frame, to: Any) -> None:
-        """One wake-up of the loop for all that gathers until it comes round."""
+        """Wakes the loop once for all frames that gather until it runs."""
         with self._lock:
             self._outbox.append((frame, to))
             first = len(self._outbox) == 1

@@ -1,7 +1,8 @@
-"""Which outputs of a prompt can run, and what is wrong with the others.
+"""Validates a prompt: which outputs can run, and what is wrong with the others.
 
 The answers have the types, texts and shapes of ComfyUI 0.28.0. The prompt itself is not changed:
-values that ComfyUI coerces in place come back as a new prompt."""
+values that ComfyUI coerces in place are returned in a new prompt.
+"""
 
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ def fault(kind: str, message: str, details: str = "", **extra_info: Any) -> Faul
 
 
 def type_name(error: BaseException) -> str:
-    """The exception's type as ComfyUI shows it; ours pass for what a ComfyUI node would raise."""
+    """The exception's type as ComfyUI shows it; ours are shown as what a ComfyUI node would raise."""
     if isinstance(error, FleetError):
         return str(error.details.get("exception_type", "Exception"))
     kind = type(error)
@@ -75,14 +76,14 @@ class DeclaredInput:
 
     @property
     def choices(self) -> list[Any] | None:
-        """What may be chosen, or None when it is no choice."""
+        """The valid choices, or None if it is no choice."""
         if isinstance(self.kind, list):
             return self.kind
         return list(self.options.get("options", [])) if self.kind == "COMBO" else None
 
 
 def is_link(value: object) -> TypeGuard[list[Any]]:
-    """Whether the executor follows this value to another node."""
+    """Whether the executor treats this value as a link to another node."""
     if not isinstance(value, list) or len(value) != 2:
         return False
     return isinstance(value[0], str) and isinstance(value[1], int | float)
@@ -91,7 +92,7 @@ def is_link(value: object) -> TypeGuard[list[Any]]:
 def declared_inputs(
     groups: Mapping[str, Any], given: Mapping[str, Any]
 ) -> dict[str, DeclaredInput]:
-    """All inputs of a node by their full names, for the values that were given."""
+    """All inputs of a node by their full names, for the given values."""
     return dict(_entries(groups, given, prefix=""))
 
 
@@ -120,7 +121,7 @@ def _declare(config: list[Any], category: str) -> DeclaredInput:
 
 
 def _slots(name: str, template: Mapping[str, Any]) -> Iterator[tuple[str, DeclaredInput]]:
-    """A growing group is only its slots: `images.image0`, `images.image1`…"""
+    """A growing group consists only of its slots: `images.image0`, `images.image1`…"""
     category, inputs = next((c, i) for c, i in template["input"].items() if i)
     slot = _declare(next(iter(inputs.values())), category)
     for index, slot_name in enumerate(_slot_names(template)):
@@ -137,7 +138,7 @@ def _slot_names(template: Mapping[str, Any]) -> list[str]:
 def _chosen(
     name: str, declared: DeclaredInput, given: Mapping[str, Any]
 ) -> Iterator[tuple[str, DeclaredInput]]:
-    """A dependent choice brings the inputs of its option; an unknown option brings nothing."""
+    """A dynamic choice brings the inputs of its option; an unknown option brings nothing."""
     for option in declared.options["options"]:
         if name in given and option["key"] == given[name]:
             yield from _entries(option["inputs"], given, prefix=f"{name}.")
@@ -295,7 +296,7 @@ class PromptValidation:
 
 @dataclass(frozen=True, slots=True)
 class CheckedNode:
-    """A node with nothing wrong of its own is still not valid when one before it isn't."""
+    """A node without errors of its own is still invalid when one before it is."""
 
     valid: bool = True
     faults: tuple[Fault, ...] = ()
@@ -307,7 +308,7 @@ def validate(
     nodes: Mapping[str, NodeInterface],
     targets: Collection[str] | None = None,
 ) -> PromptValidation:
-    """Judge a prompt; with `targets`, only these of its output nodes count."""
+    """Validates a prompt; with `targets`, only these of its output nodes count."""
     for node_id, node in prompt.items():
         if missing := missing_type_fault(node_id, node, nodes):
             return PromptValidation(prompt, error=missing, node_errors={})
@@ -319,10 +320,10 @@ def validate(
     if not outputs:
         error = fault("prompt_no_outputs", "Prompt has no outputs")
         return PromptValidation(prompt, error=error, node_errors={})
-    return _judge_outputs(_Validation(prompt, nodes), outputs)
+    return _validate_outputs(_Validation(prompt, nodes), outputs)
 
 
-def _judge_outputs(validation: "_Validation", outputs: Sequence[str]) -> PromptValidation:
+def _validate_outputs(validation: "_Validation", outputs: Sequence[str]) -> PromptValidation:
     node_errors: dict[str, Any] = {}
     good: list[str] = []
     lines: list[str] = []
@@ -332,7 +333,7 @@ def _judge_outputs(validation: "_Validation", outputs: Sequence[str]) -> PromptV
             good.append(output)
             continue
         lines += [f"{found['message']}: {found['details']}" for found in checked.faults]
-        _blame(validation, output, node_errors)
+        _add_dependent_output(validation, output, node_errors)
     prompt = validation.coerced_prompt()
     if good:
         return PromptValidation(prompt, outputs=tuple(good), node_errors=node_errors)
@@ -342,7 +343,7 @@ def _judge_outputs(validation: "_Validation", outputs: Sequence[str]) -> PromptV
     return PromptValidation(prompt, error=error, node_errors=node_errors)
 
 
-def _blame(validation: "_Validation", output: str, node_errors: dict[str, Any]) -> None:
+def _add_dependent_output(validation: "_Validation", output: str, node_errors: dict[str, Any]) -> None:
     """Every faulty node known so far is said to concern this output, as ComfyUI does it."""
     for node_id, checked in validation.checked.items():
         if checked.valid or not checked.faults:
@@ -359,7 +360,7 @@ def _blame(validation: "_Validation", output: str, node_errors: dict[str, Any]) 
 
 
 class _Validation:
-    """One walk from the outputs up; each node is judged once."""
+    """Walks once from the outputs up; each node is checked once."""
 
     def __init__(self, prompt: Prompt, nodes: Mapping[str, NodeInterface]) -> None:
         self.prompt = prompt

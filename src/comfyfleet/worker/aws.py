@@ -162,16 +162,16 @@ class SpotWatch:
 
     async def notices(self) -> AsyncIterator[SpotNotice]:
         """Yields each notice once; a spot notice again when its time has changed."""
-        told: set[SpotNotice] = set()
+        seen: set[SpotNotice] = set()
         while True:
-            for notice in await self._look():
-                if notice not in told:
-                    told.add(notice)
+            for notice in await self._poll():
+                if notice not in seen:
+                    seen.add(notice)
                     yield notice
             is_ec2 = self._contact in ("there", "lost")
             await self._pause(self._look_seconds if is_ec2 else self._absent_look_seconds)
 
-    async def _look(self) -> tuple[SpotNotice, ...]:
+    async def _poll(self) -> tuple[SpotNotice, ...]:
         try:
             found = (
                 self._read(ACTION, await self._metadata.get(ACTION), parse_action),
@@ -245,7 +245,7 @@ def _in_utc(moment: datetime) -> datetime:
 
 
 TURN_SECONDS_MAX = 15.0
-TURN_LOOK_SECONDS = 0.05
+TURN_POLL_SECONDS = 0.05
 BUSY_SUFFIX = ".busy"
 
 
@@ -285,10 +285,10 @@ class HostLocks:
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock: int | None = None
-        for _ in range(int(TURN_SECONDS_MAX / TURN_LOOK_SECONDS)):
+        for _ in range(int(TURN_SECONDS_MAX / TURN_POLL_SECONDS)):
             if (lock := _locked(self._folder / "turn")) is not None:
                 break
-            await asyncio.sleep(TURN_LOOK_SECONDS)
+            await asyncio.sleep(TURN_POLL_SECONDS)
         try:
             yield
         finally:
@@ -433,10 +433,10 @@ class ScaleInProtection:
         self._retry_seconds = retry_seconds
         self._monotonic = monotonic
         self._member: ScalingGroupMember | None = None
-        self._neighbours: HostLocks | None = None
+        self._host_locks: HostLocks | None = None
         self._is_busy = False
         self._idle_since = monotonic()
-        self._said: bool | None = None  # what AWS knows; None: nobody knows
+        self._aws_protected: bool | None = None  # what AWS knows; None: nobody knows
         self._changed = asyncio.Event()
 
     def busy(self) -> None:
@@ -457,7 +457,7 @@ class ScaleInProtection:
             try:
                 if self._member is None and not await self._is_found():
                     return
-                await self._follow()
+                await self._step()
             except (AwsCallFailed, OSError) as error:
                 logger.warning("scale-in protection can't be set now: %s", error)
                 await asyncio.sleep(next(retries))
@@ -469,7 +469,7 @@ class ScaleInProtection:
         self._is_busy = False
         try:
             async with asyncio.timeout(CLOSE_SECONDS_MAX):
-                await self._say(protected=False)
+                await self._set_protection(protected=False)
         except (AwsCallFailed, OSError) as error:  # a timeout is an OSError, too
             logger.warning("scale-in protection could not be switched off: %s", error)
 
@@ -477,15 +477,15 @@ class ScaleInProtection:
         self._member = await self._find()
         if self._member is None:
             return False
-        self._neighbours = HostLocks(self._shared / f"comfyfleet-{self._member.instance_id}")
+        self._host_locks = HostLocks(self._shared / f"comfyfleet-{self._member.instance_id}")
         return True
 
-    async def _follow(self) -> None:
+    async def _step(self) -> None:
         """One step: waits for a change or for the time of the next call, or calls AWS."""
         self._changed.clear()
         wait_seconds = self._seconds_until_due()
         if wait_seconds == 0:
-            await self._say(protected=self._is_busy)
+            await self._set_protection(protected=self._is_busy)
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_seconds):
@@ -493,24 +493,24 @@ class ScaleInProtection:
 
     def _seconds_until_due(self) -> float | None:
         """Seconds until AWS must be called; None if AWS is up to date."""
-        if self._said is self._is_busy:
+        if self._aws_protected is self._is_busy:
             return None
         if self._is_busy:
             return 0
         return max(0.0, self._idle_since + self._idle_seconds - self._monotonic())
 
-    async def _say(self, *, protected: bool) -> None:
-        if self._member is None or self._neighbours is None or self._said is protected:
+    async def _set_protection(self, *, protected: bool) -> None:
+        if self._member is None or self._host_locks is None or self._aws_protected is protected:
             return
-        self._said = None
+        self._aws_protected = None
         if protected:
-            self._neighbours.mark_busy()
-        async with self._neighbours.turn():
-            if protected or not self._neighbours.others_are_busy():
+            self._host_locks.mark_busy()
+        async with self._host_locks.turn():
+            if protected or not self._host_locks.others_are_busy():
                 await self._member.protect(protected)
             if not protected:
-                self._neighbours.unmark()
-        self._said = protected
+                self._host_locks.unmark()
+        self._aws_protected = protected
 
 
 def _back_off(seconds: float) -> Iterator[float]:

@@ -70,7 +70,7 @@ class ControlClient:
     ) -> None:
         self.key = key
         self._url = url.rstrip("/")
-        self._is_away = False
+        self._is_unreachable = False
         self._retry = retry or RetryPolicy()
         client = open_client(f"{self._url}/api/worker", answer_seconds=ANSWER_SECONDS)
         self._calls = HttpClient(client, retry=self._retry)
@@ -104,11 +104,11 @@ class ControlClient:
         while True:
             attempt += 1
             try:
-                return await self.say(report)
+                return await self.send_report(report)
             except (Unavailable, Unauthenticated) as error:
                 await self._wait(attempt, report, error)
 
-    async def say(self, report: FinalReport) -> Completed:
+    async def send_report(self, report: FinalReport) -> Completed:
         """Sends the final report once. A control plane that does not know `poll` in a Complete ignores it."""
         try:
             return await self._ask(
@@ -125,7 +125,7 @@ class ControlClient:
             except Unavailable:
                 await self._retry.back_off(attempt)
             except FleetError as error:
-                logger.warning("deregistering was refused", extra={"reason": error.message})
+                logger.warning("deregistration was refused", extra={"reason": error.message})
                 return False
             else:
                 return True
@@ -134,9 +134,9 @@ class ControlClient:
     async def _wait(self, attempt: int, report: FinalReport, error: FleetError) -> None:
         if attempt in (1, 2, 4) or attempt % 8 == 0:
             logger.warning(
-                "the control plane did not take a last word; saying it again",
+                "the control plane did not accept a final report; sending it again",
                 extra={
-                    "word": REPORT_ENDPOINTS[type(report)],
+                    "report": REPORT_ENDPOINTS[type(report)],
                     "dispatch_id": report.dispatch_id,
                     "attempt": attempt,
                     "reason": error.message,
@@ -163,18 +163,18 @@ class ControlClient:
         try:
             return await self._ask_once(endpoint, message, kind, headers, read_seconds)
         except asyncio.CancelledError:
-            is_away = self._is_away
+            is_away = self._is_unreachable
             raise
         except Unavailable as error:
             is_unanswered = error.__cause__ is not None
-            is_away = self._is_away or is_unanswered or endpoint in ENDPOINTS_WITHOUT_JOB
-            if is_away and not self._is_away:
+            is_away = self._is_unreachable or is_unanswered or endpoint in ENDPOINTS_WITHOUT_JOB
+            if is_away and not self._is_unreachable:
                 logger.warning("the control plane at %s doesn't answer: %s", self._url, error)
             raise
         finally:
-            if self._is_away and not is_away:
+            if self._is_unreachable and not is_away:
                 logger.warning("the control plane at %s answers again", self._url)
-            self._is_away = is_away
+            self._is_unreachable = is_away
 
     async def _ask_once(
         self,
@@ -208,9 +208,9 @@ class ControlClient:
 
 def error_from_response(endpoint: str, response: httpx.Response) -> FleetError:
     """Builds our error from the status and the `{"error": {code, message}}` of an answer."""
-    said = error_fields(response)
-    code = said.code if said else ""
-    message = said.message if said else response.text[:SNIPPET_CHARACTERS_MAX]
+    fields = error_fields(response)
+    code = fields.code if fields else ""
+    message = fields.message if fields else response.text[:SNIPPET_CHARACTERS_MAX]
     text = f"{endpoint} was answered {response.status_code}: {message}"
     match response.status_code:
         case 401:

@@ -55,7 +55,7 @@ class BackendFault(NamedTuple):
     """
 
     reason: RequeueReason
-    ill: BackendCondition | None = None
+    condition: BackendCondition | None = None
     frees: bool = False
     changes_lists: bool = False
 
@@ -254,8 +254,8 @@ def _missing_type(problem: NodeProblem) -> str | None:
     """
     if problem.kind == "missing_node_type" and problem.class_type:
         return problem.class_type
-    told = NO_SUCH_NODE.search(problem.message)
-    return told[1] if told else None
+    match = NO_SUCH_NODE.search(problem.message)
+    return match[1] if match else None
 
 
 def refusal_details(error: PromptRefused) -> dict[str, Any]:

@@ -51,11 +51,11 @@ class AssetDownloads:
     async def hold(self, asset: Asset, renew: RenewAsset) -> AsyncIterator[Path]:
         folder = Path(await asyncio.to_thread(tempfile.mkdtemp, dir=self._folder))
         try:
-            yield await self._fetched(asset, renew, folder / "asset")
+            yield await self._download(asset, renew, folder / "asset")
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    async def _fetched(self, asset: Asset, renew: RenewAsset, to: Path) -> Path:
+    async def _download(self, asset: Asset, renew: RenewAsset, to: Path) -> Path:
         for attempt in range(1, ATTEMPTS_MAX + 1):
             trouble = await self._attempt(asset, to)
             if trouble is None:
@@ -326,8 +326,8 @@ class OutputUploads:
     ) -> tuple[str | None, bool]:
         """Returns the problem, if any, without the URL, which is secret; and whether the store
         refused the file."""
-        headers = {"Content-Type": content_type, **_lowered(slot.headers)}
-        headers = {**_lowered(headers), "content-length": str(file.size)}
+        headers = {"Content-Type": content_type, **_lower_case_keys(slot.headers)}
+        headers = {**_lower_case_keys(headers), "content-length": str(file.size)}
         content = file.content if file.content is not None else read_chunks(file.path)
         try:
             answer = await self._store.put(slot.url, content=content, headers=headers)
@@ -340,5 +340,5 @@ class OutputUploads:
         return f"answered {answer.status_code}", answer.status_code < 500
 
 
-def _lowered(headers: dict[str, str]) -> dict[str, str]:
+def _lower_case_keys(headers: dict[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in headers.items()}

@@ -14,10 +14,10 @@ from comfyfleet.worker.managed_process import ManagedProcess
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.5
-IDLE_LOOK_SECONDS = 10.0
+PROBE_SECONDS = 0.5
+IDLE_PROBE_SECONDS = 10.0
 CLOSED_SECONDS = 60.0
-MISSED_LOOKS_MAX = 2
+FAILED_PROBES_MAX = 2
 # A process that lives and doesn't answer: it may still be loading its node packs.
 STARTING_SECONDS_MAX = 300.0
 FREE_BYTES_MIN = 256 * 1024 * 1024
@@ -36,7 +36,7 @@ CONDITION_TEXTS = {
 class BackendHealth:
     """Watches and repairs one backend.
 
-    `probe`: the same backend without retries. `changed` is called when the backend fails or has
+    `probe`: the same backend without retries. `on_change` is called when the backend fails or has
     recovered. `place`: the backend's address, for messages.
     """
 
@@ -47,112 +47,112 @@ class BackendHealth:
         place: str,
         folder: Path,
         owned: ManagedProcess | None,
-        changed: Callable[[], None],
-        recovered: Callable[[], Awaitable[None]],
-        look_seconds: float = LOOK_SECONDS,
+        on_change: Callable[[], None],
+        on_recovery: Callable[[], Awaitable[None]],
+        probe_seconds: float = PROBE_SECONDS,
     ) -> None:
-        self.ill: BackendCondition | None = None
+        self.condition: BackendCondition | None = None
         self._probe = probe
         self._place = place
-        self._trouble = ""
-        self._is_other = False  # what answers there is no ComfyUI
-        self._stranger_told = False
+        self._last_error = ""
+        self._is_not_comfyui = False  # what answers there is no ComfyUI
+        self._is_foreign_logged = False
         self._folder = folder
         self._owned = owned
-        self._changed = changed
-        self._recovered = recovered
-        self._look_seconds = look_seconds
-        self._fell_ill = asyncio.Event()
+        self._on_change = on_change
+        self._on_recovery = on_recovery
+        self._probe_seconds = probe_seconds
+        self._failed = asyncio.Event()
 
     def note(self, fault: BackendFault, detail: str) -> None:
-        if fault.ill is None or self.ill is not None:
+        if fault.condition is None or self.condition is not None:
             return
-        self.ill = fault.ill
-        remedy = "it is restarted" if self._restarts() else "no jobs are taken until it is well"
+        self.condition = fault.condition
+        remedy = "it is restarted" if self._restarts() else "no jobs are taken until it works again"
         logger.error(
             "%s at %s: %s",
-            CONDITION_TEXTS[fault.ill],
+            CONDITION_TEXTS[fault.condition],
             self._place,
             remedy,
-            extra={"ill": fault.ill.value, "detail": detail},
+            extra={"condition": fault.condition.value, "detail": detail},
         )
-        self._fell_ill.set()
-        self._changed()
+        self._failed.set()
+        self._on_change()
 
     async def watch(self, is_idle: Callable[[], bool]) -> None:
         """Runs until cancelled.
 
         While prompts run it does not probe: those who follow them notice a failure first.
         """
-        missed = 0
+        failed_probes = 0
         while True:
-            if await self._fails_within(IDLE_LOOK_SECONDS):
+            if await self._fails_within(IDLE_PROBE_SECONDS):
                 await self._repair()
-                missed = 0
+                failed_probes = 0
             elif is_idle():
-                missed = 0 if await self._answers() else missed + 1
-                if missed >= MISSED_LOOKS_MAX:
-                    self.note(BackendFault("backend_down", BackendCondition.DOWN), self._trouble)
+                failed_probes = 0 if await self._answers() else failed_probes + 1
+                if failed_probes >= FAILED_PROBES_MAX:
+                    self.note(BackendFault("backend_down", BackendCondition.DOWN), self._last_error)
 
     async def wait_until_ready(self) -> None:
         """Waits at the start: a ComfyUI takes minutes to load its node packs."""
         since: float | None = None
         if self._owned is not None and self._owned.take_up():
-            logger.info("ComfyUI runs from before, and is ours", extra={"pid": self._owned.pid})
+            logger.info("ComfyUI still runs from an earlier start of this worker", extra={"pid": self._owned.pid})
             since = time.monotonic()  # it has had its time to start
-        told: bool | None = None
+        logged: bool | None = None
         while not await self._answers():
             await self._keep_process(since=since)
-            if told is not self._is_other:
+            if logged is not self._is_not_comfyui:
                 self._log_wait()
-                told = self._is_other
-            await asyncio.sleep(self._look_seconds)
+                logged = self._is_not_comfyui
+            await asyncio.sleep(self._probe_seconds)
         if self._owned is not None and not self._owned.is_running:
             self._log_foreign_backend()
-        if told is not None:
+        if logged is not None:
             logger.warning("the backend at %s answers", self._place)
 
     def _log_wait(self) -> None:
-        if not self._is_other:
-            logger.warning("waiting for the backend at %s: %s", self._place, self._trouble)
+        if not self._is_not_comfyui:
+            logger.warning("waiting for the backend at %s: %s", self._place, self._last_error)
             return
         logger.error(
-            "what answers at %s is no ComfyUI: end it, or choose another port with --backend",
+            "what answers at %s is no ComfyUI: stop it, or choose another port with --backend",
             self._place,
-            extra={"detail": self._trouble},
+            extra={"detail": self._last_error},
         )
 
     async def _fails_within(self, seconds: float) -> bool:
         try:
             async with asyncio.timeout(seconds):
-                await self._fell_ill.wait()
+                await self._failed.wait()
         except TimeoutError:
             return False
         return True
 
     async def _repair(self) -> None:
-        began, ill = time.monotonic(), self.ill
-        if ill in (BackendCondition.HUNG, BackendCondition.POISONED) and await self._replaced():
-            ill = BackendCondition.DOWN
-        was_down = ill is BackendCondition.DOWN
+        began, condition = time.monotonic(), self.condition
+        if condition in (BackendCondition.HUNG, BackendCondition.POISONED) and await self._restart():
+            condition = BackendCondition.DOWN
+        was_down = condition is BackendCondition.DOWN
         while True:
             await self._keep_process(since=began)
             answers = await self._answers()
             was_down = was_down or not answers
-            if answers and await self._is_over(ill, was_down=was_down):
+            if answers and await self._has_recovered(condition, was_down=was_down):
                 break
             await asyncio.sleep(
-                CLOSED_SECONDS if ill is BackendCondition.CLOSED else self._look_seconds
+                CLOSED_SECONDS if condition is BackendCondition.CLOSED else self._probe_seconds
             )
-        await self._recovered()
-        self.ill = None
-        self._fell_ill.clear()
+        await self._on_recovery()
+        self.condition = None
+        self._failed.clear()
         seconds = round(time.monotonic() - began, 1)
-        logger.warning("the backend at %s is well again", self._place, extra={"seconds": seconds})
-        self._changed()
+        logger.warning("the backend at %s works again", self._place, extra={"seconds": seconds})
+        self._on_change()
 
-    async def _is_over(self, ill: BackendCondition | None, *, was_down: bool) -> bool:
-        match ill:
+    async def _has_recovered(self, condition: BackendCondition | None, *, was_down: bool) -> bool:
+        match condition:
             case BackendCondition.POISONED:
                 return was_down
             case BackendCondition.HUNG:
@@ -167,15 +167,15 @@ class BackendHealth:
         if self._owned is None:
             return
         if not self._owned.is_running:
-            # Never beside another one, or another program: it could not have the address.
-            if not await self._answers() and not self._is_other:
+            # Never while another ComfyUI or program has the address.
+            if not await self._answers() and not self._is_not_comfyui:
                 await self._owned.start()
         elif since is not None:
             since = max(since, self._owned.started_at)
             if time.monotonic() - since > STARTING_SECONDS_MAX:
-                await self._replaced()
+                await self._restart()
 
-    async def _replaced(self) -> bool:
+    async def _restart(self) -> bool:
         """Restarts our process; False if something that we did not start answers at its address."""
         if self._owned is None:
             return False
@@ -187,8 +187,8 @@ class BackendHealth:
         return True
 
     def _log_foreign_backend(self) -> None:
-        if not self._stranger_told:
-            self._stranger_told = True
+        if not self._is_foreign_logged:
+            self._is_foreign_logged = True
             logger.warning(
                 "a ComfyUI that this worker did not start answers at %s: it is used, no second one "
                 "is started, and it can't be restarted from here",
@@ -196,16 +196,16 @@ class BackendHealth:
             )
 
     def _restarts(self) -> bool:
-        if self._owned is None or self.ill not in CURED_BY_RESTART:
+        if self._owned is None or self.condition not in CURED_BY_RESTART:
             return False
-        return self._owned.is_running or self.ill is BackendCondition.DOWN
+        return self._owned.is_running or self.condition is BackendCondition.DOWN
 
     async def _answers(self) -> bool:
         try:
             await self._probe.queue_length()
         except FleetError as error:
-            self._trouble = error.message
-            self._is_other = isinstance(error, UnexpectedAnswer)
+            self._last_error = error.message
+            self._is_not_comfyui = isinstance(error, UnexpectedAnswer)
             return False
         return True
 

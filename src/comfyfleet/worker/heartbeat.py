@@ -49,7 +49,7 @@ def heartbeat_interval(heartbeat_seconds: float, lease_seconds: float) -> float:
 
 
 class HeartbeatLoop:
-    """The heartbeats of one lease. `heard` gets each answer; `lost` gets the error if the lease is gone.
+    """The heartbeats of one lease. `on_answer` gets each answer; `on_lost` gets the error if the lease is gone.
 
     Missing answers don't stop it: the lease may still be ours.
     """
@@ -61,16 +61,16 @@ class HeartbeatLoop:
         *,
         seconds: float,
         reading: Callable[[], Awaitable[Reading | None]],
-        heard: Callable[[HeartbeatAnswer], None],
-        lost: Callable[[FleetError], None],
+        on_answer: Callable[[HeartbeatAnswer], None],
+        on_lost: Callable[[FleetError], None],
         retry: RetryPolicy | None = None,
     ) -> None:
         self._control = control
         self._job = job
         self._seconds = heartbeat_interval(seconds, job.lease_seconds)
         self._reading = reading
-        self._heard = heard
-        self._lost = lost
+        self._on_answer = on_answer
+        self._on_lost = on_lost
         self._retry = retry or RetryPolicy()
         self._started = False
         self._filled_in: FilledIn | None = None
@@ -79,30 +79,30 @@ class HeartbeatLoop:
         self._picture: Preview | None = None
         self._changed = asyncio.Event()
         self._urgent = asyncio.Event()
-        self._begun = asyncio.Event()
+        self._run_started = asyncio.Event()
         self._last = time.monotonic()
-        self._speaking = asyncio.Lock()
+        self._sending = asyncio.Lock()
 
     def start(self) -> None:
         """Reports at once that the prompt runs: from then on it can't be recalled."""
         if not self._started:
             self._started = True
-            self._begun.set()
+            self._run_started.set()
             self._urgent.set()
             self._changed.set()
 
-    def sent(self, filled_in: FilledIn) -> None:
+    def set_filled_in(self, filled_in: FilledIn) -> None:
         """Reports the values filled into the prompt with the next heartbeat, which also reports the
         start if that is soon."""
         self._filled_in = filled_in if len(filled_in) <= FILLED_IN_MAX else {}
         self._changed.set()
 
     @property
-    def untold(self) -> FilledIn | None:
+    def unreported(self) -> FilledIn | None:
         """The filled-in values that no heartbeat has reported yet."""
         return self._filled_in
 
-    def show(self, progress: Progress) -> None:
+    def set_progress(self, progress: Progress) -> None:
         if progress != self._progress:
             self._progress = progress
             self._changed.set()
@@ -113,7 +113,7 @@ class HeartbeatLoop:
         if record.has_live:
             self._changed.set()
 
-    def preview(self, picture: Preview) -> None:
+    def set_preview(self, picture: Preview) -> None:
         """Sends a preview once, with the next heartbeat; a newer one replaces it."""
         self._picture = picture
         self._changed.set()
@@ -123,7 +123,7 @@ class HeartbeatLoop:
         while True:
             await self._until_due()
             try:
-                await self._say()
+                await self._send()
             except (LeaseLost, WorkerRevoked):
                 return
             except FleetError as error:
@@ -136,11 +136,11 @@ class HeartbeatLoop:
         """Until the run starts, keeps one heartbeat waiting at the control plane, so that orders
         such as a recall arrive at once."""
         seconds = min(self._seconds, LISTEN_SECONDS_MAX)
-        await _set_within(self._begun, time.monotonic() + LISTEN_AFTER_SECONDS)
-        while not self._begun.is_set():
+        await _set_within(self._run_started, time.monotonic() + LISTEN_AFTER_SECONDS)
+        while not self._run_started.is_set():
             asked = time.monotonic()
             listening = asyncio.create_task(self._listen_once(seconds))
-            begun = asyncio.create_task(self._begun.wait())
+            begun = asyncio.create_task(self._run_started.wait())
             try:
                 await asyncio.wait({listening, begun}, return_when=asyncio.FIRST_COMPLETED)
                 if listening.done() and not listening.result():
@@ -148,8 +148,8 @@ class HeartbeatLoop:
             finally:
                 listening.cancel()
                 begun.cancel()
-            # A control plane that doesn't know how to wait has answered at once.
-            await _set_within(self._begun, asked + seconds / 2)
+            # A control plane that does not support waiting has answered at once.
+            await _set_within(self._run_started, asked + seconds / 2)
 
     async def _listen_once(self, seconds: float) -> bool:
         """Returns whether to listen again."""
@@ -159,17 +159,17 @@ class HeartbeatLoop:
             wait_seconds=seconds,
         )
         try:
-            self._heard(await self._control.heartbeat(message))
+            self._on_answer(await self._control.heartbeat(message))
         except (LeaseLost, WorkerRevoked) as error:
-            self._lost(error)
+            self._on_lost(error)
             return False
         except FleetError as error:
-            logger.info("orders can't be heard", extra=self._ids(error))
+            logger.info("no long heartbeat: orders come with the next regular one", extra=self._ids(error))
         return True
 
     async def send_now(self) -> None:
         """Sends one heartbeat. Raises LeaseLost, Unavailable, Unauthenticated."""
-        await self._say()
+        await self._send()
 
     async def renew_outputs(self, wanted: Sequence[WantedOutput]) -> dict[str, OutputSlot]:
         answer = await self._ask_until_answered(want_outputs=tuple(wanted))
@@ -199,19 +199,19 @@ class HeartbeatLoop:
         while True:
             attempt += 1
             try:
-                return await self._say(want_outputs, want_assets)
+                return await self._send(want_outputs, want_assets)
             except (Unavailable, Unauthenticated) as error:
-                logger.warning("fresh URLs were not given", extra=self._ids(error))
+                logger.warning("no fresh URLs yet, asking again", extra=self._ids(error))
                 await self._retry.back_off(min(attempt, 6))
             except Refused as error:
                 raise InvalidInput(error.message) from error
 
-    async def _say(
+    async def _send(
         self,
         want_outputs: tuple[WantedOutput, ...] = (),
         want_assets: tuple[str, ...] = (),
     ) -> HeartbeatAnswer:
-        async with self._speaking:
+        async with self._sending:
             reading = await self._reading()
             self._changed.clear()
             self._urgent.clear()
@@ -220,7 +220,7 @@ class HeartbeatLoop:
                 dispatch_id=self._job.dispatch_id,
                 lease_token=self._job.lease_token,
                 started=self._started,
-                progress=self._seen(),
+                progress=self._progress_with_preview(),
                 want_outputs=want_outputs,
                 want_assets=want_assets,
                 reading=reading,
@@ -231,7 +231,7 @@ class HeartbeatLoop:
             try:
                 answer = await self._control.heartbeat(message)
             except (LeaseLost, WorkerRevoked) as error:
-                self._lost(error)
+                self._on_lost(error)
                 raise
             except BaseException:
                 # Cut off or not answered: nobody knows whether they were heard. Told twice is better.
@@ -240,10 +240,10 @@ class HeartbeatLoop:
                 raise
             if message.filled_in is not None:
                 self._filled_in = None
-        self._heard(answer)
+        self._on_answer(answer)
         return answer
 
-    def _seen(self) -> Progress | None:
+    def _progress_with_preview(self) -> Progress | None:
         picture, self._picture = data_url(self._picture), None
         if picture is None:
             return self._progress

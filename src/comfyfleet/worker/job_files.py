@@ -314,11 +314,11 @@ def _is_of(node_id: str, wanted: str | None) -> bool:
     return wanted is None or node_id == wanted or node_id.startswith(f"{wanted}:")
 
 
-def content_type_of(filename: str, told: str) -> str:
+def content_type_of(filename: str, server_type: str) -> str:
     """The content type by the file's extension; a server often reports only 'bytes'."""
     ending = PurePath(filename).suffix.lower()
     guessed = KNOWN_TYPES.get(ending) or mimetypes.guess_type(filename)[0]
-    return guessed or told.partition(";")[0].strip() or DEFAULT_TYPE
+    return guessed or server_type.partition(";")[0].strip() or DEFAULT_TYPE
 
 
 def find_slot(slots: Sequence[OutputSlot], filenames: Sequence[str]) -> str | None:
@@ -342,7 +342,7 @@ def has_values(outputs: Outputs, node_id: str) -> bool:
 def choose_values(outputs: Outputs, output_node_id: str | None) -> tuple[ShownValue, ...]:
     """The values that nodes showed, the named node's first, up to the size limit."""
     values = sorted(outputs.values, key=lambda each: not _is_of(each.node_id, output_node_id))
-    told = (
+    shown = (
         ShownValue(
             node_id=each.node_id[:NAME_CHARACTERS_MAX],
             name=each.key[:NAME_CHARACTERS_MAX],
@@ -350,4 +350,4 @@ def choose_values(outputs: Outputs, output_node_id: str | None) -> tuple[ShownVa
         )
         for each in values
     )
-    return tuple(fitting(told))
+    return tuple(fitting(shown))

@@ -116,7 +116,7 @@ class LoadedModels:
     def __init__(self) -> None:
         self.keys: tuple[str, ...] = ()  # of leases that were taken, most recently used first
         self.set_key: str | None = None
-        self._ran: tuple[str, ...] = ()  # of runs that began, the last first
+        self._started_keys: tuple[str, ...] = ()  # of runs that began, the last first
 
     def used(self, job: Job) -> None:
         if job.model_key is not None:
@@ -125,24 +125,24 @@ class LoadedModels:
 
     def began(self, job: Job) -> ModelChange | None:
         """Whether the job's model was already loaded, was switched to or is new; None if the job has none."""
-        key, before = job.model_key, self._ran
+        key, before = job.model_key, self._started_keys
         if key is None:
             return None
-        self._ran = _with_first(key, before)
+        self._started_keys = _with_first(key, before)
         if key in before:
             return "same" if key == before[0] else "switched"
         return "first"
 
     def clear(self) -> None:
-        self.keys, self.set_key, self._ran = (), None, ()
+        self.keys, self.set_key, self._started_keys = (), None, ()
 
 
 def _with_first(key: str, keys: tuple[str, ...]) -> tuple[str, ...]:
     return (key, *(each for each in keys if each != key))[:LOADED_MODELS_MAX]
 
 
-UNKNOWN_LOOKS_MAX = 4
-LOOK_SECONDS = 1.0
+ADOPT_ATTEMPTS_MAX = 4
+ADOPT_PAUSE_SECONDS = 1.0
 
 
 class LeasePhase(StrEnum):
@@ -167,9 +167,9 @@ class LeaseDeps:
 
 
 class ActiveLease:
-    """The state of one lease. `moved` is called at each new phase."""
+    """The state of one lease. `on_phase` is called at each new phase."""
 
-    def __init__(self, entry: JournalEntry, moved: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, entry: JournalEntry, on_phase: Callable[[], None] = lambda: None) -> None:
         self.entry = entry
         self.phase = LeasePhase.PREPARING
         self.resumes = False  # left over from a worker that was killed
@@ -177,7 +177,7 @@ class ActiveLease:
         self.delivers_since = -math.inf  # by the monotonic clock
         job = entry.job
         self.record = RunRecord(job.prompt, self.folder) if job.records_run else None
-        self._moved = moved
+        self._on_phase = on_phase
 
     @property
     def job(self) -> Job:
@@ -204,7 +204,7 @@ class ActiveLease:
             self.phase = phase
             if phase is LeasePhase.DELIVERING:
                 self.delivers_since = time.monotonic()
-            self._moved()
+            self._on_phase()
 
 
 async def run_lease(
@@ -268,14 +268,14 @@ async def upload_and_submit(
         except PromptRefused as error:
             if not nested or not is_unlisted(error, names.values()):
                 raise
-            # A loader that takes nothing but what it lists, and lists no subfolders.
+            # This loader accepts only files in its list, which has no subfolders.
             names = await upload_assets(paths, lease, deps, nested=False)
             run_id = await submit_once(
                 lease, await prepare_prompt(job, names, lease, deps), heartbeat_loop, deps
             )
     lease.entry = replace(lease.entry, run_id=run_id)
     if run_id != lease.prompt_id:
-        # The other id follows from the job, and is looked for.
+        # Our own prompt id need not be stored: it can be derived from the job.
         await asyncio.to_thread(deps.journal.write, lease.entry)
     return run_id
 
@@ -317,15 +317,15 @@ async def submit_once(
 ) -> str:
     """Submits once. If the outcome is unknown, the run is searched for; the prompt is never sent again."""
     backend, prompt_id = deps.backend, lease.prompt_id
-    heartbeat_loop.sent(changed_inputs(lease.job.prompt, prompt))
+    heartbeat_loop.set_filled_in(changed_inputs(lease.job.prompt, prompt))
     lease.enter(LeasePhase.QUEUED)
     try:
         sent = await backend.submit(prompt, prompt_id=prompt_id, extra_data=lease.job.extra_data)
     except OutcomeUnknown:
-        for look in range(UNKNOWN_LOOKS_MAX):
+        for attempt in range(ADOPT_ATTEMPTS_MAX):
             if found := await backend.adopt(prompt_id):
                 return found.run_id
-            await deps.retry.sleep(LOOK_SECONDS * 2**look)
+            await deps.retry.sleep(ADOPT_PAUSE_SECONDS * 2**attempt)
         raise
     return sent.run_id
 
@@ -350,10 +350,10 @@ async def follow_run(
                     limit.reschedule(_deadline(began, lease.job.run_limit_seconds))
                     await asyncio.to_thread(deps.journal.write, lease.entry)
                 if isinstance(event, Preview):
-                    heartbeat_loop.preview(event)
+                    heartbeat_loop.set_preview(event)
                 counts = advance_progress(counts, event)
                 if began is not None:
-                    heartbeat_loop.show(counts.report())
+                    heartbeat_loop.set_progress(counts.report())
                 end = event if isinstance(event, End) else end
     except TimeoutError:
         seconds = lease.job.run_limit_seconds
@@ -369,7 +369,7 @@ def note_start(lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDep
     For an adopted run that is the time that the previous worker noted.
     """
     change = deps.models.began(lease.job)
-    # What an adopted run found loaded nobody knows, and whose turn it is in a cloud neither.
+    # Which models an adopted run found loaded is unknown, and so it is in a cloud.
     is_known = not lease.resumes and deps.files is not None
     lease.model_change = change if is_known else None
     began = time.time() if lease.entry.started_at is None else lease.entry.started_at
@@ -477,8 +477,8 @@ def prepare_output(fetched: Fetched, *, strip: bool) -> ReadyFile:
 
 logger = logging.getLogger(__name__)
 
-# A last word that was not heard for so long is noted, to be said by the worker that comes after us.
-UNHEARD_SECONDS = 0.5
+# A final report without an answer for so long is journaled, so that the next worker can send it.
+JOURNAL_AFTER_SECONDS = 0.5
 # After these the backend has no such prompt, or can't be asked.
 NOTHING_TO_CANCEL = (PromptRefused, RunLost, ServerUnavailable)
 
@@ -505,22 +505,22 @@ REQUEUE_REASONS: Mapping[StopReason, RequeueReason] = {
 
 
 class LeaseRunner:
-    """Runs one lease. `on_fault` gets each fault of the backend; `say` sends the final report."""
+    """Runs one lease. `on_fault` gets each fault of the backend; `send_report` sends the final report."""
 
     def __init__(
         self,
         lease: ActiveLease,
         control: ControlClient,
         deps: LeaseDeps,
-        make_heart: Callable[["LeaseRunner"], HeartbeatLoop],
+        make_heartbeat_loop: Callable[["LeaseRunner"], HeartbeatLoop],
         on_fault: Callable[[BackendFault, str], None],
-        say: Callable[[FinalReport], Awaitable[object]] | None = None,
+        send_report: Callable[[FinalReport], Awaitable[object]] | None = None,
     ) -> None:
         self.lease = lease
-        self.halted: StopReason | None = None
-        self._say_it = say or control.end
+        self.stop_reason: StopReason | None = None
+        self._send_report = send_report or control.end
         self._deps = deps
-        self._heartbeat_loop = make_heart(self)
+        self._heartbeat_loop = make_heartbeat_loop(self)
         self._on_fault = on_fault
         self._work: asyncio.Task[Complete] | None = None
         # Made when there is something to put into it.
@@ -528,8 +528,8 @@ class LeaseRunner:
 
     def stop(self, why: StopReason) -> None:
         """Stops the work. The first reason counts, except that a lost lease sends no report."""
-        if self.halted is None or why is StopReason.LOST:
-            self.halted = why
+        if self.stop_reason is None or why is StopReason.LOST:
+            self.stop_reason = why
         if self._work is not None:
             self._work.cancel()
 
@@ -542,31 +542,31 @@ class LeaseRunner:
         lease.enter(LeasePhase.DELIVERING)
         if report is not None:
             lease.entry = replace(lease.entry, report=report)
-            await self._say_or_note(report)
+            await self._send_or_journal(report)
         await asyncio.to_thread(self._forget)
 
-    async def _say_or_note(self, report: FinalReport) -> None:
+    async def _send_or_journal(self, report: FinalReport) -> None:
         """Sends the final report; writes it to the journal only if that takes long.
 
         Most reports are accepted at once. One lost by a crash before that is made again, because
         its run is in the journal.
         """
-        saying = asyncio.create_task(self._say(report))
+        sending = asyncio.create_task(self._send_and_log(report))
         try:
-            await asyncio.wait({saying}, timeout=UNHEARD_SECONDS)
-            if not saying.done():
+            await asyncio.wait({sending}, timeout=JOURNAL_AFTER_SECONDS)
+            if not sending.done():
                 await asyncio.to_thread(self._deps.journal.write, self.lease.entry)
-            await saying
+            await sending
         except asyncio.CancelledError:
-            saying.cancel()
+            sending.cancel()
             self._deps.journal.write(self.lease.entry)
             raise
 
     def _with_prompt(self, report: FinalReport | None) -> FinalReport | None:
         """Adds the filled-in values and messages that no heartbeat has reported."""
         changes: dict[str, Any] = {}
-        if isinstance(report, Complete | Fail) and self._heartbeat_loop.untold is not None:
-            changes["filled_in"] = self._heartbeat_loop.untold
+        if isinstance(report, Complete | Fail) and self._heartbeat_loop.unreported is not None:
+            changes["filled_in"] = self._heartbeat_loop.unreported
         if isinstance(report, Fail) and self.lease.record is not None:
             changes["events"] = self.lease.record.pop_all()
         return report.model_copy(update=changes) if report and changes else report
@@ -578,39 +578,39 @@ class LeaseRunner:
         self._deps.journal.forget(self.lease.job)
 
     async def _work_with_heartbeats(self) -> FinalReport | None:
-        speaking = [
+        heartbeats = [
             asyncio.create_task(self._heartbeat_loop.beat()),
             asyncio.create_task(self._heartbeat_loop.listen()),
         ]
         try:
             return await self._outcome(self._scratch)
         finally:
-            for each in speaking:
+            for each in heartbeats:
                 each.cancel()
 
     async def _outcome(self, folder: Path) -> FinalReport | None:
         work = asyncio.create_task(run_lease(self.lease, self._heartbeat_loop, self._deps, folder))
         self._work = work
-        if self.halted is not None:
+        if self.stop_reason is not None:
             work.cancel()
         try:
             await asyncio.wait({work})
         finally:
             work.cancel()
-        if self.halted is not None and (work.cancelled() or work.exception() is not None):
-            return await self._stopped(self.halted)
+        if self.stop_reason is not None and (work.cancelled() or work.exception() is not None):
+            return await self._report_stop(self.stop_reason)
         error = work.exception()
         if error is None:
             return work.result()
         if isinstance(error, LeaseLost):
-            return await self._stopped(StopReason.LOST)
+            return await self._report_stop(StopReason.LOST)
         if not isinstance(error, Exception):
             raise error
-        return await self._failed(error)
+        return await self._report_failure(error)
 
-    async def _stopped(self, why: StopReason) -> FinalReport | None:
+    async def _report_stop(self, why: StopReason) -> FinalReport | None:
         job = self.lease.job
-        logger.info("a lease is given up", extra={**self.ids, "reason": why.value})
+        logger.info("work on a lease stops", extra={**self.ids, "reason": why.value})
         if self.lease.in_backend:
             await self._cancel_run()
         match why:
@@ -622,7 +622,7 @@ class LeaseRunner:
             dispatch_id=job.dispatch_id, lease_token=job.lease_token, reason=REQUEUE_REASONS[why]
         )
 
-    async def _failed(self, error: Exception) -> FinalReport:
+    async def _report_failure(self, error: Exception) -> FinalReport:
         outcome = outcome_of_error(error, self.lease.job)
         self._log(error, outcome)
         if self.lease.in_backend and not isinstance(error, NOTHING_TO_CANCEL):
@@ -644,33 +644,33 @@ class LeaseRunner:
             self._on_fault(BackendFault("backend_fault", BackendCondition.HUNG), error.message)
         except FleetError as error:
             extra = {**self.ids, "reason": error.message}
-            logger.warning("whether its prompt was cancelled is not certain", extra=extra)
+            logger.warning("the prompt could not be cancelled for certain", extra=extra)
         else:
             if outcome is Cancellation.CANCELLED:
-                logger.info("its prompt was cancelled", extra=self.ids)
+                logger.info("the prompt was cancelled", extra=self.ids)
 
-    async def _say(self, report: FinalReport) -> None:
-        extra = {**self.ids, "word": REPORT_ENDPOINTS[type(report)]}
+    async def _send_and_log(self, report: FinalReport) -> None:
+        extra = {**self.ids, "report": REPORT_ENDPOINTS[type(report)]}
         try:
-            await self._say_it(report)
+            await self._send_report(report)
         except LeaseLost:
-            # A control plane may end what it has cancelled without waiting for us.
-            expected = self.halted is StopReason.CANCELLED
+            # A control plane may end a cancelled job without waiting for our report.
+            expected = self.stop_reason is StopReason.CANCELLED
             level = logging.INFO if expected else logging.WARNING
-            logger.log(level, "the lease had ended before its last word", extra=extra)
+            logger.log(level, "the lease had ended before its final report", extra=extra)
         except Refused as error:
-            logger.error("a last word was refused", extra={**extra, "reason": error.message})  # noqa: TRY400
+            logger.error("the final report was refused", extra={**extra, "reason": error.message})  # noqa: TRY400
             if isinstance(report, Complete):
-                await self._say(failed_outcome(self.lease.job, job_error("refused", error.message)))
+                await self._send_and_log(failed_outcome(self.lease.job, job_error("refused", error.message)))
         else:
             logger.info("a lease has ended", extra=extra)
 
     def _log(self, error: Exception, outcome: LeaseOutcome) -> None:
         report = outcome.report
         reason = report.reason if isinstance(report, Requeue) else "fail"
-        extra = {**self.ids, "verdict": reason, "error": str(error)[:2000]}
+        extra = {**self.ids, "outcome": reason, "error": str(error)[:2000]}
         logger.warning(
-            "a job did not succeed", extra=extra, exc_info=error if outcome.is_unexpected else None
+            "the job failed or is requeued", extra=extra, exc_info=error if outcome.is_unexpected else None
         )
 
     @property

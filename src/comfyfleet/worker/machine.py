@@ -201,21 +201,21 @@ class MachineMonitor:
             self._sampling = None
         reading = sampling.result()
         if reading.gpu_memory_total_bytes is None:
-            reading = reading.model_copy(update=await self._told_by_backend())
+            reading = reading.model_copy(update=await self._read_backend_figures())
         self._latest, self._fresh_until = reading, self._monotonic() + FRESH_SECONDS
         return reading
 
     def _sample(self) -> Reading:
         gpu = self._read_gpu() or GpuFigures()
-        memory = _tried(psutil.virtual_memory)
-        disk = _tried(lambda: psutil.disk_usage(str(self._folder)))
+        memory = _or_none(psutil.virtual_memory)
+        disk = _or_none(lambda: psutil.disk_usage(str(self._folder)))
         return Reading(
             gpu_name=gpu.name,
             gpu_load_percent=gpu.load_percent,
             gpu_memory_used_bytes=gpu.memory_used_bytes,
             gpu_memory_total_bytes=gpu.memory_total_bytes,
             gpu_temperature_celsius=gpu.temperature_celsius,
-            cpu_percent=_tried(lambda: psutil.cpu_percent(None)),
+            cpu_percent=_or_none(lambda: psutil.cpu_percent(None)),
             memory_used_bytes=memory and memory.total - memory.available,
             memory_total_bytes=memory and memory.total,
             disk_free_bytes=disk and disk.free,
@@ -229,14 +229,14 @@ class MachineMonitor:
             self._gpu_retry_at = self._monotonic() + GPU_RETRY_SECONDS
         return figures
 
-    async def _told_by_backend(self) -> dict[str, object]:
+    async def _read_backend_figures(self) -> dict[str, object]:
         if self._devices is None or self._monotonic() < self._ask_backend_at:
             return self._backend_figures
         self._ask_backend_at = self._monotonic() + BACKEND_FRESH_SECONDS
         try:
             devices = await asyncio.wait_for(self._devices(), SAMPLE_SECONDS_MAX)
         except (FleetError, TimeoutError):
-            # A backend that is down is noticed, and said, by those who run jobs on it.
+            # A backend that is down is noticed and logged by those who run jobs on it.
             self._backend_figures = {}
         else:
             self._backend_figures = gpu_figures_of(devices)
@@ -255,7 +255,7 @@ def gpu_figures_of(devices: Sequence[Device]) -> dict[str, object]:
     }
 
 
-def _tried(read: Callable[[], Any]) -> Any:
+def _or_none(read: Callable[[], Any]) -> Any:
     try:
         return read()
     except (psutil.Error, OSError, RuntimeError, ValueError):
@@ -356,7 +356,7 @@ async def _output(arguments: list[str]) -> str:
         return ""
     try:
         async with asyncio.timeout(COMMAND_SECONDS_MAX):
-            told, _ = await process.communicate()
+            printed, _ = await process.communicate()
     except TimeoutError:
         return ""
     finally:
@@ -364,4 +364,4 @@ async def _output(arguments: list[str]) -> str:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-    return told[:ANSWER_BYTES_MAX].decode(errors="replace") if process.returncode == 0 else ""
+    return printed[:ANSWER_BYTES_MAX].decode(errors="replace") if process.returncode == 0 else ""

@@ -186,7 +186,7 @@ class ManagedProcess:
         if self._child is None or self._was_told:
             return
         logger.warning(
-            "ComfyUI has ended by itself (%s) and is started again; what it said stands above",
+            "ComfyUI has ended by itself (%s) and is started again; its output is above",
             _outcome(self._child.returncode),
             extra={"pid": self._child.pid, "seconds": round(time.monotonic() - self.started_at)},
         )

@@ -116,8 +116,8 @@ class BarredSizes:
     def read(self, now: float) -> dict[int, float]:
         ahead = time.time() - now
         try:
-            told = json.loads(self._path.read_bytes())
-            return {int(size): float(until) - ahead for size, until in told.items()}
+            saved = json.loads(self._path.read_bytes())
+            return {int(size): float(until) - ahead for size, until in saved.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return {}
 
@@ -139,7 +139,7 @@ class WorkerPack:
 
     def __init__(self, gpus: Sequence[PackGpu], environ: Mapping[str, str], state: Path) -> None:
         """`state`: the folder above the state folders of all workers."""
-        self.stop = StopRequest(self._tell_all, is_told=False)  # each worker tells it
+        self.stop = StopRequest(self._stop_all, is_logged=False)  # each worker tells it
         self.decisions: Counter[tuple[str, PackMove, MoveReason]] = Counter()  # by GPU
         self._gpus = gpus
         self._environ = environ
@@ -163,7 +163,7 @@ class WorkerPack:
                     self._start(gpu, slot)
                 if gpu.rules is not None:
                     resizing = asyncio.create_task(self._resize(gpu, gpu.rules))
-                    resizing.add_done_callback(_tell_of_failure)
+                    resizing.add_done_callback(_log_failure)
                     sizing.append(resizing)
             while self._work:
                 await asyncio.wait(self._work, return_when=asyncio.FIRST_COMPLETED)
@@ -201,7 +201,7 @@ class WorkerPack:
         settings = member.slot.settings
         environ = {**self._environ, **gpu.places.environ}
         try:
-            with self._named(settings.worker_id):
+            with self._log_worker_id(settings.worker_id):
                 await asyncio.to_thread(make_folders, member.slot)
                 async with (
                     open_platform(settings, environ) as platform,
@@ -209,7 +209,7 @@ class WorkerPack:
                 ):
                     member.worker = worker
                     if self.stop.asked:
-                        self._tell(worker)
+                        self._stop_worker(worker)
                     elif member.is_leaving:
                         worker.stop.ask("shutdown", 0)
                     await worker.work()
@@ -223,18 +223,18 @@ class WorkerPack:
         finally:
             self._members[gpu].remove(member)
 
-    def _named(self, worker_id: str) -> AbstractContextManager[None]:
+    def _log_worker_id(self, worker_id: str) -> AbstractContextManager[None]:
         """Adds the worker's id to its log lines, if there are several workers."""
         is_one = sum(len(gpu.places.slots) for gpu in self._gpus) == 1
         return nullcontext() if is_one else bind_ids(worker_id=worker_id)
 
-    def _tell_all(self) -> None:
+    def _stop_all(self) -> None:
         for members in self._members.values():
             for member in members:
                 if member.worker is not None:
-                    self._tell(member.worker)
+                    self._stop_worker(member.worker)
 
-    def _tell(self, worker: Worker) -> None:
+    def _stop_worker(self, worker: Worker) -> None:
         worker.stop.ask(self.stop.reason or "shutdown", self.stop.seconds_left)
         worker.stop.hurry_until = min(worker.stop.hurry_until, self.stop.hurry_until)
 
@@ -242,10 +242,10 @@ class WorkerPack:
         """Stops the ComfyUIs that a killed worker had in slots that no longer exist."""
         slots = [slot for gpu in self._gpus for slot in gpu.places.slots]
         known = {slot.settings.state / PROCESS_FILE for slot in slots}
-        for note in await asyncio.to_thread(_notes, self._state):
+        for note in await asyncio.to_thread(_process_files, self._state):
             left = ManagedProcess("comfyui", note)  # it is not started again
             if note not in known and left.take_up():
-                logger.warning("a ComfyUI from before is ended: its place is gone")
+                logger.warning("a ComfyUI of an earlier worker is stopped: its slot no longer exists")
                 await left.stop()
 
     # How many
@@ -257,7 +257,7 @@ class WorkerPack:
         while not self._is_over(gpu):
             await asyncio.sleep(rules.look_seconds)
             before = size.barred
-            size, decision = decide_pack_size(size, await self._look(gpu), rules)
+            size, decision = decide_pack_size(size, await self._sample(gpu), rules)
             if size.barred != before:
                 await asyncio.to_thread(note.write, size.barred, _now())
             if decision is not None and not self._is_over(gpu):
@@ -272,7 +272,7 @@ class WorkerPack:
         )
         return self.stop.asked or self._problem is not None or any(leaving)
 
-    async def _look(self, gpu: PackGpu) -> GpuSample:
+    async def _sample(self, gpu: PackGpu) -> GpuSample:
         memory = None if gpu.read_memory is None else await gpu.read_memory()
         ready = [each for each in self._members[gpu] if each.is_ready]
         return GpuSample(
@@ -310,9 +310,9 @@ class WorkerPack:
             member.worker.stop.ask("shutdown", LEAVE_SECONDS_MAX)
 
 
-def _tell_of_failure(resizing: "asyncio.Task[None]") -> None:
+def _log_failure(resizing: "asyncio.Task[None]") -> None:
     if not resizing.cancelled() and (error := resizing.exception()) is not None:
-        logger.error("the number of ComfyUIs stays as it is", exc_info=error)
+        logger.error("resizing failed: the number of ComfyUIs no longer changes", exc_info=error)
 
 
 def _now() -> float:
@@ -324,11 +324,11 @@ def _first_slots(gpu: PackGpu) -> list[PackSlot]:
     slots = list(gpu.places.slots)
     if gpu.rules is None:
         return slots
-    living = [slot for slot in slots if _lives(slot)]
+    living = [slot for slot in slots if _has_process(slot)]
     return living or slots[:1]
 
 
-def _lives(slot: PackSlot) -> bool:
+def _has_process(slot: PackSlot) -> bool:
     owned = open_managed_process(slot.settings)
     return owned is not None and owned.take_up()
 
@@ -338,7 +338,7 @@ def _free_slot(gpu: PackGpu, members: Sequence[PackMember]) -> PackSlot:
     return next(slot for slot in gpu.places.slots if slot.number not in taken)
 
 
-def _notes(state: Path) -> list[Path]:
+def _process_files(state: Path) -> list[Path]:
     own = [path for path in state.glob("*") if SLOT_NAME.fullmatch(path.name)]
     return [folder / PROCESS_FILE for folder in (state, *own)]
 

@@ -97,26 +97,26 @@ class ThroughputWindow:
     since: float
     finished: int
     looks: int = 0
-    full_looks: int = 0
+    full_samples: int = 0
     memory_used_max: int | None = None
 
-    def seen(self, look: GpuSample) -> "ThroughputWindow":
-        used = [each for each in (self.memory_used_max, look.memory_used) if each is not None]
+    def with_sample(self, sample: GpuSample) -> "ThroughputWindow":
+        used = [each for each in (self.memory_used_max, sample.memory_used) if each is not None]
         return replace(
             self,
             looks=self.looks + 1,
-            full_looks=self.full_looks + (0 < look.ready == look.full),
+            full_samples=self.full_samples + (0 < sample.ready == sample.full),
             memory_used_max=max(used, default=None),
         )
 
-    def is_over(self, look: GpuSample, rules: PackRules) -> bool:
+    def is_over(self, sample: GpuSample, rules: PackRules) -> bool:
         return (
-            look.at - self.since >= rules.window_seconds
-            and look.finished - self.finished >= rules.window_jobs
+            sample.at - self.since >= rules.window_seconds
+            and sample.finished - self.finished >= rules.window_jobs
         )
 
-    def rate(self, look: GpuSample) -> float:
-        return 60.0 * (look.finished - self.finished) / max(look.at - self.since, 1e-9)
+    def rate(self, sample: GpuSample) -> float:
+        return 60.0 * (sample.finished - self.finished) / max(sample.at - self.since, 1e-9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,62 +149,62 @@ class PackSize:
 
 
 def decide_pack_size(
-    size: PackSize, look: GpuSample, rules: PackRules
+    size: PackSize, sample: GpuSample, rules: PackRules
 ) -> tuple[PackSize, PackDecision | None]:
     """Returns the next state, and the decision, if any."""
-    if look.out_of_memory > size.out_of_memory:
-        return _out_of_memory(replace(size, out_of_memory=look.out_of_memory), look, rules)
-    if look.leaving or look.ready != size.wanted:
-        return _unsettled(size, look, rules)
+    if sample.out_of_memory > size.out_of_memory:
+        return _out_of_memory(replace(size, out_of_memory=sample.out_of_memory), sample, rules)
+    if sample.leaving or sample.ready != size.wanted:
+        return _unsettled(size, sample, rules)
     spare_since = (
-        None if not look.idle else look.at if size.spare_since is None else size.spare_since
+        None if not sample.idle else sample.at if size.spare_since is None else size.spare_since
     )
-    window = (size.window or ThroughputWindow(look.at, look.finished)).seen(look)
+    window = (size.window or ThroughputWindow(sample.at, sample.finished)).with_sample(sample)
     size = replace(size, spare_since=spare_since, unsettled_since=None, window=window)
-    if size.wanted > 1 and spare_since is not None and look.at - spare_since >= rules.spare_seconds:
+    if size.wanted > 1 and spare_since is not None and sample.at - spare_since >= rules.spare_seconds:
         return _removed(size, MoveReason.SPARE)
-    if window.is_over(look, rules):
-        return _decide_by_window(size, window, look, rules)
+    if window.is_over(sample, rules):
+        return _decide_by_window(size, window, sample, rules)
     return size, None
 
 
 def _out_of_memory(
-    size: PackSize, look: GpuSample, rules: PackRules
+    size: PackSize, sample: GpuSample, rules: PackRules
 ) -> tuple[PackSize, PackDecision | None]:
     """Removes one after running out of memory, unless one is stopping already."""
-    barred = size.barring(size.wanted + (size.wanted == 1), look.at + rules.memory_retry_seconds)
-    if look.leaving or size.wanted == 1:
+    barred = size.barring(size.wanted + (size.wanted == 1), sample.at + rules.memory_retry_seconds)
+    if sample.leaving or size.wanted == 1:
         return replace(barred, window=None), None
     return _removed(barred, MoveReason.OUT_OF_MEMORY)
 
 
 def _unsettled(
-    size: PackSize, look: GpuSample, rules: PackRules
+    size: PackSize, sample: GpuSample, rules: PackRules
 ) -> tuple[PackSize, PackDecision | None]:
     """While one starts, stops or fails, nothing can be measured."""
-    since = look.at if size.unsettled_since is None else size.unsettled_since
+    since = sample.at if size.unsettled_since is None else size.unsettled_since
     size = replace(size, window=None, spare_since=None, unsettled_since=since)
-    is_late = look.at - since >= rules.start_seconds_max
-    if is_late and not look.leaving and look.ready < size.wanted and size.wanted > 1:
-        barred = size.barring(size.wanted, look.at + rules.retry_seconds)
+    is_late = sample.at - since >= rules.start_seconds_max
+    if is_late and not sample.leaving and sample.ready < size.wanted and size.wanted > 1:
+        barred = size.barring(size.wanted, sample.at + rules.retry_seconds)
         return _removed(barred, MoveReason.NOT_STARTED)
     return size, None
 
 
 def _decide_by_window(
-    size: PackSize, window: ThroughputWindow, look: GpuSample, rules: PackRules
+    size: PackSize, window: ThroughputWindow, sample: GpuSample, rules: PackRules
 ) -> tuple[PackSize, PackDecision | None]:
-    rate, again = window.rate(look), replace(size, window=None)
-    if window.full_looks < rules.backlog_share * window.looks:
+    rate, again = window.rate(sample), replace(size, window=None)
+    if window.full_samples < rules.backlog_share * window.looks:
         return again, None  # there are as many finished jobs as come: that tells nothing
     if size.rate_before is not None:
-        return _decide_trial(again, size.rate_before, rate, look, rules)
+        return _decide_trial(again, size.rate_before, rate, sample, rules)
     more = size.wanted + 1
-    if more > rules.most or size.is_barred(more, look.at):
+    if more > rules.most or size.is_barred(more, sample.at):
         return again, None
-    used, total = window.memory_used_max, look.memory_total
+    used, total = window.memory_used_max, sample.memory_total
     if not has_room(used, total, size.wanted, rules.memory_margin):
-        barred = again.barring(more, look.at + rules.retry_seconds)
+        barred = again.barring(more, sample.at + rules.retry_seconds)
         decision = PackDecision(
             PackMove.KEEP, MoveReason.NO_MEMORY, size.wanted, rate, None, used, total
         )
@@ -214,12 +214,12 @@ def _decide_by_window(
 
 
 def _decide_trial(
-    size: PackSize, before: float, rate: float, look: GpuSample, rules: PackRules
+    size: PackSize, before: float, rate: float, sample: GpuSample, rules: PackRules
 ) -> tuple[PackSize, PackDecision | None]:
     if rate >= before * (1 + rules.gain_min):
         decision = PackDecision(PackMove.KEEP, MoveReason.GAIN, size.wanted, rate, before)
         return replace(size, rate_before=None), decision
-    barred = size.barring(size.wanted, look.at + rules.retry_seconds)
+    barred = size.barring(size.wanted, sample.at + rules.retry_seconds)
     return _removed(barred, MoveReason.NO_GAIN, rate, before)
 
 
@@ -314,14 +314,14 @@ def _slot(
 ) -> PackSlot:
     name = "" if pack.is_one else f"{number}" if not pack.gpus else f"gpu{place}-{number}"
     state = base.state / name if name else base.state
-    url, port = _moved(base.backend_url or "", place * pack.most + number - 1)
+    url, port = _with_port_offset(base.backend_url or "", place * pack.most + number - 1)
     folder = state / "comfyui"
     values = {"port": str(port), "gpu": gpus[place], "folder": str(folder)}
     command = base.comfyui_command or ""
     own = folder if "{folder}" in command else None
     settings = replace(
         base,
-        worker_id=_named(base.worker_id, name),
+        worker_id=_member_id(base.worker_id, name),
         state=state,
         backend_url=url,
         comfyui_command=shlex.join(fill_command(OPTION, command, values)),
@@ -332,17 +332,17 @@ def _slot(
     return PackSlot(number, settings, own)
 
 
-def _named(worker_id: str, name: str) -> str:
+def _member_id(worker_id: str, name: str) -> str:
     return f"{worker_id[: WORKER_ID_CHARACTERS_MAX - len(name) - 1]}-{name}" if name else worker_id
 
 
-def _moved(url: str, further: int) -> tuple[str, int]:
+def _with_port_offset(url: str, offset: int) -> tuple[str, int]:
     parts = urlsplit(url)
     first = parts.port or (443 if parts.scheme == "https" else 80)
-    port = first + further
+    port = first + offset
     if port > PORT_MAX:
         raise InvalidInput(f"there is no port {port}: give the first one with a lower --backend")
-    if not further:
+    if not offset:
         return url, port
     place = parts.netloc.removesuffix(f":{parts.port}")
     return parts._replace(netloc=f"{place}:{port}").geturl(), port

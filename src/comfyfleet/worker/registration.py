@@ -98,7 +98,7 @@ class RegistrationClient:
         if known is not None:
             self._journal.remember(known.model_copy(update={"key": key}))
         self._control.key = key
-        logger.info("a new key is used", extra={"worker_id": self.worker_id})
+        logger.info("the worker uses a new key", extra={"worker_id": self.worker_id})
 
     def _apply_answer(self, seconds: float) -> None:
         """Adopts the control plane's heartbeat interval if it is shorter than ours."""

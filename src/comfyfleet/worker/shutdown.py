@@ -19,21 +19,21 @@ RESERVE_SECONDS = 8.0
 RESERVE_PART_MAX = 0.25
 # Who is asked to stop a second time waits no longer than that for anybody.
 HURRY_SECONDS = 2.0
-UNTOLD_SECONDS = {"rebalance": 3600.0, "spot": 110.0}
+DEFAULT_NOTICE_SECONDS = {"rebalance": 3600.0, "spot": 110.0}
 ShutdownReason: TypeAlias = Literal["shutdown", "spot", "rebalance"]
 
 
 class StopRequest:
     """Whether a stop was requested, its reason, and its deadline, which can only come nearer."""
 
-    def __init__(self, changed: Callable[[], None] = lambda: None, *, is_told: bool = True) -> None:
-        """`is_told`: whether to log the request."""
+    def __init__(self, changed: Callable[[], None] = lambda: None, *, is_logged: bool = True) -> None:
+        """`is_logged`: whether to log the request."""
         self.reason: ShutdownReason | None = None
         self.deadline = float("inf")  # of the monotonic clock
         self.hurry_until = float("inf")
         self.reserve_seconds = RESERVE_SECONDS
         self.changed = changed
-        self._is_told = is_told
+        self._is_logged = is_logged
 
     @property
     def asked(self) -> bool:
@@ -53,7 +53,7 @@ class StopRequest:
         self.reason = reason if self.reason in (None, "rebalance") else self.reason
         self.deadline = min(self.deadline, time.monotonic() + max(0.0, seconds))
         self.reserve_seconds = min(RESERVE_SECONDS, RESERVE_PART_MAX * max(0.0, seconds))
-        if self._is_told:
+        if self._is_logged:
             extra = {"reason": reason, "seconds": round(seconds)}
             logger.info("stopping: no more jobs are taken", extra=extra)
         self.changed()
@@ -61,7 +61,7 @@ class StopRequest:
 
 async def stop_on_notices(notices: Notices, stop: StopRequest) -> None:
     async for notice in notices.notices():
-        seconds = UNTOLD_SECONDS[notice.kind]
+        seconds = DEFAULT_NOTICE_SECONDS[notice.kind]
         if notice.at is not None:
             seconds = (notice.at - datetime.now(UTC)).total_seconds()
         stop.ask(notice.kind, seconds)

@@ -45,11 +45,11 @@ logger = logging.getLogger(__name__)
 # Less than the minute after which many proxies cut a silent connection.
 WAIT_SECONDS = 50.0
 EMPTY_PAUSE_SECONDS = 1.0
-# So long a prefetch waits for the last word of a lease whose outputs go up.
-TOGETHER_SECONDS = 1.0
-# So long a poll that waits to prefetch waits on when its backend is idle: the last word that follows may
-# make it the poll of an idle worker. After that it is told by another poll.
-RELIEF_SECONDS = 0.25
+# How long a prefetch waits for the final report of a lease whose outputs are being uploaded.
+PREFETCH_DELAY_SECONDS = 1.0
+# How long a pending prefetch poll goes on when its backend becomes idle: the final report that follows may
+# turn it into the poll of an idle worker. After that, a new poll tells the control plane.
+IDLE_POLL_DELAY_SECONDS = 0.25
 # How often a backend is asked what it has: a long list takes it a while, so that is then done less.
 FACTS_SECONDS = 60.0
 CLOUD_FACTS_SECONDS = 900.0
@@ -96,20 +96,20 @@ class Worker:
             place=settings.place,
             folder=settings.state,
             owned=owned,
-            changed=self._wake,
-            recovered=self._recover,
+            on_change=self._wake,
+            on_recovery=self._recover,
         )
         self._lease_runners: dict[LeaseRunner, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._facts: BackendFacts | None = None
-        self._told_facts: BackendFacts | None = None
+        self._reported_facts: BackendFacts | None = None
         self._polled_facts: BackendFacts | None = None  # as they were when the poll began
         self._polled_load = 0  # as it was then
         self._is_polling = False
-        self._is_asking = False  # for a job: by a poll, or with the last word of a lease
-        self._told_reason: str | None = None  # why there was no job, as the log has it
+        self._is_requesting = False  # a job: by a poll, or with the final report of a lease
+        self._logged_reason: str | None = None  # why there was no job, as the log has it
         self._description: Description | None = None  # until it is uploaded
-        self._aside: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
         self._revoked: WorkerRevoked | None = None
 
     async def work(self) -> None:
@@ -121,19 +121,19 @@ class Worker:
                 side.append(asyncio.create_task(self._health.watch(self._is_idle)))
                 side.append(asyncio.create_task(self._refresh_facts()))
                 await self._lease_jobs()
-            await self._leave()
+            await self._shut_down()
         except FleetError:
-            # Nobody will take its results any more; what runs must not run on for nobody.
+            # The control plane no longer accepts results, so nothing may keep running.
             self.stop.ask("shutdown", 0)
-            await self._leave()
+            await self._shut_down()
             raise
         else:
             if self._revoked is not None:
                 raise self._revoked
         finally:
-            for each in [*side, *self._aside, *self._lease_runners.values()]:
+            for each in [*side, *self._background, *self._lease_runners.values()]:
                 each.cancel()
-            # One that is just being started by them must be known before it can be stopped.
+            # A process that they are just starting must be known before it can be stopped.
             await asyncio.gather(*side, return_exceptions=True)
             if self._owned is not None:
                 await self._stop_process(self._owned)
@@ -154,7 +154,7 @@ class Worker:
     async def _register(self) -> None:
         facts = self._facts
         registered = await self._registration.register(facts)
-        self._told_facts = facts
+        self._reported_facts = facts
         await self._upload(registered.object_info_upload)
 
     async def _upload(self, slot: OutputSlot | None) -> None:
@@ -171,26 +171,26 @@ class Worker:
             await self._until(lambda: self.stop.asked or self._may_poll())
             if self.stop.asked:
                 return
-            with self._asking():
-                polled = await self._unless_stopped(self._poll(failures), self._polls_as_another)
-                # What comes is told as held before anything else asks.
-                await self._take_from(polled)
+            with self._requesting_job():
+                polled = await self._unless_stopped(self._poll(failures), self._is_poll_outdated)
+                # The job must be reported as held before the next request.
+                await self._take_job(polled)
             failures = 0 if polled is not None else failures + 1
 
-    async def _take_from(self, polled: Polled | None) -> None:
+    async def _take_job(self, polled: Polled | None) -> None:
         if polled is not None and polled.job is not None:
             await asyncio.to_thread(self._deps.journal.write, JournalEntry(polled.job))
             self._take(JournalEntry(polled.job))
 
     @contextlib.contextmanager
-    def _asking(self) -> Iterator[None]:
+    def _requesting_job(self) -> Iterator[None]:
         """Marks that a job is being requested, by a poll or with a final report: one request at a time."""
-        self._is_asking = True
+        self._is_requesting = True
         self._polled_facts, self._polled_load = self._facts, self._load()
         try:
             yield
         finally:
-            self._is_asking = False
+            self._is_requesting = False
             self._wake()
 
     async def _end(self, report: FinalReport) -> None:
@@ -198,44 +198,44 @@ class Worker:
 
         A result also asks for the next job, if there is room.
         """
-        may_ask = self._has_room() and not self._is_asking and not self.stop.asked
+        may_ask = self._has_room() and not self._is_requesting and not self.stop.asked
         if may_ask and isinstance(report, Complete):
             with contextlib.suppress(Unavailable, Unauthenticated):
                 await self._end_and_poll(report)
                 return
         answer = await self._control.end(report)
         if answer.polls_on and self._is_polling:
-            # This lease is still among them.
+            # This lease is still counted.
             self._polled_load = min(self._polled_load, len(self._lease_runners) - 1)
 
     async def _end_and_poll(self, report: Complete) -> None:
-        with self._asking():
+        with self._requesting_job():
             message = await self._poll_message(wait_seconds=0, ended=report.lease_token)
-            answer = await self._control.say(report.model_copy(update={"poll": message}))
+            answer = await self._control.send_report(report.model_copy(update={"poll": message}))
             if answer.next is not None:
                 self._apply_answer(answer.next)
-                await self._take_from(answer.next)
+                await self._take_job(answer.next)
 
     def _may_poll(self) -> bool:
         """Whether to poll now. A prefetch waits a moment for a result that is about to be sent: one
         call then does both."""
         is_prefetch = self._load() >= self._settings.max_concurrency
-        waits = is_prefetch and self._is_ending(TOGETHER_SECONDS)
-        return self._has_room() and not self._is_asking and not waits
+        waits = is_prefetch and self._is_ending(PREFETCH_DELAY_SECONDS)
+        return self._has_room() and not self._is_requesting and not waits
 
     def _is_ending(self, seconds: float) -> bool:
         """Whether a result is being delivered, and has been for less than this many seconds."""
         since = time.monotonic() - seconds
         return any(each.lease.delivers_since > since for each in self._lease_runners)
 
-    def _polls_as_another(self) -> bool:
+    def _is_poll_outdated(self) -> bool:
         """Whether the pending poll is outdated: the backend has changed or is idle now, and both
         decide which job it gets."""
         most = self._settings.max_concurrency
         is_idle_now = self._load() < most <= self._polled_load
         is_other = self._facts is not self._polled_facts
         return self._is_polling and (
-            is_other or (is_idle_now and not self._is_ending(RELIEF_SECONDS))
+            is_other or (is_idle_now and not self._is_ending(IDLE_POLL_DELAY_SECONDS))
         )
 
     def _has_room(self) -> bool:
@@ -243,7 +243,7 @@ class Worker:
         that results don't pile up behind a slow network."""
         delivering = sum(each.lease.phase is LeasePhase.DELIVERING for each in self._lease_runners)
         return (
-            self._health.ill is None
+            self._health.condition is None
             and self._load() <= self._settings.max_concurrency
             and delivering <= self._settings.max_concurrency + 1
         )
@@ -251,7 +251,7 @@ class Worker:
     @property
     def is_ready(self) -> bool:
         """Whether it takes jobs."""
-        return self._has_begun and self._health.ill is None and not self.stop.asked
+        return self._has_begun and self._health.condition is None and not self.stop.asked
 
     @property
     def waiting(self) -> int:
@@ -279,7 +279,7 @@ class Worker:
             self._is_polling = False
             if key != self._control.key:
                 return None  # the new one came with another answer meanwhile
-            logger.warning("the key is no longer taken", extra={"reason": error.message})
+            logger.warning("the key is no longer valid", extra={"reason": error.message})
             await self._describe()
             await self._register()
             return None
@@ -291,8 +291,8 @@ class Worker:
         finally:
             self._is_polling = False
         self._apply_answer(polled)
-        if polled.job is None and polled.reason != self._told_reason:
-            self._told_reason = polled.reason
+        if polled.job is None and polled.reason != self._logged_reason:
+            self._logged_reason = polled.reason
             logger.info("no jobs: %s", polled.reason)
         if polled.job is None and time.monotonic() - asked < WAIT_SECONDS / 2:
             # Answered before its time: draining, paused, or nothing assigned.
@@ -300,9 +300,9 @@ class Worker:
         return polled
 
     def _apply_answer(self, polled: Polled) -> None:
-        self._told_facts = self._polled_facts
+        self._reported_facts = self._polled_facts
         if polled.object_info_upload is not None:
-            self._do_aside(self._upload(polled.object_info_upload))
+            self._run_in_background(self._upload(polled.object_info_upload))
         self._apply_new_key(polled.new_token)
         if polled.drain:
             self._hand_back_unstarted(StopReason.DRAIN)
@@ -328,21 +328,21 @@ class Worker:
             models_loaded=self.models.keys,
             model_set=self.models.set_key,
             reading=reading,
-            backend=None if facts is self._told_facts else facts,
+            backend=None if facts is self._reported_facts else facts,
         )
 
     def _take(self, entry: JournalEntry, *, resumes: bool = False) -> None:
         job = entry.job
         if any(each.lease.job.lease_token == job.lease_token for each in self._lease_runners):
             return
-        lease = ActiveLease(entry, self._moved)
+        lease = ActiveLease(entry, self._on_phase)
         lease.resumes = resumes
         lease_runner = LeaseRunner(
             lease, self._control, self._deps, self._heartbeat_loop_of, self._on_fault, self._end
         )
         logger.info("a lease was taken", extra={**lease_runner.ids, "attempt": job.attempt})
         self._platform.protection.busy()
-        # Now, not when it runs: what is asked for next will run after it.
+        # Now, not when it starts: the next job that is requested will run after it.
         self.models.used(job)
         held = asyncio.create_task(lease_runner.run())
         self._lease_runners[lease_runner] = held
@@ -352,12 +352,12 @@ class Worker:
         del self._lease_runners[lease_runner]
         self._counts.finished += isinstance(lease_runner.lease.entry.report, Complete)
         if not held.cancelled() and (error := held.exception()) is not None:
-            logger.error("a lease was dropped", extra=lease_runner.ids, exc_info=error)
+            logger.error("a lease ended by an unexpected error", extra=lease_runner.ids, exc_info=error)
         if not self._lease_runners:
             self._platform.protection.idle()
         self._wake()
 
-    # What leases tell
+    # Events of leases
 
     def _heartbeat_loop_of(self, lease_runner: LeaseRunner) -> HeartbeatLoop:
         return HeartbeatLoop(
@@ -365,11 +365,11 @@ class Worker:
             lease_runner.lease.job,
             seconds=self._registration.heartbeat_seconds,
             reading=self._read,
-            heard=lambda answer: self._heard(lease_runner, answer),
-            lost=lambda error: self._lost(lease_runner, error),
+            on_answer=lambda answer: self._on_answer(lease_runner, answer),
+            on_lost=lambda error: self._on_lost(lease_runner, error),
         )
 
-    def _lost(self, lease_runner: LeaseRunner, error: FleetError) -> None:
+    def _on_lost(self, lease_runner: LeaseRunner, error: FleetError) -> None:
         lease_runner.stop(StopReason.LOST)
         if isinstance(error, WorkerRevoked):
             self._stop_revoked(error)
@@ -390,7 +390,7 @@ class Worker:
     async def _read(self) -> Reading | None:
         return await self._platform.machine.read()
 
-    def _heard(self, lease_runner: LeaseRunner, answer: HeartbeatAnswer) -> None:
+    def _on_answer(self, lease_runner: LeaseRunner, answer: HeartbeatAnswer) -> None:
         self._apply_new_key(answer.new_token)
         if answer.cancelled:
             lease_runner.stop(StopReason.CANCELLED)
@@ -417,15 +417,15 @@ class Worker:
     def _on_fault(self, fault: BackendFault, detail: str) -> None:
         self._counts.out_of_memory += fault.reason == OUT_OF_MEMORY.reason
         if fault.changes_lists:
-            self._do_aside(self._describe())
+            self._run_in_background(self._describe())
         if fault.frees:
-            self._do_aside(self._free())
+            self._run_in_background(self._free())
         self._health.note(fault, detail)
 
-    def _do_aside(self, work: Coroutine[Any, Any, None]) -> None:
-        doing = asyncio.create_task(work)
-        self._aside.add(doing)
-        doing.add_done_callback(self._aside.discard)
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        background = asyncio.create_task(work)
+        self._background.add(background)
+        background.add_done_callback(self._background.discard)
 
     async def _free(self) -> None:
         self.models.clear()
@@ -451,7 +451,7 @@ class Worker:
         except NotOffered:
             facts = BackendFacts(kind="Comfy Cloud")
         except FleetError as error:
-            logger.warning("the backend did not describe itself", extra={"reason": error.message})
+            logger.warning("the backend could not be described", extra={"reason": error.message})
             return
         if facts != self._facts:
             self._facts, self._description = facts, description
@@ -475,25 +475,25 @@ class Worker:
 
     # Leaving
 
-    async def _leave(self) -> None:
+    async def _shut_down(self) -> None:
         why = StopReason(self.stop.reason or "shutdown")
         self._hand_back_unstarted(why)
         self._log_waiting()
-        await self._finish(lambda: self.stop.seconds_left - self.stop.reserve_seconds)
+        await self._wait_for_leases(lambda: self.stop.seconds_left - self.stop.reserve_seconds)
         why = StopReason(self.stop.reason or "shutdown")
         for lease_runner in [*self._lease_runners]:
             lease_runner.stop(why)
         deadline = time.monotonic() + HAND_BACK_SECONDS_MAX
-        await self._finish(lambda: self.stop.seconds_to(deadline))
-        told = await self._deregister(time.monotonic() + DEREGISTER_SECONDS_MAX)
-        if told:
+        await self._wait_for_leases(lambda: self.stop.seconds_to(deadline))
+        deregistered = await self._deregister(time.monotonic() + DEREGISTER_SECONDS_MAX)
+        if deregistered:
             await asyncio.to_thread(self._deps.journal.forget_identity)
         logger.info(
-            "stopped", extra={"deregistered": told, "leases_left": len(self._lease_runners)}
+            "stopped", extra={"deregistered": deregistered, "leases_left": len(self._lease_runners)}
         )
 
     def _log_waiting(self) -> None:
-        count = sum(each.halted is None for each in self._lease_runners)
+        count = sum(each.stop_reason is None for each in self._lease_runners)
         if count and self.stop.seconds_left > 0:
             logger.warning(
                 "waiting up to %.0f s for what still runs (jobs: %d); a second Ctrl-C ends it now",
@@ -505,13 +505,13 @@ class Worker:
         """Returns whether it was accepted. A second signal cuts this short."""
         if self._control.key is None or self._revoked is not None:
             return False
-        saying = asyncio.create_task(self._control.deregister(self._registration.worker_id))
-        saying.add_done_callback(lambda _: self._wake())
-        await self._wait_for(saying.done, lambda: self.stop.seconds_to(deadline))
-        if not saying.done():
-            saying.cancel()
+        deregistering = asyncio.create_task(self._control.deregister(self._registration.worker_id))
+        deregistering.add_done_callback(lambda _: self._wake())
+        await self._wait_for(deregistering.done, lambda: self.stop.seconds_to(deadline))
+        if not deregistering.done():
+            deregistering.cancel()
             return False
-        return saying.result()
+        return deregistering.result()
 
     async def _stop_process(self, owned: ManagedProcess) -> None:
         """Stops the process in order. A second signal cuts this short."""
@@ -522,7 +522,7 @@ class Worker:
             owned.kill()
         await stopping
 
-    async def _finish(self, seconds_left: Callable[[], float]) -> None:
+    async def _wait_for_leases(self, seconds_left: Callable[[], float]) -> None:
         """Waits until all leases have ended or time is up; the time may shrink meanwhile."""
         await self._wait_for(lambda: not self._lease_runners, seconds_left)
 
@@ -542,9 +542,9 @@ class Worker:
     def _wake(self) -> None:
         self._changed.set()
 
-    def _moved(self) -> None:
+    def _on_phase(self) -> None:
         self._wake()
-        for seconds in (RELIEF_SECONDS, TOGETHER_SECONDS):
+        for seconds in (IDLE_POLL_DELAY_SECONDS, PREFETCH_DELAY_SECONDS):
             asyncio.get_running_loop().call_later(seconds, self._wake)
 
     async def _until(self, ready: Callable[[], bool]) -> None:
@@ -553,12 +553,12 @@ class Worker:
             await self._changed.wait()
 
     async def _unless_stopped(
-        self, doing: Coroutine[Any, Any, Any], until: Callable[[], bool] = lambda: False
+        self, coroutine: Coroutine[Any, Any, Any], until: Callable[[], bool] = lambda: False
     ) -> Any:
-        """Runs `doing`; returns None if a stop, a fault of the backend, or `until` comes first."""
-        work = asyncio.create_task(doing)
+        """Runs `coroutine`; returns None if a stop, a fault of the backend, or `until` comes first."""
+        work = asyncio.create_task(coroutine)
         try:
-            while not (work.done() or self.stop.asked or self._health.ill or until()):
+            while not (work.done() or self.stop.asked or self._health.condition or until()):
                 self._changed.clear()
                 waker = asyncio.create_task(self._changed.wait())
                 await asyncio.wait({work, waker}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,5 +1,5 @@
-"""Converts a workflow to a prompt, pass by pass, and names the inputs that subgraphs show on their instances as the
-artist sees them."""
+"""Converts a workflow to a prompt, pass by pass, and lists the inputs that subgraphs expose on
+their instances, by the names that the author sees."""
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -26,7 +26,8 @@ from comfyfleet.workflow.wire import WiredNode, settle_types
 
 
 class ShownAt(NamedTuple):
-    """An instance that shows an input of a node inside it; `around` is the graph it stands in."""
+    """An instance that shows an input of a node inside it; `around` is the graph that contains the
+    instance."""
 
     around: GraphScope
     instance: WiredNode
@@ -82,8 +83,8 @@ def instances_showing(scope: GraphScope, slot: Input) -> list[ShownAt]:
 class Options(TypedDict, total=False):
     """Options of a conversion; the default is exactly what the editor does.
 
-    Time and chance are arguments: without `now` date patterns stay as they are, without `rng` the
-    first of {a|b} is taken.
+    Time and randomness are arguments: without `now` date patterns stay as they are, without `rng`
+    the first of {a|b} is taken.
     """
 
     now: datetime | None

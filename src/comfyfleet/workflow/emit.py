@@ -174,17 +174,17 @@ def _widget_inputs(scope: GraphScope, node: WiredNode, emission: Emission) -> di
             continue
         value = values[widget.name]
         if isinstance(value, str):
-            value = _worked_text(value, widget, node, emission)
+            value = _filled_text(value, widget, node, emission)
             if not value.isascii():
                 value = _checked(value, scope, node, widget.name, emission)
         elif not isinstance(value, int) or widget.kind in ("multiline", "curve"):
-            value = _worked_value(value, scope, node, widget, emission)
+            value = _filled_value(value, scope, node, widget, emission)
         if value is not ABSENT:
             inputs[widget.name] = value
     return inputs
 
 
-def _worked_value(
+def _filled_value(
     value: Any, scope: GraphScope, node: WiredNode, widget: Widget, emission: Emission
 ) -> Any:
     if value is ABSENT:
@@ -197,7 +197,7 @@ def _worked_value(
     return _wrapped(value)
 
 
-def _worked_text(value: str, widget: Widget, node: WiredNode, emission: Emission) -> str:
+def _filled_text(value: str, widget: Widget, node: WiredNode, emission: Emission) -> str:
     if widget.options.get("dynamicPrompts") is True and widget.input_type == "STRING":
         return choose(value, emission.rng, limits=emission.limits)
     if widget.name == FILE_NAME_INPUT and "%" in value:

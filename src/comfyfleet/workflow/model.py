@@ -1,4 +1,5 @@
-"""A workflow as its file says it, parsed once into frozen values; how much of anything is taken; places in it, in words."""
+"""A workflow as saved, parsed once into frozen values; size limits; and descriptions of places in
+it for messages."""
 
 from collections.abc import Mapping
 from enum import IntEnum
@@ -68,7 +69,8 @@ class Node(NamedTuple):
 class Port(NamedTuple):
     """An input or output of a subgraph definition; `links` are the inner links, in saved order.
 
-    `label` is what its author called it; the editor shows that instead of the name."""
+    `label` is the author's name for it, which the editor shows instead of the name.
+    """
 
     name: str
     type: str

@@ -396,32 +396,32 @@ def link_inputs(
             placed += 1
     if placed == len(links) and len(by_name) == len(inputs):
         return result
-    bench = Workbench(inputs, links)
-    bench.realign(saved)
-    return bench.result()
+    linker = InputLinker(inputs, links)
+    linker.realign(saved)
+    return linker.result()
 
 
 def link_dynamic_inputs(
-    bench: "Workbench", widgets: Sequence[Widget], final: Sequence[Input], saved: Sequence[NodeSlot]
+    linker: "InputLinker", widgets: Sequence[Widget], final: Sequence[Input], saved: Sequence[NodeSlot]
 ) -> list[Input]:
     """Links the inputs of a node with choices that bring inputs, or groups that grow.
 
-    `bench` has its inputs as first laid out, with every choice at its default; `final` are those
+    `linker` has its inputs as first laid out, with every choice at its default; `final` are those
     that its choices bring.
     """
     choices = {widget.name for widget in widgets if widget.children is not None}
-    if bench.has_branch_of(choices):
-        bench.realign([slot for slot in saved if not bench.is_growing(slot.name)])
-    bench.learn(widgets)
+    if linker.has_branch_of(choices):
+        linker.realign([slot for slot in saved if not linker.is_growing(slot.name)])
+    linker.note_growth(widgets)
     for widget in widgets:
         if widget.children is not None:
             branch = [slot for slot in final if slot.name.startswith(f"{widget.name}.")]
-            bench.switch_branch(f"{widget.name}.", branch)
-    bench.realign(saved)
-    return bench.result()
+            linker.switch_branch(f"{widget.name}.", branch)
+    linker.realign(saved)
+    return linker.result()
 
 
-class _Place:
+class _InputSlot:
     """One input slot on the bench."""
 
     __slots__ = ("link", "slot")
@@ -431,11 +431,11 @@ class _Place:
         self.link: Link | None = None
 
 
-class Workbench:
+class InputLinker:
     """The inputs of one node while links are attached to them."""
 
     def __init__(self, inputs: Iterable[Input], links: Sequence[Link]) -> None:
-        self._places = [_Place(slot) for slot in inputs]
+        self._places = [_InputSlot(slot) for slot in inputs]
         self._loose: dict[int, Link] = {}  # at a slot number that no input has
         self._growth: dict[str, Growth] = {}
         for link in links:
@@ -447,7 +447,7 @@ class Workbench:
     def result(self) -> list[Input]:
         return [place.slot._replace(link=place.link) for place in self._places]
 
-    def learn(self, widgets: Iterable[Widget]) -> None:
+    def note_growth(self, widgets: Iterable[Widget]) -> None:
         """Notes which groups of sockets grow, and how."""
         for widget in widgets:
             if widget.growth is not None:
@@ -463,7 +463,7 @@ class Workbench:
         """Recreates the inputs of a branch; only links on an input of the same name survive."""
         kept = {place.slot.name: place.link for place in self._places if place.link is not None}
         rest = [place for place in self._places if not place.slot.name.startswith(prefix)]
-        fresh = [_Place(slot) for slot in branch]
+        fresh = [_InputSlot(slot) for slot in branch]
         self._places = [*rest, *fresh]
         for place in fresh:
             place.link = kept.get(place.slot.name)
@@ -499,7 +499,7 @@ class Workbench:
 
     def _moves(
         self, named: dict[int, tuple[Link, list[str]]], skipped: set[int]
-    ) -> list[tuple[Link, _Place]]:
+    ) -> list[tuple[Link, _InputSlot]]:
         moves = []
         for link, names in named.values():
             if link.id in skipped:
@@ -514,7 +514,7 @@ class Workbench:
         return link.id in self._loose or any(place.link is link for place in self._places)
 
     def _displaced(
-        self, named: dict[int, tuple[Link, list[str]]], moves: list[tuple[Link, _Place]]
+        self, named: dict[int, tuple[Link, list[str]]], moves: list[tuple[Link, _InputSlot]]
     ) -> list[Link]:
         """Links whose own input is gone give way to those that are moved to where they sit."""
         names_here = {place.slot.name for place in self._places}
@@ -523,7 +523,7 @@ class Workbench:
             place.link for _, place in moves if place.link is not None and place.link.id in homeless
         ]
 
-    def _stuck(self, moves: list[tuple[Link, _Place]], removals: list[Link]) -> set[int]:
+    def _stuck(self, moves: list[tuple[Link, _InputSlot]], removals: list[Link]) -> set[int]:
         """Moves onto an input that is held by a link which stays. All of one pass go together."""
         free = {link.id for link, _ in moves} | {link.id for link in removals}
         blocked = {
@@ -534,7 +534,7 @@ class Workbench:
         destinations = {id(place) for _, place in moves}
         return set() if len(destinations) == len(moves) else {link.id for link, _ in moves}
 
-    def _apply(self, moves: list[tuple[Link, _Place]], removals: list[Link]) -> None:
+    def _apply(self, moves: list[tuple[Link, _InputSlot]], removals: list[Link]) -> None:
         leaving = {link.id for link, _ in moves} | {link.id for link in removals}
         for place in self._places:
             if place.link is not None and place.link.id in leaving:
@@ -552,4 +552,4 @@ class Workbench:
         if growth is None or following is None:
             return
         if all(place.slot.name != following for place in self._places):
-            self._places.append(_Place(Input(following, growth.type)))
+            self._places.append(_InputSlot(Input(following, growth.type)))

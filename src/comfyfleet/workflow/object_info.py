@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from comfyfleet.errors import InvalidInput
-from comfyfleet.workflow.files import Opened
+from comfyfleet.workflow.embedded import Opened
 from comfyfleet.workflow.model import ANY_TYPE, made
 from comfyfleet.workflow.node_behaviours import CUSTOM_COMBO, Behaviour, behaviour_of
 from comfyfleet.workflow.node_inputs import (

@@ -1,4 +1,4 @@
-"""What a person should know about a conversion, and which node types a server lacks."""
+"""Warnings about a conversion, and the node types that a server lacks."""
 
 import re
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ def refuse_missing_inputs(prompt: Prompt, scopes: list[GraphScope], types: NodeT
 def missing_inputs(prompt: Prompt, scopes: list[GraphScope], types: NodeTypes) -> Iterator[Warning]:
     """Warns of inputs that need a link and have none.
 
-    Only of nodes that some output node needs: the server doesn't look at any other.
+    Only of nodes that some output node needs: the server ignores all others.
     """
     needed = needed_by_outputs(prompt, types)
     for scope in scopes:

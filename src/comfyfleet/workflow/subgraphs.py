@@ -135,21 +135,21 @@ def _with_input(node: WiredNode, port: Port, source: tuple[Widget, Any] | None) 
 def unique_ids(workflow: Workflow) -> Workflow:
     if not workflow.definitions and not workflow.group_nodes and _all_unique(workflow.root):
         return workflow
-    minting = _Minting(workflow)
+    id_allocator = _IdAllocator(workflow)
     renamed: dict[str, dict[str, str]] = {}
     definitions = {}
     for key, graph in workflow.definitions.items():
-        definitions[key], names = _rename_inner(graph, minting)
+        definitions[key], names = _rename_inner(graph, id_allocator)
         if names:
             renamed[key] = names
-    root = _rename_repeated(workflow.root, minting)
+    root = _rename_repeated(workflow.root, id_allocator)
     if renamed:
         root = _follow_renamed(root, renamed)
         definitions = {key: _follow_renamed(graph, renamed) for key, graph in definitions.items()}
-    return workflow._replace(root=root, definitions=definitions, last_node_id=minting.last)
+    return workflow._replace(root=root, definitions=definitions, last_node_id=id_allocator.last)
 
 
-class _Minting:
+class _IdAllocator:
     def __init__(self, workflow: Workflow) -> None:
         self.last = workflow.last_node_id
         self.used = {node.id for node in workflow.root.nodes}
@@ -160,7 +160,7 @@ class _Minting:
         if number is not None:
             self.last = max(self.last, number)
 
-    def mint(self) -> str:
+    def allocate(self) -> str:
         self.last += 1
         while str(self.last) in self.used:
             self.last += 1
@@ -173,18 +173,18 @@ def _all_unique(graph: WorkflowGraph) -> bool:
     return len(ids) == len(graph.nodes) and UNASSIGNED not in ids
 
 
-def _rename_inner(graph: WorkflowGraph, minting: _Minting) -> tuple[WorkflowGraph, dict[str, str]]:
+def _rename_inner(graph: WorkflowGraph, id_allocator: _IdAllocator) -> tuple[WorkflowGraph, dict[str, str]]:
     names: dict[str, str] = {}
     nodes: dict[str, Node] = {}
     for node in graph.nodes:
         if node.id in nodes:
             continue  # of two nodes with one id in a definition the editor keeps the first
         nodes[node.id] = node
-        if node.id in minting.used:
-            names[node.id] = minting.mint()
+        if node.id in id_allocator.used:
+            names[node.id] = id_allocator.allocate()
             nodes[node.id] = node._replace(id=names[node.id])
         else:
-            minting.take(node.id)
+            id_allocator.take(node.id)
     links = graph.links
     if names:
         links = {key: _renamed_link(link, names) for key, link in links.items()}
@@ -197,16 +197,16 @@ def _renamed_link(link: Link, names: Mapping[str, str]) -> Link:
     )
 
 
-def _rename_repeated(root: WorkflowGraph, minting: _Minting) -> WorkflowGraph:
+def _rename_repeated(root: WorkflowGraph, id_allocator: _IdAllocator) -> WorkflowGraph:
     """Gives a new id to a second node under one id, or one without; links stay with the first."""
     for node in root.nodes:
-        minting.take(node.id)
+        id_allocator.take(node.id)
     if _all_unique(root):
         return root
     seen = {UNASSIGNED}
     nodes = []
     for node in root.nodes:
-        nodes.append(node._replace(id=minting.mint()) if node.id in seen else node)
+        nodes.append(node._replace(id=id_allocator.allocate()) if node.id in seen else node)
         seen.add(node.id)
     return root._replace(nodes=tuple(nodes))
 
@@ -583,7 +583,7 @@ def _with_host_values(instance: WiredNode, drafts: GraphDrafts) -> WiredNode:
     if definition is None:
         return instance
     saved = instance.node.values if isinstance(instance.node.values, list) else []
-    kept_aside = dict(_quarantined(instance.node))
+    kept_aside = dict(_unplaced_values(instance.node))
     inputs, widgets, values = [], [], {}
     position = 0
     for slot, port in zip(instance.inputs, definition.ports, strict=False):
@@ -605,7 +605,7 @@ def _with_host_values(instance: WiredNode, drafts: GraphDrafts) -> WiredNode:
     )
 
 
-def _quarantined(node: Node) -> Iterator[tuple[str, Any]]:
+def _unplaced_values(node: Node) -> Iterator[tuple[str, Any]]:
     """Returns values that an earlier migration could not place and kept by the name of the input."""
     entries = node.properties.get("proxyWidgetErrorQuarantine")
     for entry in reversed(entries if isinstance(entries, list) else []):

@@ -174,12 +174,12 @@ def assign_widget_values(
             _cut_old_prefix(values)
         return made(WidgetValues, (node_type.widgets, values, len(node_type.stored)))
     positional = positional_values(node_type, saved)
-    special = _deal_special(node_type, node, positional)
+    special = _assign_special(node_type, node, positional)
     if special is not None:
         return special
     widgets: list[Widget] = []
     values = {}
-    position = _deal(list(reversed(node_type.widgets)), positional, widgets, values, limits)
+    position = _assign(list(reversed(node_type.widgets)), positional, widgets, values, limits)
     if node_type.name in SAMPLER_CLASSES:
         _cut_old_prefix(values)
     if overrides:
@@ -187,12 +187,12 @@ def assign_widget_values(
     return WidgetValues(tuple(widgets), values, position)
 
 
-def _deal_special(
+def _assign_special(
     node_type: NodeType, node: Node, positional: Sequence[Any]
 ) -> WidgetValues | None:
     """For the classes that have their own way with values."""
     if node_type.name == CUSTOM_COMBO:
-        return _deal_custom_combo(node_type, positional)
+        return _assign_custom_combo(node_type, positional)
     behaviour = node_type.behaviour
     if behaviour is None:
         return None
@@ -207,7 +207,7 @@ def _deal_special(
     )
 
 
-def _deal(
+def _assign(
     pending: list[Widget],
     positional: Sequence[Any],
     widgets: list[Widget],
@@ -226,7 +226,7 @@ def _deal(
             if position < available and widget.kind != "viewport":
                 value = positional[position]
             position += 1
-        dealt = value is not None
+        assigned = value is not None
         if widget.kind == "comparer":
             value = compared_images(value)
         if widget.kind == "remote":
@@ -237,7 +237,7 @@ def _deal(
             value = ""
         values[widget.name] = value
         if widget.children is not None:
-            pending.extend(reversed(_children(widget, value, dealt=dealt, limits=limits)))
+            pending.extend(reversed(_children(widget, value, assigned=assigned, limits=limits)))
     return position
 
 
@@ -247,12 +247,12 @@ def _listed(value: Any, widget: Widget) -> Any:
     return value if value in choices else choices[0] if choices else LOADING
 
 
-def _children(widget: Widget, value: Any, *, dealt: bool, limits: Limits) -> list[Widget]:
+def _children(widget: Widget, value: Any, *, assigned: bool, limits: Limits) -> list[Widget]:
     """A null choice becomes the first one only after all values are dealt: its branch gets none."""
     if isinstance(value, int | float) and value > limits.dynamic_rows_max:
         raise LimitExceeded(f"{widget.name}: {value} rows, at most {limits.dynamic_rows_max}")
     children = widget.children(value) if widget.children else []
-    return children if dealt else [child._replace(stored=False) for child in children]
+    return children if assigned else [child._replace(stored=False) for child in children]
 
 
 def rebranched(
@@ -265,7 +265,7 @@ def rebranched(
     branch: list[Widget] = []
     fresh: dict[str, Any] = {}
     children = choice.children(values[choice.name]) if choice.children else []
-    _deal(children[::-1], (), branch, fresh, DEFAULT_LIMITS)
+    _assign(children[::-1], (), branch, fresh, DEFAULT_LIMITS)
     kept = {name: value for name, value in values.items() if not name.startswith(prefix)}
     return (*before[:place], *branch, *before[place:]), {**kept, **fresh}
 
@@ -355,7 +355,7 @@ def _cut_old_prefix(values: dict[str, Any]) -> None:
         values["sampler_name"] = sampler.removeprefix(OLD_SAMPLER_PREFIX)
 
 
-def _deal_custom_combo(node_type: NodeType, positional: Sequence[Any]) -> WidgetValues:
+def _assign_custom_combo(node_type: NodeType, positional: Sequence[Any]) -> WidgetValues:
     """Its options are widgets that the editor adds one by one, as long as the last is filled."""
     choice = next(widget for widget in node_type.widgets if widget.is_widget)
     values: dict[str, Any] = {choice.name: positional[0] if positional else choice.default}

@@ -19,7 +19,7 @@ from comfyfleet.workflow.node_behaviours import BEHAVIOURS, is_virtual
 from comfyfleet.workflow.node_inputs import (
     Input,
     Widget,
-    Workbench,
+    InputLinker,
     link_dynamic_inputs,
     link_inputs,
 )
@@ -101,15 +101,15 @@ def wire_node(
             outputs = outputs or (ANY_TYPE,)
         linked = tuple(link_inputs(saved, node.inputs, list(links.values())))
         return WiredNode(node, linked, outputs, values=_shown_value(node))
-    dealt = assign_widget_values(node_type, node, limits=limits)
+    assigned = assign_widget_values(node_type, node, limits=limits)
     outputs = node_type.outputs
     if len(node.outputs) > len(outputs):
         outputs = (*outputs, *node.outputs[len(outputs) :])
     inputs = _linked_by_name(node, node_type, links)
     if inputs is None:
-        inputs = _linked_step_by_step(node, node_type, dealt, links)
+        inputs = _linked_step_by_step(node, node_type, assigned, links)
     is_executed = node.mode not in INACTIVE
-    return made(WiredNode, (node, inputs, outputs, node_type, *dealt, None, is_executed))
+    return made(WiredNode, (node, inputs, outputs, node_type, *assigned, None, is_executed))
 
 
 def _linked_by_name(node: Node, node_type: NodeType, links: Links) -> tuple[Input, ...] | None:
@@ -137,22 +137,22 @@ def _linked_by_name(node: Node, node_type: NodeType, links: Links) -> tuple[Inpu
 
 
 def _linked_step_by_step(
-    node: Node, node_type: NodeType, dealt: WidgetValues, links: Links
+    node: Node, node_type: NodeType, assigned: WidgetValues, links: Links
 ) -> tuple[Input, ...]:
     if not links and node_type.is_dynamic:
-        return tuple(inputs_of(dealt.widgets))
+        return tuple(inputs_of(assigned.widgets))
     ending = list(links.values())
-    slots = inputs_of(dealt.widgets) if node_type.is_dynamic else list(node_type.inputs)
+    slots = inputs_of(assigned.widgets) if node_type.is_dynamic else list(node_type.inputs)
     extra = _extra_inputs(node.inputs, slots)
     if node_type.is_dynamic:
         laid_out = as_laid_out(node_type)
         before = inputs_of(laid_out)
-        bench = Workbench(before + _extra_inputs(node.inputs, before), ending)
-        bench.learn(laid_out)
-        linked = link_dynamic_inputs(bench, dealt.widgets, slots, node.inputs)
+        linker = InputLinker(before + _extra_inputs(node.inputs, before), ending)
+        linker.note_growth(laid_out)
+        linked = link_dynamic_inputs(linker, assigned.widgets, slots, node.inputs)
     else:
         linked = link_inputs(slots + extra, node.inputs, ending)
-    return tuple(_without_lost_widgets(linked, dealt.widgets) if extra else linked)
+    return tuple(_without_lost_widgets(linked, assigned.widgets) if extra else linked)
 
 
 def _shown_value(node: Node) -> Mapping[str, Any]:

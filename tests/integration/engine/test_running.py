@@ -304,7 +304,7 @@ def test_a_dangling_link_in_an_undeclared_input_fails_one_run_only(talk: Talk) -
 
 def test_a_mortal_engine_dies_where_comfyui_does_and_goes_on_answering(tmp_path: Path) -> None:
     with (
-        serve_in_thread(data=tmp_path, nodes=NODES, mortal=True) as served,
+        serve_in_thread(data=tmp_path, nodes=NODES, dies_like_comfyui=True) as served,
         talking(served.url) as talk,
     ):
         talk.submit({"9": node("Show", text="x", more=link("77"))})

@@ -26,7 +26,7 @@ LOOK_SECONDS_MAX = 15.0
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "IDLE_LOOK_SECONDS", 0.3)
+    monkeypatch.setattr(health, "IDLE_PROBE_SECONDS", 0.3)
 
 
 class Mortal:
@@ -59,43 +59,43 @@ class Mortal:
 
 
 @pytest.fixture
-def mortal(tmp_path: Path) -> Iterator[Mortal]:
-    mortal = Mortal(tmp_path / "engine")
-    yield mortal
-    mortal.kill()
+def dies_like_comfyui(tmp_path: Path) -> Iterator[Mortal]:
+    dies_like_comfyui = Mortal(tmp_path / "engine")
+    yield dies_like_comfyui
+    dies_like_comfyui.kill()
 
 
 async def test_a_backend_that_dies_in_mid_run_hands_the_job_back_and_is_waited_for(
-    plane: Plane, mortal: Mortal, tmp_path: Path
+    plane: Plane, dies_like_comfyui: Mortal, tmp_path: Path
 ) -> None:
     job = plane.add(steps(40, 50))
-    settings = settings_for(plane, mortal.engine.url, tmp_path / "state", max_retries=1)
+    settings = settings_for(plane, dies_like_comfyui.engine.url, tmp_path / "state", max_retries=1)
     async with working(settings):
         await eventually(lambda: job.started)
-        await asyncio.to_thread(mortal.kill)
+        await asyncio.to_thread(dies_like_comfyui.kill)
         await eventually(lambda: job.word)
         assert job.requeue.reason in ("backend_down", "backend_fault")
         await eventually(lambda: not plane.waiting)
         polls = len(plane.polls)
         await asyncio.sleep(WRONG_SECONDS)
         assert len(plane.polls) == polls, "it asks for jobs that it can't run"
-        await asyncio.to_thread(mortal.start)
+        await asyncio.to_thread(dies_like_comfyui.start)
         await eventually(lambda: job.leases == 2 and job.status == "ended")
     assert job.result.outputs
 
 
 async def test_an_idle_worker_notices_that_its_backend_is_gone(
-    plane: Plane, mortal: Mortal, tmp_path: Path
+    plane: Plane, dies_like_comfyui: Mortal, tmp_path: Path
 ) -> None:
-    settings = settings_for(plane, mortal.engine.url, tmp_path / "state", max_retries=1)
+    settings = settings_for(plane, dies_like_comfyui.engine.url, tmp_path / "state", max_retries=1)
     async with working(settings):
         await eventually(lambda: plane.polls)
-        await asyncio.to_thread(mortal.kill)
+        await asyncio.to_thread(dies_like_comfyui.kill)
         await eventually(lambda: not plane.waiting)
         job = plane.add(picture())
         await asyncio.sleep(WRONG_SECONDS)
         assert job.leases == 0
-        await asyncio.to_thread(mortal.start)
+        await asyncio.to_thread(dies_like_comfyui.start)
         await eventually(lambda: job.word)
     assert job.leases == 1
 
@@ -128,11 +128,11 @@ async def test_out_of_memory_is_the_backends_fault_and_memory_is_freed(
 
 
 async def test_a_poisoned_backend_gets_no_more_jobs_until_it_was_restarted(
-    plane: Plane, mortal: Mortal, tmp_path: Path
+    plane: Plane, dies_like_comfyui: Mortal, tmp_path: Path
 ) -> None:
     plane.requeues_again = False
     job = plane.add(failing("CUDA error: an illegal memory access was encountered"))
-    settings = settings_for(plane, mortal.engine.url, tmp_path / "state", max_retries=1)
+    settings = settings_for(plane, dies_like_comfyui.engine.url, tmp_path / "state", max_retries=1)
     async with working(settings):
         await eventually(lambda: job.word)
         assert job.requeue.reason == "backend_fault"
@@ -140,16 +140,16 @@ async def test_a_poisoned_backend_gets_no_more_jobs_until_it_was_restarted(
         after = plane.add(picture())
         await asyncio.sleep(WRONG_SECONDS)
         assert after.leases == 0
-        await asyncio.to_thread(mortal.kill)
-        await mortal.looked_for()
-        await asyncio.to_thread(mortal.start)
+        await asyncio.to_thread(dies_like_comfyui.kill)
+        await dies_like_comfyui.looked_for()
+        await asyncio.to_thread(dies_like_comfyui.start)
         await eventually(lambda: after.word)
 
 
 async def test_a_prompt_that_may_or_may_not_have_arrived_is_never_sent_twice(
     plane: Plane, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("comfyfleet.worker.lease_runner.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("comfyfleet.worker.lease_runner.ADOPT_PAUSE_SECONDS", 0.05)
     job = plane.add(picture())
     async with meddling(engine.url, {"POST /prompt": Fault.CUT_UNSEEN}) as proxy:
         async with working(settings_for(plane, proxy.url, tmp_path, max_retries=1)):

@@ -66,7 +66,7 @@ class Place:
 
     @asynccontextmanager
     async def health(self, owned: ManagedProcess) -> AsyncIterator[BackendHealth]:
-        async def recovered() -> None:
+        async def on_recovery() -> None:
             """Nothing is kept here."""
 
         limits = BackendLimits(max_retries=0, answer_seconds=5, connect_seconds=5)
@@ -76,9 +76,9 @@ class Place:
                 place=self.url,
                 folder=self.folder,
                 owned=owned,
-                changed=lambda: None,
-                recovered=recovered,
-                look_seconds=0.05,
+                on_change=lambda: None,
+                on_recovery=on_recovery,
+                probe_seconds=0.05,
             )
             watching = asyncio.create_task(health.watch(lambda: False))
             yield health
@@ -111,7 +111,7 @@ async def test_a_process_of_a_killed_worker_is_owned_again_and_replaced_when_it_
         assert len(place.pids) == 1
         assert again.pid == place.pids[0]
         health.note(POISONED, "CUDA error: an illegal memory access was encountered")
-        await eventually(lambda: health.ill is None)
+        await eventually(lambda: health.condition is None)
         assert len(place.pids) == 2
         assert place.living == [place.pids[1]]
     await again.stop()
@@ -131,7 +131,7 @@ async def test_one_that_somebody_else_started_is_used_and_never_called_well_for_
             health.note(POISONED, "CUDA error: an illegal memory access was encountered")
             for _ in range(20):  # some looks at one that answers all the while
                 await asyncio.sleep(0.05)
-                assert health.ill is not None
+                assert health.condition is not None
             assert place.pids == [strange.pid]
             assert not owned.is_running
             told = [each for each in caplog.messages if "did not start" in each]
@@ -139,7 +139,7 @@ async def test_one_that_somebody_else_started_is_used_and_never_called_well_for_
             assert place.url in told[0]
             strange.kill()
             strange.wait()
-            await eventually(lambda: health.ill is None)
+            await eventually(lambda: health.condition is None)
             assert owned.is_running
             assert place.living == [owned.pid]
         await owned.stop()

@@ -43,7 +43,7 @@ JOB = Job(
 
 
 @pytest.mark.parametrize(
-    ("exception_type", "message", "reason", "ill"),
+    ("exception_type", "message", "reason", "condition"),
     [
         ("torch.OutOfMemoryError", "Allocation on device", "out_of_memory", None),
         ("torch.cuda.OutOfMemoryError", "", "out_of_memory", None),
@@ -58,11 +58,11 @@ JOB = Job(
     ],
 )
 def test_the_backends_own_faults_are_known_by_what_it_says(
-    exception_type: str, message: str, reason: str, ill: str | None
+    exception_type: str, message: str, reason: str, condition: str | None
 ) -> None:
     fault = find_backend_fault(exception_type, message)
     assert fault is not None
-    assert (fault.reason, fault.ill) == (reason, ill)
+    assert (fault.reason, fault.condition) == (reason, condition)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_anything_else_is_the_prompts_fault(exception_type: str, message: str) -
 
 
 @pytest.mark.parametrize(
-    ("error", "reason", "ill"),
+    ("error", "reason", "condition"),
     [
         (RunLost("gone"), "backend_down", None),
         (ServerUnavailable("down"), "backend_down", BackendCondition.DOWN),
@@ -94,13 +94,13 @@ def test_anything_else_is_the_prompts_fault(exception_type: str, message: str) -
     ],
 )
 def test_trouble_around_the_job_hands_it_back(
-    error: FleetError, reason: str, ill: BackendCondition | None
+    error: FleetError, reason: str, condition: BackendCondition | None
 ) -> None:
     outcome = outcome_of_error(error, JOB)
     assert isinstance(outcome.report, Requeue)
     assert outcome.report.reason == reason
     assert error.message in (outcome.report.detail or "")
-    assert (outcome.fault.ill if outcome.fault else None) == ill
+    assert (outcome.fault.condition if outcome.fault else None) == condition
 
 
 @pytest.mark.parametrize(
@@ -209,4 +209,4 @@ def test_what_a_backend_lacks_is_for_another_to_run(
     assert outcome.report.lacking == Lacking(node_types=node_types, models=models)
     assert outcome.fault is not None
     assert outcome.fault.changes_lists
-    assert outcome.fault.ill is None
+    assert outcome.fault.condition is None

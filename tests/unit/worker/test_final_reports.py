@@ -59,7 +59,7 @@ async def test_a_word_that_is_heard_at_once_is_not_noted(deps: LeaseDeps) -> Non
 async def test_a_word_that_is_not_heard_soon_is_noted(
     deps: LeaseDeps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holding_module, "UNHEARD_SECONDS", 0.0)
+    monkeypatch.setattr(holding_module, "JOURNAL_AFTER_SECONDS", 0.0)
     was_noted = asyncio.Event()
     lease_runner = ended_lease(deps, lambda _: was_noted.wait())
     held = asyncio.create_task(lease_runner.run())

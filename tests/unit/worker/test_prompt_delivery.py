@@ -53,7 +53,7 @@ class Silent:
 
     renew = None
 
-    def sent(self, prompt: object) -> None:
+    def set_filled_in(self, prompt: object) -> None:
         """Nobody is told."""
 
 

@@ -10,14 +10,14 @@ from comfyfleet.workflow.object_info import NodeType, NodeTypes, ObjectInfo, rea
 from comfyfleet.workflow.widget_values import assign_widget_values
 
 
-def dealt(kind: str | dict[str, Any], values: Any) -> dict[str, Any]:
+def assigned(kind: str | dict[str, Any], values: Any) -> dict[str, Any]:
     node_type = NodeTypes(CLASSES).get(kind) if isinstance(kind, str) else read_node_type("X", kind)
     assert isinstance(node_type, NodeType)
     return assign_widget_values(node_type, Node("1", node_type.name, values=values)).values
 
 
 def test_values_are_dealt_in_order_and_the_control_takes_its_slot() -> None:
-    values = dealt("Sampler", [7, "fixed", 30, "ddim", "a cat"])
+    values = assigned("Sampler", [7, "fixed", 30, "ddim", "a cat"])
     assert (values["seed"], values["steps"], values["method"], values["text"]) == (
         7,
         30,
@@ -27,57 +27,57 @@ def test_values_are_dealt_in_order_and_the_control_takes_its_slot() -> None:
 
 
 def test_a_list_without_the_control_slot_is_read_shifted() -> None:
-    values = dealt("Sampler", [7, 30, "ddim", "a cat"])
+    values = assigned("Sampler", [7, 30, "ddim", "a cat"])
     assert (values["steps"], values["method"], values["text"]) == ("ddim", "a cat", "")
 
 
 @pytest.mark.parametrize("saved", [None, [], {"seed": 5}, 7])
 def test_what_is_not_saved_in_order_has_its_default(saved: Any) -> None:
-    assert dealt("Sampler", saved)["steps"] == 20
+    assert assigned("Sampler", saved)["steps"] == 20
 
 
 def test_a_longer_list_is_cut() -> None:
-    assert dealt("Source", [1, 2, 3]) == {"size": 1}
+    assert assigned("Source", [1, 2, 3]) == {"size": 1}
 
 
 def test_null_is_kept_for_numbers_and_becomes_the_first_choice_for_choices() -> None:
-    values = dealt("Sampler", [None, None, None, None, None])
+    values = assigned("Sampler", [None, None, None, None, None])
     assert (values["steps"], values["method"]) == (None, "euler")
 
 
 def test_a_chosen_branch_brings_its_widgets_right_behind_the_choice() -> None:
-    values = dealt("Resize", ["to", 640, 480, False])
+    values = assigned("Resize", ["to", 640, 480, False])
     assert values == {"mode": "to", "mode.width": 640, "mode.height": 480, "smooth": False}
 
 
 def test_an_unknown_branch_has_no_widgets_and_later_values_shift() -> None:
-    assert dealt("Resize", ["gone", 640, 480, False]) == {"mode": "gone", "smooth": 640}
+    assert assigned("Resize", ["gone", 640, 480, False]) == {"mode": "gone", "smooth": 640}
 
 
 def test_a_null_branch_becomes_the_first_with_its_defaults() -> None:
-    assert dealt("Resize", [None, False]) == {"mode": "by", "mode.factor": 2.0, "smooth": False}
+    assert assigned("Resize", [None, False]) == {"mode": "by", "mode.factor": 2.0, "smooth": False}
 
 
 def test_the_slot_of_an_input_that_became_a_socket_is_dropped_if_lengths_tell_so() -> None:
     declared = node_class({"a": ["INT", {"forceInput": True}], "b": ["INT", {}]})
-    assert dealt(declared, [1, 2]) == {"b": 2}
-    assert dealt(declared, [1]) == {"b": 1}
+    assert assigned(declared, [1, 2]) == {"b": 2}
+    assert assigned(declared, [1]) == {"b": 1}
 
 
 def test_an_optional_input_that_is_a_socket_by_default_is_one() -> None:
     declared = node_class({}, optional={"a": ["INT", {"defaultInput": True}], "b": ["INT", {}]})
-    assert dealt(declared, [5]) == {"b": 5}
+    assert assigned(declared, [5]) == {"b": 5}
 
 
 def test_an_upload_button_takes_a_slot_behind_all_others() -> None:
     declared = node_class({"image": [["a.png"], {"image_upload": True}]}, optional={"n": ["INT"]})
-    assert dealt(declared, ["b.png", 3, "image"]) == {"image": "b.png", "n": 3, "upload": "image"}
+    assert assigned(declared, ["b.png", 3, "image"]) == {"image": "b.png", "n": 3, "upload": "image"}
 
 
 def test_rows_of_a_group_are_as_many_as_saved() -> None:
     template = {"required": {"text": ["STRING", {}]}}
     declared = node_class({"rows": ["COMFY_DYNAMICGROUP_V3", {"template": template, "min": 1}]})
-    assert dealt(declared, [2, "a", "b"]) == {"rows": 2, "rows.0.text": "a", "rows.1.text": "b"}
+    assert assigned(declared, [2, "a", "b"]) == {"rows": 2, "rows.0.text": "a", "rows.1.text": "b"}
 
 
 def test_more_rows_than_the_limit_are_refused() -> None:

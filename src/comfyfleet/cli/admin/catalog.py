@@ -21,7 +21,7 @@ from comfyfleet.cli.control_plane import API_DEFAULTS, ApiOptions, ApiSession, c
 from comfyfleet.cli.tables import print_fields, print_json, print_rows
 from comfyfleet.cli.upload import parse_values
 from comfyfleet.errors import InvalidInput
-from comfyfleet.workflow.files import parse_json
+from comfyfleet.workflow.embedded import parse_json
 
 workflows_app = App(
     name="workflows", help="Workflows that jobs can name: register, pause, activate."

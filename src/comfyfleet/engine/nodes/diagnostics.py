@@ -1,9 +1,10 @@
-"""Nodes for trying out what runs prompts: slow, plain and broken ones; and a blur as slow as on a ComfyUI
+"""Nodes for testing clients and servers: slow, plain and failing ones; and a blur as slow as on a ComfyUI
 without a GPU.
 
-Clients try out queueing, interrupting and reconnecting while a large blur runs, and count on seconds. Our way
-of computing it is faster, so the rest of the time is slept away: only in an engine that stands in for a
-ComfyUI, never where somebody waits for a picture."""
+Clients test queueing, interrupting and reconnecting while a large blur runs, and expect it to take
+seconds. Our blur is faster, so the rest of the time is slept: only in an engine that stands in for
+a ComfyUI, never where somebody waits for a picture.
+"""
 
 import contextlib
 import io
@@ -47,7 +48,7 @@ HEAVY = "ImageBlur"
 
 
 def with_cpu_pace(nodes: Mapping[str, EngineNodeType]) -> dict[str, EngineNodeType]:
-    """The same node types, with a blur that takes a ComfyUI's time."""
+    """The same node types, with a blur that takes as long as ComfyUI's on a CPU."""
     blur = nodes[HEAVY]
 
     def run(context: Context, *, image: Any, blur_radius: int, sigma: float) -> NodeResult:
@@ -68,7 +69,7 @@ def minimum_duration(
 ) -> Iterator[None]:
     """Makes the block last as long as this many operations would.
 
-    Not `context.pause`: an interrupt reaches such a node in ComfyUI only when it has ended.
+    Not `context.pause`: in ComfyUI an interrupt reaches such a node only when it has ended.
     """
     end = clock() + min(operations / OPERATIONS_PER_SECOND, SECONDS_MAX)
     yield
@@ -103,7 +104,7 @@ PLACEHOLDER_SIDE = 64
 def take_steps(
     context: Context, steps: int, step_ms: int, previews: bool, image: Image | None = None
 ) -> NodeResult:
-    """As slow as wished, with progress and a preview that becomes brighter at each step."""
+    """Runs as slowly as wished, with progress and a preview that becomes brighter at each step."""
     picture = placeholder() if image is None else image
     for done in range(1, steps + 1):
         context.pause(step_ms / 1000)
@@ -113,7 +114,7 @@ def take_steps(
 
 
 def placeholder() -> Image:
-    """A picture for those who gave none: a ramp in each direction."""
+    """A picture for callers that gave none: a ramp in each direction."""
     ramp = np.linspace(0, 1, PLACEHOLDER_SIDE, dtype=np.float32)
     across, down = np.meshgrid(ramp, ramp)
     return np.stack([across, down, 1 - across], axis=-1)[np.newaxis]
@@ -149,7 +150,7 @@ def _size_and_time(folders: Folders, inputs: Inputs) -> tuple[int, int]:
     fingerprint=_size_and_time,
 )
 def pass_file(context: Context, file: str, filename_prefix: str) -> NodeResult:
-    """The same bytes in the output folder; gives its name as a loader would take it."""
+    """Copies the file to the output folder; returns its name as a loader takes it."""
     source = context.folders.locate(file)
     slot = next_slot(context, filename_prefix)
     _, name = split_annotation(file)
@@ -163,7 +164,7 @@ def pass_file(context: Context, file: str, filename_prefix: str) -> NodeResult:
 
 
 def saved_file_ui(saved: Saved) -> dict[str, Any]:
-    """Under the key that ComfyUI's own savers use for such a file."""
+    """The entry for history, under the key that ComfyUI's own savers use for such a file."""
     match content_kind(saved["filename"]):
         case "image":
             return {"images": [saved]}

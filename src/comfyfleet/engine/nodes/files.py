@@ -1,5 +1,5 @@
-"""Nodes that read the input folder, write pictures into the output and temp folders or to the websocket, take videos
-apart, build and save them; and those that name models, of which there are none here."""
+"""Nodes that read the input folder, write pictures into the output and temp folders or to the
+websocket, split, build and save videos; and loaders of models, of which there are none here."""
 
 import hashlib
 import math
@@ -97,7 +97,7 @@ def _pillow_frames(path: Path) -> list[PIL.Image.Image]:
 
 @contextmanager
 def _truncated_allowed() -> Iterator[None]:
-    """A picture that ends too early is loaded as far as it goes, the rest of it black."""
+    """Lets Pillow load a truncated picture; the missing rest is black."""
     # Pillow knows this for the whole process only, so it is put back at once.
     PIL.ImageFile.LOAD_TRUNCATED_IMAGES = True
     try:
@@ -325,7 +325,7 @@ def _save_animation(
 
 
 def webp_exif(texts: dict[str, str]) -> PIL.Image.Exif:
-    """`prompt:{…}` in the camera's model, `workflow:{…}` and more in the tags before it."""
+    """EXIF with `prompt:{…}` in the camera's model, and `workflow:{…}` and more in the tags before it."""
     exif = PIL.Image.Exif()
     for tag, (key, value) in enumerate(texts.items()):
         exif[EXIF_MODEL - tag] = f"{key}:{value}"
@@ -333,7 +333,7 @@ def webp_exif(texts: dict[str, str]) -> PIL.Image.Exif:
 
 
 def apng_chunks(texts: dict[str, str]) -> PngInfo:
-    """Chunks of ComfyUI's own kind: text chunks would not survive in an animation."""
+    """Chunks of ComfyUI's own type: text chunks would not survive in an animation."""
     info = PngInfo()
     for key, value in texts.items():
         info.add(b"comf", f"{key}\0{value}".encode("latin-1"), after_idat=True)
@@ -346,7 +346,7 @@ SAVERS = (save_image, preview_image, save_animated_webp, save_animated_png)
 PNG_COMPRESSION = 1
 
 
-def _never_the_same(folders: Folders, inputs: Inputs) -> float:
+def _unique_value(folders: Folders, inputs: Inputs) -> float:
     """Each run must send its pictures, so none may be taken from the cache."""
     return math.nan
 
@@ -362,10 +362,10 @@ def _never_the_same(folders: Folders, inputs: Inputs) -> float:
         output_node=True,
         classic=True,
     ),
-    fingerprint=_never_the_same,
+    fingerprint=_unique_value,
 )
 def save_image_websocket(context: Context, images: Image) -> NodeResult:
-    """Each picture as the preview of a step; the steps count from nought."""
+    """Sends each picture as the preview of a step; steps count from 0."""
     for index, picture in enumerate(to_pillow(images)):
         file = BytesIO()
         picture.save(file, "PNG", compress_level=PNG_COMPRESSION)
@@ -402,7 +402,7 @@ CHECKPOINT_TOOLTIP = "The name of the checkpoint (model) to load."
     )
 )
 def load_checkpoint(context: Context, ckpt_name: str) -> NodeResult:
-    """Never runs unless the name is linked: no name is offered."""
+    """Never runs unless the name is linked, because no name is offered."""
     raise NodeFailed(f"there is no model {ckpt_name!r}: the built-in engine has none")
 
 
@@ -427,7 +427,7 @@ VIDEOS = "comfy_extras.nodes_video"
 
 
 def saved_video_ui(saved: Saved) -> dict[str, object]:
-    """Videos are told of as animated images."""
+    """The entry for history: videos are listed as animated images."""
     return {"images": [saved], "animated": (True,)}
 
 

@@ -1,5 +1,7 @@
-"""Nodes that scale, crop, pad, turn and join pictures. Sizes are rounded half to even, as Python does, unless a
-node says otherwise."""
+"""Nodes that scale, crop, pad, rotate and join pictures.
+
+Sizes are rounded half to even, as Python does, unless a node says otherwise.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -95,7 +97,7 @@ def to_size(picture: Picture, width: int, height: int, method: str, crop: str) -
 
 
 def to_multiple(picture: Picture, multiple: int, method: str) -> Picture:
-    """Scaled as little as possible, then cut, until both sides are divisible."""
+    """Scales as little as possible, then cuts, until both sides are divisible."""
     height, width = picture.shape[1:3]
     target_width, target_height = width - width % multiple, height - height % multiple
     if 0 in (target_width, target_height) or (target_width, target_height) == (width, height):
@@ -319,7 +321,8 @@ SPACING_COLORS = {
 
 
 def crop_pixels(image: Image, x: int, y: int, width: int, height: int) -> Image:
-    """A start beyond the picture is moved to its last pixel; a negative one counts as in Python."""
+    """A start beyond the picture is moved to its last pixel; a negative one counts from the end, as
+    in Python."""
     x, y = min(x, image.shape[2] - 1), min(y, image.shape[1] - 1)
     return image[:, y : y + height, x : x + width]
 
@@ -406,7 +409,7 @@ def pad_for_outpaint(
 def _distance_to_new_edges(
     width: int, height: int, padding: tuple[int, int, int, int]
 ) -> npt.NDArray[np.float64]:
-    """How far each pixel is from the nearest edge beyond which something was added."""
+    """The distance of each pixel to the nearest edge where padding was added."""
     left, top, right, bottom = padding
     x, y = np.arange(width), np.arange(height)
     across = np.minimum(x if left else width, width - x if right else width)
@@ -497,7 +500,7 @@ def image_stitch(
 
 
 def _same_batch(first: Image, second: Image) -> tuple[Image, Image]:
-    """The shorter batch goes on with its last picture."""
+    """Extends the shorter batch by repeating its last picture."""
     count = max(len(first), len(second))
 
     def lengthen(image: Image) -> Image:
@@ -509,7 +512,7 @@ def _same_batch(first: Image, second: Image) -> tuple[Image, Image]:
 
 
 def _same_length(image: Image, target: Image, along: int) -> Image:
-    """Scaled so that the edges that touch are equally long; sizes are truncated."""
+    """Scales so that the touching edges are equally long; sizes are truncated."""
     height, width = image.shape[1:3]
     aspect = width / height
     if along == 2:

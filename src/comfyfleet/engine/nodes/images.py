@@ -1,5 +1,5 @@
-"""Nodes that change the colours of pictures, lay them over each other, handle alpha, put them into batches, and make and
-change masks."""
+"""Nodes that change the colours of pictures, composite them, handle alpha, build batches, and make
+and change masks."""
 
 import math
 from typing import Any
@@ -203,7 +203,7 @@ def _quantized(pixels: Bytes, colors: int, dither: str) -> Bytes:
 
 
 def _bayer(pixels: Bytes, order: int, colors: int) -> Bytes:
-    """Shifted up and down by a tiled threshold matrix whose spread follows from the palette."""
+    """Ordered dithering: adds a tiled threshold matrix whose spread depends on the number of colours."""
     height, width = pixels.shape[:2]
     matrix = 2 * 256 / colors * bayer_matrix(int(math.log2(order))) + 0.5
     tiled = np.tile(matrix, (-(-height // order), -(-width // order)))[:height, :width]
@@ -347,7 +347,7 @@ def _opacity(mask: Mask | None, source: Image) -> Image:
     )
 )
 def join_image_with_alpha(image: Image, alpha: Mask) -> Image:
-    """`alpha` is a mask: what it covers becomes transparent."""
+    """`alpha` is a mask: the area it covers becomes transparent."""
     fitted = 1 - resize(as_masks(alpha), image.shape[2], image.shape[1], "bilinear")
     count = max(len(image), len(fitted))
     colors = repeat_to(image, count)[..., :3]
@@ -378,7 +378,7 @@ SLOTS_MAX = 50
 
 
 def make_batch(images: list[Image]) -> Image:
-    """One batch of the first one's size; where only some have alpha, the others are opaque."""
+    """One batch of the first picture's size; if only some have alpha, the others become opaque."""
     richest = max(images, key=lambda image: image.shape[-1])
     equal = [match_channels(image, richest) for image in images]
     height, width = equal[0].shape[1:3]
@@ -497,7 +497,7 @@ def repeat_image_batch(image: Image, amount: int) -> Image:
     )
 )
 def image_from_batch(image: Image, batch_index: int, length: int) -> Image:
-    """An index below 0 counts from the end; one outside the batch is moved into it."""
+    """A negative index counts from the end; an index outside the batch is clamped."""
     start = batch_index + len(image) if batch_index < 0 else batch_index
     start = max(0, min(len(image) - 1, start))
     return image[start : start + length].copy()

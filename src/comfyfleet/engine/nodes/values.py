@@ -1,4 +1,4 @@
-"""Nodes for single values: numbers, switches, formulas, texts, and showing any of them."""
+"""Nodes for single values: numbers, switches, formulas, texts, and previews of them."""
 
 import ast
 import json
@@ -284,7 +284,7 @@ ROUND_DIGITS_MAX = 400  # a float has no more, before or behind its point
 
 
 def evaluate_expression(expression: str, names: Mapping[str, Any]) -> Any:
-    """The value of `expression`; whatever is wrong with it is an InvalidValue."""
+    """Evaluates the expression. Any error in it raises InvalidValue."""
     if not expression.strip():
         raise InvalidValue("the expression is empty")
     if len(expression) > EXPRESSION_CHARACTERS_MAX:
@@ -297,7 +297,7 @@ def evaluate_expression(expression: str, names: Mapping[str, Any]) -> Any:
 
 
 class _Evaluator(SimpleEval):  # type: ignore[misc]
-    """Plain arithmetic only: no attributes, no keywords, no texts made by formatting."""
+    """Plain arithmetic only: no attributes, no keyword arguments, no text formatting."""
 
     def __init__(self, names: Mapping[str, Any]) -> None:
         super().__init__(_OPERATORS, FUNCTIONS, names)
@@ -314,7 +314,7 @@ class _Evaluator(SimpleEval):  # type: ignore[misc]
 
 
 def _of_numbers(operate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Texts and lists could be multiplied into any size."""
+    """Restricts an operator to numbers: texts and lists could be multiplied to any size."""
 
     def checked(left: Any, right: Any) -> Any:
         for value in (left, right):
@@ -350,7 +350,7 @@ def _round(number: Any, digits: Any = None) -> Any:
 
 
 def _sum(*values: Any) -> Any:
-    """Of a list, or of the arguments."""
+    """The sum of a list, or of the arguments."""
     if len(values) == 1 and isinstance(values[0], list | tuple):
         return sum(values[0])
     return sum(values)
@@ -398,7 +398,7 @@ LETTERS = list(string.ascii_lowercase)
 def primitive(
     name: str, title: str, value: list[Any], essentials: str | None = None
 ) -> EngineNodeType:
-    """A node that only holds a value, for others to share."""
+    """A node that holds a value for other nodes to share."""
     interface = Interface(
         name,
         title,
@@ -444,7 +444,7 @@ def preview_any(context: Context, source: Any = None) -> NodeResult:
 
 
 def as_text(value: Any) -> str:
-    """As Python writes it; objects as JSON where that is possible."""
+    """The value as Python prints it; objects as JSON if possible."""
     if isinstance(value, str):
         return value
     if value is None or isinstance(value, bool | int | float):

@@ -33,10 +33,10 @@ from comfyfleet.server.catalog.payload import (
     with_defaults,
 )
 from comfyfleet.server.fleets.model import ModelUse
-from comfyfleet.workflow.edit.addresses import PromptEntry, as_link, closest, read_entry
-from comfyfleet.workflow.edit.addresses import hint as hint_of
+from comfyfleet.workflow.edit.input_lookup import PromptEntry, as_link, closest, read_entry
+from comfyfleet.workflow.edit.input_lookup import hint as hint_of
 from comfyfleet.workflow.edit.values import choices_of, declared_at
-from comfyfleet.workflow.files import Opened
+from comfyfleet.workflow.embedded import Opened
 from comfyfleet.workflow.inspect import inspect
 from comfyfleet.workflow.node_inputs import WIDGET_TYPES, input_spec
 

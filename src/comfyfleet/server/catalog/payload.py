@@ -19,10 +19,10 @@ from comfyfleet.server.catalog.model import (
     value_error,
 )
 from comfyfleet.workflow import convert
-from comfyfleet.workflow.edit.addresses import as_link, read_entry
+from comfyfleet.workflow.edit.input_lookup import as_link, read_entry
 from comfyfleet.workflow.edit.values import declared_at, has_branches, rebranched_inputs
-from comfyfleet.workflow.files.document import find_pieces
-from comfyfleet.workflow.files.reader import DEFAULT_LIMITS
+from comfyfleet.workflow.embedded.document import find_documents
+from comfyfleet.workflow.embedded.reader import DEFAULT_LIMITS
 from comfyfleet.workflow.text_patterns import Random
 
 VALUE_DEPTH_MAX = 100
@@ -167,7 +167,7 @@ class InputPlace(NamedTuple):
 def find_document(value: Any) -> tuple[Kind, dict[str, Any]]:
     """Finds the workflow in a document, else the prompt; a workflow is preferred, as it can be
     converted for any fleet."""
-    pieces = find_pieces(value, DEFAULT_LIMITS)
+    pieces = find_documents(value, DEFAULT_LIMITS)
     if pieces.workflow is not None:
         return "workflow", pieces.workflow
     if pieces.prompt is None:

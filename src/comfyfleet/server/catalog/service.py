@@ -36,7 +36,7 @@ from comfyfleet.server.fleets import object_info as of_fleets
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet, FleetAssignment, FleetWorker, MissingRequirements
 from comfyfleet.server.fleets.object_info import JSON_TYPE, DocumentStore
-from comfyfleet.workflow.edit.addresses import hint
+from comfyfleet.workflow.edit.input_lookup import hint
 
 
 async def store_document(objects: DocumentStore, draft: WorkflowDraft) -> None:

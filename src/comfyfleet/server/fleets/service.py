@@ -43,7 +43,7 @@ from comfyfleet.server.fleets.model import (
     with_refusal,
 )
 from comfyfleet.server.secrets import hash_key, is_key_of_hash
-from comfyfleet.workflow.edit.addresses import hint
+from comfyfleet.workflow.edit.input_lookup import hint
 
 RETRY_FULL_FLEET_SECONDS = 60
 WORKERS_PAGE = 10

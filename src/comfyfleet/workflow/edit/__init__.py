@@ -1,9 +1,10 @@
-"""Values of a prompt set by name, and parts of a workflow switched on and off. Document in, new document out; no I/O.
+"""Sets values of a prompt by name, and switches parts of a workflow on and off. Document in, new document
+out; no I/O.
 
 Internal: may change without notice.
 """
 
-from comfyfleet.workflow.edit.addresses import ExposedInput, Place
+from comfyfleet.workflow.edit.input_lookup import ExposedInput, Place
 from comfyfleet.workflow.edit.shorthands import (
     SHORTHANDS,
     Shorthand,

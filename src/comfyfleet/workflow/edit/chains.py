@@ -34,9 +34,12 @@ class End(NamedTuple):
     slot: int
 
 
-class Level(NamedTuple):
-    """`nodes` are those that are executed, and instances, in the order of the file; in a definition
-    its two ends, too. `order` has each after those that feed it; a cycle is cut somewhere."""
+class GraphLevel(NamedTuple):
+    """One graph: `nodes` are those that are executed, and instances, in the order of the file; in a
+    definition also its input and output ports.
+
+    `order` lists each node after those that feed it; a cycle is cut somewhere.
+    """
 
     nodes: Mapping[str, WiredNode]
     sources: Mapping[End, InputSource]
@@ -60,8 +63,8 @@ class Level(NamedTuple):
 
 def read_level(
     workflow: Workflow, graph_id: str, types: NodeTypes, *, all_on: bool = False
-) -> Level:
-    """`all_on` reads the graph as if nothing in it were switched off."""
+) -> GraphLevel:
+    """Reads a graph. `all_on` reads it as if nothing in it were switched off."""
     graph = workflow.definitions[graph_id] if graph_id else workflow.root
     if all_on:
         graph = graph._replace(nodes=tuple(node._replace(mode=Mode.ALWAYS) for node in graph.nodes))
@@ -83,7 +86,7 @@ def read_level(
         for slot, entry in enumerate(node.inputs)
         if entry.link is not None
     }
-    return Level(executed, sources, links, _consumers(sources), _in_order(executed, sources))
+    return GraphLevel(executed, sources, links, _consumers(sources), _in_order(executed, sources))
 
 
 def _ends(graph: WorkflowGraph) -> dict[str, WiredNode]:
@@ -162,7 +165,7 @@ class Family(NamedTuple):
     segments: tuple[Segment, ...]
 
 
-class _Thing(NamedTuple):
+class _TitledPart(NamedTuple):
     """A group, an instance or a node: something with a title."""
 
     kind: Kind
@@ -186,13 +189,13 @@ def base_of(title: str) -> str:
     return tidy(NUMBER.sub(" ", title)).casefold()
 
 
-def _groups(graph: WorkflowGraph, saved: JsonObject) -> list[_Thing]:
-    """The smallest first: what lies in two of them belongs to the inner one."""
+def _groups(graph: WorkflowGraph, saved: JsonObject) -> list[_TitledPart]:
+    """The groups, smallest first: a node inside two groups belongs to the inner one."""
     groups = [group for group in parse_groups(saved) if NUMBER.search(group.title)]
     groups.sort(key=lambda group: abs(group.bounding[2] * group.bounding[3]))
     canvas = Canvas(nodes_of(saved) if groups else ())
     return [
-        _Thing(
+        _TitledPart(
             "group",
             group.title,
             tuple(graph.nodes[index].id for index in canvas.inside(group)),
@@ -201,18 +204,18 @@ def _groups(graph: WorkflowGraph, saved: JsonObject) -> list[_Thing]:
     ]
 
 
-def _titled_nodes(graph: WorkflowGraph, workflow: Workflow) -> Iterator[_Thing]:
+def _titled_nodes(graph: WorkflowGraph, workflow: Workflow) -> Iterator[_TitledPart]:
     for node in graph.nodes:
         if node.type in workflow.definitions:
-            yield _Thing("instance", name_of(node, workflow), (node.id,))
+            yield _TitledPart("instance", name_of(node, workflow), (node.id,))
         elif node.title and not is_virtual(node.type):
-            yield _Thing("title", node.title, (node.id,))
+            yield _TitledPart("title", node.title, (node.id,))
 
 
-def _families(things: Iterable[_Thing]) -> Iterator[Family]:
-    found: dict[str, list[tuple[int, _Thing]]] = {}
+def _families(parts: Iterable[_TitledPart]) -> Iterator[Family]:
+    found: dict[str, list[tuple[int, _TitledPart]]] = {}
     names: dict[str, str] = {}
-    for thing in things:
+    for thing in parts:
         for name, number in _numbered(thing.title):
             names.setdefault(name.casefold(), name)
             found.setdefault(name.casefold(), []).append((number, thing))
@@ -223,8 +226,8 @@ def _families(things: Iterable[_Thing]) -> Iterator[Family]:
             yield Family(kind, names[key], tuple(_segments(members)))
 
 
-def _segments(members: Sequence[tuple[int, _Thing]]) -> Iterator[Segment]:
-    """In the order of the numbers. A node belongs to the first of several."""
+def _segments(members: Sequence[tuple[int, _TitledPart]]) -> Iterator[Segment]:
+    """The segments in the order of their numbers. A node in several belongs to the first."""
     titles: dict[int, str] = {}
     owners: dict[str, int] = {}
     for number, thing in members:
@@ -239,7 +242,7 @@ def _segments(members: Sequence[tuple[int, _Thing]]) -> Iterator[Segment]:
 
 
 def _numbered(title: str) -> Iterator[tuple[str, int]]:
-    """The names of families that a title may belong to, and its number there."""
+    """The family names that a title may belong to, and its number there."""
     for match in _first(NUMBER.finditer(title)):
         name = tidy(title[: match.start()])
         if not any(character.isalpha() for character in name):
@@ -253,18 +256,18 @@ def _first(matches: Iterable[re.Match[str]]) -> Sequence[re.Match[str]]:
 
 
 def tidy(text: str) -> str:
-    """Returns a name without what decorates the number beside it."""
+    """Returns a name without the punctuation around its number."""
     return DECORATION.sub(" ", text).strip()
 
 
 Owners = Mapping[str, int]  # the segment that a node belongs to; the rest of the graph has none
 
 
-def owners_of(level: Level, segments: Sequence[Collection[str]]) -> dict[str, int]:
+def owners_of(level: GraphLevel, segments: Sequence[Collection[str]]) -> dict[str, int]:
     """Returns the segment of each node.
 
-    A node that also feeds an earlier segment is not part of its own: a loader, say, that only
-    happens to stand there. It belongs to the rest.
+    A node that also feeds an earlier segment is not part of its own, for example a loader that
+    happens to be drawn there. It belongs to the rest.
     """
     owners = {
         node: index
@@ -279,7 +282,7 @@ def owners_of(level: Level, segments: Sequence[Collection[str]]) -> dict[str, in
     return {node: index for node, index in owners.items() if earliest[node] == index}
 
 
-def gathered(level: Level, owners: Owners) -> dict[str, int]:
+def gathered(level: GraphLevel, owners: Owners) -> dict[str, int]:
     """For each node the segments whose output reaches it through nodes of the rest only."""
     masks: dict[str, int] = {}
     for node in level.order:
@@ -290,7 +293,7 @@ def gathered(level: Level, owners: Owners) -> dict[str, int]:
     return masks
 
 
-def needed_by(level: Level, owners: Owners) -> dict[str, int]:
+def needed_by(level: GraphLevel, owners: Owners) -> dict[str, int]:
     """For each node the segments that it reaches through nodes of the rest only."""
     masks: dict[str, int] = {}
     for node in reversed(level.order):
@@ -302,13 +305,13 @@ def needed_by(level: Level, owners: Owners) -> dict[str, int]:
 
 
 def mask_of(node: str, owners: Owners, masks: Mapping[str, int]) -> int:
-    """The segment of a node, or for one of the rest those that are behind it."""
+    """The segment of a node as a bit mask; for a node of the rest, the segments behind it."""
     owner = owners.get(node)
     return masks.get(node, 0) if owner is None else 1 << owner
 
 
-def behind(level: Level, owners: Owners) -> dict[str, int]:
-    """For each node all segments that it depends on in any way, without its own."""
+def behind(level: GraphLevel, owners: Owners) -> dict[str, int]:
+    """For each node all segments that it depends on, except its own."""
     masks: dict[str, int] = {}
     for node in level.order:
         mask = 0
@@ -321,9 +324,11 @@ def behind(level: Level, owners: Owners) -> dict[str, int]:
     }
 
 
-def leading_out(level: Level, owners: Owners) -> set[str]:
-    """Nodes of the rest that lead to something other than segments: a saver, or a node that
-    gathers. The others only hand over from one segment to the next."""
+def leading_out(level: GraphLevel, owners: Owners) -> set[str]:
+    """Nodes of the rest that lead to something other than segments: a saver, or a node that merges segments.
+
+    The others only pass data from one segment to the next.
+    """
     found: set[str] = set()
     for node in reversed(level.order):
         ends = level.consumers.get(node, ())
@@ -336,8 +341,8 @@ ROUNDS = 4  # how far around a node is looked
 Looks = Mapping[str, Hashable]
 
 
-def counterparts(level: Level, ours: Collection[str], theirs: Collection[str]) -> dict[str, str]:
-    """Each of ours that has one, by its counterpart among theirs."""
+def counterparts(level: GraphLevel, ours: Collection[str], theirs: Collection[str]) -> dict[str, str]:
+    """Pairs each of our nodes with its counterpart among theirs, if it has one."""
     found: dict[str, str] = {}
     taken: set[str] = set()
     for looks in reversed(_rounds(level, ours, theirs)):
@@ -354,10 +359,12 @@ def counterparts(level: Level, ours: Collection[str], theirs: Collection[str]) -
 
 
 def follow(
-    level: Level, pairs: Mapping[str, str], ours: Collection[str], theirs: Collection[str]
+    level: GraphLevel, pairs: Mapping[str, str], ours: Collection[str], theirs: Collection[str]
 ) -> dict[str, str]:
-    """Pairs, and those further on: nodes outside that follow one segment only, such as its saver.
-    `ours` and `theirs` are those that may be paired."""
+    """The pairs, extended to nodes outside that follow one segment only, such as its saver.
+
+    `ours` and `theirs` are the nodes that may be paired.
+    """
     found = dict(pairs)
     taken = set(found.values())
     pending = list(pairs.items())
@@ -378,8 +385,8 @@ def follow(
     return found
 
 
-def corresponding_output(level: Level, source: InputSource, node: str) -> InputSource | None:
-    """The same output of a counterpart. Instances may have differing definitions."""
+def corresponding_output(level: GraphLevel, source: InputSource, node: str) -> InputSource | None:
+    """The same output of a counterpart. Instances may have different definitions."""
     ours, theirs = level.nodes[source.node_id], level.nodes[node]
     if ours.definition == theirs.definition and source.slot < len(theirs.outputs):
         return InputSource(node, source.slot)
@@ -389,7 +396,7 @@ def corresponding_output(level: Level, source: InputSource, node: str) -> InputS
     return InputSource(node, fitting[min(place, len(fitting) - 1)]) if fitting else None
 
 
-def kind_of(level: Level, node: str) -> Hashable:
+def kind_of(level: GraphLevel, node: str) -> Hashable:
     """Returns the class of a node; for an instance, whose definition may be one of many copies, its
     outputs.
     """
@@ -397,8 +404,8 @@ def kind_of(level: Level, node: str) -> Hashable:
     return wired.node.type if wired.definition is None else ("subgraph", wired.outputs)
 
 
-def _rounds(level: Level, ours: Collection[str], theirs: Collection[str]) -> list[Looks]:
-    """How nodes look from ever closer; equal values look alike."""
+def _rounds(level: GraphLevel, ours: Collection[str], theirs: Collection[str]) -> list[Looks]:
+    """Labels of the nodes from ever larger neighbourhoods; equal labels mean equal neighbourhoods."""
     # One node that feeds both segments tells their nodes apart: the model of one sampler, say.
     shared = _feeding(level, ours) & _feeding(level, theirs)
     segments: Owners = {**dict.fromkeys(ours, 0), **dict.fromkeys(theirs, 1)}
@@ -410,21 +417,22 @@ def _rounds(level: Level, ours: Collection[str], theirs: Collection[str]) -> lis
     return rounds
 
 
-def _feeding(level: Level, nodes: Collection[str]) -> set[str]:
+def _feeding(level: GraphLevel, nodes: Collection[str]) -> set[str]:
     return {source.node_id for node in nodes for _, source in level.inputs_of(node)}
 
 
-def _purpose(level: Level, node: str) -> Hashable:
-    """For a node without outputs what feeds it: a saver may stand for its segment or for the whole."""
+def _purpose(level: GraphLevel, node: str) -> Hashable:
+    """For a node without outputs the class of what feeds it: a saver may belong to its segment or
+    to the whole."""
     if level.nodes[node].outputs:
         return None
     return frozenset(kind_of(level, source.node_id) for _, source in level.inputs_of(node))
 
 
 class _Neighbours(NamedTuple):
-    """The neighbours of a node, as they look so far."""
+    """The labels of a node's neighbours so far."""
 
-    level: Level
+    level: GraphLevel
     segments: Owners
     shared: Collection[str]
     looks: Looks
@@ -446,7 +454,7 @@ class _Neighbours(NamedTuple):
 
 
 def _numbers(seen: _Neighbours) -> Looks:
-    """One round further. Looks become numbers, or they would grow with each round."""
+    """Replaces labels by numbers, or they would grow with each round."""
     numbers: dict[Hashable, int] = {}
     result = {}
     for node in seen.segments:
@@ -455,12 +463,12 @@ def _numbers(seen: _Neighbours) -> Looks:
     return result
 
 
-def _way(level: Level, end: End) -> Hashable:
-    """Through which output, into which input of what."""
+def _way(level: GraphLevel, end: End) -> Hashable:
+    """The output, the input and the class that a link connects."""
     return level.sources[end].slot, kind_of(level, end.node), level.input_name(end)
 
 
-def _likest(level: Level, node: str, candidates: list[str]) -> str:
+def _likest(level: GraphLevel, node: str, candidates: list[str]) -> str:
     title = base_of(level.nodes[node].node.title)
     same = [other for other in candidates if base_of(level.nodes[other].node.title) == title]
     return (same or candidates)[0]
@@ -496,7 +504,7 @@ def chains_of(document: JsonObject, workflow: Workflow, types: NodeTypes) -> tup
     return tuple(found)
 
 
-def _chains(families: Sequence[Family], level: Level) -> Iterator[Family]:
+def _chains(families: Sequence[Family], level: GraphLevel) -> Iterator[Family]:
     candidates = [
         candidate for family in families if (candidate := _candidate(family, level)) is not None
     ]
@@ -511,7 +519,7 @@ def _chains(families: Sequence[Family], level: Level) -> Iterator[Family]:
     return (candidate.family for candidate in accepted)
 
 
-def _candidate(family: Family, level: Level) -> _Candidate | None:
+def _candidate(family: Family, level: GraphLevel) -> _Candidate | None:
     owners = owners_of(level, [segment.nodes for segment in family.segments])
     nodes: list[list[str]] = [[] for _ in family.segments]
     for node, index in owners.items():
@@ -525,8 +533,8 @@ def _candidate(family: Family, level: Level) -> _Candidate | None:
     return _Candidate(family, owners, before, needed_by(level, owners), is_direct)
 
 
-def _are_alike(segments: Sequence[Sequence[str]], level: Level) -> bool:
-    """Whether at least half of the neighbours look alike: the first and the last may differ."""
+def _are_alike(segments: Sequence[Sequence[str]], level: GraphLevel) -> bool:
+    """Whether at least half of the neighbouring segments are alike: the first and the last may differ."""
     kinds = [Counter(kind_of(level, node) for node in nodes) for nodes in segments]
     alike = sum(_likeness(one, other) >= LIKENESS_MIN for one, other in pairwise(kinds))
     return 2 * alike >= len(kinds) - 1
@@ -540,7 +548,7 @@ def _is_direct(
     segments: Sequence[Sequence[str]],
     owners: Mapping[str, int],
     before: Mapping[str, int],
-    level: Level,
+    level: GraphLevel,
 ) -> bool:
     """Whether each segment is fed by the one before it."""
     for index in range(1, len(segments)):
@@ -554,28 +562,28 @@ def _is_direct(
 
 
 def _is_gathered(
-    segments: Sequence[Sequence[str]], before: Mapping[str, int], level: Level
+    segments: Sequence[Sequence[str]], before: Mapping[str, int], level: GraphLevel
 ) -> bool:
-    """Whether they are more than a few loaders, and some node gathers each two neighbours."""
+    """Whether the segments are more than a few loaders, and some node merges each two neighbours."""
     if not all(any(_is_fed(node, level) for node in nodes) for nodes in segments):
         return False
     masks = {mask for node, mask in before.items() if node != SUBGRAPH_OUTPUT_ID}
     return all(any(mask >> index & 3 == 3 for mask in masks) for index in range(len(segments) - 1))
 
 
-def _is_fed(node: str, level: Level) -> bool:
+def _is_fed(node: str, level: GraphLevel) -> bool:
     return next(level.inputs_of(node), None) is not None
 
 
-def _rank(candidate: _Candidate, level: Level) -> tuple[bool, int, int, int]:
-    """Which of two names the same parts better: by flow, by kind, by how much it takes in."""
+def _rank(candidate: _Candidate, level: GraphLevel) -> tuple[bool, int, int, int]:
+    """Which of two candidates names the same parts better: by data flow, by kind, by size."""
     first = next(index for index, node in enumerate(level.order) if node in candidate.owners)
     kind = KINDS.index(candidate.family.kind)
     return not candidate.is_direct, kind, -len(candidate.owners), first
 
 
 def _contains(around: _Candidate, candidate: _Candidate) -> bool:
-    """Whether every node of the candidate is in a segment, or fed by only one, or feeding only one."""
+    """Whether every node of the candidate is in a segment, or fed by only one, or feeds only one."""
     return all(
         node in around.owners
         or around.before[node].bit_count() == 1
@@ -585,7 +593,7 @@ def _contains(around: _Candidate, candidate: _Candidate) -> bool:
 
 
 def _merged(around: _Candidate, candidate: _Candidate) -> Family:
-    """Nodes with titles of their own that follow the segment of the same number belong to it."""
+    """Adds nodes with their own titles that follow the segment of the same number."""
     ours, theirs = around.family, candidate.family
     numbers = [segment.number for segment in ours.segments]
     if theirs.kind != "title" or numbers != [segment.number for segment in theirs.segments]:
@@ -609,7 +617,7 @@ def _chain(family: Family, graph: WorkflowGraph, dead: frozenset[str]) -> Chain:
 
 
 def _makes_something(nodes: Sequence[Node], dead: frozenset[str]) -> bool:
-    """Whether a node that others feed is on; loaders count only if there are no such nodes."""
+    """Whether a node with inputs is switched on; loaders count only if there are no such nodes."""
     executed = [node for node in nodes if not is_virtual(node.type)]
     fed = [node for node in executed if any(slot.link is not None for slot in node.inputs)]
     return any(not node.is_inactive and node.type not in dead for node in fed or executed)

@@ -1,4 +1,4 @@
-"""Changes to a saved document: each gives a new one, consistent in itself, and copies only what it touches."""
+"""Changes to a saved document: each returns a new, consistent one and copies only what it changes."""
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -19,7 +19,7 @@ Path = tuple[int, ...]
 def graph_paths(document: JsonObject) -> dict[str, Path]:
     """Returns the paths of the root graph (its id is the empty text) and of all definitions.
 
-    Of two definitions with one id the first counts, as everywhere.
+    Of two definitions with the same id the first counts, as everywhere.
     """
     found: dict[str, Path] = {"": ()}
     pending: list[tuple[JsonObject, Path]] = [(document, ())]
@@ -217,7 +217,7 @@ def _with_ports(graph: JsonObject, ports: Any) -> JsonObject:
 
 
 def _without(entries: Any, key: str, gone: Collection[int]) -> Any:
-    """The same list if nothing of it goes."""
+    """Returns the same list if nothing is removed."""
     if not isinstance(entries, list) or not any(_names(entry, key, gone) for entry in entries):
         return entries
     return [
@@ -253,7 +253,7 @@ def _is_in(link: Any, gone: Collection[int]) -> bool:
 
 
 def _without_bends(graph: JsonObject, gone: Collection[int]) -> JsonObject:
-    """Removes the bends of moved links, which are drawn on the way from the old start."""
+    """Removes the reroute points of moved links, which were drawn from the old start."""
     if isinstance(graph.get("reroutes"), list):
         graph = {**graph, "reroutes": _without(graph["reroutes"], "linkIds", gone)}
     extra = graph.get("extra")

@@ -17,10 +17,10 @@ from comfyfleet.workflow.edit.documents import (
     with_own_definition,
 )
 from comfyfleet.workflow.edit.selectors import (
-    Meaning,
+    SelectorKind,
     Selection,
     SelectorIndex,
-    Spot,
+    NodeLocation,
     name_of,
     place_of,
 )
@@ -47,7 +47,7 @@ class DeadShell(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """One of several parts that repeat. `nodes` are ids as saved, in the order of the file."""
+    """One of several repeated parts. `nodes` are ids as saved, in the order of the file."""
 
     number: int
     title: str
@@ -58,11 +58,11 @@ Kind = Literal["group", "instance", "title"]
 
 
 class Chain(NamedTuple):
-    """Numbered segments, each fed by the one before it or gathered with it.
+    """Numbered segments, each fed by the one before it or merged with it.
 
-    `segments` are those that make something, in the order of their numbers. `off` are those that are
-    switched off already, or dead shells: they don't count. `graph` is the definition that holds the
-    chain, by id; empty for the root graph.
+    `segments` are those that make something, in the order of their numbers. `off` are those that
+    are switched off already, or dead shells: they don't count. `graph` is the id of the definition
+    that contains the chain; empty for the root graph.
     """
 
     kind: Kind
@@ -128,7 +128,7 @@ NODES_LISTED_MAX = 12  # in one message
 IN_WORDS = {Mode.ALWAYS: "enabled", Mode.MUTED: "muted", Mode.BYPASSED: "bypassed"}
 
 
-class _Wish(NamedTuple):
+class _ModeChange(NamedTuple):
     selector: str
     selection: Selection
     mode: Mode
@@ -141,67 +141,70 @@ def switch(
     mute: Iterable[str] = (),
     enable: Iterable[str] = (),
 ) -> Switched:
-    """All selectors (see `selectors`) are looked up first: if one is wrong, nothing is changed.
+    """Switches nodes. All selectors (see `selectors`) are looked up first: if one is wrong, nothing is
+    changed.
 
-    Where two contradict each other, an id wins over a title and a title over a group: so all of a
-    group but one node can be switched. A node named through its instance (`57:3`) changes in that
-    instance only, which gets its own copy of the definition if it shares it with others. A title
-    or a group in a definition means it in all instances. A dead shell that is enabled is enabled
-    with all that is in it, unless nodes in it are named: else it could still make nothing.
+    If two contradict each other, an id wins over a title and a title over a group, so all of a
+    group but one node can be switched.
+
+    A node named through its instance (`57:3`) changes in that instance only, which gets its own
+    copy of the definition if it shares it with others. A title or a group in a definition applies
+    to all instances. A dead shell that is enabled is enabled with all that is in it, unless nodes
+    in it are named: otherwise it could still make nothing.
     """
     workflow = parse(document)
     catalogue = SelectorIndex(document, workflow)
-    wishes = _wishes(catalogue, {Mode.BYPASSED: bypass, Mode.MUTED: mute, Mode.ALWAYS: enable})
-    result = _revived(document, wishes, workflow)
-    for wish in sorted(wishes, key=lambda wish: wish.selection.meaning):
-        result = _fulfil(result, wish, workflow)
+    mode_changes = _mode_changes(catalogue, {Mode.BYPASSED: bypass, Mode.MUTED: mute, Mode.ALWAYS: enable})
+    result = _revived(document, mode_changes, workflow)
+    for mode_change in sorted(mode_changes, key=lambda mode_change: mode_change.selection.meaning):
+        result = _apply_change(result, mode_change, workflow)
     return result
 
 
 def enable_nodes(
     document: dict[str, Any], graph: str, nodes: Collection[str], reason: str
 ) -> Switched:
-    """Enables nodes of one graph, by their ids as saved; dead shells among them with all inside."""
+    """Enables nodes of one graph, by their ids as saved; dead shells among them with all their nodes."""
     workflow = parse(document)
     within = workflow.definitions[graph] if graph else workflow.root
-    spots = [Spot(graph, at) for at, node in enumerate(within.nodes) if node.id in nodes]
-    wish = _Wish(reason, Selection(Meaning.ID, tuple(spots)), Mode.ALWAYS)
-    return _fulfil(_revived(document, [wish], workflow), wish, workflow)
+    spots = [NodeLocation(graph, at) for at, node in enumerate(within.nodes) if node.id in nodes]
+    mode_change = _ModeChange(reason, Selection(SelectorKind.ID, tuple(spots)), Mode.ALWAYS)
+    return _apply_change(_revived(document, [mode_change], workflow), mode_change, workflow)
 
 
-def _wishes(catalogue: SelectorIndex, selectors: Mapping[Mode, Iterable[str]]) -> list[_Wish]:
-    wishes, problems = [], []
+def _mode_changes(catalogue: SelectorIndex, selectors: Mapping[Mode, Iterable[str]]) -> list[_ModeChange]:
+    mode_changes, problems = [], []
     for mode, names in selectors.items():
         for name in names:
             try:
-                wishes.append(_Wish(name, catalogue.select(name), mode))
+                mode_changes.append(_ModeChange(name, catalogue.select(name), mode))
             except InvalidInput as error:
                 problems.append(error.message)
-    problems.extend(_contradictions(wishes, catalogue.workflow))
+    problems.extend(_contradictions(mode_changes, catalogue.workflow))
     if problems:
         raise InvalidInput("\n".join(problems), problems=tuple(problems))
-    return wishes
+    return mode_changes
 
 
-def _contradictions(wishes: list[_Wish], workflow: Workflow) -> list[str]:
-    first: dict[tuple[int, tuple[int, ...], Spot], _Wish] = {}
+def _contradictions(mode_changes: list[_ModeChange], workflow: Workflow) -> list[str]:
+    first: dict[tuple[int, tuple[int, ...], NodeLocation], _ModeChange] = {}
     found = []
-    for wish in wishes:
-        for spot in wish.selection.spots:
-            key = (wish.selection.meaning, wish.selection.through, spot)
-            other = first.setdefault(key, wish)
-            if other.mode != wish.mode:
+    for mode_change in mode_changes:
+        for spot in mode_change.selection.spots:
+            key = (mode_change.selection.meaning, mode_change.selection.through, spot)
+            other = first.setdefault(key, mode_change)
+            if other.mode != mode_change.mode:
                 found.append(
                     f"{_place(spot, workflow)} is to be {IN_WORDS[other.mode]} "
-                    f"({other.selector}) and {IN_WORDS[wish.mode]} ({wish.selector})"
+                    f"({other.selector}) and {IN_WORDS[mode_change.mode]} ({mode_change.selector})"
                 )
     return found
 
 
-def _revived(document: JsonObject, wishes: list[_Wish], workflow: Workflow) -> Switched:
-    """With all nodes enabled that are in the dead shells to be enabled."""
+def _revived(document: JsonObject, mode_changes: list[_ModeChange], workflow: Workflow) -> Switched:
+    """The document with all nodes inside the enabled dead shells enabled, too."""
     dead = dead_definitions(workflow)
-    enabling = [wish.selection for wish in wishes if wish.mode == Mode.ALWAYS]
+    enabling = [mode_change.selection for mode_change in mode_changes if mode_change.mode == Mode.ALWAYS]
     named = {
         selection.through[:end]
         for selection in enabling
@@ -218,51 +221,51 @@ def _revived(document: JsonObject, wishes: list[_Wish], workflow: Workflow) -> S
     return Switched(document, tuple(done))
 
 
-def _fulfil(result: Switched, wish: _Wish, workflow: Workflow) -> Switched:
+def _apply_change(result: Switched, mode_change: _ModeChange, workflow: Workflow) -> Switched:
     document = result.document
-    if wish.selection.through:
-        edited, notes = _switch_inside(document, wish)
+    if mode_change.selection.through:
+        edited, notes = _switch_inside(document, mode_change)
     else:
-        edited, notes = _switch_all(document, wish), []
-    cautions = list(_cautions(edited, wish, workflow))
+        edited, notes = _switch_all(document, mode_change), []
+    cautions = list(_change_warnings(edited, mode_change, workflow))
     if edited is document:
-        cautions.insert(0, f"{wish.selector}: {IN_WORDS[wish.mode]} already")
+        cautions.insert(0, f"{mode_change.selector}: {IN_WORDS[mode_change.mode]} already")
         return result._replace(warnings=_joined(result.warnings, cautions))
     return Switched(
         edited,
-        (*result.done, *notes, f"{IN_WORDS[wish.mode]} {_listed(wish.selection, workflow)}"),
+        (*result.done, *notes, f"{IN_WORDS[mode_change.mode]} {_listed(mode_change.selection, workflow)}"),
         _joined(result.warnings, cautions),
     )
 
 
-def _switch_all(document: JsonObject, wish: _Wish) -> JsonObject:
-    """The same document if all nodes have that mode already."""
+def _switch_all(document: JsonObject, mode_change: _ModeChange) -> JsonObject:
+    """Returns the same document if all nodes have that mode already."""
     by_graph: dict[str, list[int]] = {}
-    for spot in wish.selection.spots:
+    for spot in mode_change.selection.spots:
         by_graph.setdefault(spot.graph, []).append(spot.at)
     for graph, indices in by_graph.items():
         path = graph_paths(document)[graph]
         nodes = nodes_of(graph_at(document, path))
-        changes = {index: {"mode": int(wish.mode)} for index in indices}
-        if any(nodes[index].get("mode", Mode.ALWAYS) != wish.mode for index in indices):
+        changes = {index: {"mode": int(mode_change.mode)} for index in indices}
+        if any(nodes[index].get("mode", Mode.ALWAYS) != mode_change.mode for index in indices):
             document = with_graph(document, path, partial(with_nodes, changes=changes))
     return document
 
 
-def _switch_inside(document: JsonObject, wish: _Wish) -> tuple[JsonObject, list[str]]:
-    """The one node of the selection, in its own instance; and which instances got a copy."""
-    graphs = _graphs_on_the_way(document, wish.selection.through)
-    (spot,) = wish.selection.spots
-    if _saved_node(document, graphs[-1], spot.at).get("mode", Mode.ALWAYS) == wish.mode:
+def _switch_inside(document: JsonObject, mode_change: _ModeChange) -> tuple[JsonObject, list[str]]:
+    """Switches the one selected node in its own instance; also returns the instances that got a copy."""
+    graphs = _graphs_on_the_way(document, mode_change.selection.through)
+    (spot,) = mode_change.selection.spots
+    if _saved_node(document, graphs[-1], spot.at).get("mode", Mode.ALWAYS) == mode_change.mode:
         return document, []
-    document, graph, notes = _entered(document, wish.selection.through)
-    change = partial(with_nodes, changes={spot.at: {"mode": int(wish.mode)}})
+    document, graph, notes = _entered(document, mode_change.selection.through)
+    change = partial(with_nodes, changes={spot.at: {"mode": int(mode_change.mode)}})
     return with_graph(document, graph_paths(document)[graph], change), notes
 
 
 def _entered(document: JsonObject, through: tuple[int, ...]) -> tuple[JsonObject, str, list[str]]:
-    """Makes every instance on the way the only one of its definition; the graph at the end of it,
-    and which of them got a copy."""
+    """Gives every instance on the path its own definition; returns the graph at the end of the
+    path, and the instances that got a copy."""
     notes, graph = [], ""
     for index in through:
         instance = _saved_node(document, graph, index)
@@ -276,7 +279,7 @@ def _entered(document: JsonObject, through: tuple[int, ...]) -> tuple[JsonObject
 
 
 def _graphs_on_the_way(document: JsonObject, through: tuple[int, ...]) -> list[str]:
-    """As they are now: an instance may have got a copy before."""
+    """The graphs on the path as they are now: an instance may have got a copy before."""
     graphs = [""]
     for index in through:
         graphs.append(_saved_node(document, graphs[-1], index)["type"])
@@ -287,28 +290,28 @@ def _saved_node(document: JsonObject, graph: str, index: int) -> JsonObject:
     return nodes_of(graph_at(document, graph_paths(document)[graph]))[index]
 
 
-def _cautions(document: JsonObject, wish: _Wish, workflow: Workflow) -> Iterator[str]:
-    selection = wish.selection
+def _change_warnings(document: JsonObject, mode_change: _ModeChange, workflow: Workflow) -> Iterator[str]:
+    selection = mode_change.selection
     if not selection.through:
         for graph in sorted({spot.graph for spot in selection.spots if spot.graph}):
             count = count_instances(document, graph, graph_paths(document))
             if count > 1:
                 name = workflow.definitions[graph].name
-                yield f'{wish.selector}: all {count} instances of subgraph "{name}" change'
+                yield f'{mode_change.selector}: all {count} instances of subgraph "{name}" change'
     for spot in selection.spots:
         nested = spot.graph and _node(spot, workflow).type in workflow.definitions
-        if nested and wish.mode != Mode.ALWAYS:
+        if nested and mode_change.mode != Mode.ALWAYS:
             yield (
                 f"{_place(spot, workflow)} is an instance inside a subgraph: the nodes in it are "
                 "still sent, as the editor does it; mute those that make something"
             )
-    if wish.mode == Mode.ALWAYS:
+    if mode_change.mode == Mode.ALWAYS:
         graphs = _graphs_on_the_way(document, selection.through)
         for graph, index in zip(graphs, selection.through, strict=False):
             around = _saved_node(document, graph, index)
             if around.get("mode") in (Mode.MUTED, Mode.BYPASSED):
                 where = f"instance {around.get('id')} around it"
-                yield f"{wish.selector}: enabled, but {where} is {IN_WORDS[Mode(around['mode'])]}"
+                yield f"{mode_change.selector}: enabled, but {where} is {IN_WORDS[Mode(around['mode'])]}"
 
 
 def _listed(selection: Selection, workflow: Workflow) -> str:
@@ -321,10 +324,10 @@ def _joined(warnings: tuple[str, ...], more: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*warnings, *more)))
 
 
-def _node(spot: Spot, workflow: Workflow) -> Node:
+def _node(spot: NodeLocation, workflow: Workflow) -> Node:
     graph = workflow.definitions[spot.graph] if spot.graph else workflow.root
     return graph.nodes[spot.at]
 
 
-def _place(spot: Spot, workflow: Workflow) -> str:
+def _place(spot: NodeLocation, workflow: Workflow) -> str:
     return place_of(_node(spot, workflow), workflow, workflow.definitions.get(spot.graph))

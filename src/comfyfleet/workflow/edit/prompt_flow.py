@@ -1,10 +1,10 @@
-"""The links of a prompt, followed against their direction: where does what a node takes in come from?"""
+"""Follows the links of a prompt backwards: where a node's inputs come from."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from comfyfleet.errors import LimitExceeded
-from comfyfleet.workflow.edit.addresses import Place, PromptEntry
+from comfyfleet.workflow.edit.input_lookup import Place, PromptEntry
 from comfyfleet.workflow.model import ANY_TYPE
 from comfyfleet.workflow.node_inputs import input_spec
 from comfyfleet.workflow.object_info import MATCH_TYPE
@@ -33,7 +33,7 @@ class Origin(NamedTuple):
 
 
 class Flow:
-    """The nodes of one prompt and what feeds them. One per search: it counts how far it looked."""
+    """The nodes of one prompt and their links. One object per search: it counts its steps."""
 
     def __init__(self, entries: Mapping[str, PromptEntry]) -> None:
         self.entries = entries
@@ -50,11 +50,11 @@ class Flow:
         return input_spec(name, self.declared(entry).get(name)).type
 
     def inputs_of(self, entry: PromptEntry, *kinds: str) -> list[str]:
-        """The names of its inputs of these types, linked or not."""
+        """The names of the inputs of these types, linked or not."""
         return [name for name in self.declared(entry) if self.type_of(entry, name) in kinds]
 
     def linked(self, entry: PromptEntry, *kinds: str) -> list[str]:
-        """The names of its inputs that bring something of these types."""
+        """The names of the linked inputs that receive these types."""
         return [
             name for name in entry.inputs if any(self._brings(entry, name, kind) for kind in kinds)
         ]
@@ -64,13 +64,13 @@ class Flow:
         return Origin(self.entries[link[0]], link[1]) if link and link[0] in self.entries else None
 
     def carriers(self, origin: Origin, *kinds: str) -> list[str]:
-        """The inputs through which a node passes on what it gives there."""
+        """The inputs that a node passes on to this output."""
         names = self._switched(origin.entry, self.linked(origin.entry, *kinds))
         side = side_of(origin.name)
         return [name for name in names if side_of(name) == side] or names if side else names
 
     def chain(self, start: Origin | None, *kinds: str) -> Iterator[Origin]:
-        """Returns the start and what feeds it with the same, the nearest first."""
+        """Returns the start and the nodes that feed it with the same type, the nearest first."""
         waiting = [start] if start else []
         seen = {(origin.entry.id, origin.slot) for origin in waiting}
         for origin in waiting:
@@ -82,14 +82,14 @@ class Flow:
                     waiting.append(above)
 
     def ends(self, start: Origin | None, *kinds: str) -> list[Origin]:
-        """Returns where it comes from in the end."""
+        """Returns the nodes at which the chain begins."""
         return [one for one in self.chain(start, *kinds) if not self.carriers(one, *kinds)]
 
     def is_linked(self, place: Place) -> bool:
         return self.entries[place.node_id].link(place.input) is not None
 
     def texts_in(self, entry: PromptEntry) -> list[str]:
-        """The names of its inputs that hold a text, or could."""
+        """The names of the inputs that hold a text, or could."""
         names = [
             name
             for name, declared in self.declared(entry).items()
@@ -106,7 +106,7 @@ class Flow:
         return kind in types if _GENERIC.isdisjoint(types) else kind == self._given_type(origin)
 
     def _given_type(self, origin: Origin) -> str:
-        """The type of what comes out there; a node that passes on anything gives what it takes."""
+        """The type of an output; a node that passes on any type gives the type it receives."""
         current: Origin | None = origin
         seen: set[str] = set()
         while current is not None and current.type in _GENERIC:
@@ -126,7 +126,7 @@ class Flow:
         return next((self.origin(entry, name) for name in self._switched(entry, names)), None)
 
     def _switched(self, entry: PromptEntry, names: Sequence[str]) -> list[str]:
-        """Of two inputs that a yes or no chooses between, only the chosen one counts, if that is known."""
+        """Of two inputs that a boolean selects, only the selected one, if that is known."""
         context = {name: name.lower().endswith("true") for name in names if _is_switch_side(name)}
         if not context:
             return list(names)
@@ -145,7 +145,7 @@ class Flow:
         return value if isinstance(value, bool) else None
 
     def _needed(self) -> Mapping[str, PromptEntry]:
-        """What an output node needs; everything if there is no output node."""
+        """The nodes that an output node needs; all nodes if there is no output node."""
         found = {key: entry for key, entry in self.entries.items() if entry.info.get("output_node")}
         waiting = list(found.values())
         for entry in waiting:
@@ -166,7 +166,7 @@ class Flow:
 
 
 def side_of(name: str) -> str:
-    """Returns `positive`, `negative`, or neither."""
+    """Returns `positive`, `negative`, or an empty text."""
     lower = name.lower()
     for side, sign in (("negative", "-"), ("positive", "+")):
         if side in lower or lower.endswith(sign):
@@ -193,9 +193,9 @@ _NUMBERS = ("INT", "FLOAT")
 
 
 def number_source(flow: Flow, place: Place, *, scaled: bool = False) -> Place:
-    """The node that holds the number, or the input itself if there is no such node: its link then gives way.
+    """The node that holds the number, or the input itself if there is none: its link is then replaced.
 
-    With `scaled` also behind a calculation: half the width is still told by the width.
+    With `scaled` also behind a calculation: half the width still comes from the width.
     """
     current = place
     for _ in range(CHAIN_MAX):
@@ -222,7 +222,7 @@ def _above(flow: Flow, origin: Origin, *, scaled: bool) -> Place | None:
 
 
 def _calculates(flow: Flow, entry: PromptEntry) -> bool:
-    """Whether another input also decides what comes out; the formula `a` does not."""
+    """Whether another input also affects the result; the formula `a` does not calculate."""
     beside = [
         entry.inputs.get(name)
         for name in flow.inputs_of(entry, *_NUMBERS, "STRING", "COMBO")

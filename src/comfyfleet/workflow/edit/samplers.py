@@ -1,11 +1,13 @@
-"""The nodes that sample, and where their texts, sizes, seeds and models come from. Known by the types that
-they take and give, never by class."""
+"""Finds the samplers of a prompt, and where their texts, sizes, seeds and models come from.
+
+Nodes are recognised by their input and output types, never by class.
+"""
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from comfyfleet.workflow.edit.addresses import Place, PromptEntry
+from comfyfleet.workflow.edit.input_lookup import Place, PromptEntry
 from comfyfleet.workflow.edit.prompt_flow import Flow, Origin, number_source, own_name, side_of
 from comfyfleet.workflow.node_inputs import input_spec
 
@@ -13,14 +15,14 @@ PART_TYPES = ("NOISE", "GUIDER", "SAMPLER", "SIGMAS")
 
 
 class SamplerRole(NamedTuple):
-    """Inputs that mean the same: `seed` or `noise_seed`, whole numbers."""
+    """Inputs with the same meaning: `seed` or `noise_seed`, whole numbers."""
 
     names: Collection[str]
     types: Collection[str]
 
 
 def conditioned(flow: Flow) -> list[PromptEntry]:
-    """Returns where conditioning ends: samplers and guiders, or else whatever takes it."""
+    """Returns the nodes that consume conditioning: samplers and guiders, otherwise whatever takes it."""
     # A prompt that shows something on the way but saves nothing needs no sampler, and yet has one.
     ends = _takers(flow, flow.needed.values()) or _takers(flow, flow.entries.values())
     sampling = [
@@ -109,7 +111,7 @@ def latent_origins(flow: Flow, sampler: PromptEntry) -> Iterator[Origin]:
 
 
 def role_of_latents(flow: Flow, role: SamplerRole) -> list[Place]:
-    """In what makes the latents; without a sampler in whatever has a size, too."""
+    """Finds a role in the nodes that make latents; without a sampler also in any node with a size."""
     sampling = samplers(flow)
     origins = (origin for sampler in sampling for origin in latent_origins(flow, sampler))
     found = [place for origin in origins for place in places_in(flow, origin.entry, role)]
@@ -125,7 +127,8 @@ def _sized(flow: Flow) -> Iterator[PromptEntry]:
 
 
 def role_of_sources(flow: Flow, role: SamplerRole) -> list[Place]:
-    """In what makes the latents and what encodes the texts; without a sampler in services that take a text."""
+    """Finds a role in the nodes that make latents and encode texts; without a sampler in services
+    that take a text."""
     if not samplers(flow):
         asked = (entry for entry in flow.needed.values() if flow.inputs_of(entry, "STRING"))
         return [place for entry in asked for place in places_in(flow, entry, role)]
@@ -135,7 +138,7 @@ def role_of_sources(flow: Flow, role: SamplerRole) -> list[Place]:
 
 
 def seeds(flow: Flow, role: SamplerRole) -> list[Place]:
-    """Returns the seeds that matter: a sampler that continues another's work adds no noise."""
+    """Returns the seeds that have an effect: a sampler that continues another's work adds no noise."""
     found = role_of_samplers(flow, role)
     noisy = [
         place
@@ -159,7 +162,7 @@ def size_places(flow: Flow) -> list[LatentSize]:
     makers = [size for sampler in sampling for size in _made_for(flow, sampler)]
     found = dict.fromkeys(makers or ([] if sampling else _only_size(flow)))
     sizes = list(found)
-    mates = [mate for sampler in sampling for mate in _mates(flow, sampler) if mate not in found]
+    mates = [mate for sampler in sampling for mate in _size_followers(flow, sampler) if mate not in found]
     return [*sizes, *(mate for mate in mates if any(_alike(flow, mate, size) for size in sizes))]
 
 
@@ -198,7 +201,8 @@ def _nearest(flow: Flow, entries: Iterable[PromptEntry]) -> LatentSize | None:
 
 
 def _sources(flow: Flow, size: LatentSize) -> LatentSize:
-    """Where both numbers are written; if they are measured from an image, where that gets its size."""
+    """The inputs that hold both numbers; if they are measured from an image, those that set the
+    size of that image."""
     sources = LatentSize(*(number_source(flow, place, scaled=True) for place in size))
     origin = flow.origin(flow.entries[sources.width.node_id], sources.width.input)
     if origin is None:
@@ -209,7 +213,7 @@ def _sources(flow: Flow, size: LatentSize) -> LatentSize:
     return LatentSize(*(number_source(flow, place, scaled=True) for place in measured))
 
 
-def _mates(flow: Flow, sampler: PromptEntry) -> Iterator[LatentSize]:
+def _size_followers(flow: Flow, sampler: PromptEntry) -> Iterator[LatentSize]:
     """Returns schedulers and model settings that take the size, too."""
     told = (*parts(flow, sampler), *models(flow, sampler))
     for entry in {entry.id: entry for entry in told}.values():
@@ -250,24 +254,24 @@ _FIXED_TITLE = re.compile(r"system|template", re.IGNORECASE)
 _OWN_TITLE = re.compile(r"user|prompt|positive|negative", re.IGNORECASE)
 
 
-class Texts(NamedTuple):
+class PromptTexts(NamedTuple):
     positive: list[Place]
     negative: list[Place]
 
 
-def prompt_texts(flow: Flow) -> Texts:
+def prompt_texts(flow: Flow) -> PromptTexts:
     """Returns where to write the positive and the negative prompt."""
     context = [_encoded(flow, entry) for entry in conditioned(flow)]
     positive = unique([place for one in context for place in one.positive])
     negative = unique([place for one in context for place in one.negative])
-    return Texts(
+    return PromptTexts(
         positive or _service_texts(flow, POSITIVE),
         # A negative that is made from the positive text (zeroed out) has no text of its own.
         [place for place in negative if place not in positive] or _service_texts(flow, NEGATIVE),
     )
 
 
-def _encoded(flow: Flow, end: PromptEntry) -> Texts:
+def _encoded(flow: Flow, end: PromptEntry) -> PromptTexts:
     # What is called empty is to stay so.
     names = [name for name in flow.linked(end, "CONDITIONING") if "empty" not in name]
     context = {name: side_of(name) or _side_above(flow, flow.origin(end, name)) for name in names}
@@ -277,11 +281,11 @@ def _encoded(flow: Flow, end: PromptEntry) -> Texts:
     negative = _texts_behind(flow, end, against, NEGATIVE)
     positive = _texts_behind(flow, end, toward, POSITIVE)
     # A guider with two positives gets the negative text for one of them.
-    return Texts([place for place in positive if place not in negative] or positive, negative)
+    return PromptTexts([place for place in positive if place not in negative] or positive, negative)
 
 
 def _side_above(flow: Flow, start: Origin | None) -> str:
-    """An input that doesn't say its side may be fed by an output that does."""
+    """The side of an input whose own name does not say it, from the output that feeds it."""
     context = (side_of(origin.name) for origin in flow.chain(start, "CONDITIONING"))
     return next((side for side in context if side), "")
 
@@ -296,7 +300,7 @@ def _texts_behind(flow: Flow, end: PromptEntry, names: Sequence[str], side: str)
 
 
 def _encoder_texts(flow: Flow, start: Origin | None, side: str) -> list[Place]:
-    """Texts of the encoders at the far end; of nodes on the way only if there are none."""
+    """The texts of the encoders at the far end; of nodes in between only if there are none."""
     far = [
         place
         for origin in flow.ends(start, "CONDITIONING")
@@ -309,7 +313,7 @@ def _encoder_texts(flow: Flow, start: Origin | None, side: str) -> list[Place]:
 
 
 def _texts_of(flow: Flow, entry: PromptEntry, side: str) -> list[Place]:
-    """All of its texts if it has several encoders; of texts for both sides those of this side."""
+    """All texts if the node has several encoders; of texts for both sides only those of this side."""
     names = [name for name in flow.inputs_of(entry, "STRING") if own_name(name) not in _OTHER_TEXTS]
     own = [name for name in names if side_of(own_name(name)) == side]
     names = own or [name for name in names if not side_of(own_name(name))]
@@ -326,7 +330,7 @@ def _most_textual(flow: Flow, entry: PromptEntry, names: Sequence[str]) -> Seque
 
 
 def text_sources(flow: Flow, place: Place) -> list[Place]:
-    """Returns where an incoming text is written: behind a link, the piece that is the person's own."""
+    """Returns the inputs that hold an incoming text: behind a link, the part that a person wrote."""
     if not flow.is_linked(place):
         return [place]
     entry = flow.entries[place.node_id]
@@ -341,7 +345,7 @@ def text_sources(flow: Flow, place: Place) -> list[Place]:
 
 
 def _pieces(flow: Flow, entry: PromptEntry) -> Iterator[tuple[int, Place]]:
-    """Its texts, and how likely each is the prompt: a node that is nothing but a text goes first."""
+    """The texts of a node, and how likely each is the prompt: a node that only holds a text ranks first."""
     alone = len(flow.declared(entry)) == 1
     for name in flow.texts_in(entry):
         if own_name(name) not in _OTHER_TEXTS:
@@ -350,7 +354,7 @@ def _pieces(flow: Flow, entry: PromptEntry) -> Iterator[tuple[int, Place]]:
 
 
 def _own_pieces(flow: Flow, places: Sequence[Place]) -> list[Place]:
-    """Of several texts that are put together, the one whose title says so; else the last."""
+    """Of several concatenated texts, the one whose title says prompt; otherwise the last."""
     titles = {place: flow.entries[place.node_id].title for place in places}
     changed = [place for place in places if not _FIXED_TITLE.search(titles[place])] or places
     named = [place for place in changed if _OWN_TITLE.search(titles[place])] or changed
@@ -358,7 +362,7 @@ def _own_pieces(flow: Flow, places: Sequence[Place]) -> list[Place]:
 
 
 def _service_texts(flow: Flow, side: str) -> list[Place]:
-    """Without a sampler, returns the texts of services that make something of a text."""
+    """Without a sampler, returns the texts of services that generate something from a text."""
     for pattern in _ASKED[side]:
         found = [
             (entry, Place(entry.id, name))

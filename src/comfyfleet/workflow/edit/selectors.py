@@ -1,4 +1,5 @@
-"""Which nodes a person means by an id, a title, or the title of a group (and which nodes a group holds)."""
+"""Finds the nodes that a person names by an id, a title, or the title of a group (and the nodes
+inside a group)."""
 
 import re
 from bisect import bisect_left
@@ -34,7 +35,7 @@ NODES_COMPARED_MAX = 20_000_000
 
 
 class Canvas:
-    """The nodes of one graph by where they are."""
+    """The nodes of one graph by position."""
 
     def __init__(self, nodes: Sequence[Mapping[str, Any]]) -> None:
         """`nodes` are as saved."""
@@ -91,8 +92,8 @@ NAME_CHARACTERS_MAX = 100
 LIKENESS_MIN = 0.5
 
 
-class Meaning(IntEnum):
-    """How a node was named; the more exact way wins where two contradict each other."""
+class SelectorKind(IntEnum):
+    """How a node was named; the more exact way wins if two contradict each other."""
 
     GROUP = 0
     TITLE = 1
@@ -102,32 +103,32 @@ class Meaning(IntEnum):
 # `Extend 6-8`; people and editors write the dash in several ways.
 RANGE = re.compile(r"(.*\D)(\d{1,6})\s*[-\u2013\u2014]\s*(\d{1,6})\s*")
 PARTS_MAX = 1_000  # that one range may name
-PREFIXES = {"id": Meaning.ID, "title": Meaning.TITLE, "group": Meaning.GROUP}
+PREFIXES = {"id": SelectorKind.ID, "title": SelectorKind.TITLE, "group": SelectorKind.GROUP}
 
 
-class Spot(NamedTuple):
-    """A node: the id of its graph, and at which index it is there."""
+class NodeLocation(NamedTuple):
+    """A node: the id of its graph, and its index there."""
 
     graph: str
     at: int
 
 
 class Selection(NamedTuple):
-    """`through` are the indices of the instances that lead to the one node from the root graph, if
-    it was named through them; else every instance of its graph is meant."""
+    """The selected nodes. `through` are the indices of the instances from the root graph to the one
+    node, if it was named through them; otherwise all instances of its graph are meant."""
 
-    meaning: Meaning
-    spots: tuple[Spot, ...]
+    meaning: SelectorKind
+    spots: tuple[NodeLocation, ...]
     through: tuple[int, ...] = ()
 
 
 class SelectorIndex:
-    """Everything that can be named in a document."""
+    """Indexes everything that can be named in a document."""
 
     def __init__(self, document: JsonObject, workflow: Workflow) -> None:
         self.workflow = workflow
         self._ids = _ids_by_graph(workflow)
-        self._titles: dict[str, list[Spot]] = {}
+        self._titles: dict[str, list[NodeLocation]] = {}
         self._groups: dict[str, list[tuple[str, Group]]] = {}
         self._saved: dict[str, JsonObject] = {}
         paths = graph_paths(document)
@@ -135,7 +136,7 @@ class SelectorIndex:
             self._saved[graph.id] = graph_at(document, paths[graph.id])
             for index, node in enumerate(graph.nodes):
                 spots = self._titles.setdefault(name_of(node, workflow), [])
-                spots.append(Spot(graph.id, index))
+                spots.append(NodeLocation(graph.id, index))
             for group in parse_groups(self._saved[graph.id]):
                 self._groups.setdefault(group.title, []).append((graph.id, group))
 
@@ -144,7 +145,7 @@ class SelectorIndex:
         prefix, _, name = selector.partition(":")
         if prefix == "title":
             spots = _named(self._titles, name) or _named(self._titles, name, fold=_folded)
-            found = Selection(Meaning.TITLE, tuple(spots)) if spots else None
+            found = Selection(SelectorKind.TITLE, tuple(spots)) if spots else None
         elif prefix == "group":
             groups = _named(self._groups, name) or _named(self._groups, name, fold=_folded)
             found = self._in_groups(groups, selector) if groups else None
@@ -156,13 +157,13 @@ class SelectorIndex:
 
     def _in_groups(self, groups: Sequence[tuple[str, Group]], selector: str) -> Selection:
         spots = dict.fromkeys(
-            Spot(graph, index)
+            NodeLocation(graph, index)
             for graph, group in groups
             for index in Canvas(nodes_of(self._saved[graph])).inside(group)
         )
         if not spots:
             raise InvalidInput(f"{selector}: this group has no nodes in it")
-        return Selection(Meaning.GROUP, tuple(spots))
+        return Selection(SelectorKind.GROUP, tuple(spots))
 
     def _by_any_title(self, selector: str) -> Selection:
         for fold in (str, _folded):
@@ -174,7 +175,7 @@ class SelectorIndex:
                     f"say title:{selector} or group:{selector}"
                 )
             if nodes:
-                return Selection(Meaning.TITLE, tuple(nodes))
+                return Selection(SelectorKind.TITLE, tuple(nodes))
             if groups:
                 return self._in_groups(groups, selector)
         several = self._several(selector)
@@ -183,7 +184,7 @@ class SelectorIndex:
         return several
 
     def _several(self, selector: str) -> Selection | None:
-        """Parts that are named by a range of numbers or by a pattern, together."""
+        """Selects parts by a range of numbers or a pattern."""
         numbered = RANGE.fullmatch(selector)
         if numbered is not None:
             names = _numbered(numbered[1], int(numbered[2]), int(numbered[3]), selector)
@@ -210,21 +211,21 @@ class SelectorIndex:
             indices.append(index)
         if graph is None:
             return None
-        return Selection(Meaning.ID, (Spot(graph.id, indices[-1]),), tuple(indices[:-1]))
+        return Selection(SelectorKind.ID, (NodeLocation(graph.id, indices[-1]),), tuple(indices[:-1]))
 
-    def _unknown(self, selector: str, meaning: Meaning | None) -> InvalidInput:
+    def _unknown(self, selector: str, meaning: SelectorKind | None) -> InvalidInput:
         names = {
-            Meaning.ID: [*self._ids[""], *self._inner_ids()],
-            Meaning.TITLE: list(self._titles),
-            Meaning.GROUP: list(self._groups),
+            SelectorKind.ID: [*self._ids[""], *self._inner_ids()],
+            SelectorKind.TITLE: list(self._titles),
+            SelectorKind.GROUP: list(self._groups),
             None: [*self._titles, *self._groups, *self._ids[""]],
         }[meaning]
-        what = {None: "no node or group", Meaning.GROUP: "no group"}.get(meaning, "no node")
+        what = {None: "no node or group", SelectorKind.GROUP: "no group"}.get(meaning, "no node")
         wanted = selector if meaning is None else selector.partition(":")[2]
         return InvalidInput(f"{selector}: {what} of that name{_closest(wanted, names)}")
 
     def _inner_ids(self) -> Iterator[str]:
-        """Of nodes inside instances in the root graph: enough for a hint."""
+        """Ids of nodes inside instances in the root graph, for hints."""
         for shown, index in self._ids[""].items():
             definition = self.workflow.definitions.get(self.workflow.root.nodes[index].type)
             for inner in self._ids[definition.id] if definition else ():
@@ -245,7 +246,7 @@ def name_of(node: Node, workflow: Workflow) -> str:
 
 
 def place_of(node: Node, workflow: Workflow, graph: WorkflowGraph | None = None) -> str:
-    """As in other messages; but an instance by its name, for its type is an id."""
+    """The place as in other messages; an instance by its name, because its type is an id."""
     if node.type not in workflow.definitions:
         return node_place(node, graph)
     around = graph_place(graph) if graph else ""
@@ -253,7 +254,7 @@ def place_of(node: Node, workflow: Workflow, graph: WorkflowGraph | None = None)
 
 
 def _ids_by_graph(workflow: Workflow) -> dict[str, dict[str, int]]:
-    """For each graph the index of a node by its id: as a prompt shows it, else as saved."""
+    """For each graph the index of a node by its id: as in the prompt, otherwise as saved."""
     shown = unique_ids(workflow)
     found = {}
     for saved, renamed in (

@@ -1,5 +1,5 @@
-"""Shorthands: values that every prompt has in one node or another (prompt, seed, size, input files …), named by what
-they mean and found by following the graph."""
+"""Shorthands: values that every prompt has in some node (prompt, seed, size, input files …), named
+by their meaning and found by following the graph."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from comfyfleet.errors import InvalidInput, InvalidValue
-from comfyfleet.workflow.edit.addresses import (
+from comfyfleet.workflow.edit.input_lookup import (
     LISTED_MAX,
     ExposedInput,
     Place,
@@ -35,7 +35,7 @@ from comfyfleet.workflow.edit.samplers import (
 from comfyfleet.workflow.edit.values import (
     Edit,
     ValueChange,
-    all_in_one,
+    combine_errors,
     change_input,
     edit_of,
     with_entries,
@@ -49,9 +49,9 @@ _MODEL_NAMES = ("ckpt", "checkpoint", "unet", "model", "gguf")
 
 
 def media_places(flow: Flow, kind: str, *flags: str) -> list[Place]:
-    """Inputs for an uploaded file of that kind; where none is declared so, those that are called like it.
+    """Inputs for an uploaded file of that kind; if none is declared, those with such a name.
 
-    Those that give a mask alone count only if there is nothing else.
+    Loaders of a mask alone count only if there is nothing else.
     """
     found = [
         (entry, Place(entry.id, name))
@@ -68,7 +68,7 @@ def _named_file(kind: str) -> SamplerRole:
 
 
 def model_places(flow: Flow) -> list[Place]:
-    """Of the loaders whose model the samplers use; without a sampler what services let choose."""
+    """The loaders whose model the samplers use; without a sampler the model choices of services."""
     if not samplers(flow):
         return role_of_sources(flow, _SERVICE_MODEL)
     places = [
@@ -120,7 +120,7 @@ class Shorthand(NamedTuple):
 def _role(
     find: Callable[[Flow, SamplerRole], list[Place]], kinds: str, *names: str
 ) -> Callable[[Flow], list[Place]]:
-    """Inputs of these types and names; a number behind a link is set where it is written."""
+    """Inputs of these types and names; a number behind a link is set at its source."""
     role = SamplerRole(names, kinds.split())
     if {"INT", "FLOAT"}.isdisjoint(role.types):
         return lambda flow: find(flow, role)
@@ -261,8 +261,11 @@ def set_shorthands(
     check: bool = True,
     exposed: Sequence[ExposedInput] = (),
 ) -> Edit:
-    """All that are found, or none if a value is wrong; what is not found is a warning. Where the
-    graph doesn't tell, an input that a subgraph shows under the shorthand's name is meant."""
+    """Sets all that are found, or none if a value is wrong; a shorthand that is not found is a warning.
+
+    If the graph does not decide, an input that a subgraph exposes under the shorthand's name is
+    used.
+    """
     entries = read_entries(prompt, object_info)
     outcomes: list[_Outcome] = []
     for name, value in values.items():
@@ -275,7 +278,7 @@ def set_shorthands(
             entries.update((change.entry.id, change.entry) for change in outcomes[-1].changes)
     errors = [error for outcome in outcomes for error in outcome.errors]
     if errors:
-        raise all_in_one(errors)
+        raise combine_errors(errors)
     changes = [change for outcome in outcomes for change in outcome.changes]
     changed = with_entries(prompt, entries, {change.entry.id for change in changes})
     warnings = dict.fromkeys(text for outcome in outcomes for text in outcome.warnings)

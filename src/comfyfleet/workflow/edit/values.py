@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from comfyfleet.errors import FleetError, InvalidInput, InvalidValue, LimitExceeded
-from comfyfleet.workflow.edit.addresses import (
+from comfyfleet.workflow.edit.input_lookup import (
     BRANCH_DEPTH_MAX,
     LISTED_MAX,
-    Directory,
+    NodeIndex,
     ExposedInput,
     Place,
     PromptEntry,
@@ -21,7 +21,7 @@ from comfyfleet.workflow.edit.addresses import (
     read_entries,
     shown_value,
 )
-from comfyfleet.workflow.files.reader import parse_json
+from comfyfleet.workflow.embedded.reader import parse_json
 from comfyfleet.workflow.model import ANY_TYPE, ObjectInfo, Prompt
 from comfyfleet.workflow.node_behaviours import CUSTOM_COMBO
 from comfyfleet.workflow.node_inputs import ABSENT, WIDGET_TYPES, InputSpec, drawn_type, input_spec
@@ -110,10 +110,10 @@ def _choice_problem(spec: InputSpec, value: Any) -> str | None:
         return None
     if not choices:
         return f"{shown_value(wrong[0])} can't be chosen: the server has nothing to choose from"
-    return f"{shown_value(wrong[0])} is not {_among(wrong[0], choices)}"
+    return f"{shown_value(wrong[0])} is not {_choices_text(wrong[0], choices)}"
 
 
-def _among(wanted: Any, choices: Sequence[Any]) -> str:
+def _choices_text(wanted: Any, choices: Sequence[Any]) -> str:
     names = [choice if isinstance(choice, str) else shown_value(choice) for choice in choices]
     if len(names) <= LISTED_MAX:
         return f"among the choices: {listed(map(quoted, names), len(names))}"
@@ -220,7 +220,7 @@ def _read_json(spec: InputSpec, text: str) -> Any:
 
 
 def _chosen(spec: InputSpec, text: str) -> Any:
-    """The choice that is written so: choices can be numbers, too."""
+    """The choice with this text: choices can be numbers, too."""
     if takes_several(spec) and text.lstrip().startswith("["):
         return _read_json(spec, text)
     choices = choices_of(spec) or ()
@@ -230,7 +230,7 @@ def _chosen(spec: InputSpec, text: str) -> Any:
 
 
 def _listed(spec: InputSpec, value: Any) -> Any:
-    """The number 5 chooses "5", where that is how it is listed."""
+    """The listed form of a value: the number 5 selects "5" if the list has texts."""
     choices = choices_of(spec) or ()
     return shown_value(value) if value not in choices and shown_value(value) in choices else value
 
@@ -248,9 +248,10 @@ def has_branches(declared: Any) -> bool:
 
 
 def rebranched_inputs(entry: PromptEntry, choice: str, key: Any) -> dict[str, Any]:
-    """The node's inputs with another choice: what the new branch lacks goes, what it adds gets its default.
+    """The node's inputs after another choice: inputs that the new branch lacks are removed, new ones get
+    their default.
 
-    Values that fit the new branch stay, so that another model of a service keeps the text it was given.
+    Values that fit the new branch stay, so that another model of a service keeps its text.
     """
     prefix = f"{choice}."
     inputs = {**entry.inputs, choice: key}
@@ -277,7 +278,7 @@ def _fits(declared: Any, value: Any) -> bool:
 
 
 def _default(name: str, declared: Any) -> dict[str, Any]:
-    """What the editor fills in; nothing for an input that is a socket."""
+    """The value that the editor fills in, under its name; empty for a socket."""
     spec = input_spec(name, declared)
     if not is_widget(spec):
         return {}
@@ -295,15 +296,16 @@ class ValueChange(NamedTuple):
 def change_input(
     entries: Mapping[str, PromptEntry], place: Place, value: Any, *, check: bool = True
 ) -> ValueChange:
-    """Raises InvalidValue if the value doesn't fit, InvalidInput if the input takes no values."""
+    """Sets one input. Raises InvalidValue if the value does not fit, InvalidInput if the input
+    takes no values."""
     entry = entries[place.node_id]
     declared = declared_at(entry, place.input)
     value = _fitting(entry, place.input, declared, value, check=check)
     inputs = _inputs_with(entry, place.input, declared, value)
     return ValueChange(
         entry._replace(inputs=inputs),
-        f"{entry.name}: {_set_in_words(entries, entry, place.input, value)}"
-        + _branch_in_words(entry.inputs, inputs, place.input),
+        f"{entry.name}: {_describe_change(entries, entry, place.input, value)}"
+        + _describe_branch_change(entry.inputs, inputs, place.input),
         "" if declared is not None else _unchecked(entry, place.input),
     )
 
@@ -319,7 +321,7 @@ def declared_at(entry: PromptEntry, name: str) -> Any:
 def with_entries(
     prompt: Mapping[str, Any], entries: Mapping[str, PromptEntry], changed: Collection[str]
 ) -> Prompt:
-    """A new prompt; what was not changed is shared with the old one."""
+    """Returns a new prompt; unchanged nodes are shared with the old one."""
     return {
         key: {**raw, "inputs": dict(entries[key].inputs)} if key in changed else raw
         for key, raw in prompt.items()
@@ -327,7 +329,7 @@ def with_entries(
 
 
 def _fitting(entry: PromptEntry, name: str, declared: Any, value: Any, *, check: bool) -> Any:
-    """Returns the value as it may stand in the prompt."""
+    """Returns the value in the form that the prompt needs."""
     where = f"{entry.name}: {name}"
     if check and _is_socket(entry, name, declared):
         kind = input_spec(name, declared).type
@@ -352,7 +354,7 @@ def _read(declared: Any, value: Any, current: Any, *, check: bool) -> Any:
 
 
 def _is_socket(entry: PromptEntry, name: str, declared: Any) -> bool:
-    """Whether it is neither drawn as a widget in the editor nor given a value so far."""
+    """Whether the editor draws no widget for it and it has no value."""
     if declared is None or (name in entry.inputs and entry.link(name) is None):
         return False
     spec = input_spec(name, declared)
@@ -368,7 +370,7 @@ def _inputs_with(entry: PromptEntry, name: str, declared: Any, value: Any) -> di
     return inputs
 
 
-def _set_in_words(
+def _describe_change(
     entries: Mapping[str, PromptEntry], entry: PromptEntry, name: str, value: Any
 ) -> str:
     link = entry.link(name)
@@ -383,7 +385,7 @@ def _set_in_words(
     return f"{name} {before} → {shown_value(value)}"
 
 
-def _branch_in_words(before: Mapping[str, Any], after: Mapping[str, Any], choice: str) -> str:
+def _describe_branch_change(before: Mapping[str, Any], after: Mapping[str, Any], choice: str) -> str:
     return "".join(
         f"; {what}: {', '.join(names)}"
         for what, names in (
@@ -413,14 +415,14 @@ _EXAMPLE = "write node.input=value, such as 3.seed=7"
 
 
 class Assignment(NamedTuple):
-    """`target` is `node.input`; a text as value is read by the declared type of the input."""
+    """`target` is `node.input`; a text value is parsed by the declared type of the input."""
 
     target: str
     value: Any
 
 
 class Edit(NamedTuple):
-    """A prompt after values were set, and a description of what was done."""
+    """A prompt after its values were set, and a description of the changes."""
 
     prompt: Prompt
     done: tuple[str, ...] = ()
@@ -447,7 +449,7 @@ def find_input(
 ) -> tuple[Place, ...]:
     """Returns the inputs that `node.input` means; several if a subgraph feeds several by it."""
     entries = read_entries(prompt, object_info)
-    return find_places(Directory(entries, exposed), entries, target)
+    return find_places(NodeIndex(entries, exposed), entries, target)
 
 
 def set_values(
@@ -465,7 +467,7 @@ def set_values(
     if len(assignments) > ASSIGNMENTS_MAX:
         raise LimitExceeded(f"{len(assignments)} values to set, at most {ASSIGNMENTS_MAX}")
     entries = read_entries(prompt, object_info)
-    directory = Directory(entries, exposed)
+    directory = NodeIndex(entries, exposed)
     changes: list[ValueChange] = []
     errors: list[InvalidInput] = []
     for assignment in assignments:
@@ -479,11 +481,11 @@ def set_values(
         except InvalidInput as error:
             errors.append(error)
     if errors:
-        raise all_in_one(errors)
+        raise combine_errors(errors)
     return edit_of(with_entries(prompt, entries, {change.entry.id for change in changes}), changes)
 
 
-def all_in_one(errors: Sequence[InvalidInput]) -> InvalidInput:
+def combine_errors(errors: Sequence[InvalidInput]) -> InvalidInput:
     problems = [error.message for error in errors]
     if len(problems) == PROBLEMS_MAX:
         problems.append("and perhaps more")

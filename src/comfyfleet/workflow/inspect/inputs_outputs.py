@@ -1,5 +1,5 @@
-"""What a workflow takes (every value that no link decides, and the files that it names) and what its output nodes
-make."""
+"""Lists a workflow's inputs (every value that no link sets, and the files that it names) and what
+its output nodes make."""
 
 import contextlib
 import math
@@ -10,11 +10,11 @@ from typing import Any
 
 from comfyfleet.errors import LimitExceeded
 from comfyfleet.workflow.edit import SHORTHANDS
-from comfyfleet.workflow.edit.addresses import read_entry
+from comfyfleet.workflow.edit.input_lookup import read_entry
 from comfyfleet.workflow.edit.prompt_flow import Flow
 from comfyfleet.workflow.edit.shorthands import Several
-from comfyfleet.workflow.inspect.model import MadeOutput, Media, NamedFile, Role, TakenInput
-from comfyfleet.workflow.inspect.node_view import SeenNode, is_control, is_node
+from comfyfleet.workflow.inspect.results import InspectedOutput, Media, NamedFile, Role, InspectedInput
+from comfyfleet.workflow.inspect.node_view import NodeView, is_control, is_node
 from comfyfleet.workflow.model import DEFAULT_LIMITS, ObjectInfo
 from comfyfleet.workflow.node_inputs import ABSENT, Widget
 from comfyfleet.workflow.object_info import NodeType
@@ -68,7 +68,7 @@ MEDIA_WORDS: tuple[tuple[Media, frozenset[str]], ...] = (
 
 
 def is_model_file(value: Any) -> bool:
-    """Whether a value names a model file; a prompt that ends with the name of an embedding doesn't."""
+    """Whether a value names a model file; a prompt text that ends with the name of an embedding does not."""
     return _has_suffix(value, MODEL_SUFFIXES) and not _EMBEDDING.search(value)
 
 
@@ -112,7 +112,7 @@ NUMBER_WORDS: tuple[tuple[Role, frozenset[str]], ...] = (
 )
 
 
-def taken_inputs(nodes: Iterable[SeenNode], shorthands: Shorthands) -> Iterator[TakenInput]:
+def list_inputs(nodes: Iterable[NodeView], shorthands: Shorthands) -> Iterator[InspectedInput]:
     for node in nodes:
         if not node.is_active:
             continue
@@ -123,12 +123,12 @@ def taken_inputs(nodes: Iterable[SeenNode], shorthands: Shorthands) -> Iterator[
                 continue
             # Extensions add inputs that no class declares; what is no plain value is theirs alone.
             if widget is not None or isinstance(value, str | int | float):
-                each = _taken(node, name, value, widget)
+                each = _inspect_input(node, name, value, widget)
                 yield replace(each, shorthands=shorthands.get((node.ref.id, name), ()))
         yield from _unnamed(node)
 
 
-def _unnamed(node: SeenNode) -> Iterator[TakenInput]:
+def _unnamed(node: NodeView) -> Iterator[InspectedInput]:
     """Returns the values of an old file, of which only the position is known."""
     values = node.unnamed_values
     for index, value in enumerate(values):
@@ -138,7 +138,7 @@ def _unnamed(node: SeenNode) -> Iterator[TakenInput]:
         role = role_of("seed" if is_control(followed_by) else "", value, None)
         if role is None and isinstance(value, str) and " " in value.strip():
             role = "text"
-        yield TakenInput(None, node.ref, None, _type_of(value), value, role)
+        yield InspectedInput(None, node.ref, None, _type_of(value), value, role)
 
 
 def widgets_of_values(node_type: NodeType, values: Mapping[str, Any]) -> dict[str, Widget]:
@@ -156,23 +156,23 @@ def widgets_of_values(node_type: NodeType, values: Mapping[str, Any]) -> dict[st
 
 
 def _bounded(value: Any) -> Any:
-    """A number may be one of rows, each of which brings inputs."""
+    """Limits a number that may be a count of rows, each of which adds inputs."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     is_number = isinstance(value, int | float)
     return min(value, DEFAULT_LIMITS.dynamic_rows_max) if is_number else value
 
 
-def _taken(node: SeenNode, name: str, value: Any, widget: Widget | None) -> TakenInput:
+def _inspect_input(node: NodeView, name: str, value: Any, widget: Widget | None) -> InspectedInput:
     address = f"{node.ref.id}.{name}"
     # A primitive calls its only input so: what it is for says its title.
     role = role_of(node.ref.title if name == "value" else name, value, widget)
     exposed = node.exposed[name].name if name in node.exposed else None
     if widget is None:
         guessed = _type_of(value)
-        return TakenInput(address, node.ref, name, guessed, value, role, exposed)
+        return InspectedInput(address, node.ref, name, guessed, value, role, exposed)
     options = widget.options
-    return TakenInput(
+    return InspectedInput(
         address,
         node.ref,
         name,
@@ -238,7 +238,7 @@ _Key = tuple[str, str]  # kind and name
 NO_FILE = ("", "none", "None")
 
 
-def named_files(nodes: Iterable[SeenNode], listed_models: Any = None) -> tuple[NamedFile, ...]:
+def named_files(nodes: Iterable[NodeView], listed_models: Any = None) -> tuple[NamedFile, ...]:
     """`listed_models` are those that a workflow names as a whole, beside those of its nodes."""
     found: dict[_Key, NamedFile] = {}
     sources: list[tuple[Any, bool]] = [(listed_models, True)]
@@ -255,7 +255,7 @@ def named_files(nodes: Iterable[SeenNode], listed_models: Any = None) -> tuple[N
     return tuple(_with_descriptions(found, described).values())
 
 
-def _files_of(node: SeenNode) -> Iterator[NamedFile]:
+def _files_of(node: NodeView) -> Iterator[NamedFile]:
     widgets = widgets_of_values(node.type, node.values) if node.type else {}
     for name, value in node.values.items():
         address = f"{node.ref.id}.{name}"
@@ -275,7 +275,7 @@ def _files_in(value: Any, widget: Widget | None) -> Iterator[NamedFile]:
 
 
 def _models_inside(value: Any, depth_left: int) -> Iterator[str]:
-    """Returns models only: a picture inside a value is what some node showed last."""
+    """Models only: a picture inside a value is what some node showed last."""
     if is_model_file(value):
         yield value
     elif isinstance(value, dict | list) and depth_left > 0:
@@ -322,7 +322,7 @@ def _described_models(entries: Any) -> Iterator[NamedFile]:
 def _with_descriptions(
     found: Mapping[_Key, NamedFile], described: Iterable[NamedFile]
 ) -> dict[_Key, NamedFile]:
-    """A description belongs to every value with that file name, in whatever folder it is there."""
+    """Adds descriptions to every value with that file name, in whatever folder it is."""
     result = dict(found)
     keys: dict[str, list[_Key]] = {}
     for kind, name in found:
@@ -371,11 +371,11 @@ MEDIA_OF_TYPES: dict[str, Media] = {
 }
 
 
-def made_outputs(nodes: Iterable[SeenNode]) -> Iterator[MadeOutput]:
+def list_outputs(nodes: Iterable[NodeView]) -> Iterator[InspectedOutput]:
     for node in nodes:
         if node.is_active and _is_output(node):
             prefix = node.values.get(FILE_NAME_INPUT)
-            yield MadeOutput(
+            yield InspectedOutput(
                 node.ref,
                 media_of(node),
                 saved=_is_saved(node),
@@ -383,7 +383,7 @@ def made_outputs(nodes: Iterable[SeenNode]) -> Iterator[MadeOutput]:
             )
 
 
-def _is_output(node: SeenNode) -> bool:
+def _is_output(node: NodeView) -> bool:
     """Whether it is an output node; guessed without a server, by its name and links."""
     if node.type is not None:
         return node.type.is_output
@@ -392,15 +392,18 @@ def _is_output(node: SeenNode) -> bool:
     )
 
 
-def _is_saved(node: SeenNode) -> bool:
-    """The preview nodes of ComfyUI write to its temp folder; whatever has a prefix for files is kept,
-    except where it says itself that it is not (VideoHelperSuite)."""
+def _is_saved(node: NodeView) -> bool:
+    """Whether the output is kept.
+
+    ComfyUI's preview nodes write to its temp folder; a node with a file name prefix saves, unless
+    it says that it doesn't (VideoHelperSuite).
+    """
     if node.values.get("save_output") is False:
         return False
     return FILE_NAME_INPUT in node.values or "save" in words_of(node.ref.class_type)
 
 
-def media_of(node: SeenNode) -> Media:
+def media_of(node: NodeView) -> Media:
     """Returns the kind of media by the name of the class, else by the inputs."""
     types = [slot.type for slot in node.type.inputs] if node.type else []
     guesses = (

@@ -1,5 +1,5 @@
-"""Inspects a workflow or prompt, and what a server would make of it: values, files, parts, shorthands, the node types
-and packs that it needs, and what of all that the server lacks."""
+"""Inspects a workflow or prompt: values, files, parts, shorthands, the node types and packs that it
+needs; and, with a server's object_info, what that server lacks."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,23 +8,23 @@ from typing import Any, NamedTuple
 from comfyfleet.errors import InvalidWorkflow
 from comfyfleet.workflow.conversion import convert_with_report
 from comfyfleet.workflow.edit import SHORTHANDS
-from comfyfleet.workflow.edit.addresses import closest, read_entry, shown_value
+from comfyfleet.workflow.edit.input_lookup import closest, read_entry, shown_value
 from comfyfleet.workflow.edit.chains import find_segments
 from comfyfleet.workflow.edit.documents import graph_at, graph_paths, nodes_of
 from comfyfleet.workflow.edit.node_modes import Chain, dead_shells
 from comfyfleet.workflow.edit.selectors import Canvas
 from comfyfleet.workflow.edit.values import choices_of, declared_at, problem_with, takes_several
 from comfyfleet.workflow.emit import title_of
-from comfyfleet.workflow.files import Opened
+from comfyfleet.workflow.embedded import Opened
 from comfyfleet.workflow.group_nodes import expand_group_nodes
 from comfyfleet.workflow.inspect.inputs_outputs import (
-    made_outputs,
+    list_outputs,
     named_files,
     shorthands_of,
-    taken_inputs,
+    list_inputs,
     widgets_of_values,
 )
-from comfyfleet.workflow.inspect.model import (
+from comfyfleet.workflow.inspect.results import (
     ChainSummary,
     GroupSummary,
     Inspection,
@@ -36,11 +36,11 @@ from comfyfleet.workflow.inspect.model import (
     RefusedValue,
     SubgraphSummary,
     SwitchedOff,
-    TakenInput,
+    InspectedInput,
     UsedPack,
     UsedType,
 )
-from comfyfleet.workflow.inspect.node_view import SeenNode, seen_in_prompt, seen_in_scopes
+from comfyfleet.workflow.inspect.node_view import NodeView, nodes_in_prompt, nodes_in_scopes
 from comfyfleet.workflow.model import (
     DEFAULT_LIMITS,
     Limits,
@@ -70,7 +70,7 @@ def parts_of(
     scopes: list[GraphScope],
     limits: Limits,
 ) -> Parts:
-    """`definitions` and `scopes` are what became of the document; group nodes are subgraphs there."""
+    """`definitions` and `scopes` are from the conversion, where group nodes have become subgraphs."""
     return Parts(
         tuple(_groups(document, definitions)),
         tuple(_subgraphs(definitions, scopes)),
@@ -137,7 +137,7 @@ CORE_MODULES = ("nodes", "comfy_extras", "comfy_api_nodes")
 CUSTOM_MODULES = "custom_nodes."
 
 
-def used_types(nodes: Iterable[SeenNode], *, server_known: bool) -> tuple[UsedType, ...]:
+def used_types(nodes: Iterable[NodeView], *, server_known: bool) -> tuple[UsedType, ...]:
     """Counts node types, the most used first. Nodes that are switched off need nothing."""
     active = [node for node in nodes if node.is_active]
     counts = Counter(node.ref.class_type for node in active)
@@ -153,7 +153,7 @@ def used_types(nodes: Iterable[SeenNode], *, server_known: bool) -> tuple[UsedTy
     )
 
 
-def used_packs(nodes: Iterable[SeenNode]) -> tuple[UsedPack, ...]:
+def used_packs(nodes: Iterable[NodeView]) -> tuple[UsedPack, ...]:
     """Returns packs: ComfyUI's own nodes first, then by name; nodes without a known pack are left
     out.
     """
@@ -174,7 +174,7 @@ def used_packs(nodes: Iterable[SeenNode]) -> tuple[UsedPack, ...]:
     )
 
 
-def pack_of(node: SeenNode) -> str | None:
+def pack_of(node: NodeView) -> str | None:
     """Returns the pack that the file names for the node, else the one by which the server has its
     type.
     """
@@ -191,7 +191,7 @@ def _pack_of_module(module: str) -> str:
     return CORE if module.partition(".")[0] in CORE_MODULES else module
 
 
-def _version(node: SeenNode) -> tuple[str, ...]:
+def _version(node: NodeView) -> tuple[str, ...]:
     version = node.properties.get("ver")
     return (version,) if isinstance(version, str) and version else ()
 
@@ -201,7 +201,7 @@ COMPARED_VALUES_MAX = 50
 
 
 def missing_on_server(
-    nodes: Iterable[SeenNode], files: Iterable[NamedFile], object_info: ObjectInfo
+    nodes: Iterable[NodeView], files: Iterable[NamedFile], object_info: ObjectInfo
 ) -> MissingParts:
     active = [node for node in nodes if node.is_active]
     return MissingParts(
@@ -212,7 +212,7 @@ def missing_on_server(
     )
 
 
-def _missing_types(nodes: Iterable[SeenNode]) -> Iterator[MissingType]:
+def _missing_types(nodes: Iterable[NodeView]) -> Iterator[MissingType]:
     refs: dict[str, list[NodeRef]] = {}
     packs: dict[str, str | None] = {}
     for node in nodes:
@@ -224,7 +224,7 @@ def _missing_types(nodes: Iterable[SeenNode]) -> Iterator[MissingType]:
         yield MissingType(name, tuple(found), packs[name])
 
 
-def _refused_values(nodes: Iterable[SeenNode], object_info: ObjectInfo) -> Iterator[RefusedValue]:
+def _refused_values(nodes: Iterable[NodeView], object_info: ObjectInfo) -> Iterator[RefusedValue]:
     compared = 0
     for node in nodes:
         declared = _declared(node, object_info)
@@ -239,8 +239,8 @@ def _refused_values(nodes: Iterable[SeenNode], object_info: ObjectInfo) -> Itera
             )
 
 
-def _declared(node: SeenNode, object_info: ObjectInfo) -> dict[str, Any]:
-    """All inputs at once: those of a group that grows are found by going through all values."""
+def _declared(node: NodeView, object_info: ObjectInfo) -> dict[str, Any]:
+    """All declared inputs at once: those of a growing group are found by going through all values."""
     raw = {"class_type": node.ref.class_type, "inputs": node.values}
     entry = read_entry(node.ref.id, raw, object_info)
     declared = entry.declared()
@@ -250,7 +250,7 @@ def _declared(node: SeenNode, object_info: ObjectInfo) -> dict[str, Any]:
 
 
 def _problem(declared: Any, value: Any) -> str | None:
-    """Choices are looked at here, as the closest ones are told beside the problem."""
+    """Choices are checked here, because the closest ones are listed beside the problem."""
     if declared is None:
         return None
     choices = _choices(declared)
@@ -267,7 +267,7 @@ def _closest(value: Any, choices: Sequence[Any]) -> tuple[str, ...]:
     return tuple(closest(str(value), [str(choice) for choice in choices]))
 
 
-def _lost_inputs(node: SeenNode) -> Iterator[LostInput]:
+def _lost_inputs(node: NodeView) -> Iterator[LostInput]:
     if node.type is None:
         return
     known = widgets_of_values(node.type, node.values)
@@ -289,7 +289,7 @@ TOLD_ELSEWHERE = ("muted", "bypassed", "unknown_type", "refused_value")
 
 
 class _Server(NamedTuple):
-    """What is known of a server, if anything."""
+    """A server's declarations, if known."""
 
     object_info: Mapping[str, Any] | None
     remote_choices: Mapping[str, list[Any]] | None
@@ -299,8 +299,8 @@ class _Server(NamedTuple):
         return NodeTypes(self.object_info or {}, self.remote_choices)
 
 
-class _Seen(NamedTuple):
-    nodes: list[SeenNode]
+class _InspectedNodes(NamedTuple):
+    nodes: list[NodeView]
     prompt: Mapping[str, Any] | None
     parts: Parts = Parts()
     notes: tuple[str, ...] = ()
@@ -313,26 +313,27 @@ def inspect(
     remote_choices: Mapping[str, list[Any]] | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Inspection:
-    """What a file takes, makes and needs; with an object_info also what that server lacks.
+    """Returns the inputs, outputs and requirements of a file; with an object_info also what that server
+    lacks.
 
-    Raises InvalidWorkflow or LimitExceeded for a document that can't be read at all. One that can be
-    read and not be converted is inspected as far as that goes, and a note says why.
+    Raises InvalidWorkflow or LimitExceeded for a document that can't be parsed at all. One that can
+    be parsed but not converted is inspected as far as possible, and a note says why.
     """
     server = _Server(object_info, remote_choices)
     if opened.workflow is not None:
-        seen = _workflow_seen(opened, server, limits)
+        seen = _inspect_workflow(opened, server, limits)
     else:
         prompt = opened.prompt or {}
-        seen = _Seen(list(seen_in_prompt(prompt, server.types)), prompt)
+        seen = _InspectedNodes(list(nodes_in_prompt(prompt, server.types)), prompt)
     shorthands = shorthands_of(seen.prompt or {}, object_info or {})
-    takes = tuple(sorted(taken_inputs(seen.nodes, shorthands), key=_rank))
+    takes = tuple(sorted(list_inputs(seen.nodes, shorthands), key=_rank))
     files = named_files(seen.nodes, (opened.workflow or {}).get("models"))
     return Inspection(
         file_kind=opened.kind,
         form="prompt" if opened.workflow is None else "workflow",
         nodes=sum(node.is_active for node in seen.nodes),
         takes=takes,
-        makes=tuple(made_outputs(seen.nodes)),
+        makes=tuple(list_outputs(seen.nodes)),
         files=files,
         node_types=used_types(seen.nodes, server_known=object_info is not None),
         packs=used_packs(seen.nodes),
@@ -346,18 +347,18 @@ def inspect(
     )
 
 
-def _rank(taken: TakenInput) -> int:
-    """Sorts inputs with a shorthand first, in the order of the shorthands: most people set no more."""
+def _rank(taken: InspectedInput) -> int:
+    """Sorts inputs with a shorthand first, in the order of the shorthands: most people set no others."""
     return SHORTHAND_ORDER[taken.shorthands[0]] if taken.shorthands else len(SHORTHAND_ORDER)
 
 
-def _workflow_seen(opened: Opened, server: _Server, limits: Limits) -> _Seen:
+def _inspect_workflow(opened: Opened, server: _Server, limits: Limits) -> _InspectedNodes:
     types = server.types
     parsed = expand_group_nodes(unique_ids(parse(opened.workflow, limits=limits)), types)
     scopes = expand(wire_all(parsed, types, limits=limits), limits)
     prompt, notes = _prompt_of(opened, server, limits)
-    return _Seen(
-        list(seen_in_scopes(scopes, prompt, parsed.group_nodes)),
+    return _InspectedNodes(
+        list(nodes_in_scopes(scopes, prompt, parsed.group_nodes)),
         prompt,
         parts_of(opened.workflow or {}, parsed.definitions, scopes, limits),
         notes,

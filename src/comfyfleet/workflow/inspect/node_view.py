@@ -1,4 +1,4 @@
-"""The nodes of a document in one shape, whether it is a workflow or a prompt, and the values saved in it."""
+"""Presents the nodes of a workflow or prompt in one shape, with the values saved in them."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from comfyfleet.workflow.conversion import ShownAt, instances_showing
 from comfyfleet.workflow.emit import title_of
-from comfyfleet.workflow.inspect.model import NodeRef
+from comfyfleet.workflow.inspect.results import NodeRef
 from comfyfleet.workflow.model import Mode, Node, Prompt
 from comfyfleet.workflow.node_behaviours import PRIMITIVE, is_virtual
 from comfyfleet.workflow.node_inputs import ABSENT, Input
@@ -37,7 +37,7 @@ def saved_values(node: WiredNode) -> Mapping[str, Any]:
 
 
 def primitive_values(wired: WiredGraph, node: WiredNode) -> Iterator[tuple[str, Any]]:
-    """A primitive writes its value into the inputs that it is linked to; no link stays."""
+    """The values that primitives write into the inputs that they are linked to; those links are removed."""
     for slot in node.inputs:
         source = wired.nodes.get(slot.link.origin) if slot.link is not None else None
         saved = source.node.values if source and source.node.type == PRIMITIVE else None
@@ -46,7 +46,10 @@ def primitive_values(wired: WiredGraph, node: WiredNode) -> Iterator[tuple[str, 
 
 
 def nodes_of_group(instance: Node, group_nodes: Mapping[str, Any]) -> Iterator[Node]:
-    """What a group node, the predecessor of a subgraph, holds. Older editors call its nodes so, too."""
+    """The nodes inside a group node, the predecessor of a subgraph.
+
+    Older editors name its nodes the same way.
+    """
     group = group_nodes.get(_GROUP_PREFIX.sub("", instance.type))
     nodes = group.get("nodes") if isinstance(group, dict) else None
     for index, saved in enumerate(nodes if isinstance(nodes, list) else ()):
@@ -61,7 +64,7 @@ def is_control(value: Any) -> bool:
 
 
 def _named(names: list[str], values: list[Any]) -> dict[str, Any]:
-    """Nothing where the counts don't fit: old files name only the inputs that were made sockets."""
+    """Values by name; nothing if the counts differ: old files name only the inputs that were made sockets."""
     plain = [
         value
         for index, value in enumerate(values)
@@ -77,13 +80,13 @@ def _is_whole(value: Any) -> bool:
 
 
 class Exposed(NamedTuple):
-    """An input of an inner node as its subgraph shows it, and the value that it has there."""
+    """An inner node's input as its subgraph shows it, and its value there."""
 
     name: str
     value: Any
 
 
-class SeenNode(NamedTuple):
+class NodeView(NamedTuple):
     """A node that is executed, or would be if it were not switched off."""
 
     ref: NodeRef
@@ -103,7 +106,7 @@ class SeenNode(NamedTuple):
 
 
 def is_link(value: Any) -> bool:
-    """Whether ComfyUI takes it for a link: any list of two is one."""
+    """Whether ComfyUI treats it as a link: any list of two is one."""
     return isinstance(value, list) and len(value) == 2
 
 
@@ -115,18 +118,18 @@ def is_node(entry: Any) -> bool:
     )
 
 
-def seen_in_prompt(prompt: Mapping[str, Any], types: NodeTypes) -> list[SeenNode]:
+def nodes_in_prompt(prompt: Mapping[str, Any], types: NodeTypes) -> list[NodeView]:
     """Returns the nodes of a prompt; other entries are skipped, as some tools put notes there."""
     entries = {key: entry for key, entry in prompt.items() if is_node(entry)}
     origins = _origins(entries)
     return [_from_entry(key, entry, types, feeds=key in origins) for key, entry in entries.items()]
 
 
-def seen_in_scopes(
+def nodes_in_scopes(
     scopes: list[GraphScope], prompt: Prompt | None, group_nodes: Mapping[str, Any]
-) -> Iterator[SeenNode]:
-    """`prompt` is what the scopes were converted to, where they could be."""
-    shown_outside = _ShownOutside()
+) -> Iterator[NodeView]:
+    """`prompt` is the result of converting the scopes, if that succeeded."""
+    shown_outside = _ExposedInputs()
     for scope in scopes:
         feeding = {link.origin for link in scope.wired.graph.links.values()}
         for node in scope.wired.nodes.values():
@@ -154,7 +157,7 @@ def _origins(entries: Mapping[str, Mapping[str, Any]]) -> set[str]:
     }
 
 
-def _from_entry(key: str, entry: Mapping[str, Any], types: NodeTypes, *, feeds: bool) -> SeenNode:
+def _from_entry(key: str, entry: Mapping[str, Any], types: NodeTypes, *, feeds: bool) -> NodeView:
     values, linked = _split(_inputs(entry))
     meta = entry.get("_meta")
     meta = meta if isinstance(meta, dict) else {}
@@ -163,7 +166,7 @@ def _from_entry(key: str, entry: Mapping[str, Any], types: NodeTypes, *, feeds: 
     if not isinstance(title, str):
         title = node_type.display_name if node_type else entry["class_type"]
     ref = NodeRef(key, entry["class_type"], title)
-    return SeenNode(ref, values, linked, feeds, node_type, properties=meta)
+    return NodeView(ref, values, linked, feeds, node_type, properties=meta)
 
 
 def _from_scope(
@@ -173,11 +176,11 @@ def _from_scope(
     prompt: Prompt | None,
     *,
     feeds: bool,
-) -> SeenNode:
+) -> NodeView:
     key = f"{scope.prefix}{node.node.id}"
     values, linked = _inputs_of(scope, node, exposed, (prompt or {}).get(key))
     saved = node.node.values if isinstance(node.node.values, list) else []
-    return SeenNode(
+    return NodeView(
         NodeRef(key, node.node.type, title_of(node), _path_of(scope)),
         values,
         linked,
@@ -194,7 +197,8 @@ def _from_scope(
 def _inputs_of(
     scope: GraphScope, node: WiredNode, exposed: Mapping[str, Exposed], entry: Any
 ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """From the prompt; a prompt that is older than the workflow may have another node under that id."""
+    """The inputs from the prompt, if it has the same node: an older prompt may have another one
+    under that id."""
     if is_node(entry) and entry["class_type"] == node.node.type:
         return _split(_inputs(entry))
     outside = {name: each.value for name, each in exposed.items() if each.value is not ABSENT}
@@ -205,9 +209,9 @@ def _inputs_of(
     )
 
 
-def _from_group(instance: Node, node: Node) -> SeenNode:
-    """Returns a node inside a group node that was not expanded, which needs a server's node types."""
-    return SeenNode(
+def _from_group(instance: Node, node: Node) -> NodeView:
+    """A node inside a group node that was not expanded, because that needs a server's node types."""
+    return NodeView(
         NodeRef(node.id, node.type, node.title or node.type, (instance.title or instance.type,)),
         values={},
         linked=(),
@@ -231,8 +235,8 @@ def _path_of(scope: GraphScope) -> tuple[str, ...]:
     return tuple(reversed(names))
 
 
-class _ShownOutside:
-    """Which inputs of inner nodes their subgraphs show as their own."""
+class _ExposedInputs:
+    """Finds the inputs of inner nodes that their subgraphs expose."""
 
     def __init__(self) -> None:
         self._values: dict[str, Mapping[str, Any]] = {}  # of instances, by their id
@@ -244,7 +248,7 @@ class _ShownOutside:
                 yield slot.name, exposed
 
     def _exposed(self, scope: GraphScope, slot: Input) -> Exposed | None:
-        """As the outermost instance shows it; None if in the end a link feeds the input."""
+        """The input as the outermost instance shows it; None if in the end a link feeds it."""
         shown = instances_showing(scope, slot)
         if not shown:
             return None

@@ -1,4 +1,4 @@
-"""Keeps the first segments of a chain and closes the chain behind them: a plan first, then a new document."""
+"""Keeps the first segments of a chain and reconnects what follows: first a plan, then a new document."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from comfyfleet.errors import InvalidInput
 from comfyfleet.workflow.conversion import convert
 from comfyfleet.workflow.edit.chains import (
     End,
-    Level,
+    GraphLevel,
     behind,
     chains_of,
     corresponding_output,
@@ -49,7 +49,7 @@ from comfyfleet.workflow.resolve import InputSource
 
 
 def find_chain(chains: Sequence[Chain], name: str | None) -> Chain:
-    """By its name; with its kind in front (`group:Extend`) where two have the same."""
+    """Finds a chain by its name, or by kind and name (`group:Extend`) if two have the same."""
     if not chains:
         raise InvalidInput("this workflow has no chain of numbered segments")
     matching = [chain for chain in chains if name is None or _is_called(chain, name)]
@@ -85,7 +85,7 @@ def _listed(chains: Sequence[Chain]) -> str:
     return ", ".join(described(chain) for chain in chains)
 
 
-class ClosingPlan(NamedTuple):
+class TruncationPlan(NamedTuple):
     off: frozenset[str]
     moves: dict[End, InputSource]  # inputs that get another source
     cuts: frozenset[End]  # inputs that lose theirs, as they should
@@ -93,17 +93,17 @@ class ClosingPlan(NamedTuple):
     staying: tuple[str, ...]  # nodes that stand in a segment that goes, and stay: others need them
 
 
-def plan_truncation(level: Level, segments: Sequence[Sequence[str]], keep: int) -> ClosingPlan:
+def plan_truncation(level: GraphLevel, segments: Sequence[Sequence[str]], keep: int) -> TruncationPlan:
     """Keeps the first `keep` of the segments."""
-    closing = _Closing(level, segments, keep)
+    closing = _Truncation(level, segments, keep)
     closing.run()
     return closing.plan()
 
 
-class _Closing:
-    """The state of one decision, node by node in the order of execution."""
+class _Truncation:
+    """The state of one truncation, decided node by node in the order of execution."""
 
-    def __init__(self, level: Level, segments: Sequence[Sequence[str]], keep: int) -> None:
+    def __init__(self, level: GraphLevel, segments: Sequence[Sequence[str]], keep: int) -> None:
         self.level = level
         self.keep = keep
         self.last = len(segments) - 1
@@ -136,10 +136,10 @@ class _Closing:
         self._keep_what_stays()
         self._drop_unneeded()
 
-    def plan(self) -> ClosingPlan:
+    def plan(self) -> TruncationPlan:
         ends = (*self.moves, *self.cuts)
         unaffected = {end for end in ends if end.node in self.off}
-        return ClosingPlan(
+        return TruncationPlan(
             off=frozenset(self.off),
             moves={end: source for end, source in self.moves.items() if end not in unaffected},
             cuts=frozenset(self.cuts - unaffected),
@@ -153,8 +153,8 @@ class _Closing:
         )
 
     def _release_tail(self) -> None:
-        """What stands in the last segment, has no counterpart in the one before, and feeds none of
-        the nodes that have one, comes after the chain: the final saver, say."""
+        """Moves nodes out of the last segment that come after the chain, such as the final saver:
+        those without a counterpart in the segment before that feed no node with one."""
         *_, before, own = _by_segment(self.owners, len(self.members))
         known = counterparts(self.level, own, before)
         feeding = set(known)
@@ -166,7 +166,7 @@ class _Closing:
                 del self.owners[node]
 
     def _followers(self) -> dict[int, set[str]]:
-        """Nodes of the rest that follow one segment only, by the mask of it."""
+        """Nodes of the rest that follow one segment only, by the mask of that segment."""
         found: dict[int, set[str]] = {}
         for node, mask in self.masks.items():
             if mask.bit_count() == 1 and node not in self.owners:
@@ -180,13 +180,13 @@ class _Closing:
         return follow(self.level, pairs, followers, others)
 
     def _counterpart(self, node: str, segment: int) -> str | None:
-        """In the last segment that is kept, or behind it."""
+        """The counterpart in the last kept segment, or behind it."""
         if segment not in self._pairs:
             self._pairs[segment] = self._twins(segment, self.keep - 1)
         return self._pairs[segment].get(node)
 
     def _decide(self, node: str) -> None:
-        """About a node that is in no segment."""
+        """Decides about a node that is in no segment."""
         mask = self.masks[node]
         gone = [end for end, source in self.level.inputs_of(node) if source.node_id in self.off]
         if gone and (node in self.followers or self._is_idle(node)):
@@ -195,7 +195,7 @@ class _Closing:
         surplus = {end for end in gone if self._is_surplus(end)}
         missing = [end for end in gone if end not in surplus]
         is_extra = not mask >> self.last & 1 and node != SUBGRAPH_OUTPUT_ID
-        if is_extra and any(not self._is_passed(end) for end in missing):
+        if is_extra and any(not self._passes_kept_data(end) for end in missing):
             self._switch_off(node, self._first_gone(mask))
             return
         for end in missing:
@@ -204,17 +204,19 @@ class _Closing:
             self._reduce(node, surplus)
 
     def _is_idle(self, node: str) -> bool:
-        """Makes nothing and feeds nothing: the hand-over to a segment that was never added."""
+        """Whether it makes nothing and feeds nothing: a link to a segment that was never added."""
         node_type = self.level.nodes[node].type
         known = node_type is not None and not node_type.is_output
         return known and not self.level.consumers.get(node)
 
-    def _is_passed(self, end: End) -> bool:
+    def _passes_kept_data(self, end: End) -> bool:
         return self.level.sources[end].node_id in self.passed
 
     def _is_surplus(self, end: End) -> bool:
-        """Does another input of the node hold what the segment before brought? Then the node
-        gathers, and this input is not needed when its segment is gone."""
+        """Whether another input of the node takes the output of the segment before.
+
+        Then the node merges segments, and this input is not needed when its segment is gone.
+        """
         source = self.level.sources[end]
         segment = self._first_gone(self._mask(source))
         if segment is None or source.node_id in self.passed or end.node == SUBGRAPH_OUTPUT_ID:
@@ -238,7 +240,7 @@ class _Closing:
 
     def _move(self, end: End) -> None:
         source = self.level.sources[end]
-        now = self._now(source)
+        now = self._current_source(source)
         if now is not None:
             self.moves[end] = now
         elif not self.behind[source.node_id] and source.node_id in self.owners:
@@ -246,18 +248,18 @@ class _Closing:
         else:
             self.lost.append(end)
 
-    def _now(self, source: InputSource) -> InputSource | None:
+    def _current_source(self, source: InputSource) -> InputSource | None:
         return source if source.node_id not in self.off else self.replacements.get(source)
 
     def _reduce(self, node: str, surplus: set[End]) -> None:
-        """Takes inputs from a node that gathers; with one left there is nothing to gather."""
+        """Removes inputs from a node that merges; with one input left there is nothing to merge."""
         kind = self.level.type_of(self.level.sources[min(surplus)])
         left = [
             now
             for end, source in self.level.inputs_of(node)
             if end not in surplus
             and self.level.type_of(source) == kind
-            and (now := self._now(source)) is not None
+            and (now := self._current_source(source)) is not None
         ]
         outputs = self._used_outputs(node)
         if len(left) > 1 or (left and not any(self.level.type_of(out) == kind for out in outputs)):
@@ -283,17 +285,19 @@ class _Closing:
                 self.replacements[output] = found
 
     def _passing(self, node: str, output: InputSource) -> InputSource | None:
-        """Without a counterpart: what the node was given of the type that it gives. What comes
-        along the chain goes before what comes from elsewhere."""
+        """Without a counterpart: the input of the same type that the node would pass on.
+
+        Inputs from along the chain go before others.
+        """
         if self.level.type_of(output) in (ANY_TYPE, ""):
             return None
         fitting = [
             source
             for _, source in self.level.inputs_of(node)
-            if self._same_type(source, output) and self._now(source) is not None
+            if self._same_type(source, output) and self._current_source(source) is not None
         ]
         fitting.sort(key=lambda source: not self._mask(source))
-        return self._now(fitting[0]) if fitting else None
+        return self._current_source(fitting[0]) if fitting else None
 
     def _keep_what_stays(self) -> None:
         pending = list(self.staying)
@@ -304,18 +308,20 @@ class _Closing:
                     pending.append(source.node_id)
 
     def _drop_unneeded(self) -> None:
-        """Nodes of the rest that fed nothing but what is off: texts per segment, say. Where the
-        class is not known they stay on, for they might save something."""
+        """Switches off nodes of the rest that only fed what is off, such as texts per segment.
+
+        Nodes of an unknown class stay on, because they might save something.
+        """
         needed = {source.node_id for source in self.moves.values()}
         for node in reversed(self.level.order):
             node_type = self.level.nodes[node].type
             ends = self.level.consumers.get(node, ())
             if node in self.owners or node in needed or node_type is None or node_type.is_output:
                 continue
-            if ends and all(self._lets_go(end) for end in ends):
+            if ends and all(self._can_drop_link(end) for end in ends):
                 self.off.add(node)
 
-    def _lets_go(self, end: End) -> bool:
+    def _can_drop_link(self, end: End) -> bool:
         return end.node in self.off or end in self.cuts or end in self.moves
 
 
@@ -342,12 +348,12 @@ def apply_plan(
     document: JsonObject,
     workflow: Workflow,
     graph_id: str,
-    plan: ClosingPlan,
+    plan: TruncationPlan,
     *,
-    level: Level,
+    level: GraphLevel,
     types: NodeTypes,
 ) -> AppliedPlan:
-    """Moves a link only where bypassing everything that is off would not do the same."""
+    """Applies a plan. Moves a link only where bypassing everything that is off would not do the same."""
     graph = workflow.definitions[graph_id] if graph_id else workflow.root
     edited = partial(_edited, document, graph, level, plan)
     bypassed = edited(dict.fromkeys(plan.off, Mode.BYPASSED), {})
@@ -366,8 +372,8 @@ def apply_plan(
     return AppliedPlan(result, edited({}, {}), modes, moves)
 
 
-def _passed_through(level: Level, off: Collection[str], ends: Collection[End]) -> set[str]:
-    """What is off and feeds one of the inputs, through others that are off."""
+def _passed_through(level: GraphLevel, off: Collection[str], ends: Collection[End]) -> set[str]:
+    """The nodes that are off and feed one of the inputs, also through others that are off."""
     found: set[str] = set()
     pending = [level.sources[end].node_id for end in ends]
     while pending:
@@ -381,8 +387,8 @@ def _passed_through(level: Level, off: Collection[str], ends: Collection[End]) -
 def _edited(
     document: JsonObject,
     graph: WorkflowGraph,
-    level: Level,
-    plan: ClosingPlan,
+    level: GraphLevel,
+    plan: TruncationPlan,
     modes: Mapping[str, Mode],
     moves: Mapping[End, InputSource],
 ) -> JsonObject:
@@ -402,8 +408,8 @@ def _edited(
     return with_graph(document, graph_paths(document)[graph.id], edit)
 
 
-def _counts_of_inputs(level: Level, cuts: Collection[End]) -> Iterator[tuple[str, int]]:
-    """How many inputs a node has from now on, if it says so itself."""
+def _counts_of_inputs(level: GraphLevel, cuts: Collection[End]) -> Iterator[tuple[str, int]]:
+    """The new number of inputs of each node that stores that number in a widget."""
     for node in {end.node for end in cuts}:
         behaviour = behaviour_of(level.nodes[node].node.type)
         if behaviour is None or GROWS_BY_BUTTON not in behaviour.buttons:
@@ -424,27 +430,29 @@ def keep_segments(
     chain: str | None = None,
     object_info: Mapping[str, Any] | None = None,
 ) -> Switched:
-    """Switches off all segments but the first `count`; what came after the chain is fed by the last
-    one that is kept. If fewer than `count` are on, the next ones that are off are switched on first.
+    """Switches off all segments but the first `count`; what came after the chain is fed by the last one that
+    is kept. If fewer than `count` are on, the next ones that are off are switched on first.
 
     Nodes that lead to what comes after the chain are bypassed, dead branches muted. A link is moved
     only where a bypass would pass on nothing, or the wrong thing; nodes behind a moved link are
-    muted. Those that are never executed (reroutes, Set and Get, notes) are left as they are. Without
-    `object_info` the types of slots are those that were saved. Segments that are off already, and
-    dead shells, count only where they are needed. Raises InvalidInput where an input would be fed by nothing.
+    muted. Nodes that are never executed (reroutes, Set and Get, notes) are left as they are.
+    Without `object_info` the saved slot types are used.
+
+    Segments that are off already, and dead shells, count only where they are needed. Raises
+    InvalidInput if an input would lose its link without a replacement.
     """
     workflow = parse(document)
     types = NodeTypes(object_info or {})
     chosen = find_chain(chains_of(document, workflow, types), chain)
     check_count(chosen, count)
     if count > len(chosen.segments):
-        return _with_those_that_are_off(document, chosen, count, object_info)
+        return _enable_then_truncate(document, chosen, count, object_info)
     if count == len(chosen.segments):
         return Switched(document, (f"kept all of {described(chosen)}",))
     level = read_level(workflow, chosen.graph, types)
     plan = plan_truncation(level, [segment.nodes for segment in chosen.segments], count)
-    carried_out = apply_plan(document, workflow, chosen.graph, plan, level=level, types=types)
-    missing = _missing(carried_out, object_info or {})
+    applied = apply_plan(document, workflow, chosen.graph, plan, level=level, types=types)
+    missing = _missing(applied, object_info or {})
     if missing:
         title = chosen.segments[count - 1].title
         raise InvalidInput(
@@ -453,16 +461,16 @@ def keep_segments(
         )
     report = _Report(level, workflow)
     return Switched(
-        carried_out.document,
-        tuple(_done(chosen, count, carried_out, report)),
+        applied.document,
+        tuple(_done(chosen, count, applied, report)),
         tuple(_warnings(chosen, document, plan, report)),
     )
 
 
-def _with_those_that_are_off(
+def _enable_then_truncate(
     document: JsonObject, chain: Chain, count: int, object_info: Mapping[str, Any] | None
 ) -> Switched:
-    """All are switched on first, so that the chain is whole, then those behind the last go off."""
+    """Switches all segments on first, so that the chain is complete, then truncates it."""
     nodes = {node for segment in chain.off for node in segment.nodes}
     enabled = enable_nodes(document, chain.graph, nodes, chain.name)
     name = f"{chain.kind}:{chain.name}"
@@ -475,10 +483,10 @@ def _with_those_that_are_off(
     )
 
 
-def _missing(carried_out: AppliedPlan, object_info: Mapping[str, Any]) -> list[str]:
-    """Inputs of the prompt that had a link and have none any more."""
-    before = convert(carried_out.only_cut, object_info, unknown="keep")
-    after = convert(carried_out.document, object_info, unknown="keep")
+def _missing(applied: AppliedPlan, object_info: Mapping[str, Any]) -> list[str]:
+    """Inputs of the prompt that had a link before and have none now."""
+    before = convert(applied.only_cut, object_info, unknown="keep")
+    after = convert(applied.document, object_info, unknown="keep")
     return [
         join_places(f"node {key} {entry['_meta']['title']}", f"input {name}")
         for key, entry in after.items()
@@ -496,9 +504,9 @@ def _is_optional(object_info: Mapping[str, Any], class_type: Any, name: str) -> 
 
 
 class _Report(NamedTuple):
-    """Names what a plan speaks of."""
+    """Formats the nodes and inputs of a plan for messages."""
 
-    level: Level
+    level: GraphLevel
     workflow: Workflow
 
     def node(self, node: str) -> str:
@@ -508,22 +516,22 @@ class _Report(NamedTuple):
         return join_places(self.node(end.node), f"input {self.level.input_name(end)}")
 
 
-def _done(chain: Chain, count: int, carried_out: AppliedPlan, report: _Report) -> Iterator[str]:
+def _done(chain: Chain, count: int, applied: AppliedPlan, report: _Report) -> Iterator[str]:
     first, last = chain.segments[0].title, chain.segments[count - 1].title
     kept = f'"{first}"' if count == 1 else f'"{first}" to "{last}"'
     yield f"kept {kept} of {described(chain)}"
     for mode, word in ((Mode.BYPASSED, "bypassed"), (Mode.MUTED, "muted")):
-        nodes = [node for node in report.level.nodes if carried_out.modes.get(node) == mode]
+        nodes = [node for node in report.level.nodes if applied.modes.get(node) == mode]
         if nodes:
             more = len(nodes) - NODES_LISTED_MAX
             listed = ", ".join(nodes[:NODES_LISTED_MAX]) + (f" and {more} more" if more > 0 else "")
             yield f"{word} node{'' if len(nodes) == 1 else 's'} {listed}"
-    for end, source in carried_out.moves.items():
+    for end, source in applied.moves.items():
         yield f"{report.input(end)} is now fed by {report.node(source.node_id)}"
 
 
 def _warnings(
-    chain: Chain, document: JsonObject, plan: ClosingPlan, report: _Report
+    chain: Chain, document: JsonObject, plan: TruncationPlan, report: _Report
 ) -> Iterator[str]:
     if chain.graph:
         count = count_instances(document, chain.graph, graph_paths(document))

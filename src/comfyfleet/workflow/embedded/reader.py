@@ -1,10 +1,11 @@
-"""A file that anyone may have made, read within a budget: stretches of it by offsets, the texts found in it, and JSON as
-ComfyUI's editor reads it.
+"""Reads untrusted files within a budget: spans of a file by offsets, the texts found in it, and JSON as
+ComfyUI's editor parses it.
 
-The editor (`parseJsonWithNonFinite`) takes the bare NaN, Infinity and -Infinity that Python's `json.dumps`
-writes and puts null in their place. Numbers too large for JavaScript become Infinity there, which it writes as
-null again, so here they are null at once. Of equal keys the last one counts, as in JavaScript. Integers beyond
-2^53 stay exact, where the editor would round them."""
+The editor (`parseJsonWithNonFinite`) accepts the bare NaN, Infinity and -Infinity that Python's
+`json.dumps` writes and replaces them by null. Numbers too large for JavaScript become Infinity
+there, which it writes as null again, so here they are null at once. Of equal keys the last one
+counts, as in JavaScript. Integers beyond 2^53 stay exact, where the editor would round them.
+"""
 
 import json
 import math
@@ -42,7 +43,7 @@ DEFAULT_LIMITS = FileLimits()
 
 
 class Budget:
-    """Steps left for one file, shared by all loops: nested loops must not multiply their limits."""
+    """Steps left for one file, shared by all loops, so that nested loops do not multiply their limits."""
 
     def __init__(self, limits: FileLimits) -> None:
         self.limits = limits
@@ -68,10 +69,11 @@ class Damaged(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Bytes `start` to `end` of a buffer that may be a video of many gigabytes: parts are copied, never the whole.
+    """Bytes `start` to `end` of a buffer that may be a video of many gigabytes: parts are copied, never the
+    whole.
 
-    All spans share one memoryview instead of slicing it. A slice that lives on in a traceback would keep the
-    caller from closing their mmap.
+    All spans share one memoryview instead of slicing it. A slice kept alive by a traceback would
+    prevent the caller from closing their mmap.
     """
 
     view: memoryview
@@ -102,7 +104,7 @@ class Span:
         return bytes(part.view[part.start : part.end])
 
     def peek(self, offset: int, length: int) -> bytes:
-        """A copy of up to `length` bytes: fewer, or none, where the span ends."""
+        """A copy of up to `length` bytes: fewer, or none, at the end of the span."""
         start = min(self.start + offset, self.end)
         return bytes(self.view[start : min(start + length, self.end)])
 
@@ -110,7 +112,7 @@ class Span:
         return int.from_bytes(self.take(offset, size), order)
 
     def copy(self, limits: FileLimits) -> bytes:
-        """All of it, if it is of a size that metadata may have."""
+        """A copy of the whole span, if its size is plausible for metadata."""
         if len(self) > limits.metadata_bytes:
             raise LimitExceeded(
                 f"The metadata at byte {self.start:,} has {len(self):,} bytes, "
@@ -138,7 +140,7 @@ class Text:
 
 
 def labelled(key: str, value: Span, encoding: str = "utf-8") -> Text:
-    """The text under the label in its value (`workflow:{…}`) if it has one, else under `key`."""
+    """Splits a label off the value (`workflow:{…}`), if it has one; otherwise the text is under `key`."""
     head = value.peek(0, LABEL_BYTES_MAX).decode(encoding, "ignore")
     label = _LABEL.match(head)
     if not label:
@@ -147,7 +149,7 @@ def labelled(key: str, value: Span, encoding: str = "utf-8") -> Text:
 
 
 def looks_like_json(text: Text) -> bool:
-    """Whether it is worth decoding; compressed texts of unknown keys are not."""
+    """Whether it is worth decoding; compressed texts under unknown keys are not."""
     if isinstance(text.value, Span):
         head = text.value.peek(0, LABEL_BYTES_MAX).lstrip(b"\xef\xbb\xbf\xff\xfe\0 \t\r\n")
         return not text.deflated and head.startswith(b"{")
@@ -207,10 +209,10 @@ _ESCAPE = re.compile(
 def parse_json(
     data: bytes | bytearray | memoryview | str, *, what: str, limits: FileLimits = DEFAULT_LIMITS
 ) -> Any:
-    """The value of a JSON text; `what` names it in errors ("the workflow in cat.png").
+    """Parses a JSON text; `what` names it in errors ("the workflow in cat.png").
 
-    Raises InvalidInput or LimitExceeded and nothing else. All strings in the result can be encoded, all numbers
-    are finite, and nothing is nested deeper than `limits.json_depth`.
+    Raises InvalidInput or LimitExceeded and nothing else. All strings in the result can be encoded,
+    all numbers are finite, and nothing is nested deeper than `limits.json_depth`.
     """
     _check_size(len(data), what=what, limits=limits)
     text = _HALF.sub("\ufffd", data) if isinstance(data, str) else decode(bytes(data), what=what)
@@ -231,7 +233,7 @@ def parse_json(
 
 
 def decode(data: bytes, *, what: str) -> str:
-    """Text in UTF-8, or in UTF-16 if it says so (PowerShell's `>` writes that)."""
+    """Decodes UTF-8, or UTF-16 with a byte order mark (PowerShell's `>` writes that)."""
     mark = next((mark for mark in _BYTE_ORDER_MARKS if data.startswith(mark)), b"")
     encoding = _BYTE_ORDER_MARKS.get(mark, "utf-8")
     try:
@@ -253,7 +255,7 @@ def _check_size(size: int, *, what: str, limits: FileLimits) -> None:
 
 
 def _check_structure(text: bytes, *, what: str, limits: FileLimits) -> None:
-    """Refuse what would exhaust the stack or the memory, before anything is built from it."""
+    """Refuses text that would exhaust the stack or the memory, before anything is built from it."""
     brackets_and_commas = _outside_strings(text)
     if len(brackets_and_commas) > limits.json_values:
         raise LimitExceeded(
@@ -269,7 +271,10 @@ def _check_structure(text: bytes, *, what: str, limits: FileLimits) -> None:
 
 
 def _outside_strings(text: bytes) -> bytes:
-    """Brackets and commas that are not inside strings. Exact as far as the text is valid, and json stops there."""
+    """Brackets and commas that are not inside strings.
+
+    Exact as far as the text is valid, and json stops there.
+    """
     plain = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     return b"".join(plain.translate(None, delete=_ALL_BUT_STRUCTURE).split(b'"')[::2])
 
@@ -300,5 +305,5 @@ def _reason(error: json.JSONDecodeError, text: str) -> str:
 
 
 def _sentence(what: str) -> str:
-    """Names of files stay as they are."""
+    """Capitalises the message; file names stay as they are."""
     return what[:1].upper() + what[1:] if what.startswith(("the ", "a ")) else what

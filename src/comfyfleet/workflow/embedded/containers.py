@@ -1,19 +1,22 @@
-"""Texts in files that are no pictures of their own format: AVIF, HEIF, MP4, MOV, WebM, Matroska, GLB, SVG, safetensors,
+"""Reads the texts in container files: AVIF, HEIF, MP4, MOV, WebM, Matroska, GLB, SVG, safetensors,
 MP3 (ID3v2), FLAC, Ogg and Opus (Vorbis comments)."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from comfyfleet.errors import LimitExceeded
-from comfyfleet.workflow.files import images
-from comfyfleet.workflow.files.reader import Budget, Damaged, Span, Text, parse_json
+from comfyfleet.workflow.embedded import images
+from comfyfleet.workflow.embedded.reader import Budget, Damaged, Span, Text, parse_json
 
 HEADER_BYTES = 8
 LONG_HEADER_BYTES = 16
 
 
 def boxes(span: Span, budget: Budget) -> Iterator[tuple[bytes, Span]]:
-    """Kind and body of each box. Up to seven bytes may be left over: QuickTime ends some lists with a zero."""
+    """Kind and body of each box.
+
+    Up to seven bytes may be left over: QuickTime ends some lists with a zero.
+    """
     offset = 0
     while offset + HEADER_BYTES <= len(span):
         budget.step()
@@ -57,7 +60,10 @@ def avif_texts(avif: Span, budget: Budget) -> Iterator[Text]:
 
 
 def _exif_texts(item: Span, budget: Budget) -> Iterator[Text]:
-    """The item begins with the number of bytes between that number and the TIFF header."""
+    """The texts of an EXIF item.
+
+    It begins with the number of bytes between that number and the TIFF header.
+    """
     yield from images.exif_texts(item.cut(4 + item.number(0, 4)), budget)
 
 
@@ -71,7 +77,7 @@ def _exif_items(iinf: Span, budget: Budget) -> Iterator[int]:
 
 
 class _Fields:
-    """Reads one number after the other; their sizes come from the file."""
+    """Reads consecutive numbers whose sizes come from the file."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
@@ -162,7 +168,7 @@ def _texts_of_meta(meta: Span, budget: Budget) -> Iterator[Text]:
 
 
 def _key_names(keys: Span, budget: Budget) -> Iterator[str]:
-    """Keys are stored like boxes: a size, a namespace, the name."""
+    """The names of the keys, which are stored like boxes: a size, a namespace, the name."""
     for _namespace, name in boxes(keys.cut(VERSION_AND_FLAGS_BYTES + 4), budget):
         yield name.peek(0, 256).decode("utf-8", "replace")
 
@@ -217,8 +223,11 @@ def _bodies(parent: Span, wanted: int, budget: Budget) -> Iterator[Span]:
 
 
 def _elements(parent: Span, budget: Budget) -> Iterator[tuple[int, Span]]:
-    """Id and body of each child. Recorders that can't go back leave sizes unknown: such a child lasts to the end,
-    and is walked into, because what follows it can't be told from what is in it."""
+    """Id and body of each child.
+
+    Recorders that can't seek leave sizes unknown: such a child extends to the end of its parent,
+    and its content is read as siblings, because the two can't be told apart.
+    """
     offset = 0
     while offset < len(parent):
         budget.step()
@@ -235,7 +244,8 @@ def _elements(parent: Span, budget: Budget) -> Iterator[tuple[int, Span]]:
 
 
 def _variable_number(span: Span, offset: int) -> tuple[int, int]:
-    """A number and how many bytes it takes; the first set bit, kept in the number, tells."""
+    """A variable-length number and its length in bytes, which the first set bit gives; that bit
+    stays in the number."""
     size = 9 - span.number(offset, 1).bit_length()
     if size > 8:
         raise Damaged(f"damaged at byte {span.start + offset:,}, where an element should begin")
@@ -263,7 +273,7 @@ def is_svg(head: bytes) -> bool:
 
 
 def glb_texts(glb: Span, budget: Budget) -> Iterator[Text]:
-    """ComfyUI puts the texts into `asset.extras` of the first chunk, which is JSON."""
+    """The texts that ComfyUI puts into `asset.extras` of the first chunk, which is JSON."""
     if glb.take(GLB_HEADER_BYTES + 4, 4) != b"JSON":
         raise Damaged(f"damaged at byte {GLB_HEADER_BYTES}, where the JSON should begin")
     chunk = glb.cut(GLB_HEADER_BYTES + 8, glb.number(GLB_HEADER_BYTES, 4, "little"))
@@ -278,7 +288,7 @@ def safetensors_texts(file: Span, budget: Budget) -> Iterator[Text]:
 
 
 def svg_texts(svg: Span, budget: Budget) -> Iterator[Text]:
-    """ComfyUI puts one JSON for all into `<metadata><![CDATA[…]]>`."""
+    """The texts that ComfyUI puts as one JSON into `<metadata><![CDATA[…]]>`."""
     xml = svg.peek(0, budget.limits.metadata_bytes)
     end = 0
     while (start := xml.find(b"<metadata", end)) >= 0:
@@ -386,7 +396,7 @@ def _extended_header_bytes(tag: Span, version: int) -> int:
 
 
 def _seven_bit_number(data: bytes) -> int:
-    """Sizes avoid the byte 0xFF, which players take for the start of sound."""
+    """Parses a size of 7-bit bytes, which avoid 0xFF because players take it for the start of sound."""
     number = 0
     for byte in data:
         number = number << 7 | byte & 0x7F
@@ -394,7 +404,7 @@ def _seven_bit_number(data: bytes) -> int:
 
 
 def _resynchronised(span: Span, budget: Budget) -> Span:
-    """The same rule for contents: a zero was put after every 0xFF."""
+    """Removes the zero that was put after every 0xFF in the content, for the same reason."""
     return Span.of(span.copy(budget.limits).replace(b"\xff\x00", b"\xff"))
 
 
@@ -454,7 +464,7 @@ def _comments(block: Span, budget: Budget) -> Iterator[Text]:
 
 
 def _first_packets(ogg: Span, budget: Budget) -> Iterator[bytes]:
-    """Packets of the stream that comes first. A packet lasts until a segment of less than 255 bytes."""
+    """The packets of the first stream. A packet ends with a segment of less than 255 bytes."""
     parts: list[bytes] = []
     size = 0
     for segment in _segments(ogg, budget):

@@ -1,5 +1,5 @@
-"""Which input of which node is meant by `3.seed`, `Main sampler.seed` or `KSampler.seed`: the nodes of a
-prompt beside what the server declares of their classes; and how messages show values and names."""
+"""Finds the input that `3.seed`, `Main sampler.seed` or `KSampler.seed` names, among the nodes of a
+prompt and the server's declarations of their classes; and formats values and names for messages."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ CLOSENESS_MIN = 0.5
 
 
 def shown_value(value: Any) -> str:
-    """As in JSON, but never long and never nested."""
+    """The value as JSON, but never long and never nested."""
     match value:
         case str():
             return quoted(value)
@@ -63,7 +63,7 @@ def closest(wanted: str, names: Sequence[str]) -> list[str]:
 
 
 def hint(wanted: str, names: Sequence[str], what: str = "known") -> str:
-    """What to say after "not known": the closest names, or all of them if they are few."""
+    """The text after "not known": the closest names, or all of them if they are few."""
     if not names:
         return ""
     if len(names) <= LISTED_MAX:
@@ -79,7 +79,7 @@ Link = tuple[str, int]  # id of the node that gives, and which of its outputs
 
 
 class PromptEntry(NamedTuple):
-    """A node of a prompt. `info` is what object_info says of its class, empty if nothing."""
+    """A node of a prompt. `info` is its class in object_info, empty if unknown."""
 
     id: str
     class_name: str
@@ -89,7 +89,7 @@ class PromptEntry(NamedTuple):
 
     @property
     def name(self) -> str:
-        """`3 KSampler "Main sampler"`; a title that says nothing new is left out."""
+        """`3 KSampler "Main sampler"`; a title equal to the class name is left out."""
         new = self.title not in ("", self.class_name, self.info.get("display_name"))
         return f"{self.id} {self.class_name}" + (f" {quoted(self.title)}" if new else "")
 
@@ -99,7 +99,7 @@ class PromptEntry(NamedTuple):
         return tuple(map(_type_name, outputs)) if isinstance(outputs, list) else ()
 
     def declared(self) -> dict[str, Any]:
-        """The inputs that the node has, given its values: `[type or choices, options]` by name."""
+        """The inputs that the node has with its current values: `[type or choices, options]` by name."""
         return dict(_declared(_table(self.info, "input"), "", self.inputs, BRANCH_DEPTH_MAX))
 
     def link(self, name: str) -> Link | None:
@@ -131,7 +131,7 @@ def read_entry(key: str, raw: Any, object_info: ObjectInfo) -> PromptEntry:
 
 
 def _title(raw: Mapping[str, Any], info: Mapping[str, Any]) -> str:
-    """As the editor shows it: a node without a title of its own shows the name of its class."""
+    """The title as the editor shows it: a node without its own title shows the name of its class."""
     title = _table(raw, "_meta").get("title")
     name = title if isinstance(title, str) and title else info.get("display_name")
     return name if isinstance(name, str) else ""
@@ -140,7 +140,8 @@ def _title(raw: Mapping[str, Any], info: Mapping[str, Any]) -> str:
 def _declared(
     sections: Mapping[str, Any], prefix: str, inputs: Mapping[str, Any], depth_left: int
 ) -> Iterator[tuple[str, Any]]:
-    """A choice with branches has the inputs of the chosen branch behind it, named `<choice>.<input>`."""
+    """The declared inputs. A choice with branches adds the inputs of the chosen branch, named
+    `<choice>.<input>`."""
     for section in ("required", "optional"):
         for own_name, declared in _table(sections, section).items():
             name = f"{prefix}{own_name}"
@@ -167,7 +168,7 @@ def _branch(options: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
 def _grown(
     group: str, options: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    """Inputs of a group that grows: those that the prompt has. A field is known by its name's beginning."""
+    """The inputs of a growing group that the prompt has, matched by the beginning of their names."""
     template = _table(options, "template")
     template = _table(template, "input") or template
     fields = {**_table(template, "required"), **_table(template, "optional")}
@@ -205,9 +206,10 @@ class Place(NamedTuple):
 
 
 class ExposedInput(NamedTuple):
-    """An input that a subgraph shows on its instance, and one input of a node inside that it feeds.
+    """An input that a subgraph shows on its instance, and one inner input that it feeds.
 
-    `label` is what the author called it and the editor shows; `name` is its name in the file."""
+    `label` is the author's name for it, which the editor shows; `name` is its name in the file.
+    """
 
     instance_id: str
     title: str
@@ -220,8 +222,11 @@ class ExposedInput(NamedTuple):
         return not own.isdisjoint(name.casefold() for name in names)
 
 
-class Directory:
-    """Nodes by id, title and class. Made once for all assignments: none of these can change by them."""
+class NodeIndex:
+    """Indexes nodes by id, title and class.
+
+    Built once for all assignments, because assignments change none of these.
+    """
 
     def __init__(
         self, entries: Mapping[str, PromptEntry], exposed: Sequence[ExposedInput] = ()
@@ -240,7 +245,7 @@ class Directory:
         return self._titles.get(name) or self._classes.get(name) or ()
 
     def exposed(self, name: str) -> Sequence[ExposedInput]:
-        """What an instance of a subgraph shows; by the id or the title of the instance."""
+        """The inputs that an instance of a subgraph exposes, by the id or the title of the instance."""
         return self._exposed.get(name, ())
 
     def names(self) -> list[str]:
@@ -257,9 +262,9 @@ class Directory:
 
 
 def find_places(
-    directory: Directory, entries: Mapping[str, PromptEntry], target: str
+    directory: NodeIndex, entries: Mapping[str, PromptEntry], target: str
 ) -> tuple[Place, ...]:
-    """The inputs that a target means: one of a node, or all that an input of a subgraph feeds."""
+    """The inputs that a target names: one input of a node, or all that an input of a subgraph feeds."""
     try:
         return (find_place(directory, entries, target),)
     except InvalidInput:
@@ -269,7 +274,7 @@ def find_places(
         return exposed
 
 
-def _exposed_places(directory: Directory, target: str) -> tuple[Place, ...]:
+def _exposed_places(directory: NodeIndex, target: str) -> tuple[Place, ...]:
     for name, input_name in _splits(target):
         shown = directory.exposed(name)
         found = [each for each in shown if each.is_called(input_name)]
@@ -287,8 +292,11 @@ def _exposed_places(directory: Directory, target: str) -> tuple[Place, ...]:
     return ()
 
 
-def find_place(directory: Directory, entries: Mapping[str, PromptEntry], target: str) -> Place:
-    """`entries` are the nodes as they are by now: an assignment before may have brought inputs."""
+def find_place(directory: NodeIndex, entries: Mapping[str, PromptEntry], target: str) -> Place:
+    """The one input that a target names.
+
+    `entries` are the current nodes: an earlier assignment may have added inputs.
+    """
     named = [(name, input_name, directory.named(name)) for name, input_name in _splits(target)]
     places = {
         Place(entry.id, input_name): None
@@ -311,7 +319,7 @@ def has_input(entry: PromptEntry, name: str) -> bool:
 
 
 def _splits(target: str) -> Iterator[tuple[str, str]]:
-    """The longest node name first."""
+    """Splits the target at each dot, the longest node name first."""
     end = len(target)
     for _ in range(SPLITS_MAX):
         end = target.rfind(".", 0, end)
@@ -320,7 +328,7 @@ def _splits(target: str) -> Iterator[tuple[str, str]]:
         yield target[:end].strip(), target[end + 1 :].strip()
 
 
-def _unknown_node(directory: Directory, target: str, names: Sequence[str]) -> str:
+def _unknown_node(directory: NodeIndex, target: str, names: Sequence[str]) -> str:
     if not names:
         return f"{quoted(target)} names no input: write node.input, such as 3.seed"
     # The split at the first dot would give most of a dotted title away, the last most of a dotted input name.

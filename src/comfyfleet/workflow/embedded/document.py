@@ -1,13 +1,16 @@
 """Opens anything that ComfyUI saves: finds the workflow and the prompt in it, or says what the file is
-instead. Kinds are told by first bytes: names and extensions lie."""
+instead.
+
+The format is detected by the first bytes, because names and extensions may be wrong.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from comfyfleet.errors import InvalidInput, LimitExceeded, NoWorkflowFound
-from comfyfleet.workflow.files import containers, images
-from comfyfleet.workflow.files.reader import (
+from comfyfleet.workflow.embedded import containers, images
+from comfyfleet.workflow.embedded.reader import (
     DEFAULT_LIMITS,
     Budget,
     Damaged,
@@ -29,7 +32,7 @@ HEAD_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A kind of file that can hold a workflow."""
+    """A file format that can contain a workflow."""
 
     kind: str
     title: str
@@ -74,33 +77,33 @@ QUEUE_ENTRY_PARTS = slice(2, 4)
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class FoundDocuments:
     workflow: dict[str, Any] | None = None
     prompt: dict[str, Any] | None = None
 
     def __bool__(self) -> bool:
         return self.workflow is not None or self.prompt is not None
 
-    def completed_by(self, other: "Pieces") -> "Pieces":
-        return Pieces(
+    def completed_by(self, other: "FoundDocuments") -> "FoundDocuments":
+        return FoundDocuments(
             workflow=other.workflow if self.workflow is None else self.workflow,
             prompt=other.prompt if self.prompt is None else self.prompt,
         )
 
 
 def is_workflow(value: Any) -> bool:
-    """A `nodes` list of typed nodes; those of glTF have no type. Whether it is a sound one is not asked here."""
+    """Whether it has a `nodes` list of typed nodes (those of glTF have no type). It may still be invalid."""
     nodes = value.get("nodes") if isinstance(value, dict) else None
     return isinstance(nodes, list) and (not nodes or any(_has(node, "type") for node in nodes))
 
 
 def is_prompt(value: Any) -> bool:
-    """One node with a class is enough: whoever uses it can then say which of the others has none."""
+    """Whether one node has a class: later checks can then say which nodes have none."""
     return isinstance(value, dict) and any(_has(node, "class_type") for node in value.values())
 
 
 def is_history(value: Any) -> bool:
-    """Runs by id, as /history answers."""
+    """Whether it is an answer of /history: runs by id."""
     return (
         isinstance(value, dict)
         and bool(value)
@@ -108,16 +111,17 @@ def is_history(value: Any) -> bool:
     )
 
 
-def find_pieces(value: Any, limits: FileLimits, *, depth: int = WRAPPER_DEPTH_MAX) -> Pieces:
-    """The workflow and the prompt in a value, by their shape: some write a prompt under the key `workflow`."""
+def find_documents(value: Any, limits: FileLimits, *, depth: int = WRAPPER_DEPTH_MAX) -> FoundDocuments:
+    """Finds the workflow and the prompt in a value by their shape, because some savers write a
+    prompt under the key `workflow`."""
     if is_workflow(value):
-        return Pieces(workflow=value)
+        return FoundDocuments(workflow=value)
     if is_prompt(value):
-        return Pieces(prompt=value)
-    pieces = Pieces()
+        return FoundDocuments(prompt=value)
+    pieces = FoundDocuments()
     if depth > 0:
         for inner in _inside(value, limits):
-            pieces = pieces.completed_by(find_pieces(inner, limits, depth=depth - 1))
+            pieces = pieces.completed_by(find_documents(inner, limits, depth=depth - 1))
     return pieces
 
 
@@ -195,7 +199,8 @@ def media_without_workflow(
 
 
 def _key(text: Text) -> str:
-    """AUTOMATIC1111 calls its text `parameters` in a PNG and leaves it without a name in EXIF."""
+    """The key of a text. AUTOMATIC1111 calls it `parameters` in a PNG and leaves it without a name
+    in EXIF."""
     if text.key == "UserComment" and isinstance(text.value, Span):
         start = text.value.peek(0, USER_COMMENT_BYTES_SEARCHED)
         if b"Steps: " in start.replace(b"\0", b""):
@@ -259,7 +264,7 @@ def _with_origin(key: str) -> str:
 
 
 def _shown(key: str) -> str:
-    """Keys are as hostile as the rest: no control characters, no novels."""
+    """A key for messages, without control characters and shortened: keys may be hostile, too."""
     clean = "".join(
         character if character.isprintable() else "?" for character in key[: KEY_CHARACTERS_MAX + 1]
     )
@@ -272,7 +277,7 @@ OTHER_TEXTS_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What a file held. At least one of workflow and prompt is there; notes say what could not be read."""
+    """The content of a file: a workflow, a prompt, or both. `notes` say what could not be read."""
 
     kind: str
     workflow: dict[str, Any] | None
@@ -281,9 +286,10 @@ class Opened:
 
 
 def open_document(data: "ReadableBuffer", *, limits: FileLimits = DEFAULT_LIMITS) -> Opened:
-    """Find the workflow and the prompt in the bytes of a file; a large file is best given as an mmap.
+    """Finds the workflow and the prompt in the bytes of a file; a large file is best given as an mmap.
 
-    Raises NoWorkflowFound (it says what was found instead), InvalidInput or LimitExceeded, whatever the bytes.
+    Raises NoWorkflowFound (which says what was found instead), InvalidInput or LimitExceeded,
+    whatever the bytes.
     """
     with memoryview(data) as buffer, buffer.cast("B") as view:
         return _open(Span(view, 0, len(view)), limits)
@@ -300,7 +306,7 @@ def _open(data: Span, limits: FileLimits) -> Opened:
 
 def _open_json(data: Span, limits: FileLimits) -> Opened:
     value = parse_json(data.copy(limits), what="the file", limits=limits)
-    pieces = find_pieces(value, limits)
+    pieces = find_documents(value, limits)
     if not pieces:
         raise json_without_workflow(value)
     return Opened("json", pieces.workflow, pieces.prompt)
@@ -320,7 +326,8 @@ def _open_media(found: Format, data: Span, limits: FileLimits) -> Opened:
 
 
 def _collect(found: Format, data: Span, limits: FileLimits) -> tuple[list[Text], str | None]:
-    """The texts of a file, and how it is damaged if it is: a cut-off video may have its metadata in front."""
+    """The texts of a file, and its damage, if any: a truncated video may still have its metadata at
+    the front."""
     texts: list[Text] = []
     try:
         for text in found.texts(data, Budget(limits)):
@@ -334,21 +341,21 @@ def _collect(found: Format, data: Span, limits: FileLimits) -> tuple[list[Text],
     return texts, None
 
 
-def _find_in(texts: Sequence[Text], limits: FileLimits) -> tuple[Pieces, list[InvalidInput]]:
+def _find_in(texts: Sequence[Text], limits: FileLimits) -> tuple[FoundDocuments, list[InvalidInput]]:
     problems: list[InvalidInput] = []
     # Of texts with equal keys the last one counts, as in the editor.
     named = {text.key.lower(): text for text in texts if text.is_workflow_or_prompt}
     workflow, prompt = (
-        _pieces_of(named.get(key), limits, problems) for key in ("workflow", "prompt")
+        _documents_in(named.get(key), limits, problems) for key in ("workflow", "prompt")
     )
-    pieces = Pieces(workflow.completed_by(prompt).workflow, prompt.completed_by(workflow).prompt)
+    pieces = FoundDocuments(workflow.completed_by(prompt).workflow, prompt.completed_by(workflow).prompt)
     for text in _others(texts, limits):
-        pieces = pieces or _pieces_of(text, limits, problems)
+        pieces = pieces or _documents_in(text, limits, problems)
     return pieces, problems
 
 
 def _others(texts: Sequence[Text], limits: FileLimits) -> Iterator[Text]:
-    """JSON under other keys, such as comments. Texts may overlap, so their sizes are limited together."""
+    """JSON under other keys, such as comments. Texts may overlap, so their total size is limited."""
     others = [text for text in texts if not text.is_workflow_or_prompt and looks_like_json(text)]
     bytes_left = limits.metadata_bytes
     for text in others[:OTHER_TEXTS_MAX]:
@@ -357,17 +364,17 @@ def _others(texts: Sequence[Text], limits: FileLimits) -> Iterator[Text]:
             yield text
 
 
-def _pieces_of(text: Text | None, limits: FileLimits, problems: list[InvalidInput]) -> Pieces:
-    """A broken text is a problem only if nothing else is found: the editor, too, then takes the prompt."""
+def _documents_in(text: Text | None, limits: FileLimits, problems: list[InvalidInput]) -> FoundDocuments:
+    """A broken text is reported only if nothing else is found: the editor, too, then uses the prompt."""
     if text is None:
-        return Pieces()
+        return FoundDocuments()
     try:
         value = read(text, limits)
         if isinstance(value, str):
             if not value.lstrip().startswith("{"):
-                return Pieces()
+                return FoundDocuments()
             value = parse_json(value, what=f"the text {text.key!r}", limits=limits)
-        return find_pieces(value, limits)
+        return find_documents(value, limits)
     except InvalidInput as error:
         problems.append(error)
-        return Pieces()
+        return FoundDocuments()

@@ -1,11 +1,11 @@
-"""Texts in PNG, JPEG and WebP files: their chunks, EXIF and XMP."""
+"""Reads the texts in PNG, JPEG and WebP files: their chunks, EXIF and XMP."""
 
 import html
 import re
 from collections.abc import Iterator
 from typing import Literal
 
-from comfyfleet.workflow.files.reader import Budget, Damaged, Span, Text, labelled
+from comfyfleet.workflow.embedded.reader import Budget, Damaged, Span, Text, labelled
 
 PREFIX = b"Exif\0\0"
 EXIF_DIRECTORY = 0x8769
@@ -72,7 +72,7 @@ def _text(tiff: Span, tag: int, entry: Span, order: ByteOrder) -> Iterator[Text]
 
 
 def _user_comment(name: str, value: Span) -> Text:
-    """Its first eight bytes name the encoding, but some savers leave them out."""
+    """Decodes a UserComment. Its first eight bytes name the encoding, but some savers leave them out."""
     prefix = value.peek(0, USER_COMMENT_PREFIX_BYTES)
     if prefix == b"UNICODE\0":
         encoding, mark_bytes = _utf16_or_utf8(value.peek(USER_COMMENT_PREFIX_BYTES, 2))
@@ -83,8 +83,11 @@ def _user_comment(name: str, value: Span) -> Text:
 
 
 def _utf16_or_utf8(start: bytes) -> tuple[str, int]:
-    """Encoding, and the length of a byte order mark. The standard leaves the order open and savers differ; JSON
-    begins with an ASCII character, which tells."""
+    """The encoding, and the length of a byte order mark.
+
+    The standard leaves the byte order open and savers differ; JSON begins with an ASCII character,
+    which shows the order.
+    """
     if start in BYTE_ORDER_MARKS:
         return BYTE_ORDER_MARKS[start], 2
     if start[:1] == b"\0":
@@ -139,7 +142,10 @@ def png_texts(png: Span, budget: Budget) -> Iterator[Text]:
 
 
 def _png_chunks(png: Span, budget: Budget) -> Iterator[tuple[bytes, Span]]:
-    """Kind and body of each chunk. Checksums are not checked: the editor doesn't, and JSON shows damage itself."""
+    """Kind and body of each chunk.
+
+    Checksums are not verified: the editor doesn't either, and damaged JSON is noticed anyway.
+    """
     offset = len(SIGNATURE)
     for _ in budget.steps():
         length, kind = png.number(offset, 4), png.take(offset + 4, 4)

@@ -1,4 +1,4 @@
-"""What an inspection finds. Plain frozen values: `--json` writes them under the names they have here."""
+"""The result of an inspection. Plain frozen values: `--json` writes them under the names they have here."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,7 +10,7 @@ Media = Literal["image", "animation", "video", "audio", "3d", "text", "latent", 
 
 @dataclass(frozen=True, slots=True)
 class NodeRef:
-    """Which node: `id` is its key in the prompt, `path` the subgraphs around it, outermost first."""
+    """Identifies a node: `id` is its key in the prompt, `path` the subgraphs around it, outermost first."""
 
     id: str
     class_type: str
@@ -19,10 +19,10 @@ class NodeRef:
 
 
 @dataclass(frozen=True, slots=True)
-class TakenInput:
+class InspectedInput:
     """An input that holds a value, so that a person can set it: `--set ADDRESS=VALUE`.
 
-    `address` and `input` are None where the file doesn't name its values and no server does.
+    `address` and `input` are None if neither the file nor a server names its values.
     """
 
     address: str | None
@@ -44,8 +44,8 @@ class TakenInput:
 
 
 @dataclass(frozen=True, slots=True)
-class MadeOutput:
-    """A node that the workflow is run for."""
+class InspectedOutput:
+    """An output node of the workflow."""
 
     node: NodeRef
     media: Media
@@ -55,7 +55,7 @@ class MadeOutput:
 
 @dataclass(frozen=True, slots=True)
 class NamedFile:
-    """A file that the workflow names. `present` is None where there is no server to know it."""
+    """A file that the workflow names. `present` is None without a server."""
 
     name: str
     kind: Literal["model", "embedding", "input"]
@@ -105,7 +105,7 @@ class SubgraphSummary:
 
 @dataclass(frozen=True, slots=True)
 class ChainSummary:
-    """Parts that repeat, by their titles; those that are `off` don't count as segments."""
+    """Repeated parts, by their titles; those that are `off` don't count as segments."""
 
     name: str
     kind: Literal["group", "instance", "title"]
@@ -139,7 +139,7 @@ class RefusedValue:
 
 @dataclass(frozen=True, slots=True)
 class LostInput:
-    """An input that the file has and the server's node type has no more."""
+    """An input in the file that the server's node type no longer has."""
 
     node: NodeRef
     input: str
@@ -160,13 +160,13 @@ class MissingParts:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """`missing` is None without an object_info: nothing is known then about any server."""
+    """The result. `missing` is None without an object_info."""
 
     file_kind: str
     form: Literal["workflow", "prompt"]
     nodes: int
-    takes: tuple[TakenInput, ...]
-    makes: tuple[MadeOutput, ...]
+    takes: tuple[InspectedInput, ...]
+    makes: tuple[InspectedOutput, ...]
     files: tuple[NamedFile, ...]
     node_types: tuple[UsedType, ...]
     packs: tuple[UsedPack, ...]

@@ -1,9 +1,0 @@
-"""The workflow and the prompt inside a file that ComfyUI or one of its savers wrote. Bytes in, no I/O.
-
-Internal: may change without notice.
-"""
-
-from comfyfleet.workflow.files.document import Opened, open_document
-from comfyfleet.workflow.files.reader import FileLimits, parse_json
-
-__all__ = ["FileLimits", "Opened", "open_document", "parse_json"]
