@@ -68,7 +68,7 @@ bench:  ## Measure, against named peers
 	$(BIN)/python bench/service.py --processes 1,2
 	$(BIN)/python bench/idle.py
 	$(BIN)/python bench/graphs.py
-	$(BIN)/python bench/upkeep.py
+	$(BIN)/python bench/maintenance.py
 	$(BIN)/python bench/service_scale.py
 
 constraints:  ## Pin the newest versions of everything into constraints.txt (needs uv)

@@ -38,7 +38,7 @@ from comfyfleet.server.queue.model import DispatchLease, NewDispatch, QueueLane,
 from comfyfleet.server.queue.queue import DispatchQueue
 from comfyfleet.server.queue.switch_costs import ModelChange, RunKind, TimedRun
 from comfyfleet.settings import Settings
-from queueing import ours
+from queue_load import comfyfleet_queue
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 HEAVY = ("sdxl", "flux")
@@ -47,7 +47,7 @@ WORKERS = 4
 JOBS, LEARNING_JOBS = 500, 500
 LEARNING_LOAD = 0.8
 LEARN_SECONDS = 10.0
-LOOK_SECONDS = 0.25  # how often idle workers ask again while jobs wait
+POLL_SECONDS = 0.25  # how often idle workers ask again while jobs wait
 NOISE = 0.05
 LONGER_SECONDS_MAX = 60
 RATIO_MAX = 0.25
@@ -61,8 +61,8 @@ MEMORY_DISK = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108
 console = Console()
 
 
-class Scene(NamedTuple):
-    """`load`: of what the workers could do without any switch; none: all jobs are there at once."""
+class Scenario(NamedTuple):
+    """`load`: as a part of what the workers could do without any switch; None: all jobs arrive at once."""
 
     name: str
     load: float | None
@@ -74,17 +74,17 @@ class Scene(NamedTuple):
 # From a slow disk; as measured on a large GPU with ComfyUI's default cache; the same with --cache-lru.
 SLOW, DEFAULT, LRU = (2.0, 6.0), (1.2, 1.0), (1.41, 0.04, True)
 SCENES = (
-    Scene("slow disk, backlog", None, *SLOW),
-    *(Scene(f"slow disk, {load:.0%}", load, *SLOW) for load in (0.6, 0.8, 0.9)),
-    Scene("default cache, backlog", None, *DEFAULT),
-    *(Scene(f"default cache, {load:.0%}", load, *DEFAULT) for load in (0.6, 0.8, 0.9)),
-    Scene("free, backlog", None, *LRU),
-    *(Scene(f"free, {load:.0%}", load, *LRU) for load in (0.6, 0.8, 0.9)),
+    Scenario("slow disk, backlog", None, *SLOW),
+    *(Scenario(f"slow disk, {load:.0%}", load, *SLOW) for load in (0.6, 0.8, 0.9)),
+    Scenario("default cache, backlog", None, *DEFAULT),
+    *(Scenario(f"default cache, {load:.0%}", load, *DEFAULT) for load in (0.6, 0.8, 0.9)),
+    Scenario("free, backlog", None, *LRU),
+    *(Scenario(f"free, {load:.0%}", load, *LRU) for load in (0.6, 0.8, 0.9)),
 )
 
 
 @dataclass
-class Machine:
+class SimulatedWorker:
     """A worker, and the models of its runs, the last first."""
 
     name: str
@@ -101,8 +101,8 @@ class Machine:
         return change
 
 
-LOOK = "look"
-Event = tuple[float, int, NewDispatch | Machine | str]
+POLL = "look"
+Event = tuple[float, int, NewDispatch | SimulatedWorker | str]
 
 
 @dataclass
@@ -114,11 +114,12 @@ class Outcome:
 
 @dataclass
 class Simulation:
-    """Events in order of simulated time: a job arrives, a worker is free, idle ones look again."""
+    """Handles events in the order of simulated time: a job arrives, a worker becomes free, idle
+    workers poll again."""
 
     database: Database
     fleet_id: int
-    scene: Scene
+    scenario: Scenario
     tells_models: bool
     now: datetime = START
     learned: datetime = START
@@ -134,32 +135,34 @@ class Simulation:
         )
         await queue.learn()
         outcome = Outcome()
-        idle = {name: Machine(name) for name in (f"gpu-{n}" for n in range(WORKERS))}
+        idle = {name: SimulatedWorker(name) for name in (f"gpu-{n}" for n in range(WORKERS))}
         began, waiting = self.now, 0
         for at, job in arrivals:
             self._at(at, job)
         while self.events:
             at, _, event = heapq.heappop(self.events)
             self.now = began + timedelta(seconds=at)
-            if isinstance(event, Machine):
+            if isinstance(event, SimulatedWorker):
                 idle[event.name] = event
                 await self._ended(queue, event)
             elif isinstance(event, NewDispatch):
                 jobs = [event, *self._others_at_once(at)]
                 waiting += len(jobs)
                 await queue.enqueue(jobs)
-            for machine, seconds in await self._leases(queue, list(idle.values()), outcome):
-                del idle[machine.name]
+            for simulated_worker, seconds in await self._leases(
+                queue, list(idle.values()), outcome
+            ):
+                del idle[simulated_worker.name]
                 waiting -= 1
-                self._at(at + seconds, machine)
-            if waiting and idle and all(each[2] != LOOK for each in self.events):
-                self._at(at + LOOK_SECONDS, LOOK)
+                self._at(at + seconds, simulated_worker)
+            if waiting and idle and all(each[2] != POLL for each in self.events):
+                self._at(at + POLL_SECONDS, POLL)
             outcome.makespan = at
         await queue.learn()
         await queue.close()
         return outcome
 
-    def _at(self, seconds: float, event: NewDispatch | Machine | str) -> None:
+    def _at(self, seconds: float, event: NewDispatch | SimulatedWorker | str) -> None:
         self.number += 1
         heapq.heappush(self.events, (seconds, self.number, event))
 
@@ -170,57 +173,57 @@ class Simulation:
             heapq.heappop(self.events)
             yield job
 
-    async def _ended(self, queue: DispatchQueue, machine: Machine) -> None:
-        if not self.tells_models or machine.run is None:
+    async def _ended(self, queue: DispatchQueue, simulated_worker: SimulatedWorker) -> None:
+        if not self.tells_models or simulated_worker.run is None:
             return
-        queue.switch_costs.note(machine.run)
+        queue.switch_costs.note(simulated_worker.run)
         if (self.now - self.learned).total_seconds() >= LEARN_SECONDS:
             self.learned = self.now
             await queue.learn()
 
     async def _leases(
-        self, queue: DispatchQueue, idle: list[Machine], outcome: Outcome
-    ) -> list[tuple[Machine, float]]:
+        self, queue: DispatchQueue, idle: list[SimulatedWorker], outcome: Outcome
+    ) -> list[tuple[SimulatedWorker, float]]:
         asked = (queue.lease(self._waiter(each), wait_seconds=0) for each in idle)
         busy = []
-        for machine, lease in zip(idle, await asyncio.gather(*asked), strict=True):
+        for simulated_worker, lease in zip(idle, await asyncio.gather(*asked), strict=True):
             if lease is None:
                 continue
             async with self.database.read() as tx:
                 row = await service.get(tx, lease.dispatch_id)
             outcome.waits[row.job_id] = (self.now - row.queued_at).total_seconds()
             await queue.complete(lease.dispatch_id, lease.token)
-            change = machine.take(lease)
+            change = simulated_worker.take(lease)
             outcome.switches += change is not ModelChange.SAME
             seconds = self._seconds(lease, change)
             kind = RunKind(self.fleet_id, lease.model_key or "", lease.lane.workflow_id)
-            machine.run = TimedRun(kind, change, seconds)
-            busy.append((machine, seconds))
+            simulated_worker.run = TimedRun(kind, change, seconds)
+            busy.append((simulated_worker, seconds))
         return busy
 
     def _seconds(self, lease: DispatchLease, change: ModelChange) -> float:
-        """The same for a job whenever it runs, but for the switch."""
+        """The duration of a job: the same whenever it runs, except for a switch."""
         factor = random.Random(lease.job_id.int >> 1).uniform(1 - NOISE, 1 + NOISE)
-        switch = 0.0 if change is ModelChange.SAME else self.scene.switch_seconds
-        return self.scene.run_seconds * factor + switch
+        switch = 0.0 if change is ModelChange.SAME else self.scenario.switch_seconds
+        return self.scenario.run_seconds * factor + switch
 
-    def _waiter(self, machine: Machine) -> Waiter:
+    def _waiter(self, simulated_worker: SimulatedWorker) -> Waiter:
         lanes = frozenset(QueueLane(n, "production", "self_hosted") for n in range(1, VARIANTS + 1))
         if not self.tells_models:
-            return Waiter(machine.name, lanes)
+            return Waiter(simulated_worker.name, lanes)
         return Waiter(
-            machine.name,
+            simulated_worker.name,
             lanes,
-            models_loaded=machine.heavy,
-            model_set=machine.variant,
+            models_loaded=simulated_worker.heavy,
+            model_set=simulated_worker.variant,
             fleet_id=self.fleet_id,
         )
 
 
-def arriving(jobs: int, seed: int, scene: Scene) -> list[tuple[float, NewDispatch]]:
+def arrivals_of(jobs: int, seed: int, scenario: Scenario) -> list[tuple[float, NewDispatch]]:
     chance = random.Random(seed)
     tenants = [uuid.UUID(int=n) for n in range(5)]
-    a_second = scene.load and scene.load * WORKERS / scene.run_seconds
+    a_second = scenario.load and scenario.load * WORKERS / scenario.run_seconds
     at = 0.0
     found = []
     for _ in range(jobs):
@@ -238,14 +241,14 @@ def arriving(jobs: int, seed: int, scene: Scene) -> list[tuple[float, NewDispatc
 
 
 class Pair(NamedTuple):
-    """The same jobs, by their order alone and with affinity."""
+    """The same jobs, in the order of arrival and with affinity."""
 
     by_order: Outcome
     ours: Outcome
 
     @property
     def longer(self) -> float:
-        """How many seconds longer a job waits with affinity, the one that loses most."""
+        """How many seconds longer the job that loses most waits with affinity."""
         return max(self.ours.waits[job] - wait for job, wait in self.by_order.waits.items())
 
     @property
@@ -268,34 +271,34 @@ class Pair(NamedTuple):
         return self.ours.makespan / self.by_order.makespan
 
 
-def is_within(scene: Scene, pairs: Sequence[Pair]) -> bool:
-    if scene.is_free:
+def is_within(scenario: Scenario, pairs: Sequence[Pair]) -> bool:
+    if scenario.is_free:
         return all(pair.longer <= 0 for pair in pairs)
     return all(pair.switches <= RATIO_MAX and pair.longer <= LONGER_SECONDS_MAX for pair in pairs)
 
 
-async def compared(scene: Scene, seed: int) -> Pair:
-    jobs = arriving(JOBS, seed, scene)
-    before = arriving(LEARNING_JOBS, seed + 1_000, scene._replace(load=LEARNING_LOAD))
+async def compared(scenario: Scenario, seed: int) -> Pair:
+    jobs = arrivals_of(JOBS, seed, scenario)
+    before = arrivals_of(LEARNING_JOBS, seed + 1_000, scenario._replace(load=LEARNING_LOAD))
     with tempfile.TemporaryDirectory(dir=MEMORY_DISK) as folder:
-        database = await ours.prepare(f"sqlite:///{folder}/a.sqlite3", 0)
+        database = await comfyfleet_queue.prepare(f"sqlite:///{folder}/a.sqlite3", 0)
         async with database.transaction() as tx:
             fleet = await fleets.create_fleet(
                 tx, slug="a", stage="production", secret_hash="", max_workers=None, now=START
             )
         later = START + timedelta(days=1)
-        by_order = await Simulation(database, fleet.id, scene, tells_models=False).run(jobs)
-        await Simulation(database, fleet.id, scene, tells_models=True).run(before)
-        again = [(at, _under_another_name(job)) for at, job in jobs]
-        simulation = Simulation(database, fleet.id, scene, tells_models=True, now=later)
+        by_order = await Simulation(database, fleet.id, scenario, tells_models=False).run(jobs)
+        await Simulation(database, fleet.id, scenario, tells_models=True).run(before)
+        again = [(at, _copy_with_new_id(job)) for at, job in jobs]
+        simulation = Simulation(database, fleet.id, scenario, tells_models=True, now=later)
         found = await simulation.run(again)
         await database.close()
     waits = {uuid.UUID(int=job.int ^ 1): wait for job, wait in found.waits.items()}
     return Pair(by_order, Outcome(found.switches, waits, found.makespan))
 
 
-def _under_another_name(job: NewDispatch) -> NewDispatch:
-    """A job has one dispatch, and these are to come twice."""
+def _copy_with_new_id(job: NewDispatch) -> NewDispatch:
+    """A copy of the job: a job has one dispatch, and these jobs arrive twice."""
     return NewDispatch(
         job.tenant_id,
         uuid.UUID(int=job.job_id.int ^ 1),
@@ -306,13 +309,13 @@ def _under_another_name(job: NewDispatch) -> NewDispatch:
 
 
 def affinity(rounds: int, seed: int, only: str = "") -> bool:
-    """Whether all limits are met."""
+    """Returns whether all limits are met."""
     columns = ("switches", "longest longer by s", "longest wait", "mean wait", "time", "limits")
     table = Table(f"{JOBS} jobs", *columns, title="Ratios to the order of arrival, medians")
     is_all_met = True
-    for scene in (each for each in SCENES if only in each.name):
-        pairs = [asyncio.run(compared(scene, seed + n)) for n in range(rounds)]
-        is_met = is_within(scene, pairs)
+    for scenario in (each for each in SCENES if only in each.name):
+        pairs = [asyncio.run(compared(scenario, seed + n)) for n in range(rounds)]
+        is_met = is_within(scenario, pairs)
         is_all_met &= is_met
         ratios = (
             f"{statistics.median(getattr(pair, name) for pair in pairs):.2f}"
@@ -321,7 +324,7 @@ def affinity(rounds: int, seed: int, only: str = "") -> bool:
         switches = statistics.median(pair.switches for pair in pairs)
         longer = f"{max(pair.longer for pair in pairs):.1f}"
         verdict = "met" if is_met else "missed"
-        table.add_row(scene.name, f"{switches:.2f}", longer, *ratios, verdict)
+        table.add_row(scenario.name, f"{switches:.2f}", longer, *ratios, verdict)
     console.print(table)
     console.print(
         f"Limits where a switch costs: {RATIO_MAX} of the switches, no job waits "
@@ -334,7 +337,7 @@ async def fairness() -> None:
     flood = uuid.UUID(int=0xF100D)
     lane = QueueLane(1, "production", "self_hosted")
     with tempfile.TemporaryDirectory(dir=MEMORY_DISK) as folder:
-        database = await ours.prepare(f"sqlite:///{folder}/f.sqlite3", 0)
+        database = await comfyfleet_queue.prepare(f"sqlite:///{folder}/f.sqlite3", 0)
         for _ in range(FLOOD_JOBS // 10_000):
             async with database.transaction() as tx:
                 jobs = [NewDispatch(flood, uuid.uuid4(), lane) for _ in range(10_000)]
@@ -344,9 +347,9 @@ async def fairness() -> None:
             jobs = [NewDispatch(each, uuid.uuid4(), lane) for each in small for _ in range(3)]
             await service.enqueue(tx, jobs, now=START)
         got: Counter[uuid.UUID] = Counter()
-        async with ours.opened(database) as queue:
+        async with comfyfleet_queue.opened(database) as queue:
             for _ in range(FIRST_LEASES):
-                lease = await queue.lease(ours.worker(0), wait_seconds=0)
+                lease = await queue.lease(comfyfleet_queue.worker(0), wait_seconds=0)
                 assert lease
                 got[lease.tenant_id] += 1
         await database.close()

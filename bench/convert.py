@@ -33,7 +33,7 @@ from comfyfleet.workflow.parse import parse
 from comfyfleet.workflow.resolve import Resolver, apply_primitives
 from comfyfleet.workflow.subgraphs import expand, unique_ids, wire_all
 from comfyfleet.workflow.wire import settle_types
-from generate import CLASSES, generated
+from generated_workflows import CLASSES, generated
 
 SHARED = Path(os.environ.get("COMFYFLEET_SHARED", Path(__file__).parents[2] / "shared"))
 ORACLE = SHARED / "oracle"
@@ -48,7 +48,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rounds", type=int, default=5)
     rounds = options.parse_args().rounds
-    logging.disable(logging.CRITICAL)  # comfy-cli tells what it can't convert
+    logging.disable(logging.CRITICAL)  # comfy-cli logs what it can't convert
     if ORACLE.is_dir():
         compare(load_cases(), rounds)
     else:
@@ -69,7 +69,7 @@ def load_cases() -> list[Case]:
 
 
 def spent(function: Callable[[], Any]) -> float:
-    """CPU milliseconds; a converter that gives up is timed until then."""
+    """CPU milliseconds; a converter that fails is timed until then."""
     start = time.process_time_ns()
     with contextlib.suppress(Exception):
         function()

@@ -33,7 +33,7 @@ from rich.table import Table
 from gpu_load.meter import GpuMeter
 from gpu_load.prompts import EngineSteps, TextToImage, Workload, backlog
 from gpu_load.servers import Problem, Server, Span, comfyuis, engines, logged
-from support import ADMIN_KEY, COMFYFLEET, answers, asked, bearer, free_port
+from support import ADMIN_KEY, COMFYFLEET, answers, bearer, call_json, free_port
 
 FLEET, SLUG = "gpus", "bench"
 QUEUE, FLEET_OF_ONE, QUEUES, FLEETS = SCENARIOS = ("queue", "fleet", "queues", "fleets")
@@ -42,15 +42,15 @@ ENGINE_MODELS = ["a.safetensors", "b.safetensors"]
 PER_GPU_MAX = 16
 JOBS_MAX = 5_000
 READY_SECONDS_MAX = 60
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 Starting = AbstractContextManager[list[Server]]
 
 console = Console(stderr=True)
 
 
 @dataclass(frozen=True)
-class Story:
-    """What came of one scenario."""
+class ScenarioResult:
+    """The figures of one scenario."""
 
     runs: int  # more than jobs, if one was run again
     failed: int
@@ -76,7 +76,9 @@ class Plan:
     free_seconds: float  # for a ComfyUI to let go of its models
 
 
-def story(of_servers: Sequence[Sequence[Span]], jobs: int, meter: GpuMeter) -> Story:
+def scenario_result(
+    of_servers: Sequence[Sequence[Span]], jobs: int, meter: GpuMeter
+) -> ScenarioResult:
     runs = [run for spans in of_servers for run in spans]
     pairs = [pair for spans in of_servers for pair in pairwise(spans)]
     gaps = [1000 * (after.started - before.ended) for before, after in pairs]
@@ -84,7 +86,7 @@ def story(of_servers: Sequence[Sequence[Span]], jobs: int, meter: GpuMeter) -> S
     switched = [after.seconds for before, after in pairs if before.model != after.model]
     start, end = min(run.started for run in runs), max(run.ended for run in runs)
     gpu = meter.between(start, end)
-    return Story(
+    return ScenarioResult(
         runs=len(runs),
         failed=sum(not run.is_ok for run in runs),
         seconds=round(end - start, 2),
@@ -108,11 +110,11 @@ def until(is_so: Callable[[], bool], seconds: float, what: str) -> None:
     while not is_so():
         if time.monotonic() > end:
             raise Problem(f"{what}: it did not happen within {seconds:.0f} s")
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def warm_up(servers: Sequence[Server], plan: Plan) -> None:
-    """CUDA's first time, tokenizers, kernels: not what is measured."""
+    """Runs each model once: CUDA's first start, tokenizers and kernels are not what is measured."""
     for number, server in enumerate(servers):
         for model in plan.models:
             server.post(model, number)
@@ -122,21 +124,21 @@ def warm_up(servers: Sequence[Server], plan: Plan) -> None:
 
 
 def by_own_queue(servers: Sequence[Server], plan: Plan) -> None:
-    """In turn, as a program without a scheduler would."""
+    """Distributes jobs in turn, as a program without a scheduler would."""
     for number, (model, seed) in enumerate(backlog(plan.models, plan.jobs, plan.seed)):
         servers[number % len(servers)].post(model, seed)
     until(lambda: not any(each.remaining() for each in servers), plan.limit_seconds, "the backlog")
 
 
 def through_comfyfleet(servers: Sequence[Server], plan: Plan) -> None:
-    """The whole backlog is queued before the first worker comes, as it is in the other scenarios."""
+    """Queues the whole backlog before the first worker starts, as in the other scenarios."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=plan.folder)))
         url, admin = stack.enter_context(_control_plane(folder))
         secret = _set_up(admin, plan)
         for model, seed in backlog(plan.models, plan.jobs, plan.seed):
             values = {"model": model, "seed": seed}
-            asked(admin, "POST", "/jobs", workflow_slug=SLUG, properties=values)
+            call_json(admin, "POST", "/jobs", workflow_slug=SLUG, properties=values)
         for server in servers:
             where = ("--control", url, "--fleet", FLEET, "--backend", server.url)
             state = ("--state", str(folder / f"worker-{server.number}"))
@@ -164,12 +166,12 @@ def _control_plane(folder: Path) -> Iterator[tuple[str, httpx.Client]]:
 
 
 def _set_up(admin: httpx.Client, plan: Plan) -> str:
-    """A fleet with one workflow of which a job chooses the model; answers the fleet's secret."""
-    secret = asked(admin, "POST", "/fleets", slug=FLEET, stage="production")["secret"]
+    """A fleet with one workflow whose jobs choose the model; returns the fleet's secret."""
+    secret = call_json(admin, "POST", "/fleets", slug=FLEET, stage="production")["secret"]
     workload = plan.workload
     seed = {"name": "seed", "type": "integer", "binding": workload.seed_input, "default": 0}
     model = {"name": "model", "type": "choice", "choices": plan.models}
-    asked(
+    call_json(
         admin,
         "POST",
         "/workflows",
@@ -178,13 +180,13 @@ def _set_up(admin: httpx.Client, plan: Plan) -> str:
         properties=[seed, {**model, "binding": workload.model_input}],
         output_node_id="9",
     )
-    asked(admin, "PUT", f"/fleets/{FLEET}/production/workflows", workflow_slugs=[SLUG])
+    call_json(admin, "PUT", f"/fleets/{FLEET}/production/workflows", workflow_slugs=[SLUG])
     return str(secret)
 
 
 def measured(
     scenarios: Sequence[str], servers: Sequence[Server], plan: Plan, index: int
-) -> dict[str, Story]:
+) -> dict[str, ScenarioResult]:
     found = {}
     with GpuMeter(index) as meter:
         warm_up(servers, plan)
@@ -195,22 +197,22 @@ def measured(
             time.sleep(plan.free_seconds)
             run = through_comfyfleet if scenario in PEERS else by_own_queue
             run(those, plan)
-            found[scenario] = story([each.spans() for each in those], plan.jobs, meter)
+            found[scenario] = scenario_result([each.spans() for each in those], plan.jobs, meter)
             console.print(f"{scenario}: {found[scenario].seconds} s")
     return found
 
 
-def ratios(found: dict[str, Story]) -> dict[str, float]:
-    """Of comfyfleet to the servers' own queues."""
-    told = {}
+def ratios(found: dict[str, ScenarioResult]) -> dict[str, float]:
+    """The ratios of comfyfleet to the servers' own queues."""
+    found_ratios = {}
     for ours, peer in PEERS.items():
         if ours in found and peer in found:
-            told[f"time {ours} / {peer}"] = found[ours].seconds / found[peer].seconds
-            told[f"switches {ours} / {peer}"] = found[ours].switches / found[peer].switches
-    return {name: round(value, 3) for name, value in told.items()}
+            found_ratios[f"time {ours} / {peer}"] = found[ours].seconds / found[peer].seconds
+            found_ratios[f"switches {ours} / {peer}"] = found[ours].switches / found[peer].switches
+    return {name: round(value, 3) for name, value in found_ratios.items()}
 
 
-def show(found: dict[str, Story], told: dict[str, float]) -> None:
+def show(found: dict[str, ScenarioResult], found_ratios: dict[str, float]) -> None:
     table = Table("", *found)
     for field in asdict(next(iter(found.values()))):
         values = (getattr(each, field) for each in found.values())
@@ -218,7 +220,7 @@ def show(found: dict[str, Story], told: dict[str, float]) -> None:
             field.replace("_", " "), *("–" if each is None else f"{each}" for each in values)
         )
     console.print(table)
-    for name, value in told.items():
+    for name, value in found_ratios.items():
         console.print(f"{name}: {value}")
 
 
@@ -252,7 +254,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def checked(given: argparse.Namespace) -> list[str]:
-    """The scenarios; raises Problem, before anything is started, for what can't work."""
+    """The scenarios; raises Problem for invalid options before anything is started."""
     if given.engine == bool(given.comfyui):
         raise Problem("give either --comfyui FOLDER or --engine")
     if given.comfyui and not (given.comfyui / "main.py").is_file():
@@ -317,9 +319,12 @@ def run(given: argparse.Namespace) -> int:
         if not given.engine:
             check_models(servers[0], plan.models)
         found = measured(scenarios, servers, plan, given.gpu)
-    told = ratios(found)
-    show(found, told)
-    whole = {"scenarios": {name: asdict(each) for name, each in found.items()}, "ratios": told}
+    found_ratios = ratios(found)
+    show(found, found_ratios)
+    whole = {
+        "scenarios": {name: asdict(each) for name, each in found.items()},
+        "ratios": found_ratios,
+    }
     if given.json:
         given.json.write_text(json.dumps(whole, indent=2))
     is_right = all(each.runs >= plan.jobs and not each.failed for each in found.values())

@@ -22,7 +22,7 @@ import httpx
 from support import (
     COMFYFLEET,
     HISTORY_MAX,
-    asked,
+    call_json,
     control_plane,
     exit_on_sigterm,
     first_url,
@@ -76,8 +76,8 @@ def in_memory(jobs: int) -> Iterator[Control]:
 @contextmanager
 def real(jobs: int, folder: Path) -> Iterator[Control]:
     with control_plane(folder) as (url, admin):
-        secret = asked(admin, "POST", "/fleets", slug=FLEET, stage="production")["secret"]
-        asked(
+        secret = call_json(admin, "POST", "/fleets", slug=FLEET, stage="production")["secret"]
+        call_json(
             admin,
             "POST",
             "/workflows",
@@ -86,18 +86,18 @@ def real(jobs: int, folder: Path) -> Iterator[Control]:
             properties=PROPERTIES,
             output_node_id="3",
         )
-        asked(admin, "PUT", f"/fleets/{FLEET}/production/workflows", workflow_slugs=[WORKFLOW])
+        call_json(admin, "PUT", f"/fleets/{FLEET}/production/workflows", workflow_slugs=[WORKFLOW])
         for number in range(jobs):
             submit(admin, number)
         yield Control(url, secret)
 
 
 def submit(admin: httpx.Client, number: int) -> None:
-    announced = asked(admin, "POST", "/uploads", filename="input.png", size=INPUT_BYTES)
+    announced = call_json(admin, "POST", "/uploads", filename="input.png", size=INPUT_BYTES)
     slot = announced["upload"]
     data = os.urandom(INPUT_BYTES)
     httpx.put(slot["url"], content=data, headers=slot["headers"]).raise_for_status()
-    asked(
+    call_json(
         admin,
         "POST",
         "/jobs",

@@ -78,7 +78,7 @@ PROPERTIES = [
 
 
 def layered(layers: int, milliseconds: int, first_color: int) -> dict[str, Any]:
-    """Each node of a layer waits for all of the layer before: a merge stands between them."""
+    """Each node of a layer waits for all of the layer before: a merge node connects them."""
     nodes: list[dict[str, Any]] = []
     connections: list[dict[str, str]] = []
     for layer in range(layers):
@@ -105,7 +105,7 @@ def layered(layers: int, milliseconds: int, first_color: int) -> dict[str, Any]:
 
 
 async def direct(engines: list[str], layers: int, milliseconds: int, first_color: int) -> float:
-    """One websocket per engine, kept open: what a good program would do."""
+    """One open websocket per engine, as in a well-written program."""
     from websockets.asyncio.client import connect
 
     async with httpx.AsyncClient(timeout=60) as client, AsyncExitStack() as stack:
@@ -130,7 +130,7 @@ async def direct(engines: list[str], layers: int, milliseconds: int, first_color
 async def executed(
     client: httpx.AsyncClient, url: str, client_id: str, socket: Any, wanted: dict[str, Any]
 ) -> None:
-    """Told over the websocket, as every client of ComfyUI is."""
+    """Waits for the messages on the websocket, as every client of ComfyUI does."""
     sent = await client.post(f"{url}/prompt", json={"prompt": wanted, "client_id": client_id})
     prompt_id = sent.raise_for_status().json()["prompt_id"]
     async for message in socket:
@@ -142,7 +142,7 @@ async def executed(
 
 
 def is_over(message: str | bytes, prompt_id: str) -> bool:
-    """The word after its success: only then does the history have it."""
+    """Whether it is the message after the success: only then the run is in the history."""
     if not isinstance(message, str) or prompt_id not in message:
         return False
     told = json.loads(message)
@@ -197,7 +197,7 @@ def posted(client: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
 
 
 def as_graph(customer: httpx.Client, document: dict[str, Any]) -> float:
-    """From the request that starts it until its end is told, by its events."""
+    """From the request that starts the run to the event of its end."""
     graph = posted(customer, "/api/graphs", **document)
     began = time.perf_counter()
     run = posted(customer, f"/api/graphs/{graph['id']}/runs")
@@ -235,7 +235,7 @@ def layers() -> bool:
 
 
 def compared(customer: httpx.Client, engines: list[str], milliseconds: int) -> bool:
-    """One after the other, several times, and the quickest of each: what else is done here disturbs."""
+    """One after the other, several times, and the quickest of each, because other load disturbs."""
     rounds = [
         (
             as_graph(customer, layered(LAYERS, milliseconds, colors)),
@@ -260,31 +260,31 @@ def compared(customer: httpx.Client, engines: list[str], milliseconds: int) -> b
 
 
 def fanout() -> bool:
-    """Each in a process of its own: its peak of memory is then its own too."""
+    """Each in its own process, so that its memory peak is its own."""
     found = {items: fan_out_of(items) for items in FANOUTS}
     small, large = found[FANOUTS[0]], found[FANOUTS[-1]]
     if is_quick():
-        return is_steady(large["first"] / small["first"])
+        return is_within_growth_limit(large["first"] / small["first"])
     growth = (large["total"] / large["jobs"]) / (small["total"] / small["jobs"])
     per_job = 1024 * (large["peak_mb"] - small["peak_mb"]) / (large["jobs"] - small["jobs"])
     print(f"  memory grows by {per_job:.1f} KB a job (at most {JOB_KB_MAX} KB)")
-    return is_steady(growth) and per_job <= JOB_KB_MAX
+    return is_within_growth_limit(growth) and per_job <= JOB_KB_MAX
 
 
 def is_quick() -> bool:
-    """Then the start of a large run is not spread over its jobs, and all runs have as many jobs: only
-    what a job costs can be compared."""
+    """Then the start of a large run is not spread over its jobs, and all runs have the same number
+    of jobs: only the cost of a job can be compared."""
     return "--quick" in sys.argv
 
 
-def is_steady(growth: float) -> bool:
+def is_within_growth_limit(growth: float) -> bool:
     print(f"  a job costs {growth:.2f} x of what it costs among 100 (at most {GROWTH_MAX} x)")
     return growth <= GROWTH_MAX
 
 
 def fan_out_of(items: int) -> dict[str, float]:
     part = [str(QUICK_JOBS)] if is_quick() else []
-    command = [sys.executable, str(Path(__file__).with_name("graphing.py")), str(items), *part]
+    command = [sys.executable, str(Path(__file__).with_name("graph_fan_out.py")), str(items), *part]
     told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     found: dict[str, float] = json.loads(told.splitlines()[-1])
     print(

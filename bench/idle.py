@@ -32,7 +32,7 @@ from comfyfleet.clock import utc_now
 from comfyfleet.server.db import open_database
 from comfyfleet.server.db.central_tables import fleets, workers
 from comfyfleet.server.secrets import hash_key
-from service_load.before import ROOT
+from service_load.baseline import ROOT
 from service_load.server import UNLIMITED, ServerProcess, control_plane, running
 from support import ADMIN_KEY, exit_on_sigterm, raise_file_limit
 
@@ -66,7 +66,7 @@ class Idle:
 
 
 class Waiter(asyncio.Protocol):
-    """One worker that polls for as long as it is connected."""
+    """One worker that polls as long as it is connected."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request
@@ -83,7 +83,7 @@ class Waiter(asyncio.Protocol):
         length = re.search(rb"content-length: (\d+)", head, re.I)
         if length and len(body) >= int(length[1]):
             is_good, self._answer = head.startswith(b"HTTP/1.1 200"), b""
-            # One that was told to come again does so later, as a worker would.
+            # After an empty answer it polls again later, as a worker would.
             pause = 0.0 if is_good else AGAIN_SECONDS
             asyncio.get_running_loop().call_later(pause, self._ask)
 
@@ -92,15 +92,15 @@ class Waiter(asyncio.Protocol):
             self._transport.write(self._request)
 
 
-def _request(url: str, word: str, body: dict[str, Any], headers: dict[str, str]) -> bytes:
+def _request(url: str, endpoint: str, body: dict[str, Any], headers: dict[str, str]) -> bytes:
     content = json.dumps(body).encode()
     given = {"Host": urlsplit(url).netloc, "Content-Type": "application/json", **headers}
-    lines = [f"POST /api/worker/{word} HTTP/1.1", f"Content-Length: {len(content)}"]
+    lines = [f"POST /api/worker/{endpoint} HTTP/1.1", f"Content-Length: {len(content)}"]
     lines += [f"{name}: {text}" for name, text in given.items()]
     return ("\r\n".join(lines) + "\r\n\r\n").encode() + content
 
 
-def asked(url: str, path: str, body: dict[str, Any], method: str = "POST") -> Any:
+def call_json(url: str, path: str, body: dict[str, Any], method: str = "POST") -> Any:
     headers = {"Authorization": f"Bearer {ADMIN_KEY}", "Content-Type": "application/json"}
     request = urllib.request.Request(  # noqa: S310 - our own server
         f"{url}{path}", json.dumps(body).encode(), headers, method=method
@@ -110,17 +110,17 @@ def asked(url: str, path: str, body: dict[str, Any], method: str = "POST") -> An
 
 
 def fleet_at(url: str) -> None:
-    """With a workflow to wait for."""
-    asked(url, "/api/admin/fleets", {"slug": "gpus", "stage": "production"})
+    """Creates a fleet with a workflow to wait for."""
+    call_json(url, "/api/admin/fleets", {"slug": "gpus", "stage": "production"})
     prompt = {"1": {"class_type": "SaveImage", "inputs": {"images": ["1", 0]}}}
     workflow = {"slug": "draw", "document": prompt, "properties": [], "output_node_id": "1"}
-    asked(url, "/api/admin/workflows", workflow)
+    call_json(url, "/api/admin/workflows", workflow)
     slugs = {"workflow_slugs": ["draw"]}
-    asked(url, "/api/admin/fleets/gpus/production/workflows", slugs, method="PUT")
+    call_json(url, "/api/admin/fleets/gpus/production/workflows", slugs, method="PUT")
 
 
 async def registered(url: str, database: str, number: int) -> list[str]:
-    """Workers of the one fleet that there is, as rows; their keys, by number."""
+    """Inserts workers of the one fleet as rows; returns their keys, by number."""
     keys = [sha256(f"{url} {each}".encode()).hexdigest() for each in range(number)]
     now, central = utc_now(), open_database(database)
     async with central.transaction() as tx:
@@ -161,7 +161,7 @@ def waiting_at(url: str) -> int:
 
 @asynccontextmanager
 async def waiters(url: str, keys: list[str]) -> AsyncIterator[None]:
-    """All of them wait when the block begins."""
+    """All of them are waiting when the block begins."""
     loop, transports = asyncio.get_running_loop(), []
     for number, key in enumerate(keys):
         body = {"worker_id": f"gpu-{number}", "wait_seconds": WAIT_SECONDS, "held": []}
@@ -202,7 +202,7 @@ async def measured(server: ServerProcess, database: str, polls: int, seconds: fl
 
 @contextmanager
 def server_of(tree: Path, data: Path, urls: list[str]) -> Iterator[ServerProcess]:
-    """`serve` on PostgreSQL; else everything on this machine, without a worker."""
+    """`serve` on PostgreSQL; otherwise everything on this machine, without a worker."""
     command, environ = control_plane(tree, data, urls)
     if not urls:
         program = tree / ".venv/bin/comfyfleet"
@@ -253,7 +253,7 @@ def print_table(found: dict[tuple[str, str], Idle]) -> None:
 
 
 def allow_files() -> int:
-    """As many as this system lets us open; how many polls that is enough for."""
+    """Raises the limit of open files; returns the number of polls that it allows."""
     return raise_file_limit() - SPARE_FILES
 
 

@@ -32,7 +32,7 @@ Round = Callable[[str], Awaitable[float]]
 
 
 def prompt() -> dict[str, Any]:
-    """One step of 20 ms on a picture of its own color each time, so that nothing is cached."""
+    """One step of 20 ms on a picture with a new color each time, so that nothing is cached."""
     picture = {"width": 1, "height": 1, "batch_size": 1, "color": uuid.uuid4().int % 0xFFFFFF}
     steps = {"steps": 1, "step_ms": STEP_MS, "previews": False, "image": ["1", 0]}
     return {
@@ -42,7 +42,7 @@ def prompt() -> dict[str, Any]:
 
 
 def trivial() -> dict[str, Any]:
-    """A dot of its own color, shown."""
+    """A preview of one pixel with a new color."""
     picture = {"width": 1, "height": 1, "batch_size": 1, "color": uuid.uuid4().int % 0xFFFFFF}
     return {
         "1": {"class_type": "EmptyImage", "inputs": picture},
@@ -95,7 +95,7 @@ async def measure(url: str, context: dict[str, Round]) -> dict[str, list[float]]
 
 
 def table(seconds: dict[str, list[float]]) -> float:
-    """Prints it; how many times as long ours takes."""
+    """Prints the table; returns how many times as long ours takes."""
     print(f"{RUNS} runs of {STEP_MS} ms, {ROUNDS} alternating rounds\n")
     print(f"{'':12}{'median s':>10}{'ms a run':>10}   rounds")
     medians = {name: statistics.median(values) for name, values in seconds.items()}

@@ -2,7 +2,7 @@
 
     make bench        or        python bench/queue.py [--quick] [--rounds N]
 
-What is measured, and how, is told in bench/queueing/.
+The measurements are described in bench/queue_load/.
 """
 
 import sys
@@ -25,7 +25,7 @@ if __name__ == "queue":
 
 if __name__ == "__main__":
     try:
-        from queueing.main import main
+        from queue_load.main import main
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in PEERS:
             raise

@@ -22,13 +22,19 @@ from pathlib import Path
 from rich.console import Console
 from sqlalchemy.engine import make_url
 
-from service_load.before import ROOT, before_at
+from service_load.baseline import ROOT, baseline_at
 from service_load.calls import Connections
 from service_load.figures import AFTER, BEFORE, FLOOR, Figures, print_tables
 from service_load.idle import idle
-from service_load.life import CONNECTIONS, ROUTES, Floor, Life, living
+from service_load.job_lifecycle import (
+    CONNECTIONS,
+    ROUTES,
+    BareCalls,
+    JobLifecycle,
+    running_control_plane,
+)
 from service_load.measures import CpuMeter, StatementMeter, latencies, throughput
-from service_load.processes import Several, watched
+from service_load.processes import ProcessComparison, watched
 from service_load.server import control_plane, floor_server, running
 from service_load.statements import relay
 from support import exit_on_sigterm
@@ -60,7 +66,7 @@ class Plan:
 
 
 async def statements_of(plan: Plan, server_url: str, folder: Path) -> dict[str, StatementMeter]:
-    """Of each version, through a relay that counts; sweeps would count, too, so there are none."""
+    """The statements of each version, counted by a relay; without sweeps, which would count, too."""
     found = {}
     for side, tree in plan.trees.items():
         place = folder / f"relay-{side}"
@@ -70,12 +76,12 @@ async def statements_of(plan: Plan, server_url: str, folder: Path) -> dict[str, 
             command, environ = await asyncio.to_thread(
                 control_plane, tree, folder / f"counted-{side}", urls, "--no-loops"
             )
-            async with living(command, environ, plan.calls) as (_, life):
-                meter = StatementMeter(counted, life.connections)
+            async with running_control_plane(command, environ, plan.calls) as (_, lifecycle):
+                meter = StatementMeter(counted, lifecycle.connections)
                 for _ in range(WARM_CYCLES):
-                    await life.cycle(meter, plan.calls)
-                found[side] = meter = StatementMeter(counted, life.connections)
-                await life.cycle(meter, plan.calls)
+                    await lifecycle.cycle(meter, plan.calls)
+                found[side] = meter = StatementMeter(counted, lifecycle.connections)
+                await lifecycle.cycle(meter, plan.calls)
     return found
 
 
@@ -89,21 +95,26 @@ async def measure(
 ) -> None:
     async with AsyncExitStack() as stack:
         meters: dict[str, CpuMeter] = {}
-        lives: dict[str, Life | Floor] = {}
+        lives: dict[str, JobLifecycle | BareCalls] = {}
         for side, tree in plan.trees.items():
             urls = [await create_database(server_url) for _ in range(2)]
             command, environ = control_plane(
                 tree, folder / f"{database}-{side}", urls if database == POSTGRES else []
             )
-            server, life = await stack.enter_async_context(living(command, environ, plan.calls))
-            lives[side], meters[side] = life, CpuMeter(server, life.connections, plan.wanted)
+            server, lifecycle = await stack.enter_async_context(
+                running_control_plane(command, environ, plan.calls)
+            )
+            lives[side], meters[side] = (
+                lifecycle,
+                CpuMeter(server, lifecycle.connections, plan.wanted),
+            )
         if plan.has_floor:
             url = await create_database(server_url) if database == POSTGRES else ""
             command = floor_server(folder / f"{database}-floor", url, profile)
             server = stack.enter_context(running(command, {}))
             connections = Connections(server.url, CONNECTIONS)
             stack.callback(connections.close)
-            lives[FLOOR] = Floor(connections)
+            lives[FLOOR] = BareCalls(connections)
             meters[FLOOR] = CpuMeter(server, connections, plan.wanted)
         cycles = plan.cycles if CPU in plan.parts else 0
         for number in range(WARM_CYCLES + cycles):
@@ -114,58 +125,60 @@ async def measure(
                 await each.cycle(meters[side], plan.calls)
         if cycles:
             figures.cpu[database] = {side: meter.samples for side, meter in meters.items()}
-        planes = {side: each for side, each in lives.items() if isinstance(each, Life)}
+        planes = {side: each for side, each in lives.items() if isinstance(each, JobLifecycle)}
         await _timed(plan, database, planes, meters, figures)
 
 
 async def _timed(
     plan: Plan,
     database: str,
-    planes: Mapping[str, Life],
+    planes: Mapping[str, JobLifecycle],
     meters: Mapping[str, CpuMeter],
     figures: Figures,
 ) -> None:
     if LATENCY in plan.parts:
         figures.latency[database] = {
-            side: await latencies(meters[side].server.url, life, plan.latency_jobs)
-            for side, life in planes.items()
+            side: await latencies(meters[side].server.url, lifecycle, plan.latency_jobs)
+            for side, lifecycle in planes.items()
         }
     if IDLE in plan.parts:
         figures.idle[database] = {
             side: await idle(
                 meters[side].server,
-                life.connections,
-                life.secret,
+                lifecycle.connections,
+                lifecycle.secret,
                 many=plan.idle_polls,
                 seconds=plan.idle_seconds,
             )
-            for side, life in planes.items()
+            for side, lifecycle in planes.items()
         }
     if THROUGHPUT not in plan.parts:
         return
     runs = figures.throughput[database] = {side: [] for side in planes}
     for _ in range(plan.throughput_rounds):
-        for side, life in planes.items():
+        for side, lifecycle in planes.items():
             one = throughput(
-                meters[side].server, life, jobs=plan.throughput_jobs, clients=8, workers=16
+                meters[side].server, lifecycle, jobs=plan.throughput_jobs, clients=8, workers=16
             )
             runs[side].append(await one)
 
 
-async def several(plan: Plan, server_url: str, folder: Path) -> list[Several]:
-    """The same load on one process and on several, with what they wait for in the database."""
+async def compare_process_counts(
+    plan: Plan, server_url: str, folder: Path
+) -> list[ProcessComparison]:
+    """The same load on one process and on several, with their waits in the database."""
     found = []
     for count in plan.processes:
         urls = [await create_database(server_url) for _ in range(2)]
         command, environ = control_plane(
             ROOT, folder / f"processes-{count}", urls, "--processes", str(count)
         )
-        async with living(command, environ, plan.calls) as (server, life):
+        async with running_control_plane(command, environ, plan.calls) as (server, lifecycle):
             jobs = plan.throughput_jobs
-            await throughput(server, life, jobs=jobs // 5, clients=16, workers=32)
+            await throughput(server, lifecycle, jobs=jobs // 5, clients=16, workers=32)
             async with watched(server_url) as (waits, looks):
-                one = await throughput(server, life, jobs=jobs, clients=16, workers=32)
-            found.append(Several(count, one, looks[0], waits))
+                one = await throughput(server, lifecycle, jobs=jobs, clients=16, workers=32)
+            found.append(ProcessComparison(count, one, looks[0], waits))
     return found
 
 
@@ -177,7 +190,7 @@ def main() -> None:
         raise SystemExit(f"--only: no route {unknown[0]!r}; there are {', '.join(ROUTES)}")
     figures = Figures()
     with (
-        before_at(given.before) if not given.no_before else nullcontext() as tree,
+        baseline_at(given.before) if not given.no_before else nullcontext() as tree,
         running_postgres(durable=True) as url,
         tempfile.TemporaryDirectory(prefix="comfyfleet-service-") as folder,
     ):
@@ -199,7 +212,7 @@ def main() -> None:
         )
         if plan.parts:
             asyncio.run(_run(plan, url, Path(folder), figures, given.statements))
-        figures.several = asyncio.run(several(plan, url, Path(folder)))
+        figures.several = asyncio.run(compare_process_counts(plan, url, Path(folder)))
     print_tables(console, figures, plan.wanted)
     if given.json:
         given.json.write_text(json.dumps(figures.as_json(), indent=1) + "\n")
@@ -209,7 +222,7 @@ async def _run(plan: Plan, url: str, folder: Path, figures: Figures, is_told: bo
     meters = await statements_of(plan, url, folder)
     figures.statements = {side: meter.statements() for side, meter in meters.items()}
     if is_told:
-        _tell(plan, meters[AFTER])
+        _print_statements(plan, meters[AFTER])
     # The floor has the statements of the version before: what could be had without changing them.
     profile = json.dumps(
         {
@@ -221,7 +234,7 @@ async def _run(plan: Plan, url: str, folder: Path, figures: Figures, is_told: bo
         await measure(plan, database, url, folder, profile, figures)
 
 
-def _tell(plan: Plan, meter: StatementMeter) -> None:
+def _print_statements(plan: Plan, meter: StatementMeter) -> None:
     for route in plan.wanted:
         console.rule(f"{route}, {meter.calls[route]} calls")
         for text in meter.texts[route]:

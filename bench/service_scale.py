@@ -21,8 +21,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from service_load.before import ROOT
-from service_load.life import living
+from service_load.baseline import ROOT
+from service_load.job_lifecycle import running_control_plane
 from service_load.measures import throughput
 from service_load.server import control_plane
 from support import exit_on_sigterm
@@ -31,7 +31,7 @@ sys.path.append(str(ROOT))
 from tests.support.databases.factory import Databases
 from tests.support.databases.postgres import create_database, running_postgres
 from tests.support.databases.reads import Read
-from tests.support.server.routes import Filled, filled_on
+from tests.support.server.routes import FilledControlPlane, control_plane_with_jobs
 
 FEW = 600
 GROWTH_MAX = 1.5
@@ -59,12 +59,12 @@ def main() -> None:
 
 
 async def memory(databases: Databases, folder: Path, given: Any, kind: str) -> None:
-    """Resident memory of a server of its own, after each tenth. Caches fill with the first."""
+    """Resident memory of a separate server after each tenth. The first fills the caches."""
     table = Table("jobs", "MB", "bytes a job since the first tenth", title=f"{kind}, memory")
     url, tenth = databases.server_url, given.memory // 10
     urls = [await create_database(url) for _ in range(2)] if url else []
     command, environ = control_plane(ROOT, folder / "server", urls)
-    async with living(command, environ, WORKERS) as (server, life):
+    async with running_control_plane(command, environ, WORKERS) as (server, life):
         sizes = []
         for number in range(1, 11):
             await throughput(server, life, jobs=tenth, clients=CLIENTS, workers=WORKERS)
@@ -77,8 +77,12 @@ async def memory(databases: Databases, folder: Path, given: Any, kind: str) -> N
 
 async def compare(databases: Databases, folder: Path, given: Any, kind: str) -> None:
     async with AsyncExitStack() as stack:
-        few = await stack.enter_async_context(filled_on(databases, folder / "few", FEW))
-        many = await stack.enter_async_context(filled_on(databases, folder / "many", given.jobs))
+        few = await stack.enter_async_context(
+            control_plane_with_jobs(databases, folder / "few", FEW)
+        )
+        many = await stack.enter_async_context(
+            control_plane_with_jobs(databases, folder / "many", given.jobs)
+        )
         read = [await each.read_by_route() for each in (few, many)]
         turn = (
             asyncio.Lock()
@@ -105,7 +109,7 @@ def _sums(reads: list[Read]) -> tuple[int, int]:
 class Costs:
     """CPU seconds by route."""
 
-    def __init__(self, filled: Filled, turn: asyncio.Lock) -> None:
+    def __init__(self, filled: FilledControlPlane, turn: asyncio.Lock) -> None:
         self.filled = filled
         self.turn = turn
         self.taken: dict[str, list[float]] = {}
@@ -122,7 +126,7 @@ class Costs:
         await self.filled.each_route(noted)
 
     def typical(self, name: str) -> float:
-        """The lower quartile: what disturbs only ever adds."""
+        """The lower quartile, because disturbances only add."""
         quartile, nothing = (
             statistics.quantiles(self.taken[each], n=4)[0] for each in (name, "nothing")
         )

@@ -53,7 +53,7 @@ def median(times: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 def show(medians: dict[str, tuple[float, float]]) -> bool:
-    """Prints the table; whether all of it is as fast as it should be."""
+    """Prints the table; returns whether all of it is fast enough."""
     columns = ("start", "ms", "CPU ms", "on top of Python", "at most")
     table = Table(*columns, title=f"median of {ROUNDS}")
     bare, _ = medians["python -c pass"]

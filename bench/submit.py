@@ -2,10 +2,10 @@
 
     make bench        or        python bench/submit.py [--quick] [--rounds N]
 
-What is measured, and how, is told in bench/submitting/.
+The measurements are described in bench/submit_load/.
 """
 
-from submitting.main import main
+from submit_load.main import main
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""What benches share: processes that end with them, a control plane on a free port, and calls to it."""
+"""Shared by benches: child processes that end with them, a control plane on a free port, and calls to it."""
 
 import os
 import re
@@ -24,9 +24,9 @@ END_SECONDS_MAX = 300
 
 
 def exit_on_sigterm() -> None:
-    """As Ctrl-C does: each `finally` runs, so servers are stopped and folders removed.
+    """Makes SIGTERM exit like Ctrl-C: each `finally` runs, so servers are stopped and folders removed.
 
-    By default SIGTERM ends a process on the spot, and whatever it started runs on.
+    By default SIGTERM ends a process at once, and its children keep running.
     """
     signal.signal(signal.SIGTERM, _exit)
 
@@ -70,7 +70,7 @@ def first_url(child: "subprocess.Popen[str]") -> str:
 
 @contextmanager
 def control_plane(folder: Path, **environ: str) -> Iterator[tuple[str, httpx.Client]]:
-    """On its embedded defaults: SQLite, and files that it hands out itself. Its URL, and its operator."""
+    """On its embedded defaults: SQLite, and local files. Yields its URL and its operator's client."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     serve = (COMFYFLEET, "serve", "--port", str(port), "--data", folder, "--log-level", "error")
@@ -86,7 +86,7 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def asked(admin: httpx.Client, method: str, path: str, **body: Any) -> Any:
+def call_json(admin: httpx.Client, method: str, path: str, **body: Any) -> Any:
     answer = admin.request(method, f"/api/admin{path}", json=body)
     assert answer.is_success, answer.text
     return answer.json() if answer.content else None

@@ -1,4 +1,4 @@
-"""How busy the GPU is, by NVML where there is one, every 100 ms."""
+"""Measures how busy the GPU is, by NVML if there is one, every 100 ms."""
 
 import statistics
 import threading
@@ -19,7 +19,7 @@ class Sample(NamedTuple):
 
 
 class GpuMeter:
-    """Reads in a thread for as long as the `with`."""
+    """Reads in a thread inside the `with` block."""
 
     def __init__(self, index: int) -> None:
         self._gpu = NvmlGpu(pynvml, index)
@@ -39,13 +39,13 @@ class GpuMeter:
         while not self._has_ended.wait(EVERY_SECONDS):
             read = self._gpu.read()
             if read is None:
-                return  # no driver, or not this GPU: nothing is told of it
+                return  # no driver, or not this GPU: no figures
             self._samples.append(
                 Sample(time.time(), read.load_percent or 0.0, read.memory_used_bytes or 0)
             )
 
     def between(self, start: float, end: float) -> tuple[float, int] | None:
-        """Mean utilisation and the most memory; None: nobody tells."""
+        """Mean utilisation and the highest memory use; None if they can't be read."""
         those = [each for each in self._samples if start <= each.at <= end]
         if not those:
             return None

@@ -1,4 +1,4 @@
-"""The workflow that is run: text to image with a checkpoint, or steps of the built-in engine."""
+"""The measured workflow: text to image with a checkpoint, or steps of the built-in engine."""
 
 import random
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ SEED_MAX = 2**24
 
 
 class Workload(Protocol):
-    """A prompt by model and seed, and which inputs these are."""
+    """Builds a prompt from model and seed, and names these two inputs."""
 
     @property
     def model_input(self) -> str: ...
@@ -53,7 +53,7 @@ class TextToImage:
 
 @dataclass(frozen=True)
 class EngineSteps:
-    """The engine has no models: a node that nothing reads names one, so that the queue sees it."""
+    """The engine has no models: an unused node names one, so that the queue sees it."""
 
     steps: int
     step_ms: int = 10
@@ -81,7 +81,7 @@ def model_of(prompt: dict[str, Any], workload: Workload) -> str:
 
 
 def backlog(models: list[str], jobs: int, seed: int) -> list[tuple[str, int]]:
-    """Model and seed of each job, shuffled the same way in every scenario; no job twice."""
+    """Model and seed of each job, shuffled the same way in every scenario; all jobs differ."""
     chance = random.Random(seed)
     names = [models[number % len(models)] for number in range(jobs)]
     chance.shuffle(names)

@@ -1,4 +1,4 @@
-"""ComfyUIs, or built-in engines in their place: started, asked, and read by their own history."""
+"""Starts ComfyUI servers, or built-in engines in their place, and reads their history."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ LOG_CHARACTERS_SHOWN = 3000
 
 
 class Problem(Exception):
-    """What is told to whoever runs the bench, without a traceback."""
+    """An error for the user of the bench, shown without a traceback."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Server:
         return int(self._http.get("/prompt").json()["exec_info"]["queue_remaining"])
 
     def forget(self) -> None:
-        """Models out of memory, caches dropped, history empty."""
+        """Unloads models, drops caches and empties the history."""
         self._http.post("/free", json={"unload_models": True, "free_memory": True})
         self._http.post("/history", json={"clear": True})
 
@@ -103,7 +103,7 @@ def comfyuis(
     more: Sequence[str],
     start_seconds: int,
 ) -> Iterator[list[Server]]:
-    """Each with folders of its own for what it writes; the models are those of the tree."""
+    """Each has its own folders for what it writes; the models are those of the tree."""
     commands = []
     for place in range(number):
         own = folder / f"comfyui-{place}"
@@ -143,7 +143,7 @@ def _started(
 def logged(
     command: Sequence[str], cwd: Path, log: Path, **environ: str
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process until the end of the block; what it prints goes to a file."""
+    """Runs a process until the end of the block; its output goes to a file."""
     with log.open("ab") as written:
         try:
             process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""A small HTTP client over kept connections, so that the client takes little of the machine."""
+"""A small HTTP client over kept connections that uses little CPU."""
 
 import asyncio
 import json
@@ -35,11 +35,11 @@ def json_call(method: str, path: str, key: str = "", body: Any = None, **headers
 
 
 class CallFailed(Exception):
-    """Anything but 2xx."""
+    """Any status but 2xx."""
 
 
 class Connection:
-    """One at a time; opened at the first call, and again when the server has closed it."""
+    """One call at a time; opened at the first call, and again when the server has closed it."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -47,7 +47,7 @@ class Connection:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, call: Call) -> Any:
-        """The answer's JSON."""
+        """Returns the answer's JSON."""
         async with asyncio.timeout(ANSWER_SECONDS_MAX):
             try:
                 status, body = await self._answer(call)
@@ -90,7 +90,7 @@ def _parsed(head: bytes) -> tuple[int, int, bool]:
 
 
 class Connections:
-    """Several, among which calls are shared."""
+    """Distributes calls over several connections."""
 
     def __init__(self, url: str, count: int) -> None:
         self._all = [Connection(url) for _ in range(count)]
@@ -99,7 +99,7 @@ class Connections:
         return await self._all[0].ask(call)
 
     async def ask_all(self, calls: Sequence[Call]) -> list[Any]:
-        """Their answers in order; each connection has one call under way."""
+        """Returns the answers in order; each connection has one call in progress."""
         answers: list[Any] = [None] * len(calls)
         numbers = iter(range(len(calls)))
 

@@ -1,4 +1,4 @@
-"""What was measured, as tables and as JSON."""
+"""The figures as tables and as JSON."""
 
 import statistics
 from collections.abc import Collection, Mapping, Sequence
@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from service_load.idle import Idle
-from service_load.life import JOB_ROUTES, ROUTES
+from service_load.job_lifecycle import JOB_ROUTES, ROUTES
 from service_load.measures import Latencies, Throughput
-from service_load.processes import Several
+from service_load.processes import ProcessComparison
 
 BEFORE, AFTER, FLOOR = "before", "after", "floor"
 SIDES = (BEFORE, AFTER, FLOOR)
@@ -31,7 +31,7 @@ class Figures:
     latency: dict[str, dict[str, Latencies]] = field(default_factory=dict)
     throughput: dict[str, dict[str, list[Throughput]]] = field(default_factory=dict)
     idle: dict[str, dict[str, Idle]] = field(default_factory=dict)
-    several: list[Several] = field(default_factory=list)
+    several: list[ProcessComparison] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -72,7 +72,7 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def micros(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """By route, and of a job altogether."""
+    """By route, and for a whole job."""
     found = {route: lower_quartile(samples[route]) for route in ROUTES if samples.get(route)}
     return found | {JOB: sum(found[route] for route in JOB_ROUTES)}
 
@@ -166,7 +166,7 @@ def _idle(database: str, found: Mapping[str, Idle]) -> Table:
     return table
 
 
-def _several(found: Sequence[Several]) -> Table:
+def _several(found: Sequence[ProcessComparison]) -> Table:
     table = Table("processes", "jobs a second", "CPU ms a job", "connections that waited, by cause")
     table.title = "one port, postgres"
     for each in found:

@@ -1,4 +1,4 @@
-"""What a control plane costs while nothing happens: alone, and with workers that wait in long polls."""
+"""Measures what a control plane costs while nothing happens: alone, and with workers in long polls."""
 
 import asyncio
 import time
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service_load.calls import Call, Connection, Connections
-from service_load.life import register_all
+from service_load.job_lifecycle import register_all
 from service_load.server import ServerProcess
 from support import raise_file_limit
 
@@ -52,7 +52,7 @@ async def _percent(server: ServerProcess, seconds: float) -> float:
 
 
 async def _wait(url: str, polls: Sequence[Call]) -> list[asyncio.Task[object]]:
-    """Each on a connection of its own, as workers do."""
+    """Each on its own connection, as workers do."""
     tasks: list[asyncio.Task[object]] = []
     for start in range(0, len(polls), OPENED_AT_ONCE):
         few = polls[start : start + OPENED_AT_ONCE]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from service_load.calls import Call, Connection, Connections
-from service_load.life import JOB_ROUTES, Life, Worker
+from service_load.job_lifecycle import JOB_ROUTES, JobLifecycle, Worker
 from service_load.server import ServerProcess
 from service_load.statements import Counted
 
@@ -56,7 +56,7 @@ class StatementMeter:
         return answers
 
     def profile(self) -> dict[str, dict[str, int]]:
-        """Of one call, rounded: what is said once in a while is not of the route."""
+        """The statements of one call, rounded, so that occasional statements don't count for the route."""
         return {
             route: {kind: round(count / self.calls[route]) for kind, count in kinds.items()}
             for route, kinds in self.kinds.items()
@@ -75,10 +75,10 @@ class Latencies:
     complete: list[float]
 
 
-async def latencies(url: str, life: Life, jobs: int) -> Latencies:
+async def latencies(url: str, lifecycle: JobLifecycle, jobs: int) -> Latencies:
     """One job at a time, with one worker that waits for it."""
     customer, ears = Connection(url), Connection(url)
-    worker, took = life.workers[0], Latencies([], [], [])
+    worker, took = lifecycle.workers[0], Latencies([], [], [])
 
     async def wait_for_it() -> tuple[float, Any]:
         answer = await ears.ask(worker.poll(wait_seconds=POLL_SECONDS))
@@ -88,7 +88,7 @@ async def latencies(url: str, life: Life, jobs: int) -> Latencies:
         waiting = asyncio.create_task(wait_for_it())
         await asyncio.sleep(POLL_ARRIVES_SECONDS)
         begun = time.perf_counter()
-        await customer.ask(life.submit(number))
+        await customer.ask(lifecycle.submit(number))
         submitted = time.perf_counter()
         had_at, job = await waiting
         await ears.ask(worker.put(job))
@@ -109,16 +109,16 @@ class Throughput:
 
 
 async def throughput(
-    server: ServerProcess, life: Life, *, jobs: int, clients: int, workers: int
+    server: ServerProcess, lifecycle: JobLifecycle, *, jobs: int, clients: int, workers: int
 ) -> Throughput:
-    """Customers submit as fast as they are answered, workers that wait take and deliver."""
+    """Customers submit as fast as they get answers; waiting workers take and deliver."""
     left, ended = iter(range(jobs)), 0
     all_done = asyncio.Event()
 
     async def customer() -> None:
         connection = Connection(server.url)
         for number in left:
-            await connection.ask(life.submit(number))
+            await connection.ask(lifecycle.submit(number))
         connection.close()
 
     async def work(worker: Worker) -> None:
@@ -139,7 +139,7 @@ async def throughput(
     async with asyncio.timeout(THROUGHPUT_SECONDS_MAX), asyncio.TaskGroup() as group:
         for _ in range(clients):
             group.create_task(customer())
-        for worker in life.workers[:workers]:
+        for worker in lifecycle.workers[:workers]:
             group.create_task(work(worker))
         await all_done.wait()
         seconds, used = time.perf_counter() - begun, server.cpu_seconds() - cpu

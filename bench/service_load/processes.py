@@ -1,4 +1,4 @@
-"""What several processes behind one port give, and what they wait for in PostgreSQL meanwhile."""
+"""Measures what several processes behind one port gain, and what they wait for in PostgreSQL."""
 
 import asyncio
 from collections import Counter
@@ -10,7 +10,7 @@ import asyncpg
 
 from service_load.measures import Throughput
 
-LOOK_SECONDS = 0.02
+POLL_SECONDS = 0.02
 WAITS = """
     SELECT wait_event_type || ':' || wait_event AS event, left(query, 60) AS query
     FROM pg_stat_activity
@@ -18,7 +18,7 @@ WAITS = """
 
 
 @dataclass(frozen=True)
-class Several:
+class ProcessComparison:
     processes: int
     throughput: Throughput
     looks: int
@@ -33,7 +33,7 @@ class Several:
 
 @asynccontextmanager
 async def watched(url: str) -> AsyncIterator[tuple[Counter[str], list[int]]]:
-    """What connections wait for, looked at again and again."""
+    """Samples what connections wait for."""
     waits: Counter[str] = Counter()
     looks = [0]
     connection = await asyncpg.connect(url)
@@ -43,7 +43,7 @@ async def watched(url: str) -> AsyncIterator[tuple[Counter[str], list[int]]]:
             rows = await connection.fetch(WAITS)
             waits.update(_named(row["event"], row["query"]) for row in rows)
             looks[0] += 1
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
     looking = asyncio.create_task(look())
     try:
@@ -55,5 +55,5 @@ async def watched(url: str) -> AsyncIterator[tuple[Counter[str], list[int]]]:
 
 
 def _named(event: str, query: str) -> str:
-    """A lock is somebody's: the statement tells whose."""
+    """The name of a wait; for a lock, with the statement that waits for it."""
     return f"{event} ({' '.join(query.split())})" if event.startswith("Lock") else event

@@ -1,4 +1,4 @@
-"""A server as a process of its own, with the CPU time that it has used."""
+"""A server as a separate process, with the CPU time that it has used."""
 
 import os
 import re
@@ -37,11 +37,11 @@ class ServerProcess:
     pid: int
 
     def cpu_seconds(self) -> float:
-        """Of all its threads, ended ones too, and of its children."""
+        """Of all its threads, also ended ones, and of its children."""
         return sum(map(_process_clock, (self.pid, *_children(self.pid))))
 
     def memory_bytes(self) -> int:
-        """Resident, of the process and its children; what children share counts in each."""
+        """Resident memory of the process and its children; shared memory counts in each."""
         return sum(map(_resident, (self.pid, *_children(self.pid))))
 
 
@@ -61,7 +61,7 @@ def _resident(pid: int) -> int:
 
 @contextmanager
 def running(command: Sequence[str | Path], environ: Mapping[str, str]) -> Iterator[ServerProcess]:
-    """Until the `with` ends. The command must print its URL."""
+    """Runs until the `with` block ends. The command must print its URL."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("COMFYFLEET_")}
     child = subprocess.Popen(
         command,
@@ -71,7 +71,7 @@ def running(command: Sequence[str | Path], environ: Mapping[str, str]) -> Iterat
         text=True,
     )
     try:
-        yield ServerProcess(_url_told_by(child), child.pid)
+        yield ServerProcess(_printed_url(child), child.pid)
     finally:
         child.terminate()
         try:
@@ -81,8 +81,8 @@ def running(command: Sequence[str | Path], environ: Mapping[str, str]) -> Iterat
             child.wait()
 
 
-def _url_told_by(child: "subprocess.Popen[str]") -> str:
-    """What it says later is read and thrown away, so that it never waits for us."""
+def _printed_url(child: "subprocess.Popen[str]") -> str:
+    """Later output is read and discarded, so that the process never blocks on its pipe."""
     assert child.stdout
     said: deque[str] = deque(maxlen=50)
     deadline = time.monotonic() + START_SECONDS_MAX
@@ -117,4 +117,4 @@ def control_plane(
 
 def floor_server(data: Path, url: str, profile: str) -> list[str | Path]:
     data.mkdir()
-    return [sys.executable, Path(__file__).with_name("floor.py"), data, url, profile]
+    return [sys.executable, Path(__file__).with_name("bare_server.py"), data, url, profile]

@@ -1,7 +1,7 @@
-"""What a server sends to PostgreSQL, counted on the way: a relay that reads the client's messages.
+"""Counts what a server sends to PostgreSQL: a relay that reads the client's messages.
 
-A message counts once, also if its text has several statements: on PostgreSQL the way there and back is
-what costs.
+A message counts once, also if its text has several statements: on PostgreSQL the round trip is what
+costs.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ PARSE, BIND, EXECUTE, QUERY = b"P", b"B", b"E", b"Q"
 
 @dataclass
 class Counted:
-    """By what they do: `begin`, `commit`, `read`, `write`."""
+    """Counts by kind: `begin`, `commit`, `read`, `write`."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     texts: list[str] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Counted:
         self.texts.append(text)
 
     def take(self) -> tuple[Counter[str], list[str]]:
-        """What came since it was taken last."""
+        """The counts since the last call."""
         taken = self.kinds, self.texts
         self.kinds, self.texts = Counter(), []
         return taken
@@ -49,7 +49,7 @@ def kind_of(text: str) -> str:
 
 
 class _Reader:
-    """Of one connection: names of prepared statements and open portals are its own."""
+    """Reads one connection: names of prepared statements and portals are per connection."""
 
     def __init__(self, counted: Counted) -> None:
         self._counted = counted
@@ -88,7 +88,7 @@ class _Reader:
 
 @asynccontextmanager
 async def relay(server_url: str, folder: Path) -> AsyncIterator[tuple[str, Counted]]:
-    """The URL to use instead, and what is counted."""
+    """Yields the URL to use instead, and the counts."""
     url, counted = make_url(server_url), Counted()
     target = Path(str(url.query["host"])) / SOCKET
 

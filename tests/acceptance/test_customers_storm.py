@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.support.jobs.counted_jobs import FLEET, WORKFLOW, prepare
-from tests.support.server.stage import Stage, WorkerProcess
+from tests.support.server.deployment import Deployment, WorkerProcess
 
 PRICE, CREDIT = 3, 10_000
 AWAY_SECONDS_MAX = 60.0
@@ -80,27 +80,27 @@ def hash_of(name: str) -> int:
 
 
 async def storm(folder: Path, *, customers: int, seconds: float, kills: int) -> None:
-    async with Stage(folder, None, **SETTINGS) as stage:
-        secret, _ = prepare(stage)
-        effect_id = _effect(stage)
-        engines = stage.start_engines("engine-1", "engine-2")
+    async with Deployment(folder, None, **SETTINGS) as deployment:
+        secret, _ = prepare(deployment)
+        effect_id = _effect(deployment)
+        engines = deployment.start_engines("engine-1", "engine-2")
         workers = [
-            stage.start_worker(f"worker-{n}", engine, fleet=FLEET, secret=secret)
+            deployment.start_worker(f"worker-{n}", engine, fleet=FLEET, secret=secret)
             for n, engine in enumerate(engines)
         ]
-        tenants = [_tenant(stage, f"tenant {n}") for n in range(4)]
+        tenants = [_tenant(deployment, f"tenant {n}") for n in range(4)]
         people = [
-            Customer(stage.url, _key(stage, tenants[n % 4], n), effect_id, f"customer{n}")
+            Customer(deployment.url, _key(deployment, tenants[n % 4], n), effect_id, f"customer{n}")
             for n in range(customers)
         ]
         until = time.monotonic() + seconds
-        killing = asyncio.to_thread(_kill, stage, workers, secret, until, kills)
+        killing = asyncio.to_thread(_kill, deployment, workers, secret, until, kills)
         await asyncio.gather(killing, *(each.work(until) for each in people))
         await asyncio.to_thread(_require_all_ended, people)
         assert sum(_require_sound(each) for each in people) > 0
 
 
-def _effect(stage: Stage) -> str:
+def _effect(deployment: Deployment) -> str:
     body = {
         "slug": "steps",
         "workflow_slug": WORKFLOW,
@@ -108,25 +108,25 @@ def _effect(stage: Stage) -> str:
         "overrides": {},
         "published": True,
     }
-    return str(stage.admin.ask("POST", "/api/admin/effects", json=body)["id"])
+    return str(deployment.admin.ask("POST", "/api/admin/effects", json=body)["id"])
 
 
-def _tenant(stage: Stage, name: str) -> str:
-    return str(stage.admin.ask("POST", "/api/admin/tenants", json={"name": name})["id"])
+def _tenant(deployment: Deployment, name: str) -> str:
+    return str(deployment.admin.ask("POST", "/api/admin/tenants", json={"name": name})["id"])
 
 
-def _key(stage: Stage, tenant_id: str, number: int) -> str:
+def _key(deployment: Deployment, tenant_id: str, number: int) -> str:
     """Of a new user with a full wallet."""
     path = f"/api/admin/tenants/{tenant_id}"
-    user = stage.admin.ask("POST", f"{path}/users", json={"name": f"customer {number}"})
+    user = deployment.admin.ask("POST", f"{path}/users", json={"name": f"customer {number}"})
     paid = {"amount": CREDIT, "provider_transaction_id": f"paid {number}"}
-    stage.admin.ask("POST", f"{path}/wallets/{user['id']}/credits", json=paid)
-    made = stage.admin.ask("POST", f"{path}/users/{user['id']}/keys", json={"name": "storm"})
+    deployment.admin.ask("POST", f"{path}/wallets/{user['id']}/credits", json=paid)
+    made = deployment.admin.ask("POST", f"{path}/users/{user['id']}/keys", json={"name": "storm"})
     return str(made["key"])
 
 
 def _kill(
-    stage: Stage, workers: list[WorkerProcess], secret: str, until: float, kills: int
+    deployment: Deployment, workers: list[WorkerProcess], secret: str, until: float, kills: int
 ) -> None:
     """In turn the control plane and a worker, at random moments; each comes back as itself."""
     chance = random.Random(4711)
@@ -134,12 +134,14 @@ def _kill(
     for number in range(kills):
         time.sleep(pause * chance.uniform(0.5, 1.0))
         if number % 2 == 0:
-            stage.restart_control()
+            deployment.restart_control()
             continue
         place = chance.randrange(len(workers))
         dead = workers[place]
         dead.process.kill()
-        workers[place] = stage.start_worker(dead.worker_id, dead.engine, fleet=FLEET, secret=secret)
+        workers[place] = deployment.start_worker(
+            dead.worker_id, dead.engine, fleet=FLEET, secret=secret
+        )
 
 
 def _require_all_ended(people: list[Customer]) -> None:

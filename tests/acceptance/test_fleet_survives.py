@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.support.jobs.counted_jobs import FLEET, STEP_MS, executions, in_mid_job, prepare, submit
 from tests.support.server.admin_client import AuditEntry, until
-from tests.support.server.stage import EngineProcess, Stage, WorkerProcess
+from tests.support.server.deployment import Deployment, EngineProcess, WorkerProcess
 
 EARLY_JOBS, LATE_JOBS = range(1, 13), range(13, 19)
 STEPS = 12
@@ -45,58 +45,58 @@ class Survived:
 
 
 def gathered(
-    stage: Stage, tenant_id: str, colors: dict[str, int], engines: list[EngineProcess]
+    deployment: Deployment, tenant_id: str, colors: dict[str, int], engines: list[EngineProcess]
 ) -> Survived:
-    ended = stage.admin.wait_until_ended(tenant_id, list(colors), seconds=END_SECONDS_MAX)
+    ended = deployment.admin.wait_until_ended(tenant_id, list(colors), seconds=END_SECONDS_MAX)
     # What a killed worker left behind may still run.
     until(lambda: all(engine.is_idle() for engine in engines), seconds=10 * JOB_SECONDS)
     jobs = {colors[job_id]: job for job_id, job in ended.items()}
     subjects = {f"dispatch:{job['dispatch']['id']}": color for color, job in jobs.items()}
     audit: dict[int, list[AuditEntry]] = defaultdict(list)
-    for entry in stage.admin.audit():
+    for entry in deployment.admin.audit():
         if entry.subject in subjects:
             audit[subjects[entry.subject]].append(entry)
     return Survived(jobs, audit, executions(engines))
 
 
 async def test_every_job_ends_completed_whatever_dies(tmp_path: Path) -> None:
-    async with Stage(tmp_path, None, **SETTINGS) as stage:
-        secret, tenant_id = prepare(stage)
-        engines = stage.start_engines("engine-1", "engine-2", "engine-3")
+    async with Deployment(tmp_path, None, **SETTINGS) as deployment:
+        secret, tenant_id = prepare(deployment)
+        engines = deployment.start_engines("engine-1", "engine-2", "engine-3")
 
         def worker(name: str, engine: EngineProcess) -> WorkerProcess:
-            return stage.start_worker(name, engine, fleet=FLEET, secret=secret)
+            return deployment.start_worker(name, engine, fleet=FLEET, secret=secret)
 
         killed, asked, taken = (
             worker(f"worker-{number}", engine) for number, engine in enumerate(engines, 1)
         )
-        colors = submit(stage, tenant_id, EARLY_JOBS, steps=STEPS)
+        colors = submit(deployment, tenant_id, EARLY_JOBS, steps=STEPS)
 
         def start_is_told(color: int) -> bool:
             (job_id,) = (each for each, its in colors.items() if its == color)
-            dispatch = stage.admin.job(tenant_id, job_id)["dispatch"]
+            dispatch = deployment.admin.job(tenant_id, job_id)["dispatch"]
             return dispatch["started_at"] is not None
 
         victim = in_mid_job(engines[0], is_told=start_is_told)
         killed.process.kill()
         in_mid_job(engines[1])
         asked.process.terminate()
-        stage.restart_postgres()
+        deployment.restart_postgres()
         assert asked.process.wait() == 0
         worker("worker-4", engines[1])
         in_mid_job(engines[2])
-        stage.restart_control()
-        colors |= submit(stage, tenant_id, LATE_JOBS, steps=STEPS)
+        deployment.restart_control()
+        colors |= submit(deployment, tenant_id, LATE_JOBS, steps=STEPS)
         in_mid_job(engines[2])
         taken.metadata.announce_spot(seconds=JOB_SECONDS / 2)
         assert taken.process.wait() == 0
         worker("worker-5", engines[2])
 
-        survived = gathered(stage, tenant_id, colors, engines)
+        survived = gathered(deployment, tenant_id, colors, engines)
         check_that_no_job_noticed(survived)
         check_that_what_ran_again_was_cut_off(survived)
         check_that_attempts_are_what_they_cost(survived, victim)
-        check_that_leaving_was_told(stage, survived)
+        check_that_leaving_was_told(deployment, survived)
 
 
 def check_that_no_job_noticed(survived: Survived) -> None:
@@ -125,9 +125,9 @@ def check_that_attempts_are_what_they_cost(survived: Survived, victim: int) -> N
         assert job["dispatch"]["attempts"] == 1 + len(used)
 
 
-def check_that_leaving_was_told(stage: Stage, survived: Survived) -> None:
-    left = {entry.subject for entry in stage.admin.audit(action="deregister")}
+def check_that_leaving_was_told(deployment: Deployment, survived: Survived) -> None:
+    left = {entry.subject for entry in deployment.admin.audit(action="deregister")}
     assert {"worker:worker-2", "worker:worker-3"} <= left
-    assert not {"worker-2", "worker-3"} & stage.admin.worker_ids()
+    assert not {"worker-2", "worker-3"} & deployment.admin.worker_ids()
     handed_back = {each for color in survived.jobs for each in survived.handed_back(color)}
     assert ("worker:worker-3", "spot") in handed_back

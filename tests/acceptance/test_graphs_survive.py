@@ -8,7 +8,7 @@ import pytest
 from tests.support.jobs.counted_jobs import FLEET
 from tests.support.jobs.large_graph import GraphCustomer, check_the_end, document, prepare
 from tests.support.server.admin_client import until
-from tests.support.server.stage import Stage
+from tests.support.server.deployment import Deployment
 
 SETTINGS = {
     "lease_seconds": "4",
@@ -28,22 +28,22 @@ def runs_on(customer: GraphCustomer, run_id: str, node: str) -> bool:
     return any(each["status"] == "running" for each in found)
 
 
-def die_and_rise(stage: Stage, seconds: float) -> None:
+def die_and_rise(deployment: Deployment, seconds: float) -> None:
     time.sleep(seconds)
-    stage.restart_control()
+    deployment.restart_control()
 
 
 async def test_a_graph_ends_with_the_right_pictures_whatever_dies(tmp_path: Path) -> None:
     # Soon: the node that is bound to the killed worker waits for it until then.
     settings = {**SETTINGS, "offline_after_seconds": "8"}
-    async with Stage(tmp_path, None, **settings) as stage:
-        secret, customer = prepare(stage)
-        engines = stage.start_engines("engine-1", "engine-2", "engine-3")
+    async with Deployment(tmp_path, None, **settings) as deployment:
+        secret, customer = prepare(deployment)
+        engines = deployment.start_engines("engine-1", "engine-2", "engine-3")
         workers = [
-            stage.start_worker(f"worker-{number}", engine, fleet=FLEET, secret=secret)
+            deployment.start_worker(f"worker-{number}", engine, fleet=FLEET, secret=secret)
             for number, engine in enumerate(engines, 1)
         ]
-        until(lambda: len(stage.admin.worker_ids()) == 3, seconds=60)
+        until(lambda: len(deployment.admin.worker_ids()) == 3, seconds=60)
         graph_id = customer.stored(document("worker-3", "worker-2"))
         workers[2].process.terminate()
         assert workers[2].process.wait() == 0
@@ -68,17 +68,17 @@ async def test_a_control_plane_that_is_killed_goes_on_from_where_it_was(
     tmp_path: Path, kills: int
 ) -> None:
     chance = random.Random(kills)
-    async with Stage(tmp_path, None, **{**SETTINGS, "lease_seconds": "30"}) as stage:
-        secret, customer = prepare(stage)
-        engines = stage.start_engines("engine-1", "engine-2", "engine-3")
+    async with Deployment(tmp_path, None, **{**SETTINGS, "lease_seconds": "30"}) as deployment:
+        secret, customer = prepare(deployment)
+        engines = deployment.start_engines("engine-1", "engine-2", "engine-3")
         for number, engine in enumerate(engines, 1):
-            stage.start_worker(f"worker-{number}", engine, fleet=FLEET, secret=secret)
-        until(lambda: len(stage.admin.worker_ids()) == 3, seconds=60)
+            deployment.start_worker(f"worker-{number}", engine, fleet=FLEET, secret=secret)
+        until(lambda: len(deployment.admin.worker_ids()) == 3, seconds=60)
         graph_id, runs, left = customer.stored(document("worker-3", "worker-2")), 0, kills
         while left > 0:
             runs += 1
             run_id = customer.started(graph_id, f"run-{runs}")
             while left > 0 and customer.run(run_id)["status"] == "running":
-                die_and_rise(stage, chance.uniform(0, 0.5))
+                die_and_rise(deployment, chance.uniform(0, 0.5))
                 left -= 1
             check_the_end(customer, customer.finished(run_id, seconds=END_SECONDS_MAX), runs)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import PIL.Image
-from tests.support.server.processes import surroundings
+from tests.support.server.processes import clean_environ
 
 DEMO = Path(__file__).parents[2] / "tools" / "pipeline.py"
 RUN_SECONDS_MAX = 180
@@ -15,7 +15,7 @@ RUN_SECONDS_MAX = 180
 def test_one_command_ends_with_a_contact_sheet(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(DEMO)],
-        env=surroundings({"DEMO_OUTPUT": str(tmp_path)}),
+        env=clean_environ({"DEMO_OUTPUT": str(tmp_path)}),
         capture_output=True,
         text=True,
         timeout=RUN_SECONDS_MAX,

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 import httpx
 import pytest
 from tests.support.server.admin_client import until
-from tests.support.server.stage import EngineProcess, Stage
+from tests.support.server.deployment import Deployment, EngineProcess
 
 FLEET = "gpus"
 STEP_MS = 50
@@ -100,10 +100,10 @@ class Customer:
         return self._http.get(url).content
 
 
-def prepared(stage: Stage) -> tuple[str, Customer]:
+def prepared(deployment: Deployment) -> tuple[str, Customer]:
     """The fleet's secret, and a customer with tokens."""
-    stage.start_control()
-    secret = stage.admin.create_fleet(FLEET)
+    deployment.start_control()
+    secret = deployment.admin.create_fleet(FLEET)
     for slug, price in PRICES.items():
         is_first = slug == "draw"
         body = {
@@ -113,12 +113,12 @@ def prepared(stage: Stage) -> tuple[str, Customer]:
             "output_node_id": "3",
             "price_tokens": price,
         }
-        stage.admin.ask("POST", "/api/admin/workflows", json=body)
-    stage.admin.assign(FLEET, *PRICES)
-    tenant = stage.admin.ask("POST", "/api/admin/tenants", json={"name": "studio"})
+        deployment.admin.ask("POST", "/api/admin/workflows", json=body)
+    deployment.admin.assign(FLEET, *PRICES)
+    tenant = deployment.admin.ask("POST", "/api/admin/tenants", json={"name": "studio"})
     wallet = f"/api/admin/tenants/{tenant['id']}/wallets/{tenant['user_id']}/credits"
-    stage.admin.ask("POST", wallet, json={"amount": TOKENS, "provider_transaction_id": "p"})
-    return secret, Customer(stage.url, tenant["key"])
+    deployment.admin.ask("POST", wallet, json={"amount": TOKENS, "provider_transaction_id": "p"})
+    return secret, Customer(deployment.url, tenant["key"])
 
 
 def made(customer: Customer, run_id: str) -> int:
@@ -126,7 +126,7 @@ def made(customer: Customer, run_id: str) -> int:
 
 
 def kill_on_the_way(
-    stage: Stage,
+    deployment: Deployment,
     customer: Customer,
     run_id: str,
     engines: list[EngineProcess],
@@ -135,7 +135,7 @@ def kill_on_the_way(
 ) -> None:
     """Every other time the control plane, every other time a worker, as the run goes on."""
     workers = [
-        stage.start_worker(f"w{number}", engine, fleet=FLEET, secret=secret)
+        deployment.start_worker(f"w{number}", engine, fleet=FLEET, secret=secret)
         for number, engine in enumerate(engines)
     ]
     per_kill = sum(CANDIDATES) // (kills + 1)
@@ -149,11 +149,11 @@ def kill_on_the_way(
         if number % 2:
             which = number // 2 % len(workers)
             workers[which].process.kill()
-            workers[which] = stage.start_worker(
+            workers[which] = deployment.start_worker(
                 f"w{which}", engines[which], fleet=FLEET, secret=secret
             )
         else:
-            stage.restart_control()
+            deployment.restart_control()
 
 
 def require_right(customer: Customer, run_id: str) -> None:
@@ -188,7 +188,7 @@ def require_paid_once(customer: Customer, jobs: set[str], spent: int) -> None:
 
 
 def require_no_file_without_a_candidate(
-    stage: Stage, customer: Customer, run_id: str, objects: Path
+    deployment: Deployment, customer: Customer, run_id: str, objects: Path
 ) -> None:
     """What a killed worker had delivered and nobody accepted is a leftover: it goes when it is a day old."""
     found = customer.get(f"pipeline-runs/{run_id}/candidates", limit=100)["candidates"]
@@ -200,7 +200,7 @@ def require_no_file_without_a_candidate(
     two_days_ago = time.time() - 2 * 86_400
     for each in objects.rglob("*"):
         os.utime(each, (two_days_ago, two_days_ago))
-    stage.restart_control()  # a sweep's first pass is at once
+    deployment.restart_control()  # a sweep's first pass is at once
     until(
         lambda: objects_in(objects) == wanted,
         seconds=30,
@@ -217,17 +217,17 @@ def objects_in(objects: Path) -> set[str]:
 
 
 async def survived(folder: Path, kills: int) -> None:
-    async with Stage(folder, None, **SETTINGS) as stage:
-        secret, customer = prepared(stage)
+    async with Deployment(folder, None, **SETTINGS) as deployment:
+        secret, customer = prepared(deployment)
         with closing(customer):
-            engines = stage.start_engines("engine-a", "engine-b")
+            engines = deployment.start_engines("engine-a", "engine-b")
             pipeline = customer.post("pipelines", document=PIPELINE)
             run_id = customer.post(
                 f"pipelines/{pipeline['id']}/runs",
                 base_candidates=BASE,
                 limits={"concurrent_jobs": 4},
             )["id"]
-            kill_on_the_way(stage, customer, run_id, engines, secret, kills)
+            kill_on_the_way(deployment, customer, run_id, engines, secret, kills)
             until(
                 lambda: customer.get(f"pipeline-runs/{run_id}")["reason"] == "complete",
                 seconds=END_SECONDS_MAX,
@@ -235,7 +235,7 @@ async def survived(folder: Path, kills: int) -> None:
             )
             require_right(customer, run_id)
             require_no_file_without_a_candidate(
-                stage, customer, run_id, folder / "files" / "objects"
+                deployment, customer, run_id, folder / "files" / "objects"
             )
 
 

@@ -18,7 +18,7 @@ import pytest
 from prometheus_client.mmap_dict import MmapedDict
 from tests.support.server.admin_client import until
 from tests.support.server.customers import DRAWN
-from tests.support.server.stage import Stage
+from tests.support.server.deployment import Deployment
 
 # Seven processes are started, one after another.
 pytestmark = pytest.mark.slow
@@ -35,23 +35,25 @@ WOKEN = {"graph_words", "pipeline_results"}
 class Fleet:
     """A control plane of several processes with customers and a fleet without workers."""
 
-    stage: Stage
+    deployment: Deployment
     secret: str
     key: str
     effect_id: str
 
     def children(self) -> list[int]:
-        pid = self.stage.control.pid
+        pid = self.deployment.control.pid
         return [int(each) for each in _proc(pid, f"task/{pid}/children").split()]
 
     def metrics(self, name: str) -> dict[str, float]:
         """Series of that name, by their labels."""
-        text = httpx.get(f"{self.stage.url}/metrics", timeout=20).text
+        text = httpx.get(f"{self.deployment.url}/metrics", timeout=20).text
         found = re.findall(rf"^{name}(?:{{(.*)}})? (\S+)$", text, re.MULTILINE)
         return {labels: float(value) for labels, value in found}
 
     def wallet(self) -> dict[str, Any]:
-        answer = httpx.get(f"{self.stage.url}/api/wallet", headers=_bearer(self.key), timeout=20)
+        answer = httpx.get(
+            f"{self.deployment.url}/api/wallet", headers=_bearer(self.key), timeout=20
+        )
         wallet: dict[str, Any] = answer.json()
         return wallet
 
@@ -69,7 +71,7 @@ def _bearer(key: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    stage = Stage(
+    deployment = Deployment(
         tmp_path_factory.mktemp("processes"),
         sweep_seconds="1",
         max_active_jobs_per_user="100000",
@@ -78,26 +80,26 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         tenant_calls_per_second="100000",
         tenant_calls_at_once="100000",
     )
-    asyncio.run(stage.__aenter__())
+    asyncio.run(deployment.__aenter__())
     try:
-        stage.start_control("--processes", str(PROCESSES))
-        yield _set_up(stage)
+        deployment.start_control("--processes", str(PROCESSES))
+        yield _set_up(deployment)
     finally:
-        asyncio.run(stage.__aexit__(None, None, None))
+        asyncio.run(deployment.__aexit__(None, None, None))
 
 
-def _set_up(stage: Stage) -> Fleet:
-    ask = stage.admin.ask
-    secret = stage.admin.create_fleet("gpus")
-    stage.admin.register_workflow("draw", DRAWN, [], "2")
-    stage.admin.assign("gpus", "draw")
+def _set_up(deployment: Deployment) -> Fleet:
+    ask = deployment.admin.ask
+    secret = deployment.admin.create_fleet("gpus")
+    deployment.admin.register_workflow("draw", DRAWN, [], "2")
+    deployment.admin.assign("gpus", "draw")
     effect = {"slug": "draw", "workflow_slug": "draw", "price_tokens": PRICE, "published": True}
     effect_id = ask("POST", "/api/admin/effects", json=effect)["id"]
     tenant = ask("POST", "/api/admin/tenants", json={"name": "acme"})
     path = f"/api/admin/tenants/{tenant['id']}/wallets/{tenant['user_id']}/credits"
     ask("POST", path, json={"amount": TOKENS, "provider_transaction_id": "first"})
-    until(lambda: "2 processes serve" in stage.control.said(), seconds=AWAY_SECONDS_MAX)
-    return Fleet(stage, secret, tenant["key"], effect_id)
+    until(lambda: "2 processes serve" in deployment.control.said(), seconds=AWAY_SECONDS_MAX)
+    return Fleet(deployment, secret, tenant["key"], effect_id)
 
 
 class Caller:
@@ -136,7 +138,7 @@ class Load:
     is_over: bool = False
 
     def customer(self, number: int) -> None:
-        with closing(Caller(self.fleet.stage.url, is_patient=self.is_patient)) as caller:
+        with closing(Caller(self.fleet.deployment.url, is_patient=self.is_patient)) as caller:
             self._submit(caller, number)
 
     def _submit(self, caller: Caller, number: int) -> None:
@@ -152,7 +154,7 @@ class Load:
                 time.sleep(0.01)
 
     def worker(self, number: int) -> None:
-        with closing(Caller(self.fleet.stage.url, is_patient=self.is_patient)) as caller:
+        with closing(Caller(self.fleet.deployment.url, is_patient=self.is_patient)) as caller:
             self._work(caller, number)
 
     def _work(self, caller: Caller, number: int) -> None:
@@ -192,7 +194,7 @@ def under_load(fleet: Fleet, *, is_patient: bool) -> Iterator[Load]:
             until(
                 lambda: load.completed >= 10 or _failed(working),
                 seconds=AWAY_SECONDS_MAX,
-                what=lambda: f"{load}: {fleet.stage.control.said()[-2000:]}",
+                what=lambda: f"{load}: {fleet.deployment.control.said()[-2000:]}",
             )
             yield load
             more = load.completed + 10
@@ -211,10 +213,13 @@ def _failed(working: list["Future[None]"]) -> bool:
 
 def test_all_of_them_answer_and_their_counters_are_told_together(fleet: Fleet) -> None:
     before = fleet.metrics("comfyfleet_api_calls_total")
-    with httpx.Client(base_url=fleet.stage.url) as one, httpx.Client(base_url=fleet.stage.url):
+    with (
+        httpx.Client(base_url=fleet.deployment.url) as one,
+        httpx.Client(base_url=fleet.deployment.url),
+    ):
         for _ in range(20):
             assert one.get("/healthz").status_code == 200
-            assert httpx.get(f"{fleet.stage.url}/healthz").status_code == 200
+            assert httpx.get(f"{fleet.deployment.url}/healthz").status_code == 200
     labels = 'method="GET",route="/healthz",status="200"'
     for _ in range(4):  # whichever process is asked
         told = fleet.metrics("comfyfleet_api_calls_total")
@@ -273,23 +278,23 @@ def test_sweeps_go_on_when_the_process_that_ran_them_is_gone(fleet: Fleet) -> No
 def test_all_are_replaced_one_by_one_and_no_call_fails(fleet: Fleet) -> None:
     before = set(fleet.children())
     with under_load(fleet, is_patient=False):
-        os.kill(fleet.stage.control.pid, signal.SIGHUP)
+        os.kill(fleet.deployment.control.pid, signal.SIGHUP)
         until(
             lambda: not before & set(fleet.children()) and len(fleet.children()) == PROCESSES,
             seconds=RESTART_SECONDS_MAX,
-            what=lambda: fleet.stage.control.said()[-2000:],
+            what=lambda: fleet.deployment.control.said()[-2000:],
         )
-        assert fleet.stage.admin.is_ready()
+        assert fleet.deployment.admin.is_ready()
 
 
 def test_a_stop_ends_all_of_them_and_so_does_the_parents_death(fleet: Fleet) -> None:
     children = fleet.children()
-    fleet.stage.control.terminate()
-    assert fleet.stage.control.wait() == 0
+    fleet.deployment.control.terminate()
+    assert fleet.deployment.control.wait() == 0
     assert not any(_proc(pid, "cmdline") for pid in children)
-    fleet.stage.start_control("--processes", str(PROCESSES))
+    fleet.deployment.start_control("--processes", str(PROCESSES))
     children = fleet.children()
-    os.kill(fleet.stage.control.pid, signal.SIGKILL)
+    os.kill(fleet.deployment.control.pid, signal.SIGKILL)
     _gone(lambda: not any(_proc(pid, "cmdline") for pid in children))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from tests.support.backends.comfy_cloud import CloudAccount, serving_cloud
 from tests.support.backends.prompts import Prompt, heavy, slow
-from tests.support.backends.proxy import meddling
+from tests.support.backends.proxy import faulty_proxy
 from tests.support.backends.v2_server import comfy_api_proxy
 
 from comfyfleet.comfy import (
@@ -43,7 +43,7 @@ class Stage:
 
     def is_under_way(self, event: Event) -> bool:
         """In the middle of a slow run, as far as the backend tells."""
-        if not self.abilities.tells_nodes:
+        if not self.abilities.reports_nodes:
             return isinstance(event, Started)
         return isinstance(event, NodeStarted) and event.node_id == "2"
 
@@ -53,7 +53,7 @@ StageOf = Callable[[], contextlib.AbstractAsyncContextManager[Stage]]
 
 @contextlib.asynccontextmanager
 async def server_stage(url: str, slow: Callable[..., Prompt] = heavy) -> AsyncIterator[Stage]:
-    async with meddling(url) as proxy, contextlib.AsyncExitStack() as stack:
+    async with faulty_proxy(url) as proxy, contextlib.AsyncExitStack() as stack:
 
         def caller() -> ComfyServer:
             server = ComfyServer(ServerSettings(proxy.url, LIMITS), retry=RetryPolicy())
@@ -87,7 +87,7 @@ async def cloud_stage(url: str, drop: Callable[[], object] | None) -> AsyncItera
 async def cloud_v1_stage() -> AsyncIterator[Stage]:
     with serving_cloud({KEY: CloudAccount("alice")}) as served:
         async with (
-            meddling(served.url) as proxy,
+            faulty_proxy(served.url) as proxy,
             cloud_stage(proxy.url, proxy.cut_sockets) as stage,
         ):
             yield stage

@@ -261,7 +261,7 @@ async def test_a_prompt_without_outputs_is_refused_as_a_whole(
     with pytest.raises(PromptRefused) as caught:
         await backend.submit(prompt, prompt_id=new_id())
     assert caught.value.message == "Prompt has no outputs"
-    if stage.abilities.tells_kinds:
+    if stage.abilities.reports_error_types:
         assert caught.value.details["kind"] == "prompt_no_outputs"
 
 

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import func, select, update
 from tests.support.databases.factory import Databases
 from tests.support.jobs.bulk import add_dispatches, add_jobs, dispatch_row, job_row
-from tests.support.jobs.context import PROMPT, ByHand, sides_on
+from tests.support.jobs.context import PROMPT, ManualClock, job_context_on
 
 from comfyfleet.errors import Refused
 from comfyfleet.server.db.central_tables import audit_log, dispatches
@@ -64,7 +64,7 @@ async def scene_on(context: JobContext, tenant_id: UUID) -> Scene:
 
 @pytest.fixture
 async def scene(databases: Databases, tmp_path: Path) -> AsyncIterator[Scene]:
-    async with sides_on(databases, tmp_path, ByHand()) as (context, tenant_id):
+    async with job_context_on(databases, tmp_path, ManualClock()) as (context, tenant_id):
         yield await scene_on(context, tenant_id)
 
 
@@ -79,7 +79,10 @@ async def test_each_kind_goes_at_its_own_age(scene: Scene) -> None:
 
 
 async def test_zero_keeps_for_ever(databases: Databases, tmp_path: Path) -> None:
-    async with sides_on(databases, tmp_path, ByHand(), **KEPT_FOR_EVER) as (context, tenant_id):
+    async with job_context_on(databases, tmp_path, ManualClock(), **KEPT_FOR_EVER) as (
+        context,
+        tenant_id,
+    ):
         scene = await scene_on(context, tenant_id)
         await delete_expired_rows(context)
         assert await scene.count(audit_log) == await scene.count(dispatches) == len(DAYS)

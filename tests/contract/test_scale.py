@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.support.databases.factory import Databases
 from tests.support.databases.reads import Read
-from tests.support.server.routes import filled_on
+from tests.support.server.routes import control_plane_with_jobs
 
 FEW, MANY = 300, 3_000
 GROWTH_MAX = 1.5
@@ -17,9 +17,9 @@ SLACK = 250
 async def test_no_route_reads_more_when_a_tenant_has_had_many_jobs(
     databases: Databases, tmp_path: Path
 ) -> None:
-    async with filled_on(databases, tmp_path / "few", FEW) as few:
+    async with control_plane_with_jobs(databases, tmp_path / "few", FEW) as few:
         before = await few.read_by_route()
-    async with filled_on(databases, tmp_path / "many", MANY) as many:
+    async with control_plane_with_jobs(databases, tmp_path / "many", MANY) as many:
         after = await many.read_by_route()
     grown = [
         _told(name, before[name], now) for name, now in after.items() if _grew(before[name], now)

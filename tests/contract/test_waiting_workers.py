@@ -16,8 +16,8 @@ from tests.support.databases.factory import Databases
 from tests.support.jobs.bulk import counting
 from tests.support.jobs.dispatches import parked
 from tests.support.server.control_plane import plane_on
-from tests.support.server.fleet import Yard, yard_on
-from tests.support.server.tenants import Ahead
+from tests.support.server.fleet import FleetSetup, fleet_setup_on
+from tests.support.server.tenants import AdjustableClock
 
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.jobs import poll
@@ -32,58 +32,58 @@ WAIT_SECONDS = 30
 class Room:
     """Workers wait here, and hear of no order by themselves."""
 
-    yard: Yard
-    clock: Ahead
+    fleet_setup: FleetSetup
+    clock: AdjustableClock
     stack: AsyncExitStack
     polls: dict[str, "asyncio.Task[httpx.Response]"] = field(default_factory=dict)
 
     async def enter(self, worker_id: str) -> None:
-        worker = await self.stack.enter_async_context(self.yard.worker(worker_id))
-        said = worker.say("poll", worker_id=worker_id, wait_seconds=WAIT_SECONDS, held=[])
+        worker = await self.stack.enter_async_context(self.fleet_setup.worker(worker_id))
+        said = worker.call("poll", worker_id=worker_id, wait_seconds=WAIT_SECONDS, held=[])
         self.polls[worker_id] = asyncio.create_task(said)
         await self.wait(len(self.polls))
 
     async def wait(self, number: int) -> None:
-        await parked(self.yard.plane.queue, number)
+        await parked(self.fleet_setup.plane.queue, number)
 
     async def look(self) -> None:
-        queue = self.yard.plane.queue
+        queue = self.fleet_setup.plane.queue
         await refresh_workers(
-            self.yard.plane.context, [each.waiter for each in queue.parked_requests()]
+            self.fleet_setup.plane.context, [each.waiter for each in queue.parked_requests()]
         )
 
     async def answer(self, worker_id: str) -> httpx.Response:
         return await asyncio.wait_for(self.polls.pop(worker_id), PATIENCE_SECONDS)
 
     async def seen_for(self, worker_id: str) -> timedelta:
-        async with self.yard.plane.central.read() as tx:
+        async with self.fleet_setup.plane.central.read() as tx:
             worker = await fleets.get_worker(tx, worker_id)
         return self.clock() - worker.last_seen_at
 
 
 @pytest.fixture
 async def room(databases: Databases, tmp_path: Path) -> AsyncIterator[Room]:
-    clock = Ahead()
+    clock = AdjustableClock()
     async with (
         plane_on(databases, tmp_path, clock=clock) as plane,
-        yard_on(plane) as yard,
+        fleet_setup_on(plane) as fleet_setup,
         AsyncExitStack() as stack,
     ):
         plane.queue.order = lambda *_: None  # type: ignore[method-assign]
-        room = Room(yard, clock, stack)
+        room = Room(fleet_setup, clock, stack)
         yield room
         plane.queue.dismiss()
         for each in room.polls.values():
             each.cancel()
 
 
-ORDERS: dict[str, Callable[[Yard], Awaitable[Any]]] = {
-    "revoke": lambda yard: yard.act("workers/w1/revoke"),
-    "drain": lambda yard: yard.act("workers/w1/drain"),
-    "replace key": lambda yard: yard.act("workers/w1/rotate-token", now=True),
-    "next key": lambda yard: yard.act("workers/w1/rotate-token"),
-    "maintenance": lambda yard: yard.act("maintenance", on=True),
-    "pause": lambda yard: yard.act("workflows/invert/pause"),
+ORDERS: dict[str, Callable[[FleetSetup], Awaitable[Any]]] = {
+    "revoke": lambda fleet_setup: fleet_setup.act("workers/w1/revoke"),
+    "drain": lambda fleet_setup: fleet_setup.act("workers/w1/drain"),
+    "replace key": lambda fleet_setup: fleet_setup.act("workers/w1/rotate-token", now=True),
+    "next key": lambda fleet_setup: fleet_setup.act("workers/w1/rotate-token"),
+    "maintenance": lambda fleet_setup: fleet_setup.act("maintenance", on=True),
+    "pause": lambda fleet_setup: fleet_setup.act("workflows/invert/pause"),
 }
 
 
@@ -93,8 +93,8 @@ async def test_one_look_wakes_those_whose_rights_have_changed(room: Room, order:
     await room.enter("w2")
     await room.look()
     await room.wait(2)
-    first = {each.waiter.worker_id: each for each in room.yard.plane.queue.parked_requests()}
-    await ORDERS[order](room.yard)
+    first = {each.waiter.worker_id: each for each in room.fleet_setup.plane.queue.parked_requests()}
+    await ORDERS[order](room.fleet_setup)
     await room.look()
     assert first["w1"].future.done()
     concerns_all = order in ("maintenance", "pause")
@@ -104,21 +104,21 @@ async def test_one_look_wakes_those_whose_rights_have_changed(room: Room, order:
 
 
 async def test_one_that_is_held_back_waits_for_the_end_of_it(room: Room) -> None:
-    await room.yard.act("maintenance", on=True)
+    await room.fleet_setup.act("maintenance", on=True)
     await room.enter("w1")
-    (held_back,) = room.yard.plane.queue.parked_requests()
+    (held_back,) = room.fleet_setup.plane.queue.parked_requests()
     await room.look()
     assert not held_back.future.done()
-    await room.yard.act("maintenance", on=False)
-    job_id = await room.yard.submit()
+    await room.fleet_setup.act("maintenance", on=False)
+    job_id = await room.fleet_setup.submit()
     await room.look()
     assert (await room.answer("w1")).json()["job"]["job_id"] == str(job_id)
 
 
 async def test_one_that_is_held_back_is_not_woken_by_a_job_that_is_bound_to_it(room: Room) -> None:
-    await room.yard.assign()
+    await room.fleet_setup.assign()
     await room.enter("w1")
-    (held_back,) = room.yard.plane.queue.parked_requests()
+    (held_back,) = room.fleet_setup.plane.queue.parked_requests()
     assert not held_back.waiter.affinities
     assert not held_back.waiter.lanes
 
@@ -126,21 +126,21 @@ async def test_one_that_is_held_back_is_not_woken_by_a_job_that_is_bound_to_it(r
 async def test_the_last_one_that_lives_is_told_that_it_is_alone(room: Room) -> None:
     await room.enter("w1")
     await room.enter("w2")
-    alone = {each.waiter.worker_id: each for each in room.yard.plane.queue.parked_requests()}
+    alone = {each.waiter.worker_id: each for each in room.fleet_setup.plane.queue.parked_requests()}
     room.polls.pop("w2").cancel()
     await room.wait(1)
-    room.clock.by = timedelta(seconds=room.yard.plane.settings.offline_after_seconds + 5)
+    room.clock.by = timedelta(seconds=room.fleet_setup.plane.settings.offline_after_seconds + 5)
     await room.look()
     assert not alone["w2"].waiter.is_alone
     await room.wait(1)
-    (now,) = room.yard.plane.queue.parked_requests()
+    (now,) = room.fleet_setup.plane.queue.parked_requests()
     assert now.waiter.is_alone
 
 
 async def test_whoever_waits_is_seen_with_as_many_statements_as_one(room: Room) -> None:
     async def statements() -> int:
         room.clock.by += timedelta(seconds=60)
-        with counting(room.yard.plane.central) as sent:
+        with counting(room.fleet_setup.plane.central) as sent:
             await room.look()
         return len(sent)
 
@@ -152,31 +152,33 @@ async def test_whoever_waits_is_seen_with_as_many_statements_as_one(room: Room) 
     assert await statements() == of_two
     for worker_id in room.polls:
         assert await room.seen_for(worker_id) < timedelta(seconds=30)
-    assert len(room.yard.plane.queue.parked_requests()) == len(room.polls), "nobody was woken"
+    assert len(room.fleet_setup.plane.queue.parked_requests()) == len(room.polls), (
+        "nobody was woken"
+    )
 
 
 async def test_whoever_has_waited_long_is_looked_at_once_in_that_time(room: Room) -> None:
-    waiting = WaitingWorkerRefresher(room.yard.plane.context)
+    waiting = WaitingWorkerRefresher(room.fleet_setup.plane.context)
     await room.enter("w1")
     await room.enter("w2")
-    with counting(room.yard.plane.central) as sent:
+    with counting(room.fleet_setup.plane.central) as sent:
         await waiting.look()
     assert not sent, "both have just been let in"
-    for each in room.yard.plane.queue.parked_requests():
+    for each in room.fleet_setup.plane.queue.parked_requests():
         each.looked_at -= REFRESH_SECONDS
-    await ORDERS["revoke"](room.yard)
+    await ORDERS["revoke"](room.fleet_setup)
     await waiting.look()
     assert (await room.answer("w1")).status_code == 401
-    with counting(room.yard.plane.central) as sent:
+    with counting(room.fleet_setup.plane.central) as sent:
         await waiting.look()
     assert not sent
 
 
 async def test_a_poll_that_was_answered_is_not_kept_until_the_next_look(room: Room) -> None:
     await room.enter("w1")
-    looking = asyncio.create_task(WaitingWorkerRefresher(room.yard.plane.context).run())
+    looking = asyncio.create_task(WaitingWorkerRefresher(room.fleet_setup.plane.context).run())
     await asyncio.sleep(0)
-    room.yard.plane.queue.dismiss(["w1"])
+    room.fleet_setup.plane.queue.dismiss(["w1"])
     await room.wait(1)
     gc.collect()
     kept = [
@@ -193,6 +195,6 @@ async def test_waits_of_the_same_length_end_apart(
     monkeypatch.setattr(poll, "_dice", Mock(random=lambda: chance))
     begun = asyncio.get_running_loop().time()
     await room.enter("w1")
-    (asked,) = room.yard.plane.queue.parked_requests()
+    (asked,) = room.fleet_setup.plane.queue.parked_requests()
     entered = asyncio.get_running_loop().time()
     assert begun + seconds <= asked.deadline <= entered + seconds

@@ -13,7 +13,7 @@ KEY = r"export COMFYFLEET_URL=(\S+) COMFYFLEET_KEY=(\w{64})"
 def admin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
     """It has no worker, and the workflow `negative`."""
     with started("up", "--port", "0", "--no-worker", folder=tmp_path_factory.mktemp("up")) as up:
-        found = up.hears(KEY)
+        found = up.wait_for_line(KEY)
         admin = Admin(url=found[1], key=found[2])
         property_ = ("--property", "width:integer=2.width")
         registered = admin("workflows", "register", "negative", NEGATIVE, *property_)

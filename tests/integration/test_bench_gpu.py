@@ -65,7 +65,7 @@ def test_switches_and_gaps_are_counted_server_by_server(gpu: Any) -> None:
         ]
 
     with gpu.GpuMeter(0) as meter:
-        found = gpu.story([spans("aabb", 0.25), spans("aaaa", 0.25)], 8, meter)
+        found = gpu.scenario_result([spans("aabb", 0.25), spans("aaaa", 0.25)], 8, meter)
     assert (found.runs, found.failed, found.switches) == (8, 0, 3)
     assert (found.seconds, found.gap_ms_median, found.run_seconds_after_switch) == (4.75, 250, 1)
     fleet, queue = (replace(found, seconds=each, switches=int(each)) for each in (2.0, 4.0))

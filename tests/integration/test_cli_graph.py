@@ -62,9 +62,9 @@ connections:
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    with local_server_in(tmp_path_factory.mktemp("shop")) as shop:
-        yield shop
+def local_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    with local_server_in(tmp_path_factory.mktemp("shop")) as local_server:
+        yield local_server
 
 
 def written(folder: Path, text: str = GRAPH) -> str:
@@ -74,9 +74,9 @@ def written(folder: Path, text: str = GRAPH) -> str:
 
 
 class Customer:
-    def __init__(self, shop: LocalServer, tokens: int = 1_000) -> None:
-        self.tenant = shop.tenant(tokens)
-        self.environ = {"COMFYFLEET_URL": shop.url, "COMFYFLEET_KEY": self.tenant["key"]}
+    def __init__(self, local_server: LocalServer, tokens: int = 1_000) -> None:
+        self.tenant = local_server.tenant(tokens)
+        self.environ = {"COMFYFLEET_URL": local_server.url, "COMFYFLEET_KEY": self.tenant["key"]}
         self.headers = {"Authorization": f"Bearer {self.tenant['key']}"}
 
     def says(self, *arguments: str, code: int = 0, url: str | None = None) -> Result:
@@ -91,8 +91,8 @@ class Customer:
 
 
 @pytest.fixture
-def ada(shop: LocalServer) -> Customer:
-    return Customer(shop)
+def ada(local_server: LocalServer) -> Customer:
+    return Customer(local_server)
 
 
 def test_a_graph_is_checked_run_watched_shown_and_exported(tmp_path: Path, ada: Customer) -> None:
@@ -174,14 +174,14 @@ def test_a_stored_graph_is_drawn_by_its_name(tmp_path: Path, ada: Customer) -> N
     assert "there is no graph 'A circle'" in ada.says("show", "A circle", code=1).err
 
 
-def test_a_failed_run_is_retried_to_its_end(tmp_path: Path, shop: LocalServer) -> None:
+def test_a_failed_run_is_retried_to_its_end(tmp_path: Path, local_server: LocalServer) -> None:
     """The tokens are gone by the time of the second job."""
-    ada = Customer(shop, tokens=0)
+    ada = Customer(local_server, tokens=0)
     poor = ada.says("run", written(tmp_path), code=1).err
     assert "Insufficient token balance" in poor
     assert "hint: It takes 2 tokens, and the balance is 0." in poor
     assert ada.says("runs", "--json").json == []
-    shop.pay(ada.tenant, 3)
+    local_server.pay(ada.tenant, 3)
     run_id = ada.says("run", written(tmp_path, IN_TURN)).out.strip()
     ada.says("run", written(tmp_path), "--watch")
     assert "Node draw failed" in ada.says("show", run_id, "--watch").err
@@ -189,7 +189,7 @@ def test_a_failed_run_is_retried_to_its_end(tmp_path: Path, shop: LocalServer) -
     assert "Node draw failed" in ada.says("show", run_id).err
     unknown = ada.says("retry", run_id, "--backend", "worker:nobody", code=1)
     assert "there is no backend worker:nobody" in unknown.err
-    shop.pay(ada.tenant, 2, "paid-2")
+    local_server.pay(ada.tenant, 2, "paid-2")
     done = ada.says("retry", run_id, "--backend", "worker:built-in", "--watch")
     assert "In turn: completed, 3 of 3 nodes, 100 %" in done.err
     (drawn,) = [each for each in ada.run(run_id)["executions"] if each["node"] == "draw"]
@@ -197,14 +197,16 @@ def test_a_failed_run_is_retried_to_its_end(tmp_path: Path, shop: LocalServer) -
     assert "only" in ada.says("retry", run_id, code=1).err
 
 
-def test_a_question_is_answered(tmp_path: Path, shop: LocalServer, ada: Customer) -> None:
-    shop.offline_worker("away", "negative")
+def test_a_question_is_answered(tmp_path: Path, local_server: LocalServer, ada: Customer) -> None:
+    local_server.offline_worker("away", "negative")
     graph = written(tmp_path, ASKING)
     ada.says("validate", graph)
     runs = [ada.says("run", graph, "--json").json for _ in range(3)]
     assert [each["status"] for each in runs] == ["waiting_for_user"] * 3
     run_ids = [each["id"] for each in runs]
-    answer = httpx.get(f"{shop.url}/api/graph-runs/{run_ids[0]}", headers=ada.headers).json()
+    answer = httpx.get(
+        f"{local_server.url}/api/graph-runs/{run_ids[0]}", headers=ada.headers
+    ).json()
     as_json = json.dumps(answer, indent=2, ensure_ascii=False) + "\n"
     assert ada.says("show", run_ids[0], "--json").out == as_json
     shown = ada.says("show", run_ids[0])
@@ -228,14 +230,16 @@ def test_an_answer_that_names_no_backend_says_how_to_find_one(ada: Customer) -> 
 
 
 def test_a_question_is_told_where_there_is_no_terminal(
-    tmp_path: Path, shop: LocalServer, ada: Customer
+    tmp_path: Path, local_server: LocalServer, ada: Customer
 ) -> None:
-    shop.offline_worker("elsewhere", "negative")
+    local_server.offline_worker("elsewhere", "negative")
     graph = written(tmp_path, ASKING.replace("away", "elsewhere"))
     watching = Process(
         "watching", "graph", "run", graph, "--watch", folder=tmp_path, environ=ada.environ
     )
-    asked = watching.hears(r"elsewhere is offline; answer with: comfyfleet graph answer (\S+)")
+    asked = watching.wait_for_line(
+        r"elsewhere is offline; answer with: comfyfleet graph answer (\S+)"
+    )
     ada.says("answer", asked[1], "backend", "--backend", "worker:built-in")
     assert watching.wait() == 0
 
@@ -267,10 +271,10 @@ def test_graphs_and_runs_are_listed_priced_downloaded_and_deleted(
 
 @pytest.mark.parametrize("is_degraded", [False, True], ids=["restart", "no database"])
 def test_a_run_is_watched_through_an_outage_of_its_control_plane(
-    tmp_path: Path, shop: LocalServer, ada: Customer, is_degraded: bool
+    tmp_path: Path, local_server: LocalServer, ada: Customer, is_degraded: bool
 ) -> None:
     # More than the streams that are tried before the run itself is asked for.
-    with relayed(shop.url, cuts=1, refusals=6, is_degraded=is_degraded) as relay:
+    with relayed(local_server.url, cuts=1, refusals=6, is_degraded=is_degraded) as relay:
         # Not the same twice: the engine would take the first one's result.
         file = written(tmp_path, SLOW.replace("STEPS", "29" if is_degraded else "28"))
         done = ada.says("run", file, "--watch", "--json", url=relay.url)
@@ -278,9 +282,11 @@ def test_a_run_is_watched_through_an_outage_of_its_control_plane(
     assert done.err.count("the run goes on, trying again") == 1
 
 
-def test_watching_follows_the_stream(tmp_path: Path, shop: LocalServer, ada: Customer) -> None:
+def test_watching_follows_the_stream(
+    tmp_path: Path, local_server: LocalServer, ada: Customer
+) -> None:
     """The run is looked at before and after: what happens in between is told."""
-    with relayed(shop.url) as relay:
+    with relayed(local_server.url) as relay:
         done = ada.says(
             "run", written(tmp_path, SLOW.replace("STEPS", "25")), "--watch", url=relay.url
         )
@@ -290,9 +296,9 @@ def test_watching_follows_the_stream(tmp_path: Path, shop: LocalServer, ada: Cus
 
 
 def test_a_stream_that_breaks_is_opened_again(
-    tmp_path: Path, shop: LocalServer, ada: Customer
+    tmp_path: Path, local_server: LocalServer, ada: Customer
 ) -> None:
-    with relayed(shop.url, cuts=1) as relay:
+    with relayed(local_server.url, cuts=1) as relay:
         done = ada.says(
             "run",
             written(tmp_path, SLOW.replace("STEPS", "26")),
@@ -306,9 +312,9 @@ def test_a_stream_that_breaks_is_opened_again(
 
 
 def test_where_no_stream_comes_through_the_run_is_polled(
-    tmp_path: Path, shop: LocalServer, ada: Customer
+    tmp_path: Path, local_server: LocalServer, ada: Customer
 ) -> None:
-    with relayed(shop.url, has_streams=False) as relay:
+    with relayed(local_server.url, has_streams=False) as relay:
         done = ada.says(
             "run",
             written(tmp_path, SLOW.replace("STEPS", "27")),

@@ -31,15 +31,15 @@ SLOW = "name: Slow\nsteps: [{name: Base, workflow: slow}]\n"
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    with local_server_in(tmp_path_factory.mktemp("shop")) as shop:
-        yield shop
+def local_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    with local_server_in(tmp_path_factory.mktemp("shop")) as local_server:
+        yield local_server
 
 
 class Customer:
-    def __init__(self, shop: LocalServer) -> None:
-        self.tenant = shop.tenant()
-        self.environ = {"COMFYFLEET_URL": shop.url, "COMFYFLEET_KEY": self.tenant["key"]}
+    def __init__(self, local_server: LocalServer) -> None:
+        self.tenant = local_server.tenant()
+        self.environ = {"COMFYFLEET_URL": local_server.url, "COMFYFLEET_KEY": self.tenant["key"]}
 
     def says(self, *arguments: str, code: int = 0) -> Result:
         done = comfyfleet("pipeline", *arguments, environ=self.environ, width=200)
@@ -59,8 +59,8 @@ class Customer:
 
 
 @pytest.fixture
-def ada(shop: LocalServer) -> Customer:
-    return Customer(shop)
+def ada(local_server: LocalServer) -> Customer:
+    return Customer(local_server)
 
 
 def written(folder: Path, text: str = TWO_STEPS) -> str:
@@ -237,24 +237,28 @@ def test_a_pipeline_that_is_not_there_says_where_they_are_listed(ada: Customer) 
     assert "comfyfleet pipeline list" in said
 
 
-def test_a_run_of_others_is_not_there(tmp_path: Path, shop: LocalServer, ada: Customer) -> None:
+def test_a_run_of_others_is_not_there(
+    tmp_path: Path, local_server: LocalServer, ada: Customer
+) -> None:
     run_id = ada.says("run", written(tmp_path, FAILING)).out.strip()
-    eve = Customer(shop)
+    eve = Customer(local_server)
     for command in ("status", "pause", "resume", "tree", "retry"):
         assert "there is no pipeline run" in eve.says(command, run_id, code=1).err
     assert "there is no pipeline run" in eve.says("export", run_id, str(tmp_path), code=1).err
 
 
 @pytest.mark.parametrize("command", ["graph", "pipeline"])
-def test_a_key_that_is_missing_or_wrong_is_told_apart(shop: LocalServer, command: str) -> None:
+def test_a_key_that_is_missing_or_wrong_is_told_apart(
+    local_server: LocalServer, command: str
+) -> None:
     word = {"graph": "show", "pipeline": "status"}[command]
     for key, said in (
         ("", "COMFYFLEET_KEY is not set"),
         ("cf_wrong", "COMFYFLEET_KEY must be"),
-        (shop.admin_key, "this key is not a customer's"),
+        (local_server.admin_key, "this key is not a customer's"),
     ):
-        environ = {"COMFYFLEET_URL": shop.url, "COMFYFLEET_KEY": key}
+        environ = {"COMFYFLEET_URL": local_server.url, "COMFYFLEET_KEY": key}
         done = comfyfleet(command, word, "7c1f0000-0000-4000-8000-000000000000", environ=environ)
         assert done.code != 0
         assert said in done.err
-        assert "an API key of yours" in done.err or key == shop.admin_key
+        assert "an API key of yours" in done.err or key == local_server.admin_key

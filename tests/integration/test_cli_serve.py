@@ -10,21 +10,21 @@ import httpx
 import pytest
 from tests.support.databases.factory import Databases
 from tests.support.databases.postgres import create_database
-from tests.support.server.command_process import Running, executed, started
+from tests.support.server.command_process import CommandProcess, executed, started
 from tests.support.server.commands import comfyfleet
 
 URL = r"Control plane at (http://\S+)"
 KEY = r"export COMFYFLEET_URL=\S+ COMFYFLEET_KEY=(\w{64})"
 
 
-def asked(running: Running, path: str) -> httpx.Response:
-    return httpx.get(running.hears(URL)[1] + path)
+def asked(running: CommandProcess, path: str) -> httpx.Response:
+    return httpx.get(running.wait_for_line(URL)[1] + path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serve_is_ready_and_stops_in_order(tmp_path: Path, number: int) -> None:
     with executed("serve", "--port", "0", folder=tmp_path) as running:
-        running.hears(KEY)
+        running.wait_for_line(KEY)
         assert asked(running, "/readyz").status_code == 200
         assert running.stop(number) == 0
         assert running.said[-1] == "Stopped"
@@ -33,7 +33,7 @@ def test_serve_is_ready_and_stops_in_order(tmp_path: Path, number: int) -> None:
 def test_logs_that_are_no_terminals_are_json_with_ids(tmp_path: Path) -> None:
     with started("serve", "--port", "0", folder=tmp_path) as running:
         answer = asked(running, "/nowhere?signature=abc")
-        line = running.hears('"route": "unknown"').string
+        line = running.wait_for_line('"route": "unknown"').string
         entry = json.loads(line)
         assert entry["request_id"] == answer.headers["x-request-id"]
         assert (entry["status"], entry["path"], entry["level"]) == (404, "/nowhere", "info")
@@ -42,11 +42,11 @@ def test_logs_that_are_no_terminals_are_json_with_ids(tmp_path: Path) -> None:
 
 def test_a_second_process_on_sqlite_is_refused_and_told_who_is_there(tmp_path: Path) -> None:
     with started("serve", "--port", "0", folder=tmp_path) as first:
-        first.hears(URL)
+        first.wait_for_line(URL)
         with started("serve", "--port", "0", folder=tmp_path) as second:
-            said = second.hears("on SQLite there can be only one control plane").string
+            said = second.wait_for_line("on SQLite there can be only one control plane").string
             assert f"process {first.process.pid} already serves" in said
-            second.hears("hint: Stop that process")
+            second.wait_for_line("hint: Stop that process")
             assert second.process.wait(60) == 1
         upgrade = comfyfleet("db", "upgrade", "--data", str(tmp_path / "comfyfleet-data"))
         assert upgrade.code == 1
@@ -56,7 +56,7 @@ def test_a_second_process_on_sqlite_is_refused_and_told_who_is_there(tmp_path: P
 
 def test_a_process_that_was_killed_holds_nobody_back_and_the_key_stays(tmp_path: Path) -> None:
     with started("serve", "--port", "0", folder=tmp_path) as first:
-        first.hears(KEY)
+        first.wait_for_line(KEY)
         assert first.stop(signal.SIGKILL) != 0
     with started("serve", "--port", "0", folder=tmp_path) as again:
         assert asked(again, "/readyz").status_code == 200
@@ -66,7 +66,7 @@ def test_a_process_that_was_killed_holds_nobody_back_and_the_key_stays(tmp_path:
 
 def test_a_port_that_is_taken_is_said_so(tmp_path: Path) -> None:
     with started("serve", "--port", "0", folder=tmp_path) as first:
-        port = first.hears(URL)[1].rpartition(":")[2]
+        port = first.wait_for_line(URL)[1].rpartition(":")[2]
         other = comfyfleet("serve", "--port", port, "--data", str(tmp_path / "other"))
         assert other.code == 1
         assert "can't be listened on" in other.err
@@ -84,11 +84,11 @@ async def test_postgres_is_upgraded_first_and_then_serves_two(
         "COMFYFLEET_ADMIN_KEY": "k",
     }
     with started("serve", "--port", "0", folder=tmp_path, **environ) as early:
-        early.hears("hint: comfyfleet db upgrade")
+        early.wait_for_line("hint: comfyfleet db upgrade")
         assert early.process.wait(60) == 1
     with started("db", "upgrade", folder=tmp_path, **environ) as upgrade:
-        upgrade.hears(r"central: schema_1 \(was empty\)")
-        upgrade.hears(r"pool main: schema_1 \(was empty\)")
+        upgrade.wait_for_line(r"central: schema_1 \(was empty\)")
+        upgrade.wait_for_line(r"pool main: schema_1 \(was empty\)")
         assert upgrade.process.wait(60) == 0
     with (
         started("serve", "--port", "0", folder=tmp_path, **environ) as first,

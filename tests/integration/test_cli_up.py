@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import PIL.Image
 import pytest
-from tests.support.server.command_process import Running, executed, started
+from tests.support.server.command_process import CommandProcess, executed, started
 from tests.support.server.commands import EXAMPLES, NEGATIVE, SOFTEN, Result, comfyfleet
 
 from comfyfleet.engine import serve_in_thread
@@ -20,8 +20,8 @@ KEY = r"export COMFYFLEET_URL=(\S+) COMFYFLEET_KEY=(\w{64})"
 Admin = Callable[..., Result]
 
 
-def admin_of(running: Running) -> Admin:
-    found = running.hears(KEY)
+def admin_of(running: CommandProcess) -> Admin:
+    found = running.wait_for_line(KEY)
     return with_key(found[1], found[2])
 
 
@@ -34,14 +34,14 @@ def with_key(url: str, key: str) -> Admin:
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandProcess]:
     with started("up", "--port", "0", folder=tmp_path_factory.mktemp("up")) as running:
-        running.hears("Worker built-in in fleet default/production")
+        running.wait_for_line("Worker built-in in fleet default/production")
         yield running
 
 
 @pytest.fixture(scope="module")
-def admin(up: Running) -> Admin:
+def admin(up: CommandProcess) -> Admin:
     """With two workflows, of which one takes a file."""
     admin = admin_of(up)
     registered = admin(
@@ -165,9 +165,9 @@ def test_a_dispatch_is_shown_with_its_attempts(admin: Admin) -> None:
     assert "failed or was cancelled" in admin("dispatches", "retry", str(row["id"])).err
 
 
-def test_a_list_in_a_pipe_can_be_searched_line_by_line(up: Running, admin: Admin) -> None:
+def test_a_list_in_a_pipe_can_be_searched_line_by_line(up: CommandProcess, admin: Admin) -> None:
     assert admin("submit", "negative", "--count", "2", "--wait").code == 0
-    url, key = up.hears(KEY).groups()
+    url, key = up.wait_for_line(KEY).groups()
     environ = {"COMFYFLEET_URL": url, "COMFYFLEET_KEY": key}
     arguments = ("admin", "dispatches", "list", "--status", "completed", "--limit", "2")
     heading, *rows = comfyfleet(*arguments, environ=environ, width=80).out.splitlines()
@@ -220,8 +220,8 @@ def test_the_audit_is_filtered_and_exported(admin: Admin) -> None:
     assert {json.loads(line)["action"] for line in lines} >= {"submit", "lease", "complete"}
 
 
-def test_a_wrong_key_is_told_what_the_right_one_is(up: Running) -> None:
-    url = up.hears(KEY)[1]
+def test_a_wrong_key_is_told_what_the_right_one_is(up: CommandProcess) -> None:
+    url = up.wait_for_line(KEY)[1]
     result = with_key(url, "wrong")("fleets", "list")
     assert result.code == 1
     assert "this is not an operator's key" in result.err
@@ -231,13 +231,13 @@ def test_a_wrong_key_is_told_what_the_right_one_is(up: Running) -> None:
 def test_the_same_folder_goes_on_where_it_stopped(tmp_path: Path) -> None:
     with started("up", "--port", "0", folder=tmp_path) as first:
         admin = admin_of(first)
-        key = first.hears(KEY)[2]
+        key = first.wait_for_line(KEY)[2]
         assert admin("workflows", "register", "negative", NEGATIVE).code == 0
         assert admin("submit", "negative", "--wait").code == 0
         assert first.stop(signal.SIGINT) == 0
         assert first.said[-1] == "Stopped"
     with started("up", "--port", "0", folder=tmp_path) as again:
-        url = again.hears(r"Control plane at (\S+)")[1]
+        url = again.wait_for_line(r"Control plane at (\S+)")[1]
         admin = with_key(url, key)
         assert admin("submit", "negative", "--wait").code == 0
         assert len(admin("dispatches", "list", "--json").json["dispatches"]) == 2
@@ -261,7 +261,7 @@ def test_up_puts_a_comfyui_to_work_that_runs_elsewhere(tmp_path: Path) -> None:
         serve_in_thread(data=tmp_path / "comfyui") as comfyui,
         started("up", "--port", "0", "--backend", comfyui.url, folder=tmp_path) as running,
     ):
-        running.hears(f"in fleet default/production on ComfyUI at {comfyui.url}")
+        running.wait_for_line(f"in fleet default/production on ComfyUI at {comfyui.url}")
         admin = admin_of(running)
         assert admin("workflows", "register", "negative", NEGATIVE).code == 0
         assert admin("submit", "negative", "--wait").code == 0
@@ -279,13 +279,13 @@ def test_a_job_outlives_the_death_of_the_whole_process(tmp_path: Path) -> None:
     file.write_text(json.dumps(prompt))
     with started("up", "--port", "0", folder=tmp_path) as first:
         admin = admin_of(first)
-        url, key = first.hears(KEY).groups()
+        url, key = first.wait_for_line(KEY).groups()
         assert admin("workflows", "register", "slow", str(file)).code == 0
         job = admin("submit", "slow").out.strip()
         wait_for(lambda: admin("jobs", "show", job, "--json").json["status"] == "processing")
         assert first.stop(signal.SIGKILL) != 0
     with started("up", "--port", url.rpartition(":")[2], folder=tmp_path) as again:
-        again.hears("Control plane at")
+        again.wait_for_line("Control plane at")
         admin = with_key(url, key)
         wait_for(lambda: admin("jobs", "show", job, "--json").json["status"] == "completed")
         assert again.stop() == 0
@@ -309,8 +309,8 @@ def test_a_start_that_fails_makes_no_key_that_nobody_has_seen(
 ) -> None:
     bare = without("av", tmp_path_factory.mktemp("bare"))
     with executed("up", "--port", "0", folder=tmp_path, PYTHONPATH=bare) as failed:
-        failed.hears("error: the built-in engine needs av, which is not installed")
-        failed.hears(r'pip install "comfyfleet\[engine\]"')
+        failed.wait_for_line("error: the built-in engine needs av, which is not installed")
+        failed.wait_for_line(r'pip install "comfyfleet\[engine\]"')
         assert failed.process.wait(60) == 1
     with started("up", "--port", "0", "--no-worker", folder=tmp_path) as running:
         assert admin_of(running)("fleets", "list").code == 0
@@ -322,12 +322,12 @@ def test_the_key_is_shown_before_anything_else_can_go_wrong(tmp_path: Path) -> N
     data.mkdir()
     (data / "fleet.secret").mkdir()  # so that the next step fails
     with started("up", "--port", "0", folder=tmp_path) as failed:
-        url, key = failed.hears(KEY).groups()
+        url, key = failed.wait_for_line(KEY).groups()
         assert url
         assert failed.process.wait(30) != 0
     (data / "fleet.secret").rmdir()
     with started("up", "--port", "0", "--no-worker", folder=tmp_path) as running:
-        url = running.hears(r"Control plane at (\S+)")[1]
+        url = running.wait_for_line(r"Control plane at (\S+)")[1]
         assert with_key(url, key)("fleets", "list").code == 0
 
 
@@ -337,14 +337,14 @@ def test_a_lost_admin_key_is_replaced(tmp_path: Path) -> None:
     assert nothing.code == 1
     assert not Path(data).exists()
     with started("up", "--port", "0", "--no-worker", folder=tmp_path) as running:
-        lost = running.hears(KEY)[2]
+        lost = running.wait_for_line(KEY)[2]
         assert "already serves" in comfyfleet("db", "new-admin-key", "--data", data).err
         assert running.stop() == 0
     made = comfyfleet("db", "new-admin-key", "--data", data)
     assert made.code == 0, made.err
     with started("up", "--port", "0", "--no-worker", folder=tmp_path) as running:
-        url = running.hears(r"Control plane at (\S+)")[1]
-        running.hears("comfyfleet db new-admin-key")
+        url = running.wait_for_line(r"Control plane at (\S+)")[1]
+        running.wait_for_line("comfyfleet db new-admin-key")
         assert with_key(url, made.out.strip())("fleets", "list").code == 0
         assert with_key(url, lost)("fleets", "list").code == 1
         audit = with_key(url, made.out.strip())("audit", "--action", "admin_key_replaced", "--json")

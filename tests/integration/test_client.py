@@ -23,15 +23,15 @@ from comfyfleet.errors import (
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    with local_server_in(tmp_path_factory.mktemp("shop")) as shop:
-        yield shop
+def local_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    with local_server_in(tmp_path_factory.mktemp("shop")) as local_server:
+        yield local_server
 
 
-async def test_upload_apply_wait_download(shop: LocalServer, tmp_path: Path) -> None:
+async def test_upload_apply_wait_download(local_server: LocalServer, tmp_path: Path) -> None:
     sent: list[tuple[int, int | None]] = []
     told: list[JobEvent] = []
-    async with shop.client() as client:
+    async with local_server.client() as client:
         media = await client.upload(
             PHOTO, effect="soften", progress=lambda *each: sent.append(each)
         )
@@ -57,8 +57,8 @@ async def test_upload_apply_wait_download(shop: LocalServer, tmp_path: Path) -> 
     assert seen.processed_file_url
 
 
-async def test_a_workflow_that_only_makes_text_is_a_success(shop: LocalServer) -> None:
-    async with shop.client() as client:
+async def test_a_workflow_that_only_makes_text_is_a_success(local_server: LocalServer) -> None:
+    async with local_server.client() as client:
         handle = await client.apply("words", properties={"word": "cat"})
         job = await handle.wait(timeout_seconds=60)
     assert (job.status, job.outputs) == ("completed", ())
@@ -66,8 +66,10 @@ async def test_a_workflow_that_only_makes_text_is_a_success(shop: LocalServer) -
     assert job.text == "a cat"
 
 
-async def test_bytes_and_videos_are_taken_as_well(shop: LocalServer, tmp_path: Path) -> None:
-    async with shop.client() as client:
+async def test_bytes_and_videos_are_taken_as_well(
+    local_server: LocalServer, tmp_path: Path
+) -> None:
+    async with local_server.client() as client:
         picture = await client.upload(PHOTO.read_bytes(), filename="photo.png")
         clip = await client.upload(str(CLIP))
         handles = [await client.apply("soften", picture), await client.apply("video", clip.id)]
@@ -80,13 +82,13 @@ async def test_bytes_and_videos_are_taken_as_well(shop: LocalServer, tmp_path: P
 
 
 async def test_no_file_of_a_job_stays_on_the_built_in_engine(
-    shop: LocalServer, tmp_path: Path
+    local_server: LocalServer, tmp_path: Path
 ) -> None:
-    async with shop.client() as client:
+    async with local_server.client() as client:
         handle = await client.apply("soften", await client.upload(PHOTO))
         await handle.wait(timeout_seconds=60)
         assert len(await handle.download(tmp_path)) == 2
-    engine = shop.folder / "comfyfleet-data" / "engine"
+    engine = local_server.folder / "comfyfleet-data" / "engine"
     async with asyncio.timeout(20):
         # They go a moment after the job was told to be done.
         while [each for each in engine.glob("*/comfyfleet/**/*") if each.is_file()]:  # noqa: ASYNC110
@@ -94,15 +96,15 @@ async def test_no_file_of_a_job_stays_on_the_built_in_engine(
     assert (engine / "output").is_dir()
 
 
-async def test_a_url_of_this_machine_is_not_fetched(shop: LocalServer) -> None:
-    async with shop.client() as client:
+async def test_a_url_of_this_machine_is_not_fetched(local_server: LocalServer) -> None:
+    async with local_server.client() as client:
         with pytest.raises(FleetError) as caught:
-            await client.upload(f"{shop.url}/healthz")
+            await client.upload(f"{local_server.url}/healthz")
     assert caught.value.details["status"] == 422
 
 
-async def test_the_catalogue_tells_what_a_form_needs(shop: LocalServer) -> None:
-    async with shop.client() as client:
+async def test_the_catalogue_tells_what_a_form_needs(local_server: LocalServer) -> None:
+    async with local_server.client() as client:
         effects = {each.slug: each for each in await client.effects()}
         with pytest.raises(NotFound):
             await client.apply("nothing")
@@ -113,8 +115,8 @@ async def test_the_catalogue_tells_what_a_form_needs(shop: LocalServer) -> None:
     assert effects["soften"].takes.kind == "image"
 
 
-async def test_the_same_key_is_the_same_job_and_paid_once(shop: LocalServer) -> None:
-    async with shop.client() as client:
+async def test_the_same_key_is_the_same_job_and_paid_once(local_server: LocalServer) -> None:
+    async with local_server.client() as client:
         width = {"width": 64}
         first, second = await asyncio.gather(
             *(client.apply("negative", properties=width, idempotency_key="one") for _ in range(2))
@@ -126,8 +128,8 @@ async def test_the_same_key_is_the_same_job_and_paid_once(shop: LocalServer) -> 
         assert (await client.wallet()).balance == 1_000 - 2
 
 
-async def test_what_is_refused_is_told_with_its_code_and_details(shop: LocalServer) -> None:
-    async with shop.client(tokens=0) as client:
+async def test_what_is_refused_is_told_with_its_code_and_details(local_server: LocalServer) -> None:
+    async with local_server.client(tokens=0) as client:
         with pytest.raises(InsufficientTokens) as poor:
             await client.apply("negative")
         with pytest.raises(InvalidInput):
@@ -136,13 +138,13 @@ async def test_what_is_refused_is_told_with_its_code_and_details(shop: LocalServ
             await client.upload(PHOTO, effect="video")
     assert poor.value.message == "Insufficient token balance."
     assert poor.value.details == {"required_tokens": 2, "balance": 0}
-    async with Client(shop.url, "cf_nobody") as nobody:
+    async with Client(local_server.url, "cf_nobody") as nobody:
         with pytest.raises(Unauthenticated):
             await nobody.wallet()
 
 
-async def test_a_job_is_cancelled_and_refunded(shop: LocalServer) -> None:
-    async with shop.client() as client:
+async def test_a_job_is_cancelled_and_refunded(local_server: LocalServer) -> None:
+    async with local_server.client() as client:
         handle = await client.apply("slow")
         with pytest.raises(RunTimedOut):
             await handle.wait(timeout_seconds=1)
@@ -155,8 +157,10 @@ async def test_a_job_is_cancelled_and_refunded(shop: LocalServer) -> None:
         assert [each.id async for each in client.jobs(status="cancelled")] == [handle.id]
 
 
-async def test_a_failed_job_says_why_is_refunded_and_can_be_retried(shop: LocalServer) -> None:
-    async with shop.client() as client:
+async def test_a_failed_job_says_why_is_refunded_and_can_be_retried(
+    local_server: LocalServer,
+) -> None:
+    async with local_server.client() as client:
         handle = await client.apply("failing")
         with pytest.raises(RunFailed) as failed:
             await handle.wait(timeout_seconds=60)
@@ -170,8 +174,8 @@ async def test_a_failed_job_says_why_is_refunded_and_can_be_retried(shop: LocalS
         assert (await client.wallet()).balance == 1_000
 
 
-async def test_events_are_resumed_where_a_reader_stopped(shop: LocalServer) -> None:
-    async with shop.client() as client:
+async def test_events_are_resumed_where_a_reader_stopped(local_server: LocalServer) -> None:
+    async with local_server.client() as client:
         handle = await client.apply("slow", properties={"steps": 5})
         first = await anext(handle.events())
         rest = [each async for each in handle.events(last_id=first.id)]
@@ -183,8 +187,8 @@ async def test_events_are_resumed_where_a_reader_stopped(shop: LocalServer) -> N
         assert [each async for each in handle.events(last_id=rest[-1].id)] == []
 
 
-async def test_a_batch_is_waited_for_as_one(shop: LocalServer) -> None:
-    async with shop.client() as client:
+async def test_a_batch_is_waited_for_as_one(local_server: LocalServer) -> None:
+    async with local_server.client() as client:
         sets = [{"width": 16 * number} for number in range(1, 9)]
         handle = await client.apply_many("negative", sets, idempotency_key="many")
         same = await client.apply_many("negative", sets, idempotency_key="many")
@@ -199,19 +203,19 @@ async def test_a_batch_is_waited_for_as_one(shop: LocalServer) -> None:
     assert balance == 1_000 - 16
 
 
-async def test_a_batch_is_cancelled_as_one(shop: LocalServer) -> None:
-    async with shop.client() as client:
+async def test_a_batch_is_cancelled_as_one(local_server: LocalServer) -> None:
+    async with local_server.client() as client:
         handle = await client.apply_many("slow", [{}] * 7)
         batch = await handle.cancel()
         assert batch.is_ended
         assert (await client.wallet()).balance == 1_000
 
 
-async def test_keys_are_made_used_and_revoked(shop: LocalServer) -> None:
-    async with shop.client() as client:
+async def test_keys_are_made_used_and_revoked(local_server: LocalServer) -> None:
+    async with local_server.client() as client:
         made = await client.create_key("reader", scopes={"read"})
         assert made.key
-        async with Client(shop.url, made.key) as reader:
+        async with Client(local_server.url, made.key) as reader:
             assert (await reader.wallet()).balance == 1_000
             with pytest.raises(FleetError, match="scope"):
                 await reader.apply("negative")
@@ -222,8 +226,8 @@ async def test_keys_are_made_used_and_revoked(shop: LocalServer) -> None:
     assert names["reader"] is not None
 
 
-async def test_webhooks_are_set_up_and_removed(shop: LocalServer) -> None:
-    async with shop.client() as client:
+async def test_webhooks_are_set_up_and_removed(local_server: LocalServer) -> None:
+    async with local_server.client() as client:
         made = await client.webhooks.create("https://shop.example/hook", events={"job.failed"})
         assert made.secret
         (listed,) = await client.webhooks.all()
@@ -235,8 +239,8 @@ async def test_webhooks_are_set_up_and_removed(shop: LocalServer) -> None:
         assert await client.webhooks.all() == []
 
 
-async def test_another_customers_things_are_not_there(shop: LocalServer) -> None:
-    async with shop.client() as mine, shop.client() as other:
+async def test_another_customers_things_are_not_there(local_server: LocalServer) -> None:
+    async with local_server.client() as mine, local_server.client() as other:
         media = await mine.upload(io.BytesIO(PHOTO.read_bytes()).getvalue(), filename="a.png")
         with pytest.raises(NotFound):
             await other.media(media.id)
@@ -244,8 +248,8 @@ async def test_another_customers_things_are_not_there(shop: LocalServer) -> None
             await other.apply("soften", media)
 
 
-async def test_an_operator_registers_offers_credits_and_looks_on(shop: LocalServer) -> None:
-    async with Client(shop.url, shop.admin_key) as client:
+async def test_an_operator_registers_offers_credits_and_looks_on(local_server: LocalServer) -> None:
+    async with Client(local_server.url, local_server.admin_key) as client:
         admin = client.admin
         slugs = [each.slug for each in await admin.workflows()]
         detail = await admin.workflow(slugs[0])
@@ -266,14 +270,17 @@ async def test_an_operator_registers_offers_credits_and_looks_on(shop: LocalServ
     assert entries[0].subject == "operator:grace"
     assert books.is_sound
     assert [each.is_approved for each in workers] == [True] * len(workers)
-    async with Client(shop.url, person.key) as viewer:
+    async with Client(local_server.url, person.key) as viewer:
         assert "grace" in [each.name for each in await viewer.admin.operators()]
         with pytest.raises(FleetError, match="role"):
             await viewer.admin.create_fleet("another")
 
 
-async def test_an_operator_follows_a_job_through_the_queue(shop: LocalServer) -> None:
-    async with Client(shop.url, shop.admin_key) as client, shop.client() as customer:
+async def test_an_operator_follows_a_job_through_the_queue(local_server: LocalServer) -> None:
+    async with (
+        Client(local_server.url, local_server.admin_key) as client,
+        local_server.client() as customer,
+    ):
         handle = await customer.apply("soften", await customer.upload(PHOTO))
         await handle.wait(timeout_seconds=60)
         seen = await client.admin.job(handle.id)
@@ -287,14 +294,14 @@ async def test_an_operator_follows_a_job_through_the_queue(shop: LocalServer) ->
 
 
 async def test_an_operator_manages_a_tenants_users_keys_limits_and_wallet(
-    shop: LocalServer,
+    local_server: LocalServer,
 ) -> None:
-    async with Client(shop.url, shop.admin_key) as client:
+    async with Client(local_server.url, local_server.admin_key) as client:
         admin = client.admin
         made = await admin.create_tenant("Hedy & Co", email="hedy@example.com")
         bob = await admin.create_user(made.id, name="Bob")
         key = await admin.create_key(made.id, bob.id, name="website", scopes=["read"])
-        async with Client(shop.url, key.key) as customer:
+        async with Client(local_server.url, key.key) as customer:
             assert (await customer.wallet()).balance == 0
             assert (await admin.revoke_key(made.id, bob.id, key.id)).revoked_at
             with pytest.raises(Unauthenticated):
@@ -315,8 +322,10 @@ async def test_an_operator_manages_a_tenants_users_keys_limits_and_wallet(
     assert (storage.used_bytes, storage.max_storage_bytes) == (0, 1_000)
 
 
-async def test_an_operator_manages_fleets_workers_and_the_catalogue(shop: LocalServer) -> None:
-    async with Client(shop.url, shop.admin_key) as client:
+async def test_an_operator_manages_fleets_workers_and_the_catalogue(
+    local_server: LocalServer,
+) -> None:
+    async with Client(local_server.url, local_server.admin_key) as client:
         admin = client.admin
         made = await admin.create_fleet("managed")
         assert (await admin.rotate_fleet_secret("managed")).secret != made.secret
@@ -341,8 +350,10 @@ def _terms(price: int | None) -> dict[str, object]:
     return {"is_withdrawn": True} if price is None else {"price_tokens": price}
 
 
-async def test_an_operator_submits_with_a_file_and_exports_the_audit(shop: LocalServer) -> None:
-    async with Client(shop.url, shop.admin_key) as client:
+async def test_an_operator_submits_with_a_file_and_exports_the_audit(
+    local_server: LocalServer,
+) -> None:
+    async with Client(local_server.url, local_server.admin_key) as client:
         admin = client.admin
         assert await admin.set_maintenance(on=True) is await admin.in_maintenance() is True
         file = await admin.upload(PHOTO)

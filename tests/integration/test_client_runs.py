@@ -56,16 +56,16 @@ def one_node(workflow: str, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    with local_server_in(tmp_path_factory.mktemp("shop")) as shop:
-        yield shop
+def local_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    with local_server_in(tmp_path_factory.mktemp("shop")) as local_server:
+        yield local_server
 
 
 async def test_a_graph_is_priced_run_followed_and_downloaded(
-    shop: LocalServer, tmp_path: Path
+    local_server: LocalServer, tmp_path: Path
 ) -> None:
     told: list[GraphEvent] = []
-    async with shop.client() as client:
+    async with local_server.client() as client:
         graph = await client.graphs.create(TWO)
         quote = await client.graphs.quote(graph)
         media = await client.upload(PHOTO)
@@ -88,9 +88,9 @@ async def test_a_graph_is_priced_run_followed_and_downloaded(
         assert picture.format == "PNG"
 
 
-async def test_a_graph_with_problems_is_told_all_of_them(shop: LocalServer) -> None:
+async def test_a_graph_with_problems_is_told_all_of_them(local_server: LocalServer) -> None:
     broken = one_node("nothing", properties={"x": 1})
-    async with shop.client() as client:
+    async with local_server.client() as client:
         verdict = await client.graphs.validate(broken)
         with pytest.raises(InvalidInput) as refused:
             await client.graphs.create(broken)
@@ -99,8 +99,8 @@ async def test_a_graph_with_problems_is_told_all_of_them(shop: LocalServer) -> N
     assert refused.value.details["problems"][0]["node"] == "one"
 
 
-async def test_graphs_versions_and_runs_are_found_again(shop: LocalServer) -> None:
-    async with shop.client() as client:
+async def test_graphs_versions_and_runs_are_found_again(local_server: LocalServer) -> None:
+    async with local_server.client() as client:
         offered = {(each.kind, each.name): each for each in await client.graphs.offered()}
         assert offered["workflow", "negative"].properties
         first = await client.graphs.create(one_node("negative"))
@@ -132,29 +132,29 @@ async def test_graphs_versions_and_runs_are_found_again(shop: LocalServer) -> No
         assert (await slow.wait(check=False)).status == "cancelled"
 
 
-async def test_a_run_that_failed_goes_on_where_it_failed(shop: LocalServer) -> None:
+async def test_a_run_that_failed_goes_on_where_it_failed(local_server: LocalServer) -> None:
     """It could be paid when it began; then the tokens were spent elsewhere."""
-    tenant = shop.tenant(tokens=2)
+    tenant = local_server.tenant(tokens=2)
     slow = {"id": "wait", "type": "workflow", "workflow": "slow", "properties": {"steps": 60}}
     in_turn = one_node("negative", properties={"width": {"from": "wait.output.width"}})
     in_turn |= {"name": "in turn", "nodes": [slow, *in_turn["nodes"]]}
-    async with Client(shop.url, tenant["key"]) as client:
+    async with Client(local_server.url, tenant["key"]) as client:
         handle = await client.graphs.run_document(in_turn)
         other = await client.graphs.run_document(one_node("negative"))
         await other.wait(timeout_seconds=60)
         with pytest.raises(RunFailed, match="Node one failed") as failed:
             await handle.wait(timeout_seconds=60)
         assert failed.value.details["node"] == "one"
-        shop.pay(tenant, 2, "paid-2")
+        local_server.pay(tenant, 2, "paid-2")
         await handle.retry()
         assert (await handle.wait(timeout_seconds=60)).status == "completed"
         assert (await client.wallet()).balance == 0
 
 
-async def test_a_question_is_answered(shop: LocalServer) -> None:
-    shop.offline_worker("away", "negative")
+async def test_a_question_is_answered(local_server: LocalServer) -> None:
+    local_server.offline_worker("away", "negative")
     bound = one_node("negative", backend_affinity="worker:away", fallback_strategy="ask_user")
-    async with shop.client() as client:
+    async with local_server.client() as client:
         graph = await client.graphs.create(bound)
         handle = await client.graphs.run(graph)
         run = await handle.wait(timeout_seconds=30, until_asked=True)
@@ -169,9 +169,11 @@ async def test_a_question_is_answered(shop: LocalServer) -> None:
     ]
 
 
-async def test_a_pipeline_is_run_judged_and_taken_home(shop: LocalServer, tmp_path: Path) -> None:
+async def test_a_pipeline_is_run_judged_and_taken_home(
+    local_server: LocalServer, tmp_path: Path
+) -> None:
     boards: list[PipelineRun] = []
-    async with shop.client() as client:
+    async with local_server.client() as client:
         pipeline = await client.pipelines.create(PIPELINE)
         limits = {"concurrent_jobs": 2, "tokens": 50}
         handle = await client.pipelines.run(pipeline, 2, {"width": 32}, limits=limits)
@@ -199,8 +201,8 @@ async def test_a_pipeline_is_run_judged_and_taken_home(shop: LocalServer, tmp_pa
     assert all(each.suffix == ".png" and each.stat().st_size for each in files)
 
 
-async def test_events_of_a_pipeline_run_are_resumed(shop: LocalServer) -> None:
-    async with shop.client() as client:
+async def test_events_of_a_pipeline_run_are_resumed(local_server: LocalServer) -> None:
+    async with local_server.client() as client:
         handle = await client.pipelines.run(
             await client.pipelines.create(PIPELINE), 1, {"width": 16}
         )
@@ -219,9 +221,9 @@ async def test_events_of_a_pipeline_run_are_resumed(shop: LocalServer) -> None:
     assert kinds == ["started", "submitted", "candidates", "no_work", "paused"]
 
 
-async def test_a_pipeline_run_is_steered(shop: LocalServer) -> None:
+async def test_a_pipeline_run_is_steered(local_server: LocalServer) -> None:
     document = {"name": "Bad", "steps": [{"name": "Base", "workflow": "failing"}]}
-    async with shop.client() as client, shop.client() as other:
+    async with local_server.client() as client, local_server.client() as other:
         with pytest.raises(InvalidInput):
             await client.pipelines.create({"name": "x", "steps": []})
         pipeline = await client.pipelines.create(document)

@@ -6,11 +6,11 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from tests.support.backends.proxy import meddling
+from tests.support.backends.proxy import faulty_proxy
 from tests.support.workers.memory_plane import eventually
 from tests.support.workers.plane_server import serving_plane
 from tests.support.workers.prompts import picture, steps
-from tests.support.workers.workers import settings_for, working
+from tests.support.workers.workers import running_worker, settings_for
 
 from comfyfleet.comfy import BackendLimits, Cancellation, ComfyServer, ServerSettings
 from comfyfleet.comfy.events import Cancelled, End, Started, Succeeded
@@ -32,7 +32,7 @@ async def test_a_run_is_polled_to_its_end_and_one_line_says_so(
     engine: Served, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    async with meddling(engine.url) as proxy:
+    async with faulty_proxy(engine.url) as proxy:
         proxy.socket_status = status
         async with ComfyServer(ServerSettings(proxy.url, LIMITS)) as server:
             for prompt in (steps(10, 100), picture()):
@@ -47,7 +47,7 @@ async def test_a_run_is_polled_to_its_end_and_one_line_says_so(
 
 
 async def test_a_polled_run_can_be_cancelled(engine: Served) -> None:
-    async with meddling(engine.url) as proxy:
+    async with faulty_proxy(engine.url) as proxy:
         proxy.socket_status = 404
         async with ComfyServer(ServerSettings(proxy.url, LIMITS)) as server:
             run = await server.submit(steps(1000, 50), prompt_id=str(uuid4()))
@@ -60,7 +60,7 @@ async def test_a_polled_run_can_be_cancelled(engine: Served) -> None:
 
 
 async def test_a_server_that_answers_nothing_is_not_polled(engine: Served) -> None:
-    async with meddling(engine.url) as proxy:
+    async with faulty_proxy(engine.url) as proxy:
         proxy.target = "http://127.0.0.1:1"
         async with ComfyServer(ServerSettings(proxy.url, LIMITS)) as server:
             with pytest.raises(ServerUnavailable):
@@ -71,9 +71,9 @@ async def test_a_worker_completes_jobs_of_a_backend_without_a_socket(
     engine: Served, tmp_path: Path
 ) -> None:
     with serving_plane() as served:
-        async with meddling(engine.url) as proxy:
+        async with faulty_proxy(engine.url) as proxy:
             proxy.socket_status = 404
             jobs = [served.plane.add(steps(3, 50)) for _ in range(2)]
-            async with working(settings_for(served.plane, proxy.url, tmp_path)):
+            async with running_worker(settings_for(served.plane, proxy.url, tmp_path)):
                 await eventually(lambda: all(job.word for job in jobs))
     assert all(job.result.outputs and job.started and job.leases == 1 for job in jobs)

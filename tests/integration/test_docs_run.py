@@ -17,9 +17,9 @@ SECONDS_MAX = 300
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    with local_server_in(tmp_path_factory.mktemp("shop")) as shop:
-        yield shop
+def local_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    with local_server_in(tmp_path_factory.mktemp("shop")) as local_server:
+        yield local_server
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -49,7 +49,7 @@ def test_the_quickstart_and_what_builds_on_it_are_run_as_written(tmp_path: Path)
     # Each as the operator anew.
     rest = "\n".join("(echo BEGIN\n" + "\n".join(guide) + "\n)" for guide in guides)
     with started("up", "--port", "0", folder=tmp_path) as running:
-        url, key = running.hears(KEY).groups()
+        url, key = running.wait_for_line(KEY).groups()
         script = f"set -euo pipefail\n{quickstart}\n{rest}"
         ran = run(["bash", "-c", script], tmp_path, COMFYFLEET_URL=url, COMFYFLEET_KEY=key)
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -78,14 +78,14 @@ def test_the_first_commands_of_the_readme_are_run_as_written(tmp_path: Path) -> 
 
 
 def test_the_example_of_the_python_client_is_run_as_written(
-    shop: LocalServer, tmp_path: Path
+    local_server: LocalServer, tmp_path: Path
 ) -> None:
     program = ROOT / "examples" / "python_client.py"
     ran = run(
         [sys.executable, str(program), str(ROOT / "examples/inputs/photo.png"), str(tmp_path)],
         tmp_path,
-        COMFYFLEET_URL=shop.url,
-        COMFYFLEET_KEY=shop.customer(),
+        COMFYFLEET_URL=local_server.url,
+        COMFYFLEET_KEY=local_server.customer(),
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "1000 tokens" in ran.stdout
@@ -98,7 +98,7 @@ def test_the_page_of_the_python_client_shows_that_example() -> None:
     assert shown.strip() in (ROOT / "examples" / "python_client.py").read_text(encoding="utf-8")
 
 
-def test_pieces_of_the_python_clients_page_run(shop: LocalServer, tmp_path: Path) -> None:
+def test_pieces_of_the_python_clients_page_run(local_server: LocalServer, tmp_path: Path) -> None:
     """Each by itself, with a client at hand."""
     _, *pieces = blocks("how-to/python-client.md", "python")
     body = "\n".join(f"    {line}" for line in "\n".join(pieces).splitlines())
@@ -111,7 +111,7 @@ async def main(client):
 {body}
 
 async def opened():
-    async with Client({shop.url!r}, {shop.customer()!r}) as client:
+    async with Client({local_server.url!r}, {local_server.customer()!r}) as client:
         await main(client)
 
 asyncio.run(opened())

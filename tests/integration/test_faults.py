@@ -10,7 +10,7 @@ from typing import TypeVar
 import pytest
 from _pytest.mark import ParameterSet
 from tests.support.backends.prompts import new_id, node
-from tests.support.backends.proxy import FRAME_FAULTS, UNSEEN, Fault, meddling
+from tests.support.backends.proxy import FRAME_FAULTS, UNSEEN, Fault, faulty_proxy
 
 from comfyfleet.comfy import BackendLimits, ComfyServer, ServerSettings
 from comfyfleet.comfy.events import Succeeded
@@ -86,7 +86,7 @@ async def test_faults_neither_lose_nor_repeat_a_run(
     bench: Bench, tmp_path: Path, faults: Mapping[str, Fault]
 ) -> None:
     prompt_id, to = new_id(), tmp_path / "x.png"
-    async with meddling(bench.served.url, faults, delay_seconds=DELAY_SECONDS) as proxy:
+    async with faulty_proxy(bench.served.url, faults, delay_seconds=DELAY_SECONDS) as proxy:
         async with caller(proxy.url) as server:
             told = await whole_run(server, prompt_id, to)
         if Fault.DELAY_UNSEEN in faults.values():
@@ -147,7 +147,7 @@ async def nothing_is_lost(bench: Bench, prompt_id: str) -> None:
 
 
 async def test_a_run_has_the_steps_that_faults_are_tried_at(bench: Bench, tmp_path: Path) -> None:
-    async with meddling(bench.served.url) as proxy, caller(proxy.url) as server:
+    async with faulty_proxy(bench.served.url) as proxy, caller(proxy.url) as server:
         assert await whole_run(server, new_id(), tmp_path / "x.png") is None
     assert [step for step in proxy.steps if step in REQUESTS] == [*REQUESTS]
     assert f"frame {FRAMES_MIN}" in proxy.steps

@@ -105,7 +105,7 @@ def test_a_worker_written_from_the_documents_works(tmp_path: Path) -> None:
         serve_in_thread() as comfy,
         ExitStack() as stack,
     ):
-        url, key = running.hears(KEY).groups()
+        url, key = running.wait_for_line(KEY).groups()
         admin = Admin(url, key)
         stack.callback(admin.close)
         secret = admin.say("POST", "fleets", slug="plain", stage="production")["secret"]

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from tests.security.test_picture_bombs import bomb
 from tests.support.server.control_plane import ADMIN_KEY, client_of
-from tests.support.server.customers import Customer, Shop, png
+from tests.support.server.customers import Customer, EffectSetup, png
 
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File
@@ -29,8 +29,8 @@ GRAPH: dict[str, Any] = {
 }
 
 
-async def row_of(shop: Shop, customer: Customer, file_id: str) -> File:
-    pool = await shop.plane.context.pool_of(customer.tenant_id)
+async def row_of(effect_setup: EffectSetup, customer: Customer, file_id: str) -> File:
+    pool = await effect_setup.plane.context.pool_of(customer.tenant_id)
     async with pool.read() as tx:
         return await media.get_file(tx, customer.tenant_id, UUID(file_id))
 
@@ -48,20 +48,20 @@ async def run_with(customer: Customer, value: Any, kind: str = "image") -> httpx
 
 
 async def test_a_playlist_that_was_never_linked_is_no_input_of_a_graph(
-    shop: Shop, ada: Customer
+    effect_setup: EffectSetup, ada: Customer
 ) -> None:
     file_id = await ada.upload(PLAYLIST, filename="x.m3u8", content_type="video/mp4")
     refused = await run_with(ada, {"file_id": file_id}, "video")
     assert refused.status_code == 422, refused.text
     assert "no media that we know" in refused.text
-    assert (await row_of(shop, ada, file_id)).is_announced
+    assert (await row_of(effect_setup, ada, file_id)).is_announced
 
 
 async def test_nor_of_a_job_of_an_operator_or_a_customer_nor_media(
-    shop: Shop, ada: Customer
+    effect_setup: EffectSetup, ada: Customer
 ) -> None:
     file_id = await ada.upload(PLAYLIST, filename="x.m3u8", content_type="image/png")
-    async with client_of(shop.plane, ADMIN_KEY) as operator:
+    async with client_of(effect_setup.plane, ADMIN_KEY) as operator:
         for named in ("files", "properties"):
             body = {"workflow_slug": "invert", named: {"input": file_id}}
             refused = await operator.post(
@@ -71,28 +71,30 @@ async def test_nor_of_a_job_of_an_operator_or_a_customer_nor_media(
     linked = await ada.client.post("/api/videos", json={"file_id": file_id})
     assert linked.status_code == 422
     items = [{"properties": {}, "video_id": file_id}]
-    batch = {"effect_id": str(shop.invert.id), "items": items}
+    batch = {"effect_id": str(effect_setup.invert.id), "items": items}
     assert (await ada.client.post("/api/ai-jobs/batches", json=batch)).status_code in (404, 422)
-    assert (await ada.submit(shop.invert, video_id=file_id)).status_code == 404
-    assert (await row_of(shop, ada, file_id)).is_announced
+    assert (await ada.submit(effect_setup.invert, video_id=file_id)).status_code == 404
+    assert (await row_of(effect_setup, ada, file_id)).is_announced
 
 
 async def test_a_file_that_is_not_linked_but_good_is_taken_under_its_true_ending(
-    shop: Shop, ada: Customer
+    effect_setup: EffectSetup, ada: Customer
 ) -> None:
     file_id = await ada.upload(png(), filename="x.m3u8")
     started = await run_with(ada, {"file_id": file_id})
     assert started.status_code == 201, started.text
-    row = await row_of(shop, ada, file_id)
+    row = await row_of(effect_setup, ada, file_id)
     assert (row.mime_type, row.content_hash is not None) == ("image/png", True)
     assert row.path.endswith(".png")
     assert row.filename == "x.m3u8"
-    async with shop.yard.worker("w") as worker:
+    async with effect_setup.fleet_setup.worker("w") as worker:
         (asset,) = (await worker.job())["assets"]
     assert asset["filename"] == "x.png"
 
 
-async def test_a_picture_bomb_is_refused_at_every_door(shop: Shop, ada: Customer) -> None:
+async def test_a_picture_bomb_is_refused_at_every_door(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
     file_id = await ada.upload(bomb(10_000))
     linked = await ada.client.post("/api/videos", json={"file_id": file_id})
     assert (linked.status_code, linked.json()["error"]["code"]) == (413, "limit_exceeded")
@@ -101,7 +103,7 @@ async def test_a_picture_bomb_is_refused_at_every_door(shop: Shop, ada: Customer
 
 
 async def test_an_upload_url_writes_nothing_any_more_once_the_file_is_linked(
-    shop: Shop, ada: Customer
+    effect_setup: EffectSetup, ada: Customer
 ) -> None:
     data = png()
     body = {"filename": "cat.png", "content_type": "image/png", "size": len(data)}
@@ -117,31 +119,35 @@ async def test_an_upload_url_writes_nothing_any_more_once_the_file_is_linked(
 
 
 async def test_the_same_content_of_two_users_is_two_files_under_their_own_names(
-    shop: Shop, ada: Customer
+    effect_setup: EffectSetup, ada: Customer
 ) -> None:
-    colleague = await shop.customer(ada.tenant_id)
+    colleague = await effect_setup.customer(ada.tenant_id)
     mine, theirs = await ada.upload(filename="a.png"), await colleague.upload(filename="b.png")
     for customer, file_id in ((ada, mine), (colleague, theirs)):
         linked = await customer.client.post("/api/videos", json={"file_id": file_id})
         assert linked.status_code == 201
-    rows = [await row_of(shop, ada, mine), await row_of(shop, ada, theirs)]
+    rows = [await row_of(effect_setup, ada, mine), await row_of(effect_setup, ada, theirs)]
     assert [each.filename for each in rows] == ["a.png", "b.png"]
     assert rows[0].path != rows[1].path
 
 
-async def test_a_file_taken_by_two_doors_at_once_is_one_file(shop: Shop, ada: Customer) -> None:
+async def test_a_file_taken_by_two_doors_at_once_is_one_file(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
     file_id = await ada.upload()
     link = ada.client.post("/api/videos", json={"file_id": file_id})
     runs = [run_with(ada, {"file_id": file_id}) for _ in range(3)]
     answers = await asyncio.gather(link, *runs)
     assert [each.status_code for each in answers] == [201] * 4
-    await shop.plane.context.deferred.flush()
-    kept = [key async for key in shop.plane.store.keys(f"tenants/{ada.tenant_id}/")]
-    assert kept == [(await row_of(shop, ada, file_id)).path]
+    await effect_setup.plane.context.deferred.flush()
+    kept = [key async for key in effect_setup.plane.store.keys(f"tenants/{ada.tenant_id}/")]
+    assert kept == [(await row_of(effect_setup, ada, file_id)).path]
 
 
 @pytest.mark.parametrize("kind", ["text", "choice"])
-async def test_no_text_of_a_customer_names_a_file_of_the_backend(shop: Shop, kind: str) -> None:
+async def test_no_text_of_a_customer_names_a_file_of_the_backend(
+    effect_setup: EffectSetup, kind: str
+) -> None:
     document = {
         "1": {"class_type": "LoadImage", "inputs": {"image": "a.png"}},
         "2": {"class_type": "SaveImage", "inputs": {"images": ["1", 0], "filename_prefix": "x"}},
@@ -149,11 +155,15 @@ async def test_no_text_of_a_customer_names_a_file_of_the_backend(shop: Shop, kin
     named: dict[str, Any] = {"name": "picture", "type": kind, "binding": "1.image"}
     if kind == "choice":
         named |= {"choices": ["a.png", "softened_00001_.png [output]"]}
-    made = await shop.yard.register_workflow("open", document=document, properties=[named])
+    made = await effect_setup.fleet_setup.register_workflow(
+        "open", document=document, properties=[named]
+    )
     assert made.status_code == 422, made.text
     assert "names a file" in made.text
     placed = {"name": "picture", "type": "text", "placeholder": "a.png"}
-    made = await shop.yard.register_workflow("open", document=document, properties=[placed])
+    made = await effect_setup.fleet_setup.register_workflow(
+        "open", document=document, properties=[placed]
+    )
     assert made.status_code == 422, made.text
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 from tests.support.backends.prompts import node
-from tests.support.workers.memory_plane import Dispatch, GivenFile, Plane, eventually
+from tests.support.workers.memory_plane import Dispatch, JobFile, Plane, eventually
 from tests.support.workers.plane_server import serving_plane
 from tests.support.workers.prompts import passing, picture
-from tests.support.workers.workers import settings_for, working
+from tests.support.workers.workers import running_worker, settings_for
 
 from comfyfleet.engine import serve_in_thread
 from comfyfleet.engine.serve import Served as Engine
@@ -26,7 +26,7 @@ class Backend:
         made = [self.plane.add(**job) for job in jobs]
         home = self.root if clean else None
         settings = settings_for(self.plane, self.engine.url, self.state, backend_folder=home)
-        async with working(settings):
+        async with running_worker(settings):
             await eventually(lambda: all(each.word for each in made))
         return made
 
@@ -42,7 +42,7 @@ def backend(tmp_path: Path) -> Any:
 
 
 async def test_inputs_and_outputs_lie_in_a_folder_that_cannot_be_guessed(backend: Backend) -> None:
-    job = {"prompt": passing(), "files": {"input": GivenFile(PLAYLIST, "x.m3u8", "1.file")}}
+    job = {"prompt": passing(), "files": {"input": JobFile(PLAYLIST, "x.m3u8", "1.file")}}
     first, second = await backend.run(job, job)
     inputs, outputs = backend.files("input"), backend.files("output")
     assert {path.suffix for path in inputs} == {".dat"}
@@ -90,7 +90,7 @@ async def test_a_file_that_the_operator_put_there_for_all_may_be_named(backend: 
 
 
 async def test_nothing_of_a_job_stays_where_the_worker_can_reach_it(backend: Backend) -> None:
-    given = {"input": GivenFile(b"secret", "x.bin", "1.file")}
+    given = {"input": JobFile(b"secret", "x.bin", "1.file")}
     failing = {"1": passing()["1"], "2": node("ComfyfleetFail", fail=True, after_ms=0, message="")}
     done, failed = await backend.run(
         {"prompt": passing(), "files": given}, {"prompt": failing, "files": given}, clean=True

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from tests.support.databases.factory import Databases
 from tests.support.server.control_plane import plane_on
-from tests.support.server.customers import Customer, Shop, shop_on
+from tests.support.server.customers import Customer, EffectSetup, effect_setup_on
 
 from comfyfleet.errors import InvalidInput
 from comfyfleet.server.catalog.draft import PROPERTIES_MAX
@@ -23,15 +23,18 @@ JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture
-async def shop(databases: Databases, tmp_path: Path) -> AsyncIterator[Shop]:
-    async with plane_on(databases, tmp_path) as plane, shop_on(plane) as shop:
-        yield shop
+async def effect_setup(databases: Databases, tmp_path: Path) -> AsyncIterator[EffectSetup]:
+    async with plane_on(databases, tmp_path) as plane, effect_setup_on(plane) as effect_setup:
+        yield effect_setup
 
 
 @pytest.fixture
-async def plain_shop(sqlite_databases: Databases, tmp_path: Path) -> AsyncIterator[Shop]:
-    async with plane_on(sqlite_databases, tmp_path) as plane, shop_on(plane) as shop:
-        yield shop
+async def plain_shop(sqlite_databases: Databases, tmp_path: Path) -> AsyncIterator[EffectSetup]:
+    async with (
+        plane_on(sqlite_databases, tmp_path) as plane,
+        effect_setup_on(plane) as effect_setup,
+    ):
+        yield effect_setup
 
 
 async def echo(ada: Customer) -> str:
@@ -44,8 +47,10 @@ async def post(client: httpx.AsyncClient, path: str, body: str) -> httpx.Respons
     return await client.post(path, content=body.encode(), headers=JSON)
 
 
-async def test_what_no_database_can_keep_is_refused_and_breaks_nothing(shop: Shop) -> None:
-    ada = await shop.customer()
+async def test_what_no_database_can_keep_is_refused_and_breaks_nothing(
+    effect_setup: EffectSetup,
+) -> None:
+    ada = await effect_setup.customer()
     path = await echo(ada)
     for value, said in (
         ('"\\ud800"', "half a character"),
@@ -65,8 +70,10 @@ async def test_what_no_database_can_keep_is_refused_and_breaks_nothing(shop: Sho
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32-be"])
-async def test_another_encoding_hides_nothing_from_the_reader(shop: Shop, encoding: str) -> None:
-    ada = await shop.customer()
+async def test_another_encoding_hides_nothing_from_the_reader(
+    effect_setup: EffectSetup, encoding: str
+) -> None:
+    ada = await effect_setup.customer()
     path = await echo(ada)
     for value in ('"a\\u0000b"', '{"\\u0000": 1}', '"\\ud800"', '"\\uD800"'):
         body = f'{{"inputs": {{"x": {value}}}}}'.encode(encoding)
@@ -91,23 +98,23 @@ def test_a_field_that_stands_twice_is_found_among_very_many_in_one_pass() -> Non
     assert Name.compared < 10 * len(names)
 
 
-async def test_a_file_id_that_is_none_is_a_value_like_any_other(shop: Shop) -> None:
-    ada = await shop.customer()
+async def test_a_file_id_that_is_none_is_a_value_like_any_other(effect_setup: EffectSetup) -> None:
+    ada = await effect_setup.customer()
     path = await echo(ada)
     for value in ("abc", "", 7, None, {"file_id": "x"}, ["y"]):
         answer = await ada.client.post(path, json={"inputs": {"x": {"file_id": value}}})
         assert answer.status_code in (201, 422), (value, answer.text)
 
 
-async def test_a_misspelt_field_is_refused_with_the_right_one(plain_shop: Shop) -> None:
+async def test_a_misspelt_field_is_refused_with_the_right_one(plain_shop: EffectSetup) -> None:
     ada = await plain_shop.customer()
     path = await echo(ada)
     wrong: list[tuple[httpx.AsyncClient, str, dict[str, Any], str]] = [
         (ada.client, path, {"inputs": {"x": 1}, "maxtokens": 3}, "'maxtokens'; did you mean 'max_tokens'?"),
         (ada.client, path, {"input": {"x": 1}}, "did you mean 'inputs'?"),
         (ada.client, "/api/ai-jobs", {"efect_id": str(plain_shop.draw.id)}, "'effect_id'?"),
-        (plain_shop.yard.admin, "/api/admin/fleets", {"slug": "x", "stag": "y"}, "'stage'?"),
-        (plain_shop.yard.admin, "/api/admin/maintenance", {"onn": True}, "'on'?"),
+        (plain_shop.fleet_setup.admin, "/api/admin/fleets", {"slug": "x", "stag": "y"}, "'stage'?"),
+        (plain_shop.fleet_setup.admin, "/api/admin/maintenance", {"onn": True}, "'on'?"),
     ]  # fmt: skip
     for client, where, body, said in wrong:
         answer = await client.post(where, json=body)
@@ -115,8 +122,8 @@ async def test_a_misspelt_field_is_refused_with_the_right_one(plain_shop: Shop) 
         assert said in answer.json()["error"]["message"]
 
 
-async def test_a_worker_may_be_newer_than_we_are(plain_shop: Shop) -> None:
-    joined = await plain_shop.yard.register("newer", colour="green")
+async def test_a_worker_may_be_newer_than_we_are(plain_shop: EffectSetup) -> None:
+    joined = await plain_shop.fleet_setup.register("newer", colour="green")
     assert joined.status_code == 200
 
 
@@ -129,40 +136,44 @@ async def test_a_worker_may_be_newer_than_we_are(plain_shop: Shop) -> None:
     ],
 )
 async def test_an_odd_text_of_a_backend_costs_a_worker_nothing(
-    shop: Shop, word: str, body: str
+    effect_setup: EffectSetup, word: str, body: str
 ) -> None:
-    ada = await shop.customer()
-    await ada.job(shop.draw)
-    async with shop.yard.worker() as worker:
+    ada = await effect_setup.customer()
+    await ada.job(effect_setup.draw)
+    async with effect_setup.fleet_setup.worker() as worker:
         job = await worker.job()
         lease = f'"dispatch_id": {job["dispatch_id"]}, "lease_token": "{job["lease_token"]}"'
         said = await post(worker.client, f"/api/worker/{word}", f"{{{lease}, {body}}}")
     assert said.status_code == 200, said.text
 
 
-async def test_neither_true_nor_a_text_is_an_amount(plain_shop: Shop) -> None:
+async def test_neither_true_nor_a_text_is_an_amount(plain_shop: EffectSetup) -> None:
     ada = await plain_shop.customer(tokens=0)
     path = f"/api/admin/tenants/{ada.tenant_id}/wallets/{ada.user_id}/credits"
     for amount in (True, "5", 5.0, 1.5):
         body = {"amount": amount, "provider_transaction_id": "x1"}
-        answer = await plain_shop.yard.admin.post(path, json=body)
+        answer = await plain_shop.fleet_setup.admin.post(path, json=body)
         assert answer.status_code == 422, amount
         assert answer.json()["error"]["message"] == "amount: must be a whole number"
     assert await ada.balance() == 0
 
 
-async def test_a_payment_told_again_with_another_amount_is_a_conflict(shop: Shop) -> None:
-    ada = await shop.customer(tokens=0)
+async def test_a_payment_told_again_with_another_amount_is_a_conflict(
+    effect_setup: EffectSetup,
+) -> None:
+    ada = await effect_setup.customer(tokens=0)
     path = f"/api/admin/tenants/{ada.tenant_id}/wallets/{ada.user_id}/credits"
     statuses = []
     for amount in (5, 5, 7):
         body = {"amount": amount, "provider_transaction_id": "x1"}
-        statuses.append((await shop.yard.admin.post(path, json=body)).status_code)
+        statuses.append((await effect_setup.fleet_setup.admin.post(path, json=body)).status_code)
     assert statuses == [201, 200, 409]
     assert await ada.balance() == 5
 
 
-async def test_more_properties_than_an_effect_can_have_are_not_looked_at(plain_shop: Shop) -> None:
+async def test_more_properties_than_an_effect_can_have_are_not_looked_at(
+    plain_shop: EffectSetup,
+) -> None:
     ada = await plain_shop.customer()
     body = {
         "effect_id": str(plain_shop.draw.id),
@@ -175,7 +186,7 @@ async def test_more_properties_than_an_effect_can_have_are_not_looked_at(plain_s
     assert str(PROPERTIES_MAX) in answer.json()["error"]["message"]
 
 
-async def test_what_is_wrong_is_told_in_plain_words(plain_shop: Shop) -> None:
+async def test_what_is_wrong_is_told_in_plain_words(plain_shop: EffectSetup) -> None:
     ada = await plain_shop.customer()
     for body, said in (
         ("[1]", "body: must be an object"),
@@ -187,5 +198,5 @@ async def test_what_is_wrong_is_told_in_plain_words(plain_shop: Shop) -> None:
         answer = await post(ada.client, "/api/ai-jobs", body)
         assert answer.status_code == 422, body
         assert said in answer.json()["error"]["message"]
-    refused = await plain_shop.yard.register("w", workflow_slugs={})
+    refused = await plain_shop.fleet_setup.register("w", workflow_slugs={})
     assert "workflow_slugs: must be a list" in refused.json()["error"]["message"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.support.databases.factory import Databases
 from tests.support.server.control_plane import plane_on
-from tests.support.server.customers import Shop, shop_on
+from tests.support.server.customers import EffectSetup, effect_setup_on
 
 from comfyfleet import errors
 from comfyfleet.server.http.errors import response_to_error
@@ -29,9 +29,12 @@ SLOW = {
 
 
 @pytest.fixture
-async def shop(sqlite_databases: Databases, tmp_path: Path) -> AsyncIterator[Shop]:
-    async with plane_on(sqlite_databases, tmp_path) as plane, shop_on(plane) as shop:
-        yield shop
+async def effect_setup(sqlite_databases: Databases, tmp_path: Path) -> AsyncIterator[EffectSetup]:
+    async with (
+        plane_on(sqlite_databases, tmp_path) as plane,
+        effect_setup_on(plane) as effect_setup,
+    ):
+        yield effect_setup
 
 
 @contextmanager
@@ -64,23 +67,25 @@ def test_an_error_text_of_any_shape_is_read_at_once(name: str) -> None:
         'Traceback (most recent call last):\n  File "/home/x.py", line 1\nOSError: gpu-7 is down\n',
     ],
 )
-async def test_a_customer_reads_no_paths_hosts_models_or_tracebacks(shop: Shop, error: str) -> None:
-    ada = await shop.customer()
-    job_id = await ada.job(shop.draw)
-    await shop.fail(error)
+async def test_a_customer_reads_no_paths_hosts_models_or_tracebacks(
+    effect_setup: EffectSetup, error: str
+) -> None:
+    ada = await effect_setup.customer()
+    job_id = await ada.job(effect_setup.draw)
+    await effect_setup.fail(error)
     found = await ada.client.get(f"/api/ai-jobs/{job_id}")
     assert not [each for each in SECRETS if each in found.text], found.text
-    seen = await shop.yard.admin.get(
+    seen = await effect_setup.fleet_setup.admin.get(
         f"/api/admin/jobs/{job_id}", params={"tenant_id": str(ada.tenant_id)}
     )
     assert seen.json()["raw_error"] == error
 
 
-async def test_why_names_no_worker_and_no_fleet(shop: Shop) -> None:
-    ada = await shop.customer()
-    job_id = await ada.job(shop.draw)
+async def test_why_names_no_worker_and_no_fleet(effect_setup: EffectSetup) -> None:
+    ada = await effect_setup.customer()
+    job_id = await ada.job(effect_setup.draw)
     waits = (await ada.get(f"ai-jobs/{job_id}/why"))["why"]
-    async with shop.yard.worker("gpu-7") as worker:
+    async with effect_setup.fleet_setup.worker("gpu-7") as worker:
         await worker.job()
         runs = (await ada.get(f"ai-jobs/{job_id}/why"))["why"]
     assert waits == "Nobody can run it at the moment; it waits until somebody can."

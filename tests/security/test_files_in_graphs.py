@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.support.server.customers import Customer, Shop, png
+from tests.support.server.customers import Customer, EffectSetup, png
 
 
 def passing(**node: Any) -> dict[str, Any]:
@@ -18,8 +18,10 @@ async def run(customer: Customer, document: dict[str, Any], **inputs: Any) -> An
     return await customer.client.post(f"/api/graphs/{graph['id']}/runs", json={"inputs": inputs})
 
 
-async def test_the_file_of_a_colleague_is_no_input(shop: Shop, ada: Customer) -> None:
-    eve = await shop.customer(ada.tenant_id)
+async def test_the_file_of_a_colleague_is_no_input(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
+    eve = await effect_setup.customer(ada.tenant_id)
     stolen = {"file_id": await ada.upload()}
     for given in (stolen, [stolen], {"deep": [{"er": stolen}]}, {"file_id": "abc"}):
         refused = await run(eve, passing(), x=given)
@@ -27,15 +29,17 @@ async def test_the_file_of_a_colleague_is_no_input(shop: Shop, ada: Customer) ->
         assert refused.json()["error"]["details"]["problems"][0]["code"] == "unknown_file"
 
 
-async def test_the_default_of_an_input_hands_out_nothing_either(shop: Shop, ada: Customer) -> None:
-    eve = await shop.customer(ada.tenant_id)
+async def test_the_default_of_an_input_hands_out_nothing_either(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
+    eve = await effect_setup.customer(ada.tenant_id)
     stolen = {"file_id": await ada.upload()}
     done = (await run(eve, passing(default=stolen))).json()
     assert done["status"] == "completed"
     assert done["outputs"]["out"] == stolen
 
 
-async def test_ones_own_file_comes_out_with_a_url(shop: Shop, ada: Customer) -> None:
+async def test_ones_own_file_comes_out_with_a_url(effect_setup: EffectSetup, ada: Customer) -> None:
     own = {"file_id": await ada.upload()}
     done = (await run(ada, passing(), x={"deep": [own]})).json()
     (out,) = done["outputs"]["out"]["deep"]
@@ -43,22 +47,24 @@ async def test_ones_own_file_comes_out_with_a_url(shop: Shop, ada: Customer) -> 
     assert (await ada.client.get(out["url"])).status_code == 200
 
 
-async def operators_file(shop: Shop, ada: Customer) -> str:
+async def operators_file(effect_setup: EffectSetup, ada: Customer) -> str:
     data = png()
     slot = {"filename": "in.png", "content_type": "image/png", "size": len(data)}
     asked = {**slot, "tenant_id": str(ada.tenant_id)}
-    made = (await shop.yard.admin.post("/api/admin/uploads", json=asked)).json()
+    made = (await effect_setup.fleet_setup.admin.post("/api/admin/uploads", json=asked)).json()
     upload = made["upload"]
-    put = await shop.yard.admin.put(upload["url"], content=data, headers=upload["headers"])
+    put = await effect_setup.fleet_setup.admin.put(
+        upload["url"], content=data, headers=upload["headers"]
+    )
     assert put.status_code in (200, 201), put.text
     file_id: str = made["file_id"]
     return file_id
 
 
 async def test_what_an_operator_uploaded_for_the_tenant_is_no_users(
-    shop: Shop, ada: Customer
+    effect_setup: EffectSetup, ada: Customer
 ) -> None:
-    operators = {"file_id": await operators_file(shop, ada)}
+    operators = {"file_id": await operators_file(effect_setup, ada)}
     refused = await run(ada, passing(), x=operators)
     assert refused.status_code == 422, refused.text
     done = (await run(ada, passing(default=operators))).json()
@@ -69,7 +75,7 @@ async def test_what_an_operator_uploaded_for_the_tenant_is_no_users(
             {
                 "id": "n",
                 "type": "workflow",
-                "effect": shop.invert.slug,
+                "effect": effect_setup.invert.slug,
                 "properties": {"input": operators["file_id"]},
             },
             {"id": "out", "type": "output"},

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.support.server.customers import Customer, Shop
+from tests.support.server.customers import Customer, EffectSetup
 
 FED = 10  # times that each merge is fed by the one before
 
@@ -24,7 +24,7 @@ def merges(levels: int) -> dict[str, Any]:
 
 
 async def test_six_merges_in_a_row_are_refused_before_anything_runs(
-    shop: Shop, ada: Customer
+    effect_setup: EffectSetup, ada: Customer
 ) -> None:
     for levels in (6, 498):
         refused = await ada.client.post("/api/graphs", json=merges(levels))
@@ -33,7 +33,7 @@ async def test_six_merges_in_a_row_are_refused_before_anything_runs(
         assert (first["node"], first["code"]) == ("m6", "too_large")
 
 
-async def test_values_are_counted_while_they_grow(shop: Shop, ada: Customer) -> None:
+async def test_values_are_counted_while_they_grow(effect_setup: EffectSetup, ada: Customer) -> None:
     """What the check before can't know, as it lies in what the run is given."""
     graph = (await ada.client.post("/api/graphs", json=merges(5))).json()
     run = await ada.client.post(
@@ -50,7 +50,9 @@ async def test_values_are_counted_while_they_grow(shop: Shop, ada: Customer) -> 
     assert len((await ada.client.get(f"/api/graph-runs/{answer['id']}")).content) < 3_000_000
 
 
-async def test_a_run_has_a_budget_for_all_its_nodes(shop: Shop, ada: Customer) -> None:
+async def test_a_run_has_a_budget_for_all_its_nodes(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
     """Each node stays below the limit of one, and all together don't."""
     document = merges(0)
     nodes, wires = [document["nodes"][0]], []
@@ -66,7 +68,9 @@ async def test_a_run_has_a_budget_for_all_its_nodes(shop: Shop, ada: Customer) -
     assert "the values of the run are more than 1,200,000 values" in answer["error"]["message"]
 
 
-async def test_inputs_that_are_too_large_start_nothing(shop: Shop, ada: Customer) -> None:
+async def test_inputs_that_are_too_large_start_nothing(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
     graph = (await ada.client.post("/api/graphs", json=merges(1))).json()
     body = {"inputs": {"x": [0] * 300_001}}
     refused = await ada.client.post(f"/api/graphs/{graph['id']}/runs", json=body)

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import func, select
 from tests.support.databases.factory import Databases
-from tests.support.jobs.context import ByHand, asked, give_tokens, sides_on
+from tests.support.jobs.context import ManualClock, asked, give_tokens, job_context_on
 from tests.support.server.control_plane import client_of, plane_on
 
 from comfyfleet.errors import TooManyActive
@@ -53,7 +53,7 @@ class Till:
 @pytest.fixture
 async def till(databases: Databases, tmp_path: Path) -> AsyncIterator[Till]:
     limits = {"max_active_jobs_per_user": 5, "max_active_jobs_per_tenant": 7}
-    async with sides_on(databases, tmp_path, ByHand(), **limits) as (context, tenant_id):
+    async with job_context_on(databases, tmp_path, ManualClock(), **limits) as (context, tenant_id):
         yield Till(context, tenant_id, await give_tokens(context, tenant_id, 100))
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.support.databases.factory import Databases
 from tests.support.server.commands import comfyfleet
 from tests.support.server.control_plane import ADMIN_KEY, plane_on
-from tests.support.server.customers import Shop, shop_on
+from tests.support.server.customers import EffectSetup, effect_setup_on
 
 import comfyfleet as package
 from comfyfleet.clock import utc_now
@@ -109,18 +109,20 @@ async def resolved_inside(host: str, _port: int) -> list[str]:
 
 
 @pytest.fixture
-async def shop(sqlite_databases: Databases, tmp_path: Path) -> AsyncIterator[Shop]:
+async def effect_setup(sqlite_databases: Databases, tmp_path: Path) -> AsyncIterator[EffectSetup]:
     outward = PublicHttpClient(resolver=resolved_inside)
     async with (
         plane_on(sqlite_databases, tmp_path) as plane,
-        shop_on(replace(plane, outward=outward)) as shop,
+        effect_setup_on(replace(plane, outward=outward)) as effect_setup,
     ):
-        yield shop
+        yield effect_setup
     await outward.aclose()
 
 
-async def test_a_webhook_into_our_own_network_is_refused_when_it_is_made(shop: Shop) -> None:
-    ada = await shop.customer()
+async def test_a_webhook_into_our_own_network_is_refused_when_it_is_made(
+    effect_setup: EffectSetup,
+) -> None:
+    ada = await effect_setup.customer()
     for url, status in (
         ("https://10.0.0.1/", 422),
         ("http://169.254.169.254/latest", 422),

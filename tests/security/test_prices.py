@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.support.server.customers import DRAWN, DRAWN_PROPERTIES, Customer, Shop
+from tests.support.server.customers import DRAWN, DRAWN_PROPERTIES, Customer, EffectSetup
 
 from comfyfleet.server.graphs.runner import read_outbox
 from comfyfleet.server.maintenance.sweeps import advance_pipelines
@@ -24,20 +24,20 @@ def pipeline(**work: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def vip(shop: Shop) -> Shop:
+async def vip(effect_setup: EffectSetup) -> EffectSetup:
     """A dear effect that is not published, on a workflow that has no price of its own."""
-    made = await shop.yard.register_workflow(
+    made = await effect_setup.fleet_setup.register_workflow(
         "vip", document=DRAWN, properties=DRAWN_PROPERTIES, price_tokens=None
     )
     assert made.status_code == 201, made.text
-    await shop.yard.assign("invert", "draw", "vip")
+    await effect_setup.fleet_setup.assign("invert", "draw", "vip")
     settings: dict[str, Any] = {
         "overrides": {"prefix": "locked"},
         "locked": ("prefix",),
         "price_tokens": PRICE,
     }
-    await shop.publish("vip", **settings, is_published=False)
-    return shop
+    await effect_setup.publish("vip", **settings, is_published=False)
+    return effect_setup
 
 
 async def problems(customer: Customer, path: str, document: dict[str, Any]) -> list[str]:
@@ -47,7 +47,7 @@ async def problems(customer: Customer, path: str, document: dict[str, Any]) -> l
 
 
 async def test_a_workflow_that_is_not_offered_is_unknown_to_graphs_and_pipelines(
-    vip: Shop, ada: Customer
+    vip: EffectSetup, ada: Customer
 ) -> None:
     mine = {"properties": {"prefix": "mine"}}
     for made, path in ((graph, "graphs"), (pipeline, "pipelines")):
@@ -60,9 +60,9 @@ async def test_a_workflow_that_is_not_offered_is_unknown_to_graphs_and_pipelines
 
 
 async def test_that_a_hidden_workflow_can_be_run_somewhere_is_not_told(
-    vip: Shop, ada: Customer
+    vip: EffectSetup, ada: Customer
 ) -> None:
-    async with vip.yard.worker("w1"):
+    async with vip.fleet_setup.worker("w1"):
         told = [
             await problems(ada, "graphs", graph(workflow=name, backend_affinity="worker:w1"))
             for name in ("vip", "vap")
@@ -70,14 +70,16 @@ async def test_that_a_hidden_workflow_can_be_run_somewhere_is_not_told(
     assert [each.replace("vip", "vap") for each in told[0]] == told[1]
 
 
-async def test_a_node_of_an_effect_costs_what_the_effect_costs(vip: Shop, ada: Customer) -> None:
+async def test_a_node_of_an_effect_costs_what_the_effect_costs(
+    vip: EffectSetup, ada: Customer
+) -> None:
     await vip.change(vip.effects["vip"], is_published=True)
     rich = await vip.customer(ada.tenant_id, tokens=2 * PRICE)
     made = (await rich.client.post("/api/graphs", json=graph(effect="vip"))).json()
     quote = (await rich.client.post(f"/api/graphs/{made['id']}/quote", json={})).json()
     assert (quote["tokens_min"], quote["tokens_max"]) == (PRICE, PRICE)
     run = (await rich.client.post(f"/api/graphs/{made['id']}/runs", json={})).json()
-    async with vip.yard.worker("w1") as worker:
+    async with vip.fleet_setup.worker("w1") as worker:
         job = await worker.job()
         assert job["prompt"]["2"]["inputs"]["filename_prefix"].endswith("locked")
         await worker.deliver(job)
@@ -86,7 +88,9 @@ async def test_a_node_of_an_effect_costs_what_the_effect_costs(vip: Shop, ada: C
     assert await rich.balance() == PRICE
 
 
-async def test_a_step_of_an_effect_costs_what_the_effect_costs(vip: Shop, ada: Customer) -> None:
+async def test_a_step_of_an_effect_costs_what_the_effect_costs(
+    vip: EffectSetup, ada: Customer
+) -> None:
     await vip.change(vip.effects["vip"], is_published=True)
     rich = await vip.customer(ada.tenant_id, tokens=2 * PRICE)
     made = (
@@ -94,13 +98,13 @@ async def test_a_step_of_an_effect_costs_what_the_effect_costs(vip: Shop, ada: C
     ).json()
     await rich.client.post(f"/api/pipelines/{made['id']}/runs", json={"base_candidates": 1})
     await advance_pipelines(vip.plane.context, vip.plane.pools["main"])
-    async with vip.yard.worker("w1") as worker:
+    async with vip.fleet_setup.worker("w1") as worker:
         job = await worker.job()
     assert job["prompt"]["2"]["inputs"]["filename_prefix"].endswith("locked")
     assert await rich.balance() == PRICE
 
 
-async def test_a_locked_value_is_nobodys_to_set(vip: Shop, ada: Customer) -> None:
+async def test_a_locked_value_is_nobodys_to_set(vip: EffectSetup, ada: Customer) -> None:
     effect = vip.effects["vip"]
     await vip.change(effect, is_published=True)
     mine = {"properties": {"prefix": "mine"}}
@@ -115,15 +119,19 @@ async def test_a_locked_value_is_nobodys_to_set(vip: Shop, ada: Customer) -> Non
 
 
 async def test_an_offer_that_ends_keeps_runs_going_and_refuses_new_ones(
-    vip: Shop, ada: Customer
+    vip: EffectSetup, ada: Customer
 ) -> None:
-    offered = await vip.yard.admin.patch("/api/admin/workflows/vip", json={"price_tokens": 7})
+    offered = await vip.fleet_setup.admin.patch(
+        "/api/admin/workflows/vip", json={"price_tokens": 7}
+    )
     assert offered.json()["price_tokens"] == 7
     made = (await ada.client.post("/api/graphs", json=graph(workflow="vip"))).json()
     run = (await ada.client.post(f"/api/graphs/{made['id']}/runs", json={})).json()
     await vip.fail()
     await read_outbox(vip.plane.graphs, vip.plane.pools["main"])
-    ended = await vip.yard.admin.patch("/api/admin/workflows/vip", json={"is_withdrawn": True})
+    ended = await vip.fleet_setup.admin.patch(
+        "/api/admin/workflows/vip", json={"is_withdrawn": True}
+    )
     assert ended.json()["price_tokens"] is None
     retried = await ada.client.post(f"/api/graph-runs/{run['id']}/retry")
     assert retried.json()["status"] == "running", retried.text

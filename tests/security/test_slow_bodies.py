@@ -9,7 +9,7 @@ import httpx
 import pytest
 from tests.support.databases.factory import Databases
 from tests.support.server.control_plane import plane_on
-from tests.support.server.customers import Shop, shop_on
+from tests.support.server.customers import EffectSetup, effect_setup_on
 
 from comfyfleet.server.http import middleware
 
@@ -17,12 +17,12 @@ JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture
-async def shop(
+async def effect_setup(
     databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Shop]:
+) -> AsyncIterator[EffectSetup]:
     monkeypatch.setattr(middleware, "SLOW_SECONDS", 0.0)
-    async with plane_on(databases, tmp_path) as plane, shop_on(plane) as shop:
-        yield shop
+    async with plane_on(databases, tmp_path) as plane, effect_setup_on(plane) as effect_setup:
+        yield effect_setup
 
 
 async def sent_around(
@@ -40,28 +40,32 @@ async def sent_around(
 
 
 async def test_a_customers_key_that_is_revoked_before_the_last_byte_submits_nothing(
-    shop: Shop,
+    effect_setup: EffectSetup,
 ) -> None:
-    customer = await shop.customer()
+    customer = await effect_setup.customer()
     mine = f"/api/admin/tenants/{customer.tenant_id}/users/{customer.user_id}"
 
     async def revoke() -> None:
-        (key,) = (await shop.yard.admin.get(f"{mine}/keys")).json()["keys"]
-        await shop.yard.act(f"{mine.removeprefix('/api/admin/')}/keys/{key['id']}/revoke")
+        (key,) = (await effect_setup.fleet_setup.admin.get(f"{mine}/keys")).json()["keys"]
+        await effect_setup.fleet_setup.act(
+            f"{mine.removeprefix('/api/admin/')}/keys/{key['id']}/revoke"
+        )
 
     before = await customer.balance()
-    body = {"effect_id": str(shop.draw.id), "idempotency_key": "late"}
+    body = {"effect_id": str(effect_setup.draw.id), "idempotency_key": "late"}
     answer = await sent_around(customer.client, "/api/ai-jobs", body, revoke)
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthenticated")
     wallets = f"/api/admin/tenants/{customer.tenant_id}/wallets/{customer.user_id}"
-    assert (await shop.yard.admin.get(wallets)).json()["balance"] == before
+    assert (await effect_setup.fleet_setup.admin.get(wallets)).json()["balance"] == before
 
 
-async def test_a_worker_that_is_revoked_before_the_last_byte_is_told_so(shop: Shop) -> None:
-    async with shop.yard.worker() as worker:
+async def test_a_worker_that_is_revoked_before_the_last_byte_is_told_so(
+    effect_setup: EffectSetup,
+) -> None:
+    async with effect_setup.fleet_setup.worker() as worker:
 
         async def revoke() -> None:
-            await shop.yard.act("workers/w1/revoke")
+            await effect_setup.fleet_setup.act("workers/w1/revoke")
 
         said = {"worker_id": "w1", "held": []}
         answer = await sent_around(worker.client, "/api/worker/poll", said, revoke)
@@ -70,35 +74,35 @@ async def test_a_worker_that_is_revoked_before_the_last_byte_is_told_so(shop: Sh
 
 @pytest.mark.parametrize("slow_seconds", [0.0, 60.0], ids=["slow", "quick"])
 async def test_an_order_that_comes_before_the_last_byte_of_a_poll_holds(
-    shop: Shop, slow_seconds: float, monkeypatch: pytest.MonkeyPatch
+    effect_setup: EffectSetup, slow_seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(middleware, "SLOW_SECONDS", slow_seconds)
-    said, yard = {"worker_id": "w1", "held": []}, shop.yard
-    await yard.submit()
-    async with yard.worker() as worker:
+    said, fleet_setup = {"worker_id": "w1", "held": []}, effect_setup.fleet_setup
+    await fleet_setup.submit()
+    async with fleet_setup.worker() as worker:
 
         async def polled(path: str, **order: Any) -> httpx.Response:
             return await sent_around(
-                worker.client, "/api/worker/poll", said, lambda: yard.act(path, **order)
+                worker.client, "/api/worker/poll", said, lambda: fleet_setup.act(path, **order)
             )
 
         assert (await polled("workers/w1/drain")).json()["job"] is None
-        await yard.act("workers/w1/undrain")
+        await fleet_setup.act("workers/w1/undrain")
         assert (await polled("maintenance", on=True)).json()["job"] is None
-        await yard.act("maintenance", on=False)
+        await fleet_setup.act("maintenance", on=False)
         assert (await polled("workflows/invert/pause")).json()["job"] is None
-        await yard.act("workflows/invert/resume")
+        await fleet_setup.act("workflows/invert/resume")
         assert (await polled("workers/w1/revoke")).json().get("job") is None
-        await yard.act("workers/w1/approve")
+        await fleet_setup.act("workers/w1/approve")
         assert await worker.job()
 
 
-async def test_who_is_slow_and_has_a_good_key_is_served(shop: Shop) -> None:
-    customer = await shop.customer()
+async def test_who_is_slow_and_has_a_good_key_is_served(effect_setup: EffectSetup) -> None:
+    customer = await effect_setup.customer()
 
     async def nothing() -> None:
         return None
 
-    body = {"effect_id": str(shop.draw.id), "idempotency_key": "slow"}
+    body = {"effect_id": str(effect_setup.draw.id), "idempotency_key": "slow"}
     answer = await sent_around(customer.client, "/api/ai-jobs", body, nothing)
     assert answer.status_code == 201, answer.text

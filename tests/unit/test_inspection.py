@@ -11,7 +11,12 @@ from comfyfleet.workflow import convert_with_report
 from comfyfleet.workflow.edit import Assignment, set_shorthands, set_values
 from comfyfleet.workflow.embedded import Opened
 from comfyfleet.workflow.inspect import Inspection, inspect
-from comfyfleet.workflow.inspect.results import ChainSummary, GroupSummary, NamedFile, InspectedInput
+from comfyfleet.workflow.inspect.results import (
+    ChainSummary,
+    GroupSummary,
+    InspectedInput,
+    NamedFile,
+)
 
 SAMPLER_VALUES = [5, "fixed", 20, 8.0, "euler", "normal", 1.0]
 OPTIONS = {"image_upload": True}

@@ -21,11 +21,11 @@ async def test_a_file_is_opened_in_a_thread(tmp_path: Path) -> None:
 
 
 async def test_what_is_opened_for_a_task_that_was_cancelled_is_closed() -> None:
-    begun, go_on, closed = threading.Event(), threading.Event(), asyncio.Event()
+    begun, advance, closed = threading.Event(), threading.Event(), asyncio.Event()
 
     def make() -> BytesIO:
         begun.set()
-        go_on.wait(10)
+        advance.wait(10)
         return BytesIO()
 
     def close(file: BytesIO) -> None:
@@ -37,5 +37,5 @@ async def test_what_is_opened_for_a_task_that_was_cancelled_is_closed() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    go_on.set()
+    advance.set()
     await asyncio.wait_for(closed.wait(), 10)

@@ -14,9 +14,9 @@ from tests.unit.drawn_chains import CHAINS, Place, Style, by_groups, by_instance
 
 from comfyfleet.errors import FleetError, InvalidInput
 from comfyfleet.workflow import convert
+from comfyfleet.workflow.edit.chain_truncation import keep_segments
 from comfyfleet.workflow.edit.chains import find_segments
 from comfyfleet.workflow.edit.node_modes import dead_shells, switch
-from comfyfleet.workflow.edit.chain_truncation import keep_segments
 from comfyfleet.workflow.model import Mode
 
 COUNT = 3

@@ -13,12 +13,12 @@ from rich.text import Text
 
 from comfyfleet.cli.context import CliContext, printable
 from comfyfleet.workflow.inspect.results import (
-    Inspection,
+    InspectedInput,
     InspectedOutput,
+    Inspection,
     MissingParts,
     NamedFile,
     NodeRef,
-    InspectedInput,
     UsedPack,
 )
 

@@ -26,8 +26,8 @@ from comfyfleet.cli.tables import plain_text, sections
 from comfyfleet.errors import FleetError, InvalidInput, ServerUnavailable
 from comfyfleet.workflow import Conversion, convert_with_report
 from comfyfleet.workflow.edit import SHORTHANDS, Edit, parse_assignment, set_shorthands, set_values
-from comfyfleet.workflow.edit.node_modes import Switched, switch
 from comfyfleet.workflow.edit.chain_truncation import keep_segments
+from comfyfleet.workflow.edit.node_modes import Switched, switch
 from comfyfleet.workflow.embedded import Opened, open_document
 from comfyfleet.workflow.inspect import Inspection
 from comfyfleet.workflow.inspect import inspect as inspect_document

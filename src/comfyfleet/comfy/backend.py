@@ -188,20 +188,20 @@ class BackendAbilities:
     """What a backend can do. A ComfyUI server can do all of this.
 
     `describes`: it lists its node types; otherwise `describe` raises NotOffered. `frees`: otherwise
-    `free` does nothing. `tells_nodes`: it reports the start, steps and end of each node and which
-    results it reused; otherwise only samples. `tells_texts`: it returns texts as outputs.
-    `tells_folders`: it says whether a file is temporary. `tells_parts`: it says that a prompt would
-    run only in part, so that it is refused. `tells_kinds`: for a refused prompt it returns
+    `free` does nothing. `reports_nodes`: it reports the start, steps and end of each node and which
+    results it reused; otherwise only samples. `returns_texts`: it returns texts as outputs.
+    `reports_folders`: it says whether a file is temporary. `refuses_partial_prompts`: it says that a prompt would
+    run only in part, so that it is refused. `reports_error_types`: for a refused prompt it returns
     ComfyUI's own error type.
     """
 
     describes: bool = True
     frees: bool = True
-    tells_nodes: bool = True
-    tells_texts: bool = True
-    tells_folders: bool = True
-    tells_parts: bool = True
-    tells_kinds: bool = True
+    reports_nodes: bool = True
+    returns_texts: bool = True
+    reports_folders: bool = True
+    refuses_partial_prompts: bool = True
+    reports_error_types: bool = True
 
 
 DEFAULT_BASE_URL = "http://localhost:8188"

@@ -57,7 +57,7 @@ async def detect_api(v1: BackendCalls, v2: BackendCalls) -> Api:
     except AccessDenied:
         # A door before all routes may know the keys of v1 only.
         return await _detect_v1(v1)
-    # Both say 404: v2 for the job, in its envelope; v1 for the route.
+    # Both answer 404: v2 for the job, in its envelope; v1 for the route.
     if parse_error_body(response.content).has_envelope:
         return "v2"
     if response.status_code in NO_SUCH_ROUTE:
@@ -83,11 +83,11 @@ V1_ABILITIES = BackendAbilities(frees=False)
 V2_ABILITIES = BackendAbilities(
     describes=False,
     frees=False,
-    tells_nodes=False,
-    tells_texts=False,
-    tells_folders=False,
-    tells_parts=False,
-    tells_kinds=False,
+    reports_nodes=False,
+    returns_texts=False,
+    reports_folders=False,
+    refuses_partial_prompts=False,
+    reports_error_types=False,
 )
 
 

@@ -178,7 +178,7 @@ def parse_output(answer: object) -> V2JobOutput:
         kind=_optional(output.get("type"), str) or "file",
         asset_id=text_at(output, "id", "an output"),
         url=text_at(output, "url", "an output"),
-        # Some servers say 0 for what they have not measured.
+        # Some servers send 0 for unknown sizes.
         size_bytes=_optional(output.get("size_bytes"), int) or None,
     )
 
@@ -491,7 +491,7 @@ class EventListener:
         except (*NETWORK_ERRORS, LimitExceeded):
             self._was_cut = True
             return has_events
-        # comfy-api-proxy closes the stream of a run that ends even when it can't tell the end yet.
+        # comfy-api-proxy closes the stream of a run that ends even when it can't report the end yet.
         self._inbox.put(RunOver(self._run_id))
         return has_events
 

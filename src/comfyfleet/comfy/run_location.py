@@ -86,7 +86,7 @@ def _in_queue(answer: object, run_id: str) -> InQueue | Executing | None:
             return Executing(_client_id(row))
     for row in pending:
         if row[1] == run_id:
-            # Pending rows are a heap: their order in the list says nothing.
+            # Pending rows are a heap: their order in the list means nothing.
             ahead = len(running) + sum(other[0] < row[0] for other in pending)
             return InQueue(_client_id(row), ahead, running[0][1] if running else None)
     return None

@@ -379,7 +379,7 @@ class ComfyServer:
         result = await cancel_run(self._calls, run_id)
         run_socket = self._sockets.get(run_id)
         if result is Cancellation.CANCELLED and run_socket is not None:
-            # The server says nothing to its followers when it deletes a run that waits.
+            # The server sends no message when it deletes a waiting run.
             run_socket.inbox.put(Cancelled(run_id))
             run_socket.inbox.put(RunOver(run_id))
         return result

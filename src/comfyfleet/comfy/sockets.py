@@ -197,7 +197,7 @@ def _is_transient(error: websockets.InvalidHandshake) -> bool:
 
 # Runs that were submitted and never followed are forgotten at last.
 RUN_SOCKETS_MAX = 1000
-# A server that has refused a WebSocket is asked for one again after so long.
+# After so long, a server that refused a WebSocket is tried again.
 WITHOUT_SOCKET_SECONDS = 300.0
 
 

@@ -69,7 +69,7 @@ def open_media(source: Source) -> Iterator[av.container.InputContainer]:
                 require_small((stream.width, stream.height))
             yield container
     except (av.error.FFmpegError, OSError) as error:
-        # Without the path that FFmpeg adds: it is nobody's business but the server's.
+        # Without the path that FFmpeg adds: clients must not see the server's paths.
         raise NodeFailed(f"can't read {_named(source)}: {error.strerror}") from error
 
 

@@ -57,7 +57,7 @@ class Executor:
         random: Random,
         dangling_link_kills: bool = False,
     ) -> None:
-        # Which node runs for which client: a socket that opens in mid-run is told.
+        # Which node runs for which client, sent to a socket that opens in mid-run.
         self.executing: tuple[Any, str] | None = None
         self._nodes = nodes
         self._folders = folders
@@ -222,12 +222,13 @@ class ExecutorThread:
             self._audience.send("executing", ended, item.client_id)
 
     def _head_start_left(self, item: QueuedPrompt) -> float:
-        """What is left of it; nothing for a prompt that had to wait anyway."""
+        """What is left of the head start; 0 for a prompt that had to wait anyway."""
         age = self._clock() - item.extra_data.get("create_time", 0) / 1000
         return max(HEAD_START_SECONDS - age, 0.0) if age >= 0 else 0.0
 
     def _report_internal_error(self, item: QueuedPrompt, error: Exception) -> RunOutcome:
-        """An error of ours, told as if the first output had failed: nothing may hang on it."""
+        """Reports an internal error as if the first output node had failed, so that no client waits
+        forever."""
         node_id = item.outputs[0]
         data = {
             "prompt_id": item.prompt_id,

@@ -132,7 +132,7 @@ class EngineNodeType:
     info: Mapping[str, Any]
     run: RunNode
     # ComfyUI's VALIDATE_INPUTS: a message, or None when fine. The inputs in `validated` are
-    # judged by it alone: no list or range check, and the error is told for each of them.
+    # judged by it alone: no list or range check, and the error is reported for each of them.
     # A value of a wrong type may make it raise, as there.
     validate: Callable[[Folders, Inputs], str | None] | None = None
     validated: tuple[str, ...] = ()
@@ -320,7 +320,7 @@ class Interface:
     output_matches: tuple[str, ...] | None = None
     classic: bool = False
     description: str = ""
-    aliases: tuple[str, ...] = ()  # further words under which an editor finds it
+    aliases: tuple[str, ...] = ()  # more search terms for the editor
 
     def entry(self) -> dict[str, Any]:
         """The `/object_info` entry."""

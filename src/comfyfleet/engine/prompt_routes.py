@@ -113,7 +113,7 @@ async def get_queue(engine: Engine, request: Request) -> Response:
 
 async def post_queue(engine: Engine, request: Request) -> Response:
     body = await read_json(request)
-    if _is_asked(body, "clear"):
+    if _is_flag_set(body, "clear"):
         engine.queue.clear()
     for prompt_id in _ids_to_delete(body):
         engine.queue.delete(prompt_id)
@@ -138,7 +138,7 @@ async def get_history_of(engine: Engine, request: Request) -> Response:
 
 async def post_history(engine: Engine, request: Request) -> Response:
     body = await read_json(request)
-    if _is_asked(body, "clear"):
+    if _is_flag_set(body, "clear"):
         engine.history.clear()
     for prompt_id in _ids_to_delete(body):
         engine.history.delete(prompt_id)
@@ -211,7 +211,7 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-def _is_asked(body: object, name: str) -> bool:
+def _is_flag_set(body: object, name: str) -> bool:
     value = body_field(body, name)
     return value is not ABSENT and bool(value)
 

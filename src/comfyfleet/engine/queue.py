@@ -124,7 +124,7 @@ class PromptQueue:
         return (entry[-1] for entry in self._heap)
 
     def _remove(self, index: int) -> None:
-        # ComfyUI tells twice when it was the last one; clients count on nothing, tests do.
+        # ComfyUI notifies twice for the last one, and recorded conversations have both.
         if len(self._heap) == 1:
             self.clear()
         else:
@@ -166,7 +166,7 @@ class History:
             if start < 0 and max_items is not None:
                 start = len(self._records) - max_items
             records = islice(self._records.items(), max(start, 0), None)
-            # ComfyUI looks whether there are enough after adding one: none can't be asked for.
+            # ComfyUI compares after adding one, so a page of zero items is impossible.
             return dict(islice(records, None if max_items is None else max(max_items, 1)))
 
     def clear(self) -> None:

@@ -127,7 +127,7 @@ class NodeContext:
             self._send(sockets.image_frame(preview))
 
     def show_text(self, text: str) -> None:
-        # To everybody, whoever has sent the prompt: so does ComfyUI.
+        # To all clients, whoever sent the prompt, as ComfyUI does.
         self.context.audience.send_frame(sockets.text_frame(self.node_id, text))
 
     def pause(self, seconds: float) -> None:
@@ -136,7 +136,9 @@ class NodeContext:
 
     def _send_step(self, done: float, total: float) -> None:
         step = {"value": done, "max": total, "prompt_id": self.context.prompt_id}
-        self.context.audience.send("progress", {**step, "node": self.node_id}, self.context.client_id)
+        self.context.audience.send(
+            "progress", {**step, "node": self.node_id}, self.context.client_id
+        )
 
     def _send(self, frame: bytes) -> None:
         self.context.audience.send_frame(frame, self.context.client_id)
@@ -169,7 +171,7 @@ class RunMessages:
         self._announce = announce
 
     def send(self, event: str, *, to_all: bool = False, **data: Any) -> None:
-        """Tell the client and history; `to_all` makes up for a missing client."""
+        """Sends to the client and records in history; with `to_all`, to everybody if there is no client."""
         now_ms = int(self._clock() * 1000)
         timed = {**data, "prompt_id": self._context.prompt_id, "timestamp": now_ms}
         self.messages.append((event, timed))
@@ -692,7 +694,7 @@ class PromptRun:
 
 
 def _end_stuck_run(error: NodeFailed, node_id: str, prompt: Prompt) -> RunHalted:
-    """The run can't go on, though no node has failed."""
+    """The end of a run that can't go on although no node has failed."""
     return RunHalted(
         "execution_error",
         node_id,

@@ -117,7 +117,11 @@ def serve_in_thread(
     """
     with contextlib.ExitStack() as stack:
         root = data or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        engine = Engine(DataFolder(root), registry() if nodes is None else nodes, dies_like_comfyui=dies_like_comfyui)
+        engine = Engine(
+            DataFolder(root),
+            registry() if nodes is None else nodes,
+            dies_like_comfyui=dies_like_comfyui,
+        )
         listener = stack.enter_context(listen(host, port))
         server = uvicorn.Server(_config(AccessGuard(app_of(engine), is_local(listener))))
         stack.enter_context(_in_thread(server, listener))

@@ -123,10 +123,10 @@ class Sockets:
             self.disconnect(client_id)
 
     def wants_metadata(self, client_id: Any) -> bool:
-        wishes = [
+        supported = [
             socket.features.get("supports_preview_metadata") for socket in self._of(client_id)
         ]
-        return bool(wishes) and all(wish is True for wish in wishes)
+        return bool(supported) and all(each is True for each in supported)
 
     def send(self, event: str, data: Mapping[str, Any], to: Any = None) -> None:
         # Most runs are watched by one client or none: don't write what nobody reads.

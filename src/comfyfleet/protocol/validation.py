@@ -343,8 +343,10 @@ def _validate_outputs(validation: "_Validation", outputs: Sequence[str]) -> Prom
     return PromptValidation(prompt, error=error, node_errors=node_errors)
 
 
-def _add_dependent_output(validation: "_Validation", output: str, node_errors: dict[str, Any]) -> None:
-    """Every faulty node known so far is said to concern this output, as ComfyUI does it."""
+def _add_dependent_output(
+    validation: "_Validation", output: str, node_errors: dict[str, Any]
+) -> None:
+    """Adds this output to every faulty node found so far, as ComfyUI does."""
     for node_id, checked in validation.checked.items():
         if checked.valid or not checked.faults:
             continue
@@ -409,15 +411,15 @@ class _Validation:
         return self.checked[node_id]
 
     def _note_cycle(self, node_id: str) -> CheckedNode:
-        around = self._visiting[self._visiting.index(node_id) :]
-        path = " -> ".join(f"{n} ({self.prompt[n]['class_type']})" for n in [*around, node_id])
-        for member in around:
+        cycle = self._visiting[self._visiting.index(node_id) :]
+        path = " -> ".join(f"{n} ({self.prompt[n]['class_type']})" for n in [*cycle, node_id])
+        for member in cycle:
             found = fault(
                 "dependency_cycle",
                 "Dependency cycle detected",
                 path,
                 node_id=member,
-                cycle_nodes=around,
+                cycle_nodes=cycle,
             )
             self.checked[member] = CheckedNode(valid=False, faults=(found,))
         return self.checked[node_id]

@@ -31,30 +31,30 @@ def error_fields(response: httpx.Response) -> ErrorFields | None:
         body = response.json()
     except ValueError:
         return None
-    said = body.get("error") if isinstance(body, dict) else None
-    if not isinstance(said, dict) or "message" not in said:
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict) or "message" not in error:
         return None
     return ErrorFields(
-        str(said.get("code") or ""), str(said["message"]), _details(said.get("details"))
+        str(error.get("code") or ""), str(error["message"]), _details(error.get("details"))
     )
 
 
 def error_from_response(response: httpx.Response) -> FleetError:
     """Builds the error that the API raised. `details` are the API's own, plus `status`."""
-    said = error_fields(response)
-    if said is None:
+    error = error_fields(response)
+    if error is None:
         return UnexpectedAnswer(
             f"{response.url.host} is no control plane: it answered {response.status_code} with "
             f"{response.text[:BEGINNING_CHARACTERS]!r}",
             status=response.status_code,
         )
-    details = {**said.details, "status": response.status_code}
-    kind = ERROR_CLASSES.get(said.code)
+    details = {**error.details, "status": response.status_code}
+    kind = ERROR_CLASSES.get(error.code)
     if kind is InsufficientTokens:
-        return _insufficient(said.message, details)
+        return _insufficient(error.message, details)
     if kind is None:
-        return ApiError(said.message, **{"code": said.code, **details})
-    return kind(said.message, **details)
+        return ApiError(error.message, **{"code": error.code, **details})
+    return kind(error.message, **details)
 
 
 def _insufficient(message: str, details: dict[str, Any]) -> FleetError:
@@ -65,6 +65,6 @@ def _insufficient(message: str, details: dict[str, Any]) -> FleetError:
 
 
 def _details(value: object) -> dict[str, Any]:
-    # Names that a constructor of ours has for itself can't be given twice.
+    # Names of the constructor's own parameters can't be passed twice.
     named = value if isinstance(value, dict) else {}
     return {str(name): each for name, each in named.items() if name not in ("message", "self")}

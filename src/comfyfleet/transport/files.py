@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar, cast
 
 if TYPE_CHECKING:
-    import httpx  # takes long, and those who only open files need none of it
+    import httpx  # slow to import, and not needed just to open files
 
 CHUNK_BYTES = 1024 * 1024
 # Bytes that went, and how many there are in all if that is known.

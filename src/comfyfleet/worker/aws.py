@@ -126,9 +126,9 @@ def _is_header_value(text: str) -> bool:
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 5.0
+POLL_SECONDS = 5.0
 # Not on EC2, as far as can be seen: a machine may also be quicker than its metadata service.
-ABSENT_LOOK_SECONDS = 60.0
+ABSENT_POLL_SECONDS = 60.0
 ACTION, REBALANCE = "spot/instance-action", "events/recommendations/rebalance"
 NoticeKind: TypeAlias = Literal["spot", "rebalance"]
 MetadataContact: TypeAlias = Literal["unknown", "absent", "there", "lost"]
@@ -149,13 +149,13 @@ class SpotWatch:
         self,
         metadata: InstanceMetadata,
         *,
-        look_seconds: float = LOOK_SECONDS,
-        absent_look_seconds: float = ABSENT_LOOK_SECONDS,
+        poll_seconds: float = POLL_SECONDS,
+        absent_poll_seconds: float = ABSENT_POLL_SECONDS,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._metadata = metadata
-        self._look_seconds = look_seconds
-        self._absent_look_seconds = absent_look_seconds
+        self._poll_seconds = poll_seconds
+        self._absent_poll_seconds = absent_poll_seconds
         self._pause = pause
         self._contact: MetadataContact = "unknown"
         self._unread: set[str] = set()
@@ -169,7 +169,7 @@ class SpotWatch:
                     seen.add(notice)
                     yield notice
             is_ec2 = self._contact in ("there", "lost")
-            await self._pause(self._look_seconds if is_ec2 else self._absent_look_seconds)
+            await self._pause(self._poll_seconds if is_ec2 else self._absent_poll_seconds)
 
     async def _poll(self) -> tuple[SpotNotice, ...]:
         try:
@@ -336,7 +336,7 @@ else:
         return True
 
 
-# Between two jobs a worker is idle for a moment; AWS need not hear of that.
+# Between two jobs a worker is idle for a moment, for which AWS need not be called.
 IDLE_SECONDS = 30.0
 RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 5.0, 300.0
 CLOSE_SECONDS_MAX = 5.0
@@ -399,7 +399,7 @@ async def _open_client(region: str | None) -> Any:
     config = Config(
         connect_timeout=CONNECT_SECONDS_MAX,
         read_timeout=ANSWER_SECONDS_MAX,
-        retries={"total_max_attempts": 1},  # we retry ourselves, with what is wanted by then
+        retries={"total_max_attempts": 1},  # we retry ourselves, with the state at that time
     )
     return await _call_aws(boto3.client, "autoscaling", region_name=region, config=config)
 
@@ -436,7 +436,7 @@ class ScaleInProtection:
         self._host_locks: HostLocks | None = None
         self._is_busy = False
         self._idle_since = monotonic()
-        self._aws_protected: bool | None = None  # what AWS knows; None: nobody knows
+        self._aws_protected: bool | None = None  # the last state set in AWS; None: unknown
         self._changed = asyncio.Event()
 
     def busy(self) -> None:

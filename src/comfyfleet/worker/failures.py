@@ -43,7 +43,7 @@ class BackendCondition(StrEnum):
     DOWN = "down"  # doesn't answer; until it does
     HUNG = "hung"  # answers, and its prompt thread is stuck; until it was restarted, or idle
     POISONED = "poisoned"  # every later prompt fails too; until it was restarted
-    CLOSED = "closed"  # an account without access or credits; looked at again after a while
+    CLOSED = "closed"  # an account without access or credits; probed again after a while
     DISK_FULL = "disk_full"  # until there is room
 
 
@@ -198,7 +198,7 @@ def _outcome_of_known_error(error: FleetError, job: Job) -> LeaseOutcome:
 
 def _outcome_of_failed_run(failed: object, error: RunFailed, job: Job) -> LeaseOutcome:
     if not isinstance(failed, Failed):
-        # Interrupted on the server by somebody else.
+        # Another client interrupted it on the server.
         fault: BackendFault | None = BackendFault("backend_fault")
     else:
         fault = find_backend_fault(failed.exception_type, failed.message, failed.traceback)

@@ -120,7 +120,7 @@ class AssetCache:
         # What is there, the least recently used first.
         self._sizes: dict[Path, int] = {}
         self._held: dict[Path, _Held] = {}
-        # What an earlier process left is looked at once more: it may have died in mid-write.
+        # Files of an earlier process are verified again: it may have died in mid-write.
         self._verified: set[Path] = set()
         self._scan_folder()
 
@@ -252,7 +252,7 @@ logger = logging.getLogger(__name__)
 # Files up to this size are sent from memory, and are not worth a change of threads to be removed before
 # their lease ends.
 SMALL_BYTES = 1024 * 1024
-# URLs live 900 s where nobody says otherwise; one that expires in mid-upload is lost effort.
+# URLs are valid for 900 s by default; if one expires in mid-upload, the upload is lost.
 URL_RENEWAL_SECONDS_MAX = 600.0
 STORE_OUTAGE_SECONDS_MAX = 900.0
 REFUSALS_MAX = 4

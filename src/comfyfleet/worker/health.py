@@ -98,7 +98,10 @@ class BackendHealth:
         """Waits at the start: a ComfyUI takes minutes to load its node packs."""
         since: float | None = None
         if self._owned is not None and self._owned.take_up():
-            logger.info("ComfyUI still runs from an earlier start of this worker", extra={"pid": self._owned.pid})
+            logger.info(
+                "ComfyUI still runs from an earlier start of this worker",
+                extra={"pid": self._owned.pid},
+            )
             since = time.monotonic()  # it has had its time to start
         logged: bool | None = None
         while not await self._answers():
@@ -132,7 +135,10 @@ class BackendHealth:
 
     async def _repair(self) -> None:
         began, condition = time.monotonic(), self.condition
-        if condition in (BackendCondition.HUNG, BackendCondition.POISONED) and await self._restart():
+        if (
+            condition in (BackendCondition.HUNG, BackendCondition.POISONED)
+            and await self._restart()
+        ):
             condition = BackendCondition.DOWN
         was_down = condition is BackendCondition.DOWN
         while True:

@@ -39,7 +39,7 @@ RECORD_SECONDS_MIN = 0.15
 RETRY_SECONDS = 5.0
 # Two may be lost in a row before the lease runs out.
 LEASE_PART_MAX = 0.3
-# A lease that has not started by then waits behind another: it may be asked back at any moment.
+# A lease that has not started by then waits behind another: it may be recalled at any moment.
 LISTEN_AFTER_SECONDS = 0.5
 LISTEN_SECONDS_MAX = 30.0
 
@@ -138,7 +138,7 @@ class HeartbeatLoop:
         seconds = min(self._seconds, LISTEN_SECONDS_MAX)
         await _set_within(self._run_started, time.monotonic() + LISTEN_AFTER_SECONDS)
         while not self._run_started.is_set():
-            asked = time.monotonic()
+            attempted_at = time.monotonic()
             listening = asyncio.create_task(self._listen_once(seconds))
             begun = asyncio.create_task(self._run_started.wait())
             try:
@@ -149,7 +149,7 @@ class HeartbeatLoop:
                 listening.cancel()
                 begun.cancel()
             # A control plane that does not support waiting has answered at once.
-            await _set_within(self._run_started, asked + seconds / 2)
+            await _set_within(self._run_started, attempted_at + seconds / 2)
 
     async def _listen_once(self, seconds: float) -> bool:
         """Returns whether to listen again."""
@@ -164,7 +164,9 @@ class HeartbeatLoop:
             self._on_lost(error)
             return False
         except FleetError as error:
-            logger.info("no long heartbeat: orders come with the next regular one", extra=self._ids(error))
+            logger.info(
+                "no long heartbeat: orders come with the next regular one", extra=self._ids(error)
+            )
         return True
 
     async def send_now(self) -> None:

@@ -37,7 +37,7 @@ class WorkerIdentity(Message):
     worker_id: str
     key: str
     heartbeat_seconds: float = 30
-    asked_id: str = ""  # the id that it wanted, if it was given another
+    asked_id: str = ""  # the configured id, if it was taken
 
 
 @dataclass(frozen=True, slots=True)

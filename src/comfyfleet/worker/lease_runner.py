@@ -479,7 +479,7 @@ logger = logging.getLogger(__name__)
 
 # A final report without an answer for so long is journaled, so that the next worker can send it.
 JOURNAL_AFTER_SECONDS = 0.5
-# After these the backend has no such prompt, or can't be asked.
+# After these errors the backend has no such prompt, or does not answer.
 NOTHING_TO_CANCEL = (PromptRefused, RunLost, ServerUnavailable)
 
 
@@ -661,7 +661,9 @@ class LeaseRunner:
         except Refused as error:
             logger.error("the final report was refused", extra={**extra, "reason": error.message})  # noqa: TRY400
             if isinstance(report, Complete):
-                await self._send_and_log(failed_outcome(self.lease.job, job_error("refused", error.message)))
+                await self._send_and_log(
+                    failed_outcome(self.lease.job, job_error("refused", error.message))
+                )
         else:
             logger.info("a lease has ended", extra=extra)
 
@@ -670,7 +672,9 @@ class LeaseRunner:
         reason = report.reason if isinstance(report, Requeue) else "fail"
         extra = {**self.ids, "outcome": reason, "error": str(error)[:2000]}
         logger.warning(
-            "the job failed or is requeued", extra=extra, exc_info=error if outcome.is_unexpected else None
+            "the job failed or is requeued",
+            extra=extra,
+            exc_info=error if outcome.is_unexpected else None,
         )
 
     @property

@@ -53,11 +53,11 @@ def fill_command(option: str, command: str, values: Mapping[str, str]) -> list[s
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS_MAX = 15.0
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 # One that ends this soon after its start will do so again: starts are spaced out.
 SHORT_LIFE_SECONDS = 60.0
 PAUSE_SECONDS_MAX = 60.0
-# Node packs are strangers' code: our keys, databases and stores are no business of theirs.
+# Node packs are third-party code and must not see our keys, databases and stores.
 SECRET_PREFIXES = ("COMFYFLEET_", "COMFY_CLOUD_")
 ENGINE_PREFIXES = ("COMFYFLEET_ENGINE_", "COMFYFLEET_MAX_PICTURE_PIXELS")
 
@@ -67,7 +67,7 @@ class ProcessIdentity:
     """A process id with its start time. Ids are reused, so only both together identify a process."""
 
     pid: int
-    created: float  # seconds since 1970, as the system tells it
+    created: float  # seconds since 1970, by the system
 
     @property
     def is_alive(self) -> bool:
@@ -106,7 +106,7 @@ class ManagedProcess:
         self._known: ProcessIdentity | None = None
         self.started_at = 0.0  # of the monotonic clock
         self._short_lives = 0
-        self._was_told = False  # to end, by us
+        self._was_stopped = False  # by us
 
     @property
     def is_running(self) -> bool:
@@ -143,7 +143,7 @@ class ManagedProcess:
                 f"{self._arguments[0]} can't be started: {error.strerror}"
             ) from error
         self.started_at = time.monotonic()
-        self._was_told = False
+        self._was_stopped = False
         self._known = _known(self._child.pid)
         await asyncio.to_thread(_write, self._note, self._known)
         logger.info("ComfyUI was started", extra={"pid": self._child.pid})
@@ -151,7 +151,7 @@ class ManagedProcess:
     async def stop(self) -> None:
         if self._known is None or not self.is_running:
             return
-        self._was_told = True
+        self._was_stopped = True
         for number in (signal.SIGTERM, signal.SIGKILL):
             self._signal(number)
             try:
@@ -178,12 +178,12 @@ class ManagedProcess:
         if self._child is not None:
             await self._child.wait()
             return
-        # No child of ours: nobody tells us of its end.
+        # Not our child: its end must be polled.
         while self.is_running:  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
     def _log_exit(self) -> None:
-        if self._child is None or self._was_told:
+        if self._child is None or self._was_stopped:
             return
         logger.warning(
             "ComfyUI has ended by itself (%s) and is started again; its output is above",

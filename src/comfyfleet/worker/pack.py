@@ -139,7 +139,7 @@ class WorkerPack:
 
     def __init__(self, gpus: Sequence[PackGpu], environ: Mapping[str, str], state: Path) -> None:
         """`state`: the folder above the state folders of all workers."""
-        self.stop = StopRequest(self._stop_all, is_logged=False)  # each worker tells it
+        self.stop = StopRequest(self._stop_all, is_logged=False)  # each worker logs it
         self.decisions: Counter[tuple[str, PackMove, MoveReason]] = Counter()  # by GPU
         self._gpus = gpus
         self._environ = environ
@@ -245,7 +245,9 @@ class WorkerPack:
         for note in await asyncio.to_thread(_process_files, self._state):
             left = ManagedProcess("comfyui", note)  # it is not started again
             if note not in known and left.take_up():
-                logger.warning("a ComfyUI of an earlier worker is stopped: its slot no longer exists")
+                logger.warning(
+                    "a ComfyUI of an earlier worker is stopped: its slot no longer exists"
+                )
                 await left.stop()
 
     # How many
@@ -255,7 +257,7 @@ class WorkerPack:
         barred = await asyncio.to_thread(note.read, _now())
         size = PackSize(wanted=max(1, len(self._members[gpu])), barred=barred)
         while not self._is_over(gpu):
-            await asyncio.sleep(rules.look_seconds)
+            await asyncio.sleep(rules.sample_seconds)
             before = size.barred
             size, decision = decide_pack_size(size, await self._sample(gpu), rules)
             if size.barred != before:

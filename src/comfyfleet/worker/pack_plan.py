@@ -27,11 +27,11 @@ class PackRules:
     """`most`: the maximum on one GPU."""
 
     most: int = PER_GPU_DEFAULT_MAX
-    look_seconds: float = 5.0
+    sample_seconds: float = 5.0
     # What is measured lasts at least so long, and so many jobs.
     window_seconds: float = 120.0
     window_jobs: int = 24
-    # Of the looks in a window: so many found jobs waiting behind those that run.
+    # The part of a window's samples in which jobs waited behind the running ones.
     backlog_share: float = 0.8
     gain_min: float = 0.1
     memory_margin: float = 0.1
@@ -96,7 +96,7 @@ class ThroughputWindow:
 
     since: float
     finished: int
-    looks: int = 0
+    samples: int = 0
     full_samples: int = 0
     memory_used_max: int | None = None
 
@@ -104,7 +104,7 @@ class ThroughputWindow:
         used = [each for each in (self.memory_used_max, sample.memory_used) if each is not None]
         return replace(
             self,
-            looks=self.looks + 1,
+            samples=self.samples + 1,
             full_samples=self.full_samples + (0 < sample.ready == sample.full),
             memory_used_max=max(used, default=None),
         )
@@ -161,7 +161,11 @@ def decide_pack_size(
     )
     window = (size.window or ThroughputWindow(sample.at, sample.finished)).with_sample(sample)
     size = replace(size, spare_since=spare_since, unsettled_since=None, window=window)
-    if size.wanted > 1 and spare_since is not None and sample.at - spare_since >= rules.spare_seconds:
+    if (
+        size.wanted > 1
+        and spare_since is not None
+        and sample.at - spare_since >= rules.spare_seconds
+    ):
         return _removed(size, MoveReason.SPARE)
     if window.is_over(sample, rules):
         return _decide_by_window(size, window, sample, rules)
@@ -195,8 +199,8 @@ def _decide_by_window(
     size: PackSize, window: ThroughputWindow, sample: GpuSample, rules: PackRules
 ) -> tuple[PackSize, PackDecision | None]:
     rate, again = window.rate(sample), replace(size, window=None)
-    if window.full_samples < rules.backlog_share * window.looks:
-        return again, None  # there are as many finished jobs as come: that tells nothing
+    if window.full_samples < rules.backlog_share * window.samples:
+        return again, None  # all jobs that arrive are finished: the rate shows nothing
     if size.rate_before is not None:
         return _decide_trial(again, size.rate_before, rate, sample, rules)
     more = size.wanted + 1

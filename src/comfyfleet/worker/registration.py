@@ -106,8 +106,8 @@ class RegistrationClient:
 
     async def _taken(self, error: Conflict) -> None:
         if self._settings.is_default_id and not self._has_joined:
-            # Nobody asked for this very id: its holder may well live on another machine. One that
-            # has joined keeps its id: what an operator has decided about it goes on to hold.
+            # The id was not configured: its holder may well live on another machine, so another id is
+            # tried. A worker that has registered keeps its id, and with it an operator's decisions.
             room = WORKER_ID_CHARACTERS_MAX - 7
             self.worker_id = f"{self._settings.worker_id[:room]}-{secrets.token_hex(3)}"
             return

@@ -17,7 +17,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Of the time that a notice leaves: to hand back what isn't done, and to deregister.
 RESERVE_SECONDS = 8.0
 RESERVE_PART_MAX = 0.25
-# Who is asked to stop a second time waits no longer than that for anybody.
+# After a second request to stop, nothing is waited for longer than this.
 HURRY_SECONDS = 2.0
 DEFAULT_NOTICE_SECONDS = {"rebalance": 3600.0, "spot": 110.0}
 ShutdownReason: TypeAlias = Literal["shutdown", "spot", "rebalance"]
@@ -26,7 +26,9 @@ ShutdownReason: TypeAlias = Literal["shutdown", "spot", "rebalance"]
 class StopRequest:
     """Whether a stop was requested, its reason, and its deadline, which can only come nearer."""
 
-    def __init__(self, changed: Callable[[], None] = lambda: None, *, is_logged: bool = True) -> None:
+    def __init__(
+        self, changed: Callable[[], None] = lambda: None, *, is_logged: bool = True
+    ) -> None:
         """`is_logged`: whether to log the request."""
         self.reason: ShutdownReason | None = None
         self.deadline = float("inf")  # of the monotonic clock

@@ -50,7 +50,7 @@ PREFETCH_DELAY_SECONDS = 1.0
 # How long a pending prefetch poll goes on when its backend becomes idle: the final report that follows may
 # turn it into the poll of an idle worker. After that, a new poll tells the control plane.
 IDLE_POLL_DELAY_SECONDS = 0.25
-# How often a backend is asked what it has: a long list takes it a while, so that is then done less.
+# How often the backend's node types are fetched; less often if that takes long.
 FACTS_SECONDS = 60.0
 CLOUD_FACTS_SECONDS = 900.0
 FACTS_SHARE = 1 / 100
@@ -267,7 +267,7 @@ class Worker:
         return sum(each.lease.phase is not LeasePhase.DELIVERING for each in self._lease_runners)
 
     async def _poll(self, failures: int) -> Polled | None:
-        asked, key = time.monotonic(), self._control.key
+        sent_at, key = time.monotonic(), self._control.key
         try:
             message = await self._poll_message()
             self._is_polling = True
@@ -294,7 +294,7 @@ class Worker:
         if polled.job is None and polled.reason != self._logged_reason:
             self._logged_reason = polled.reason
             logger.info("no jobs: %s", polled.reason)
-        if polled.job is None and time.monotonic() - asked < WAIT_SECONDS / 2:
+        if polled.job is None and time.monotonic() - sent_at < WAIT_SECONDS / 2:
             # Answered before its time: draining, paused, or nothing assigned.
             await asyncio.sleep(EMPTY_PAUSE_SECONDS)
         return polled
@@ -352,7 +352,9 @@ class Worker:
         del self._lease_runners[lease_runner]
         self._counts.finished += isinstance(lease_runner.lease.entry.report, Complete)
         if not held.cancelled() and (error := held.exception()) is not None:
-            logger.error("a lease ended by an unexpected error", extra=lease_runner.ids, exc_info=error)
+            logger.error(
+                "a lease ended by an unexpected error", extra=lease_runner.ids, exc_info=error
+            )
         if not self._lease_runners:
             self._platform.protection.idle()
         self._wake()

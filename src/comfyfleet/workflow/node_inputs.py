@@ -44,7 +44,7 @@ def input_spec(name: str, declared: Any, *, optional: bool = False) -> InputSpec
         choices = listed if isinstance(listed, list) else []
     elif not isinstance(kind, str):
         kind = UNKNOWN
-    # An optional input that is a socket by default was the older way to say so.
+    # In older declarations, an optional input that is a socket by default means the same.
     forced = bool(options.get("forceInput") or (optional and options.get("defaultInput")))
     widget_type = options.get("widgetType") or kind
     return made(InputSpec, (name, kind, options, choices, forced, widget_type))
@@ -61,7 +61,7 @@ VIEWPORT_STATE_CLASSES = frozenset(
         "SavePointCloud",
     )
 )
-# What such a view sends while nobody has turned it: the camera's place at the start.
+# What such a view sends until somebody rotates it: the camera's initial position.
 VIEWPORT_STATE: Mapping[str, Any] = {
     "image": "",
     "mask": "",
@@ -402,7 +402,10 @@ def link_inputs(
 
 
 def link_dynamic_inputs(
-    linker: "InputLinker", widgets: Sequence[Widget], final: Sequence[Input], saved: Sequence[NodeSlot]
+    linker: "InputLinker",
+    widgets: Sequence[Widget],
+    final: Sequence[Input],
+    saved: Sequence[NodeSlot],
 ) -> list[Input]:
     """Links the inputs of a node with choices that bring inputs, or groups that grow.
 

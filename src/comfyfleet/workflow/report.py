@@ -38,14 +38,14 @@ class UnknownNode(NamedTuple):
 
 
 def warnings_of(prompt: Prompt, scopes: list[GraphScope], types: NodeTypes) -> Iterator[Warning]:
-    told: set[tuple[str, str]] = set()
+    reported: set[tuple[str, str]] = set()
     for scope in scopes:
         for node in scope.wired.nodes.values():
             for warning in _node_warnings(scope, node, prompt):
-                told.add((warning.node_id, warning.input))
+                reported.add((warning.node_id, warning.input))
                 yield warning
     missing = missing_inputs(prompt, scopes, types)
-    yield from (each for each in missing if (each.node_id, each.input) not in told)
+    yield from (each for each in missing if (each.node_id, each.input) not in reported)
     yield from _refused_values(prompt, scopes, types)
 
 

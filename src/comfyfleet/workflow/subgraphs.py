@@ -173,7 +173,9 @@ def _all_unique(graph: WorkflowGraph) -> bool:
     return len(ids) == len(graph.nodes) and UNASSIGNED not in ids
 
 
-def _rename_inner(graph: WorkflowGraph, id_allocator: _IdAllocator) -> tuple[WorkflowGraph, dict[str, str]]:
+def _rename_inner(
+    graph: WorkflowGraph, id_allocator: _IdAllocator
+) -> tuple[WorkflowGraph, dict[str, str]]:
     names: dict[str, str] = {}
     nodes: dict[str, Node] = {}
     for node in graph.nodes:

@@ -18,8 +18,8 @@ from comfyfleet.workflow.model import (
 from comfyfleet.workflow.node_behaviours import BEHAVIOURS, is_virtual
 from comfyfleet.workflow.node_inputs import (
     Input,
-    Widget,
     InputLinker,
+    Widget,
     link_dynamic_inputs,
     link_inputs,
 )

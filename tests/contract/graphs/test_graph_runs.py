@@ -9,7 +9,15 @@ from uuid import uuid4
 
 import pytest
 from tests.support.databases.factory import Databases
-from tests.support.jobs.graphs import PRICE, graph, new_owner, node, output, play_on, statuses
+from tests.support.jobs.graphs import (
+    PRICE,
+    graph,
+    graph_setup_on,
+    new_owner,
+    node,
+    output,
+    statuses,
+)
 
 from comfyfleet.clock import utc_now
 from comfyfleet.errors import Conflict, InsufficientTokens, InvalidInput, NotFound
@@ -28,15 +36,15 @@ DIAMOND = graph(
 
 
 async def test_the_last_node_of_a_diamond_runs_once(databases: Databases, tmp_path: Path) -> None:
-    async with play_on(databases, tmp_path) as play:
-        kept = await play.started(DIAMOND)
+    async with graph_setup_on(databases, tmp_path) as graph_setup:
+        kept = await graph_setup.started(DIAMOND)
         assert kept.run.status == GraphRunStatus.RUNNING
-        done = await play.work()
-        kept = await play.now(kept)
+        done = await graph_setup.work()
+        kept = await graph_setup.now(kept)
         assert kept.run.status == GraphRunStatus.COMPLETED, kept.run.error
-        assert len(done) == await play.count_jobs(run_kind="graph") == 4
-        assert await play.balance() == 100 - 4 * PRICE
-        await play.require_sound_ledger()
+        assert len(done) == await graph_setup.count_jobs(run_kind="graph") == 4
+        assert await graph_setup.balance() == 100 - 4 * PRICE
+        await graph_setup.require_sound_ledger()
         made = (kept.head.outputs or {})["result"]
         assert (made["width"], made["height"], made["execution_time"]) == (64, 48, 1.5)
         assert len(made["images"]) == len(made["files"]) == 1
@@ -45,12 +53,12 @@ async def test_the_last_node_of_a_diamond_runs_once(databases: Databases, tmp_pa
 async def test_files_go_from_node_to_node_by_reference(
     databases: Databases, tmp_path: Path
 ) -> None:
-    async with play_on(databases, tmp_path) as play:
-        kept = await play.started(DIAMOND)
-        done = await play.work()
+    async with graph_setup_on(databases, tmp_path) as graph_setup:
+        kept = await graph_setup.started(DIAMOND)
+        done = await graph_setup.work()
         last = next(job for job in done if len(job["assets"]) == 2)
         assert {each["name"] for each in last["assets"]} == {"like", "and_like"}
-        kept = await play.now(kept)
+        kept = await graph_setup.now(kept)
         given = kept.run.record(ExecutionKey("last")).inputs or {}
         assert given["like"]["file_id"] != given["and_like"]["file_id"]
 
@@ -74,10 +82,10 @@ async def test_what_only_the_other_port_feeds_is_skipped(
         "no.output > either.input_1",
         "either.output > result.value",
     )
-    async with play_on(databases, tmp_path) as play:
-        kept = await play.started(document)
-        await play.work()
-        kept = await play.now(kept)
+    async with graph_setup_on(databases, tmp_path) as graph_setup:
+        kept = await graph_setup.started(document)
+        await graph_setup.work()
+        kept = await graph_setup.now(kept)
         assert kept.run.status == GraphRunStatus.COMPLETED, kept.run.error
         assert statuses(kept)["yes"] == "skipped"
         assert (kept.run.outputs or {})["result"]["count"] == 1
@@ -115,11 +123,11 @@ UNKNOWN_WIDTH = graph(
 async def test_at_most_five_jobs_of_a_fan_out_are_in_the_queue(
     databases: Databases, tmp_path: Path
 ) -> None:
-    async with play_on(databases, tmp_path) as play:
-        kept = await play.started(FAN_OUT, inputs={"widths": list(range(64, 72))})
-        assert await play.count_jobs(status="queued") == 5
-        done = await play.work()
-        kept = await play.now(kept)
+    async with graph_setup_on(databases, tmp_path) as graph_setup:
+        kept = await graph_setup.started(FAN_OUT, inputs={"widths": list(range(64, 72))})
+        assert await graph_setup.count_jobs(status="queued") == 5
+        done = await graph_setup.work()
+        kept = await graph_setup.now(kept)
         assert kept.run.status == GraphRunStatus.COMPLETED
         assert [job["prompt"]["1"]["inputs"]["width"] for job in done] == list(range(64, 72))
         assert (kept.run.outputs or {})["result"]["count"] == 8
@@ -128,13 +136,13 @@ async def test_at_most_five_jobs_of_a_fan_out_are_in_the_queue(
 async def test_a_run_is_the_same_when_it_is_read_again(
     databases: Databases, tmp_path: Path
 ) -> None:
-    async with play_on(databases, tmp_path) as play:
-        kept = await play.started(FAN_OUT, inputs={"widths": [64] * 7})
-        await play.deliver(await play.workers["w1"].job())
-        await play.sweep()
-        in_memory = await play.now(kept)
-        play.graphs.runs.drop(kept.head.id)
-        read = await play.now(kept)
+    async with graph_setup_on(databases, tmp_path) as graph_setup:
+        kept = await graph_setup.started(FAN_OUT, inputs={"widths": [64] * 7})
+        await graph_setup.deliver(await graph_setup.workers["w1"].job())
+        await graph_setup.sweep()
+        in_memory = await graph_setup.now(kept)
+        graph_setup.graphs.runs.drop(kept.head.id)
+        read = await graph_setup.now(kept)
         assert read.run == in_memory.run
         assert read.plan == in_memory.plan
 
@@ -142,81 +150,83 @@ async def test_a_run_is_the_same_when_it_is_read_again(
 async def test_a_failed_node_fails_the_run_and_cancels_its_siblings(
     databases: Databases, tmp_path: Path
 ) -> None:
-    async with play_on(databases, tmp_path) as play:
-        kept = await play.started(FAN_OUT, inputs={"widths": [64, 65, 66, 67, 68, 69, 70]})
-        job = await play.workers["w1"].job()
-        await play.workers["w1"].of(job, "fail", error="RuntimeError: no such colour")
-        await play.sweep()
-        kept = await play.now(kept)
+    async with graph_setup_on(databases, tmp_path) as graph_setup:
+        kept = await graph_setup.started(FAN_OUT, inputs={"widths": [64, 65, 66, 67, 68, 69, 70]})
+        job = await graph_setup.workers["w1"].job()
+        await graph_setup.workers["w1"].call_for(job, "fail", error="RuntimeError: no such colour")
+        await graph_setup.sweep()
+        kept = await graph_setup.now(kept)
         assert kept.run.status == GraphRunStatus.FAILED
         assert kept.run.error is not None
         assert kept.run.error.message == "Node draw[0] failed: no such colour"
         assert kept.run.error.backend == "w1"
-        await play.sweep()
-        assert await play.count_dispatches("queued") == 0
-        assert await play.balance() == 100
-        assert "stopping" not in statuses(await play.now(kept)).values()
+        await graph_setup.sweep()
+        assert await graph_setup.count_dispatches("queued") == 0
+        assert await graph_setup.balance() == 100
+        assert "stopping" not in statuses(await graph_setup.now(kept)).values()
 
 
 async def test_a_retry_uses_what_was_done(databases: Databases, tmp_path: Path) -> None:
-    async with play_on(databases, tmp_path) as play:
-        kept = await play.started(DIAMOND)
-        await play.work(wanted=lambda job: "Error: broken" if len(job["assets"]) == 2 else None)
-        kept = await play.now(kept)
-        assert (kept.run.status, await play.count_jobs()) == (GraphRunStatus.FAILED, 4)
+    async with graph_setup_on(databases, tmp_path) as graph_setup:
+        kept = await graph_setup.started(DIAMOND)
+        await graph_setup.work(
+            wanted=lambda job: "Error: broken" if len(job["assets"]) == 2 else None
+        )
+        kept = await graph_setup.now(kept)
+        assert (kept.run.status, await graph_setup.count_jobs()) == (GraphRunStatus.FAILED, 4)
         kept = await actions.retry_graph_run(
-            play.graphs, play.owner, kept.head.id, backend="worker:w1"
+            graph_setup.graphs, graph_setup.owner, kept.head.id, backend="worker:w1"
         )
         assert kept.run.status == GraphRunStatus.RUNNING
-        done = await play.work()
-        kept = await play.now(kept)
+        done = await graph_setup.work()
+        kept = await graph_setup.now(kept)
         assert kept.run.status == GraphRunStatus.COMPLETED, kept.run.error
         assert len(done) == 1
-        assert await play.balance() == 100 - 4 * PRICE
+        assert await graph_setup.balance() == 100 - 4 * PRICE
         with pytest.raises(Conflict):
-            await actions.retry_graph_run(play.graphs, play.owner, kept.head.id)
+            await actions.retry_graph_run(graph_setup.graphs, graph_setup.owner, kept.head.id)
 
 
 async def test_a_node_is_tried_again_as_often_as_it_says(
     databases: Databases, tmp_path: Path
 ) -> None:
-    async with play_on(databases, tmp_path) as play:
-        kept = await play.started(
+    async with graph_setup_on(databases, tmp_path) as graph_setup:
+        kept = await graph_setup.started(
             graph([node("draw", retries=2), output()], "draw.output > result.value")
         )
-        await play.work(wanted=lambda job: "Error: broken")
-        kept = await play.now(kept)
+        await graph_setup.work(wanted=lambda job: "Error: broken")
+        kept = await graph_setup.now(kept)
         assert kept.run.status == GraphRunStatus.FAILED
-        assert await play.count_jobs(status="failed") == 3
-        assert await play.balance() == 100
+        assert await graph_setup.count_jobs(status="failed") == 3
+        assert await graph_setup.balance() == 100
 
 
 async def test_cancel_stops_the_jobs(databases: Databases, tmp_path: Path) -> None:
-    async with play_on(databases, tmp_path) as play:
-        kept = await play.started(FAN_OUT, inputs={"widths": [64] * 7})
-        job = await play.workers["w1"].job()
-        kept = await actions.cancel_graph_run(play.graphs, play.owner, kept.head.id)
+    async with graph_setup_on(databases, tmp_path) as graph_setup:
+        kept = await graph_setup.started(FAN_OUT, inputs={"widths": [64] * 7})
+        job = await graph_setup.workers["w1"].job()
+        kept = await actions.cancel_graph_run(graph_setup.graphs, graph_setup.owner, kept.head.id)
         assert kept.run.status == GraphRunStatus.CANCELLED
-        beat = await play.workers["w1"].of(job, "heartbeat")
+        beat = await graph_setup.workers["w1"].call_for(job, "heartbeat")
         assert beat.json()["cancelled"]
-        await play.sweep()
-        kept = await play.now(kept)
+        await graph_setup.sweep()
+        kept = await graph_setup.now(kept)
         assert set(statuses(kept).values()) == {"done", "cancelled"}
-        assert await play.balance() == 100
+        assert await graph_setup.balance() == 100
         assert (
-            await actions.cancel_graph_run(play.graphs, play.owner, kept.head.id)
+            await actions.cancel_graph_run(graph_setup.graphs, graph_setup.owner, kept.head.id)
         ).run.status == "cancelled"
 
 
 async def test_too_few_tokens_fail_the_node(databases: Databases, tmp_path: Path) -> None:
-    async with play_on(databases, tmp_path, tokens=2 * PRICE + 1) as play:
-        kept = await play.started(UNKNOWN_WIDTH, inputs={"widths": [64] * 3})
+    async with graph_setup_on(databases, tmp_path, tokens=2 * PRICE + 1) as graph_setup:
+        kept = await graph_setup.started(UNKNOWN_WIDTH, inputs={"widths": [64] * 3})
         assert kept.run.status == GraphRunStatus.FAILED
         assert kept.run.error is not None
         assert "Insufficient token balance" in kept.run.error.message
-        await play.sweep()
-        assert await play.balance() == 2 * PRICE + 1
-        await play.require_sound_ledger()
+        await graph_setup.sweep()
+        assert await graph_setup.balance() == 2 * PRICE + 1
+        await graph_setup.require_sound_ledger()
 
 
 async def test_nodes_that_may_fail_go_on_when_the_tokens_are_used_up(
@@ -224,55 +234,55 @@ async def test_nodes_that_may_fail_go_on_when_the_tokens_are_used_up(
 ) -> None:
     document = {**UNKNOWN_WIDTH, "nodes": [dict(each) for each in UNKNOWN_WIDTH["nodes"]]}
     document["nodes"][2]["continue_on_error"] = True
-    async with play_on(databases, tmp_path, tokens=2 * PRICE) as play:
-        kept = await play.started(document, inputs={"widths": [64] * 12})
-        await play.work()
-        kept = await play.now(kept)
+    async with graph_setup_on(databases, tmp_path, tokens=2 * PRICE) as graph_setup:
+        kept = await graph_setup.started(document, inputs={"widths": [64] * 12})
+        await graph_setup.work()
+        kept = await graph_setup.now(kept)
         assert kept.run.status == GraphRunStatus.COMPLETED, kept.run.error
         assert (kept.run.outputs or {})["result"]["count"] == 2
-        assert await play.balance() == 0
+        assert await graph_setup.balance() == 0
 
 
 async def test_a_run_spends_no_more_than_it_may(databases: Databases, tmp_path: Path) -> None:
-    async with play_on(databases, tmp_path) as play:
+    async with graph_setup_on(databases, tmp_path) as graph_setup:
         wanted: dict[str, Any] = {"inputs": {"widths": [64] * 4}, "max_tokens": 2 * PRICE}
-        kept = await play.started(UNKNOWN_WIDTH, **wanted)
-        done = await play.work()
-        kept = await play.now(kept)
+        kept = await graph_setup.started(UNKNOWN_WIDTH, **wanted)
+        done = await graph_setup.work()
+        kept = await graph_setup.now(kept)
         assert (kept.run.status, len(done)) == (GraphRunStatus.FAILED, 2)
-        assert await play.balance() == 100 - 2 * PRICE
+        assert await graph_setup.balance() == 100 - 2 * PRICE
 
 
 async def test_a_retry_may_spend_more_and_uses_what_was_paid(
     databases: Databases, tmp_path: Path
 ) -> None:
-    async with play_on(databases, tmp_path) as play:
+    async with graph_setup_on(databases, tmp_path) as graph_setup:
         wanted: dict[str, Any] = {"inputs": {"widths": [64] * 4}, "max_tokens": 2 * PRICE}
-        kept = await play.started(UNKNOWN_WIDTH, **wanted)
-        await play.work()
+        kept = await graph_setup.started(UNKNOWN_WIDTH, **wanted)
+        await graph_setup.work()
         kept = await actions.retry_graph_run(
-            play.graphs, play.owner, kept.head.id, max_tokens=4 * PRICE
+            graph_setup.graphs, graph_setup.owner, kept.head.id, max_tokens=4 * PRICE
         )
-        assert len(await play.work()) == 2
-        play.graphs.runs.drop(kept.head.id)
-        kept = await play.now(kept)
+        assert len(await graph_setup.work()) == 2
+        graph_setup.graphs.runs.drop(kept.head.id)
+        kept = await graph_setup.now(kept)
         assert (kept.run.status, kept.run.max_tokens) == (GraphRunStatus.COMPLETED, 4 * PRICE)
-        assert await play.balance() == 100 - 4 * PRICE
+        assert await graph_setup.balance() == 100 - 4 * PRICE
 
 
 async def test_what_cannot_be_paid_to_its_end_is_not_begun(
     databases: Databases, tmp_path: Path
 ) -> None:
-    async with play_on(databases, tmp_path, tokens=3 * PRICE) as play:
-        made = await actions.create_graph(play.graphs, play.owner, FAN_OUT)
+    async with graph_setup_on(databases, tmp_path, tokens=3 * PRICE) as graph_setup:
+        made = await actions.create_graph(graph_setup.graphs, graph_setup.owner, FAN_OUT)
         with pytest.raises(Conflict) as refused:
-            await play.run(made.id, inputs={"widths": [64] * 3}, max_tokens=2 * PRICE)
+            await graph_setup.run(made.id, inputs={"widths": [64] * 3}, max_tokens=2 * PRICE)
         assert refused.value.details["required_tokens"] == 3 * PRICE
         assert refused.value.details["max_tokens"] == 2 * PRICE
         with pytest.raises(InsufficientTokens) as unpaid:
-            await play.run(made.id, inputs={"widths": [64] * 4})
+            await graph_setup.run(made.id, inputs={"widths": [64] * 4})
         assert unpaid.value.details == {"required_tokens": 4 * PRICE, "balance": 3 * PRICE}
-        assert (await play.count_jobs(), await play.balance()) == (0, 3 * PRICE)
+        assert (await graph_setup.count_jobs(), await graph_setup.balance()) == (0, 3 * PRICE)
 
 
 def bound(fallback: str, worker: str = "w2") -> dict[str, object]:
@@ -283,37 +293,37 @@ def bound(fallback: str, worker: str = "w2") -> dict[str, object]:
 async def test_a_backend_that_is_offline_fails_the_node_without_a_fallback(
     databases: Databases, tmp_path: Path
 ) -> None:
-    async with play_on(databases, tmp_path, workers=("w1", "w2")) as play:
-        await play.lose("w2")
-        kept = await play.started(bound("none"))
+    async with graph_setup_on(databases, tmp_path, workers=("w1", "w2")) as graph_setup:
+        await graph_setup.lose("w2")
+        kept = await graph_setup.started(bound("none"))
         assert kept.run.error is not None
         assert kept.run.error.message == "Node first failed: Backend worker:w2 is offline"
         assert kept.run.error.alternatives == ("worker:w1",)
 
 
 async def test_another_backend_is_selected_by_itself(databases: Databases, tmp_path: Path) -> None:
-    async with play_on(databases, tmp_path, workers=("w1", "w2")) as play:
-        await play.lose("w2")
-        kept = await play.started(bound("auto_select"))
-        assert len(await play.work("w1")) == 1
-        assert (await play.now(kept)).run.status == GraphRunStatus.COMPLETED
+    async with graph_setup_on(databases, tmp_path, workers=("w1", "w2")) as graph_setup:
+        await graph_setup.lose("w2")
+        kept = await graph_setup.started(bound("auto_select"))
+        assert len(await graph_setup.work("w1")) == 1
+        assert (await graph_setup.now(kept)).run.status == GraphRunStatus.COMPLETED
 
 
 @pytest.mark.parametrize("choice", [Choice.BACKEND, Choice.SKIP, Choice.FAIL, Choice.RETRY])
 async def test_a_person_is_asked_and_answers_later(
     databases: Databases, tmp_path: Path, choice: Choice
 ) -> None:
-    async with play_on(databases, tmp_path, workers=("w1", "w2")) as play:
-        await play.lose("w2")
-        kept = await play.started(bound("ask_user"))
+    async with graph_setup_on(databases, tmp_path, workers=("w1", "w2")) as graph_setup:
+        await graph_setup.lose("w2")
+        kept = await graph_setup.started(bound("ask_user"))
         assert kept.run.status == GraphRunStatus.WAITING_FOR_USER
-        assert await play.count_jobs() == 0
-        play.graphs.runs.drop(kept.head.id)
+        assert await graph_setup.count_jobs() == 0
+        graph_setup.graphs.runs.drop(kept.head.id)
         with pytest.raises(InvalidInput):
-            await play.answer(kept, "first", Choice.BACKEND, "worker:w2")
+            await graph_setup.answer(kept, "first", Choice.BACKEND, "worker:w2")
         with pytest.raises(Conflict):
-            await play.answer(kept, "result", Choice.SKIP)
-        kept = await play.answer(kept, "first", choice, "worker:w1")
+            await graph_setup.answer(kept, "result", Choice.SKIP)
+        kept = await graph_setup.answer(kept, "first", choice, "worker:w1")
         wanted = {
             Choice.BACKEND: GraphRunStatus.RUNNING,
             Choice.SKIP: GraphRunStatus.COMPLETED,
@@ -322,52 +332,58 @@ async def test_a_person_is_asked_and_answers_later(
         }
         assert kept.run.status == wanted[choice]
         if choice == Choice.BACKEND:
-            assert len(await play.work("w1")) == 1
-            assert (await play.now(kept)).run.status == GraphRunStatus.COMPLETED
+            assert len(await graph_setup.work("w1")) == 1
+            assert (await graph_setup.now(kept)).run.status == GraphRunStatus.COMPLETED
 
 
 async def test_a_job_that_waits_for_a_worker_that_went_away_is_moved(
     databases: Databases, tmp_path: Path
 ) -> None:
-    async with play_on(databases, tmp_path, workers=("w1", "w2")) as play:
-        kept = await play.started(bound("auto_select"))
-        assert await play.work("w1") == []
-        await play.lose("w2")
-        await play.judge()
-        await play.sweep()
-        assert len(await play.work("w1")) == 1
-        kept = await play.now(kept)
+    async with graph_setup_on(databases, tmp_path, workers=("w1", "w2")) as graph_setup:
+        kept = await graph_setup.started(bound("auto_select"))
+        assert await graph_setup.work("w1") == []
+        await graph_setup.lose("w2")
+        await graph_setup.judge()
+        await graph_setup.sweep()
+        assert len(await graph_setup.work("w1")) == 1
+        kept = await graph_setup.now(kept)
         assert kept.run.status == GraphRunStatus.COMPLETED
-        assert await play.balance() == 100 - PRICE
+        assert await graph_setup.balance() == 100 - PRICE
 
 
 async def test_a_job_that_takes_too_long_is_ended(databases: Databases, tmp_path: Path) -> None:
     late = timedelta()
-    async with play_on(databases, tmp_path, clock=lambda: utc_now() + late) as play:
-        kept = await play.started(
+    async with graph_setup_on(databases, tmp_path, clock=lambda: utc_now() + late) as graph_setup:
+        kept = await graph_setup.started(
             graph([node("slow", timeout=30), output()], "slow.output > result.value")
         )
-        await play.workers["w1"].job()
-        await play.judge()
-        assert (await play.now(kept)).run.status == GraphRunStatus.RUNNING
+        await graph_setup.workers["w1"].job()
+        await graph_setup.judge()
+        assert (await graph_setup.now(kept)).run.status == GraphRunStatus.RUNNING
         late = timedelta(seconds=31)
-        await play.judge()
-        await play.sweep()
-        kept = await play.now(kept)
+        await graph_setup.judge()
+        await graph_setup.sweep()
+        kept = await graph_setup.now(kept)
         assert kept.run.error is not None
         assert kept.run.error.message == "Node slow failed: it took longer than 30 s"
 
 
 async def test_the_same_key_starts_one_run(databases: Databases, tmp_path: Path) -> None:
-    async with play_on(databases, tmp_path) as play:
-        made = await actions.create_graph(play.graphs, play.owner, FAN_OUT)
+    async with graph_setup_on(databases, tmp_path) as graph_setup:
+        made = await actions.create_graph(graph_setup.graphs, graph_setup.owner, FAN_OUT)
         wanted = NewGraphRun({"widths": [64]}, idempotency_key="once")
-        first, is_new = await actions.start_run(play.graphs, play.owner, made.id, wanted)
-        again, is_new_again = await actions.start_run(play.graphs, play.owner, made.id, wanted)
+        first, is_new = await actions.start_run(
+            graph_setup.graphs, graph_setup.owner, made.id, wanted
+        )
+        again, is_new_again = await actions.start_run(
+            graph_setup.graphs, graph_setup.owner, made.id, wanted
+        )
         assert (is_new, is_new_again) == (True, False)
         assert first.head.id == again.head.id
         same = replace(wanted, version=1)
-        assert (await actions.start_run(play.graphs, play.owner, made.id, same))[1] is False
+        assert (await actions.start_run(graph_setup.graphs, graph_setup.owner, made.id, same))[
+            1
+        ] is False
         for other in (
             replace(wanted, inputs={"widths": [65]}),
             replace(wanted, inputs={}),
@@ -375,19 +391,22 @@ async def test_the_same_key_starts_one_run(databases: Databases, tmp_path: Path)
             replace(wanted, version=2),
         ):
             with pytest.raises(Conflict):
-                await actions.start_run(play.graphs, play.owner, made.id, other)
+                await actions.start_run(graph_setup.graphs, graph_setup.owner, made.id, other)
 
 
 async def test_the_same_key_for_two_things_at_once_starts_one_of_them(
     databases: Databases, tmp_path: Path
 ) -> None:
-    async with play_on(databases, tmp_path) as play:
-        made = await actions.create_graph(play.graphs, play.owner, FAN_OUT)
+    async with graph_setup_on(databases, tmp_path) as graph_setup:
+        made = await actions.create_graph(graph_setup.graphs, graph_setup.owner, FAN_OUT)
         wanted = [
             NewGraphRun({"widths": [width]}, idempotency_key="once") for width in (64, 65, 64)
         ]
         outcomes = await asyncio.gather(
-            *(actions.start_run(play.graphs, play.owner, made.id, each) for each in wanted),
+            *(
+                actions.start_run(graph_setup.graphs, graph_setup.owner, made.id, each)
+                for each in wanted
+            ),
             return_exceptions=True,
         )
         new = 0
@@ -397,8 +416,8 @@ async def test_the_same_key_for_two_things_at_once_starts_one_of_them(
                 continue
             kept, is_new = outcome
             new += is_new
-            play.graphs.runs.drop(kept.head.id)
-            stored = await actions.get_run(play.graphs, play.owner, kept.head.id)
+            graph_setup.graphs.runs.drop(kept.head.id)
+            stored = await actions.get_run(graph_setup.graphs, graph_setup.owner, kept.head.id)
             assert dict(stored.head.inputs) == dict(asked.inputs)
         assert new == 1
 
@@ -406,16 +425,18 @@ async def test_the_same_key_for_two_things_at_once_starts_one_of_them(
 async def test_a_run_keeps_the_version_that_it_was_started_with(
     databases: Databases, tmp_path: Path
 ) -> None:
-    async with play_on(databases, tmp_path) as play:
-        made = await actions.create_graph(play.graphs, play.owner, DIAMOND)
-        kept = await play.run(made.id)
-        newer = await actions.add_graph_version(play.graphs, play.owner, made.id, FAN_OUT)
+    async with graph_setup_on(databases, tmp_path) as graph_setup:
+        made = await actions.create_graph(graph_setup.graphs, graph_setup.owner, DIAMOND)
+        kept = await graph_setup.run(made.id)
+        newer = await actions.add_graph_version(
+            graph_setup.graphs, graph_setup.owner, made.id, FAN_OUT
+        )
         assert newer.version == 2
-        play.graphs.runs.drop(kept.head.id)
-        await play.work()
-        kept = await play.now(kept)
+        graph_setup.graphs.runs.drop(kept.head.id)
+        await graph_setup.work()
+        kept = await graph_setup.now(kept)
         assert (kept.run.status, kept.head.graph_version) == (GraphRunStatus.COMPLETED, 1)
-        old = await actions.get_graph(play.graphs, play.owner, made.id, 1)
+        old = await actions.get_graph(graph_setup.graphs, graph_setup.owner, made.id, 1)
         assert old.document["nodes"][0]["id"] == "top"
 
 
@@ -426,27 +447,27 @@ async def test_what_is_wrong_with_a_graph_is_told_at_once(
         [node("a", workflow="nothing"), node("b", properties={"colour": 1}), output()],
         "a.output > result.value",
     )
-    async with play_on(databases, tmp_path) as play:
+    async with graph_setup_on(databases, tmp_path) as graph_setup:
         with pytest.raises(InvalidInput) as caught:
-            await actions.create_graph(play.graphs, play.owner, broken)
+            await actions.create_graph(graph_setup.graphs, graph_setup.owner, broken)
         codes = {each["code"] for each in caught.value.details["problems"]}
         assert codes >= {"unknown_workflow", "unknown_property", "unreachable_node"}
 
 
 async def test_ids_of_another_tenant_are_not_there(databases: Databases, tmp_path: Path) -> None:
-    async with play_on(databases, tmp_path) as play:
-        kept = await play.started(DIAMOND)
-        stranger = await new_owner(play.plane, 10)
+    async with graph_setup_on(databases, tmp_path) as graph_setup:
+        kept = await graph_setup.started(DIAMOND)
+        stranger = await new_owner(graph_setup.plane, 10)
         run_id, graph_id = kept.head.id, kept.head.graph_id
         for act in (
-            actions.get_graph(play.graphs, stranger, graph_id),
-            actions.add_graph_version(play.graphs, stranger, graph_id, DIAMOND),
-            actions.start_run(play.graphs, stranger, graph_id, NewGraphRun({})),
-            actions.quote_run(play.graphs, stranger, graph_id, {}),
-            actions.get_run(play.graphs, stranger, run_id),
-            actions.cancel_graph_run(play.graphs, stranger, run_id),
-            actions.retry_graph_run(play.graphs, stranger, run_id),
-            actions.get_live_run(play.graphs, stranger, uuid4()),
+            actions.get_graph(graph_setup.graphs, stranger, graph_id),
+            actions.add_graph_version(graph_setup.graphs, stranger, graph_id, DIAMOND),
+            actions.start_run(graph_setup.graphs, stranger, graph_id, NewGraphRun({})),
+            actions.quote_run(graph_setup.graphs, stranger, graph_id, {}),
+            actions.get_run(graph_setup.graphs, stranger, run_id),
+            actions.cancel_graph_run(graph_setup.graphs, stranger, run_id),
+            actions.retry_graph_run(graph_setup.graphs, stranger, run_id),
+            actions.get_live_run(graph_setup.graphs, stranger, uuid4()),
         ):
             with pytest.raises(NotFound):
                 await act
@@ -458,18 +479,20 @@ async def test_a_file_of_another_tenant_is_refused(databases: Databases, tmp_pat
         "photo.value > draw.like",
         "draw.output > result.value",
     )
-    async with play_on(databases, tmp_path) as play:
-        theirs = await play.yard.upload()  # of the tenant `default`
+    async with graph_setup_on(databases, tmp_path) as graph_setup:
+        theirs = await graph_setup.fleet_setup.upload()  # of the tenant `default`
         with pytest.raises(InvalidInput):
-            await play.started(document, inputs={"photo": theirs})
+            await graph_setup.started(document, inputs={"photo": theirs})
 
 
 async def test_the_quote_tells_the_range(databases: Databases, tmp_path: Path) -> None:
-    async with play_on(databases, tmp_path) as play:
-        made = await actions.create_graph(play.graphs, play.owner, FAN_OUT)
-        given = await actions.quote_run(play.graphs, play.owner, made.id, {"widths": [1, 2, 3]})
+    async with graph_setup_on(databases, tmp_path) as graph_setup:
+        made = await actions.create_graph(graph_setup.graphs, graph_setup.owner, FAN_OUT)
+        given = await actions.quote_run(
+            graph_setup.graphs, graph_setup.owner, made.id, {"widths": [1, 2, 3]}
+        )
         assert (given.tokens_min, given.tokens_max) == (3 * PRICE, 3 * PRICE)
-        open_ = await actions.quote_run(play.graphs, play.owner, made.id, {})
+        open_ = await actions.quote_run(graph_setup.graphs, graph_setup.owner, made.id, {})
         assert (open_.tokens_min, open_.tokens_max) == (0, 100 * PRICE)
 
 
@@ -495,13 +518,13 @@ TELLING = graph(
 async def test_what_a_job_shows_decides_and_feeds_the_next(
     databases: Databases, tmp_path: Path
 ) -> None:
-    async with play_on(databases, tmp_path) as play:
-        kept = await play.started(TELLING)
-        job = await play.workers["w1"].job()
-        await play.deliver(job, values=[{"node_id": "9", "name": "text", "value": "128"}])
-        await play.sweep()
-        (second,) = await play.work()
+    async with graph_setup_on(databases, tmp_path) as graph_setup:
+        kept = await graph_setup.started(TELLING)
+        job = await graph_setup.workers["w1"].job()
+        await graph_setup.deliver(job, values=[{"node_id": "9", "name": "text", "value": "128"}])
+        await graph_setup.sweep()
+        (second,) = await graph_setup.work()
         assert second["prompt"]["1"]["inputs"]["width"] == 128
-        kept = await play.now(kept)
+        kept = await graph_setup.now(kept)
         assert kept.run.status == GraphRunStatus.COMPLETED, kept.run.error
         assert (kept.run.outputs or {})["words"] == "128"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 from tests.support.databases.factory import Databases
-from tests.support.jobs.graphs import Play, graph, node, output, play_on
+from tests.support.jobs.graphs import GraphSetup, graph, graph_setup_on, node, output
 
 from comfyfleet.server.db.tenant_tables import graph_runs
 from comfyfleet.server.graphs import runner
@@ -22,88 +22,88 @@ TWO = graph(
 )
 
 
-async def broken(play: Play, kept: LoadedRun) -> None:
+async def broken(graph_setup: GraphSetup, kept: LoadedRun) -> None:
     """As no program of ours would leave it: to read it raises what nobody expects."""
-    async with play.plane.pools["main"].transaction() as tx:
+    async with graph_setup.plane.pools["main"].transaction() as tx:
         mine = graph_runs.c.id == kept.head.id
         await tx.execute(update(graph_runs).where(mine).values(snapshot={"nodes": 7}))
-    play.graphs.runs.drop(kept.head.id)
+    graph_setup.graphs.runs.drop(kept.head.id)
 
 
 async def test_words_of_other_runs_are_heard(
     databases: Databases, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with play_on(databases, tmp_path) as play:
-        bad, good = await play.started(TWO), await play.started(TWO)
+    async with graph_setup_on(databases, tmp_path) as graph_setup:
+        bad, good = await graph_setup.started(TWO), await graph_setup.started(TWO)
         for _ in range(2):
-            job = (await play.workers["w1"].poll(wait_seconds=0))["job"]
-            await play.deliver(job)
-        await broken(play, bad)
+            job = (await graph_setup.workers["w1"].poll(wait_seconds=0))["job"]
+            await graph_setup.deliver(job)
+        await broken(graph_setup, bad)
         with caplog.at_level(logging.ERROR):
-            await in_all_pools(play.plane, runner.read_outbox)
+            await in_all_pools(graph_setup.plane, runner.read_outbox)
         assert f"graph run {bad.head.id} can't go on" in caplog.text
-        assert len(await play.work()) == 1
-        assert (await play.now(good)).run.status == GraphRunStatus.COMPLETED
+        assert len(await graph_setup.work()) == 1
+        assert (await graph_setup.now(good)).run.status == GraphRunStatus.COMPLETED
 
 
 async def test_a_mistake_is_not_made_anew_every_second(
     databases: Databases, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with play_on(databases, tmp_path) as play:
-        bad = await play.started(TWO)
-        await play.deliver((await play.workers["w1"].poll(wait_seconds=0))["job"])
-        await broken(play, bad)
+    async with graph_setup_on(databases, tmp_path) as graph_setup:
+        bad = await graph_setup.started(TWO)
+        await graph_setup.deliver((await graph_setup.workers["w1"].poll(wait_seconds=0))["job"])
+        await broken(graph_setup, bad)
         for _ in range(3):
-            await play.sweep()
+            await graph_setup.sweep()
         assert caplog.text.count("can't go on") == 1
 
 
 async def test_other_runs_are_judged(
     databases: Databases, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with play_on(databases, tmp_path, workers=("w1", "w2")) as play:
+    async with graph_setup_on(databases, tmp_path, workers=("w1", "w2")) as graph_setup:
         bound = graph(
             [node("first", backend_affinity="worker:w2"), output()], "first.output > result.value"
         )
-        runs = [await play.started(bound) for _ in range(3)]
-        await broken(play, sorted(runs, key=lambda kept: kept.head.id)[0])
-        await play.lose("w2")
+        runs = [await graph_setup.started(bound) for _ in range(3)]
+        await broken(graph_setup, sorted(runs, key=lambda kept: kept.head.id)[0])
+        await graph_setup.lose("w2")
         with caplog.at_level(logging.ERROR):
-            await in_all_pools(play.plane, runner.sweep_runs)
+            await in_all_pools(graph_setup.plane, runner.sweep_runs)
         assert "can't be judged" in caplog.text
-        await play.sweep()  # their jobs are cancelled for certain
+        await graph_setup.sweep()  # their jobs are cancelled for certain
         for kept in sorted(runs, key=lambda kept: kept.head.id)[1:]:
-            assert (await play.now(kept)).run.status == GraphRunStatus.FAILED
+            assert (await graph_setup.now(kept)).run.status == GraphRunStatus.FAILED
 
 
 async def test_words_that_stay_keep_none_from_being_heard(
     databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "OUTBOX_PER_PAGE", 1)
-    async with play_on(databases, tmp_path, max_queued_total=2) as play:
-        runs = [await play.started(TWO) for _ in range(2)]
+    async with graph_setup_on(databases, tmp_path, max_queued_total=2) as graph_setup:
+        runs = [await graph_setup.started(TWO) for _ in range(2)]
         for _ in runs:
-            await play.deliver((await play.workers["w1"].poll(wait_seconds=0))["job"])
-        await play.sweep()
-        assert len(await play.work()) == 2
+            await graph_setup.deliver((await graph_setup.workers["w1"].poll(wait_seconds=0))["job"])
+        await graph_setup.sweep()
+        assert len(await graph_setup.work()) == 2
         for kept in runs:
-            assert (await play.now(kept)).run.status == GraphRunStatus.COMPLETED
+            assert (await graph_setup.now(kept)).run.status == GraphRunStatus.COMPLETED
 
 
 async def test_who_just_started_gives_workers_time_to_come_back(
     databases: Databases, tmp_path: Path
 ) -> None:
-    async with play_on(databases, tmp_path, workers=("w1", "w2")) as play:
+    async with graph_setup_on(databases, tmp_path, workers=("w1", "w2")) as graph_setup:
         bound = graph(
             [node("first", backend_affinity="worker:w2"), output()], "first.output > result.value"
         )
-        kept = await play.started(bound)
-        unseen = play.plane.clock() - timedelta(seconds=200)
-        await play.lose("w2", since=unseen)
-        await play.judge()
-        await play.sweep()
-        assert (await play.now(kept)).run.status == GraphRunStatus.RUNNING
-        play.graphs.environment._began = unseen
-        await play.judge()
-        await play.sweep()
-        assert (await play.now(kept)).run.status == GraphRunStatus.FAILED
+        kept = await graph_setup.started(bound)
+        unseen = graph_setup.plane.clock() - timedelta(seconds=200)
+        await graph_setup.lose("w2", since=unseen)
+        await graph_setup.judge()
+        await graph_setup.sweep()
+        assert (await graph_setup.now(kept)).run.status == GraphRunStatus.RUNNING
+        graph_setup.graphs.environment._began = unseen
+        await graph_setup.judge()
+        await graph_setup.sweep()
+        assert (await graph_setup.now(kept)).run.status == GraphRunStatus.FAILED

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import select
 from tests.support.databases.factory import Databases
-from tests.support.jobs.context import ByHand, asked, give_tokens, sides_on, waiter
+from tests.support.jobs.context import ManualClock, asked, give_tokens, job_context_on, waiter
 
 from comfyfleet.api.worker import Job as Handed
 from comfyfleet.server.db import Tx
@@ -125,7 +125,7 @@ async def _rows(tx: Tx) -> dict[str, Any]:
 
 @pytest.fixture
 async def desk(postgres_databases: Databases, tmp_path: Path) -> AsyncIterator[Desk]:
-    async with sides_on(postgres_databases, tmp_path, ByHand()) as (context, tenant_id):
+    async with job_context_on(postgres_databases, tmp_path, ManualClock()) as (context, tenant_id):
         yield Desk(context, tenant_id, await give_tokens(context, tenant_id, 100))
 
 

@@ -8,15 +8,15 @@ from uuid import UUID
 import pytest
 from tests.support.databases.factory import Databases
 from tests.support.jobs.context import (
-    ByHand,
+    ManualClock,
     asked,
     give_tokens,
+    job_context_on,
     let_expire,
     require_sound_ledger,
-    sides_on,
     waiter,
 )
-from tests.support.jobs.fuse import Burnt, Fuse, fused
+from tests.support.jobs.fuse import Fuse, ProcessDied, fused
 
 from comfyfleet.api.worker import Complete
 from comfyfleet.api.worker import Job as Handed
@@ -40,7 +40,7 @@ class Scene:
     whole: JobContext
     cut: JobContext
     fuse: Fuse
-    clock: ByHand
+    clock: ManualClock
     tenant_id: UUID
     user_id: UUID
 
@@ -49,7 +49,7 @@ class Scene:
 
     async def sweep(self) -> None:
         """What comes after a restart."""
-        self.clock.go_on(hours=1)
+        self.clock.advance(hours=1)
         for _ in range(3):
             await let_expire(self.whole)
             await expire_due_leases(self.whole, last_pass=self.clock())
@@ -77,8 +77,8 @@ class Scene:
 
 @pytest.fixture
 async def scene(databases: Databases, tmp_path: Path) -> AsyncIterator[Scene]:
-    clock, fuse = ByHand(), Fuse()
-    async with sides_on(databases, tmp_path, clock) as (context, tenant_id):
+    clock, fuse = ManualClock(), Fuse()
+    async with job_context_on(databases, tmp_path, clock) as (context, tenant_id):
         user_id = await give_tokens(context, tenant_id, 1000)
         cut = fused(context, fuse)
         yield Scene(context, cut, fuse, clock, tenant_id, user_id)
@@ -107,7 +107,7 @@ async def _cut_off(fuse: Fuse, after: int, work: Awaitable[object]) -> bool:
     fuse.left = after
     try:
         await work
-    except Burnt:
+    except ProcessDied:
         return True
     finally:
         fuse.left = None

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import func, select
 from tests.support.databases.factory import Databases
-from tests.support.jobs.context import ByHand, asked, give_tokens, sides_on, waiter
+from tests.support.jobs.context import ManualClock, asked, give_tokens, job_context_on, waiter
 
 from comfyfleet.api.values import DeliveredOutput
 from comfyfleet.api.worker import Complete, Heartbeat
@@ -26,7 +26,7 @@ Given = tuple[JobContext, UUID]
 
 @pytest.fixture
 async def given(databases: Databases, tmp_path: Path) -> AsyncIterator[Given]:
-    async with sides_on(databases, tmp_path, ByHand()) as found:
+    async with job_context_on(databases, tmp_path, ManualClock()) as found:
         yield found
 
 

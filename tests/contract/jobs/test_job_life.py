@@ -8,7 +8,14 @@ from uuid import UUID, uuid4
 
 import pytest
 from tests.support.databases.factory import Databases
-from tests.support.jobs.context import ByHand, asked, give_tokens, let_expire, sides_on, waiter
+from tests.support.jobs.context import (
+    ManualClock,
+    asked,
+    give_tokens,
+    job_context_on,
+    let_expire,
+    waiter,
+)
 
 from comfyfleet.api.values import DeliveredOutput
 from comfyfleet.api.worker import Complete, Heartbeat
@@ -31,7 +38,7 @@ from comfyfleet.server.queue.switch_costs import ModelChange, RunKind, TimedRun
 class Place:
     """A tenant, both sides, and short words for what is done here."""
 
-    def __init__(self, context: JobContext, tenant_id: UUID, clock: ByHand) -> None:
+    def __init__(self, context: JobContext, tenant_id: UUID, clock: ManualClock) -> None:
         self.context, self.tenant_id, self.clock = context, tenant_id, clock
 
     async def submit(self, **changes: object) -> Job:
@@ -81,8 +88,8 @@ class Place:
 
 @pytest.fixture
 async def place(databases: Databases, tmp_path: Path) -> AsyncIterator[Place]:
-    clock = ByHand()
-    async with sides_on(databases, tmp_path, clock, max_queued_per_tenant=10) as (
+    clock = ManualClock()
+    async with job_context_on(databases, tmp_path, clock, max_queued_per_tenant=10) as (
         context,
         tenant_id,
     ):
@@ -178,7 +185,7 @@ async def test_after_an_outage_nobody_is_late(place: Place) -> None:
     handed = await place.lease()
     await let_expire(place.context)
     before = place.clock()
-    place.clock.go_on(seconds=61)
+    place.clock.advance(seconds=61)
     assert await expire_due_leases(place.context, last_pass=before) == 0
     await place.beat(handed)
 

@@ -23,15 +23,15 @@ from hypothesis.stateful import (
 )
 from tests.support.databases.factory import Databases
 from tests.support.jobs.context import (
-    ByHand,
+    ManualClock,
     asked,
     give_tokens,
+    job_context_on,
     let_expire,
     require_sound_ledger,
-    sides_on,
     waiter,
 )
-from tests.support.jobs.fuse import Burnt, Fuse, fused
+from tests.support.jobs.fuse import Fuse, ProcessDied, fused
 
 from comfyfleet.api.worker import Complete, Heartbeat
 from comfyfleet.api.worker import Job as Handed
@@ -61,9 +61,9 @@ class JobMachine(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.stack = AsyncExitStack()
-        self.clock, self.fuse = ByHand(), Fuse()
+        self.clock, self.fuse = ManualClock(), Fuse()
         self.folder = TemporaryDirectory()
-        opened = sides_on(self.databases, Path(self.folder.name), self.clock, max_requeues=4)
+        opened = job_context_on(self.databases, Path(self.folder.name), self.clock, max_requeues=4)
         self.whole, self.tenant_id = self.do(self.stack.enter_async_context(opened))
         self.user_id = self.do(give_tokens(self.whole, self.tenant_id, 10_000))
         self.context = fused(self.whole, self.fuse)
@@ -87,7 +87,7 @@ class JobMachine(RuleBasedStateMachine):
         self.fuse.left = after
         try:
             return self.do(work)
-        except (Burnt, LeaseLost):
+        except (ProcessDied, LeaseLost):
             return None
         finally:
             self.fuse.left = None
@@ -196,7 +196,7 @@ class JobMachine(RuleBasedStateMachine):
 
     @rule(cut=CUTS)
     def reconcile(self, cut: int | None) -> None:
-        self.clock.go_on(minutes=1)
+        self.clock.advance(minutes=1)
         self.cut(cut, reconcile(self.context))
 
     def status(self, job_id: UUID) -> JobStatus | None:
@@ -233,7 +233,7 @@ class JobMachine(RuleBasedStateMachine):
 
     async def everything_is_in_line(self) -> None:
         """After the sweeps have passed, both sides tell the same, and no job is forgotten."""
-        self.clock.go_on(hours=1)
+        self.clock.advance(hours=1)
         for _ in range(6):
             await let_expire(self.whole)
             await expire_due_leases(self.whole, last_pass=self.clock())

@@ -10,12 +10,12 @@ import pytest
 from sqlalchemy import text
 from tests.support.databases.factory import Databases
 from tests.support.jobs.context import (
-    ByHand,
+    ManualClock,
     asked,
     give_tokens,
+    job_context_on,
     let_expire,
     require_sound_ledger,
-    sides_on,
     waiter,
 )
 
@@ -35,7 +35,9 @@ from comfyfleet.server.tenants import wallet as ledger
 
 
 class Till:
-    def __init__(self, context: JobContext, tenant_id: UUID, user_id: UUID, clock: ByHand) -> None:
+    def __init__(
+        self, context: JobContext, tenant_id: UUID, user_id: UUID, clock: ManualClock
+    ) -> None:
         self.context, self.tenant_id, self.user_id, self.clock = context, tenant_id, user_id, clock
 
     def priced(self, **changes: object) -> JobSpec:
@@ -61,8 +63,8 @@ class Till:
 
 @pytest.fixture
 async def till(databases: Databases, tmp_path: Path) -> AsyncIterator[Till]:
-    clock = ByHand()
-    async with sides_on(databases, tmp_path, clock, max_attempts=1) as (context, tenant_id):
+    clock = ManualClock()
+    async with job_context_on(databases, tmp_path, clock, max_attempts=1) as (context, tenant_id):
         user_id = await give_tokens(context, tenant_id, 25)
         yield Till(context, tenant_id, user_id, clock)
 

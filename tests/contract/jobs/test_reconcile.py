@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import delete, func, select, update
 from tests.support.databases.factory import Databases
 from tests.support.jobs.bulk import counting, queue_many
-from tests.support.jobs.context import ByHand, sides_on
+from tests.support.jobs.context import ManualClock, job_context_on
 
 from comfyfleet.errors import InvalidInput
 from comfyfleet.server.db.central_tables import dispatches, tenants
@@ -40,10 +40,10 @@ class Scene:
 
 @pytest.fixture
 async def scene(databases: Databases, tmp_path: Path) -> AsyncIterator[Scene]:
-    clock = ByHand()
-    async with sides_on(databases, tmp_path, clock) as (context, tenant_id):
+    clock = ManualClock()
+    async with job_context_on(databases, tmp_path, clock) as (context, tenant_id):
         job_ids = await queue_many(context, tenant_id, MANY)
-        clock.go_on(minutes=5)
+        clock.advance(minutes=5)
         yield Scene(context, tenant_id, job_ids)
 
 

@@ -3,7 +3,7 @@
 from uuid import UUID, uuid4
 
 import pytest
-from tests.support.jobs.pipelines import ONE_STEP, THREE_STEPS, Studio
+from tests.support.jobs.pipelines import ONE_STEP, THREE_STEPS, PipelineSetup
 
 from comfyfleet.errors import Conflict, InvalidInput, NotFound
 from comfyfleet.server.notifications import service as notifications
@@ -15,27 +15,29 @@ from comfyfleet.server.pipelines.model import CandidateStatus, PipelineCandidate
 class Jury:
     """A run with some base candidates, and one who judges them."""
 
-    def __init__(self, studio: Studio, run: StoredRun) -> None:
-        self.studio, self.run = studio, run
+    def __init__(self, pipeline_setup: PipelineSetup, run: StoredRun) -> None:
+        self.pipeline_setup, self.run = pipeline_setup, run
 
     def on(self, candidate: PipelineCandidate) -> CandidateRef:
-        return CandidateRef(*self.studio.whose, self.run.id, candidate.id)
+        return CandidateRef(*self.pipeline_setup.whose, self.run.id, candidate.id)
 
     async def say(self, candidate: PipelineCandidate, verdict: CandidateStatus) -> CandidateStatus:
         return (
-            await actions.judge_candidate(self.studio.context, self.on(candidate), verdict)
+            await actions.judge_candidate(self.pipeline_setup.context, self.on(candidate), verdict)
         ).status
 
     async def undo(self, candidate: PipelineCandidate) -> CandidateStatus:
-        return (await actions.undo_judgement(self.studio.context, self.on(candidate))).status
+        return (
+            await actions.undo_judgement(self.pipeline_setup.context, self.on(candidate))
+        ).status
 
     async def vote(
         self, winner: PipelineCandidate, loser: PipelineCandidate
     ) -> tuple[UUID, dict[UUID, float]]:
         vote_id = uuid4()
         scores = await actions.add_vote(
-            self.studio.context,
-            *self.studio.whose,
+            self.pipeline_setup.context,
+            *self.pipeline_setup.whose,
             self.run.id,
             vote_id=vote_id,
             winner=winner.id,
@@ -44,13 +46,13 @@ class Jury:
         return vote_id, scores
 
     async def scores(self) -> dict[UUID, float]:
-        return {each.id: each.score for each in await self.studio.candidates(self.run)}
+        return {each.id: each.score for each in await self.pipeline_setup.candidates(self.run)}
 
 
-async def jury_of(studio: Studio, base: int) -> tuple[Jury, list[PipelineCandidate]]:
-    run = await studio.start(ONE_STEP, base=base)
-    await studio.work_off()
-    return Jury(studio, run), await studio.candidates(run)
+async def jury_of(pipeline_setup: PipelineSetup, base: int) -> tuple[Jury, list[PipelineCandidate]]:
+    run = await pipeline_setup.start(ONE_STEP, base=base)
+    await pipeline_setup.work_off()
+    return Jury(pipeline_setup, run), await pipeline_setup.candidates(run)
 
 
 NEEDS_APPROVAL = {
@@ -60,42 +62,44 @@ NEEDS_APPROVAL = {
 
 
 async def test_only_approved_candidates_get_children_where_approval_is_needed(
-    studio: Studio,
+    pipeline_setup: PipelineSetup,
 ) -> None:
-    run = await studio.start(NEEDS_APPROVAL, base=2)
-    jury = Jury(studio, run)
-    assert await studio.work_off() == 2
-    assert (await studio.state(run)).stored.reason == "waiting_for_judgement"
-    first, second = await studio.candidates(run)
+    run = await pipeline_setup.start(NEEDS_APPROVAL, base=2)
+    jury = Jury(pipeline_setup, run)
+    assert await pipeline_setup.work_off() == 2
+    assert (await pipeline_setup.state(run)).stored.reason == "waiting_for_judgement"
+    first, second = await pipeline_setup.candidates(run)
     assert await jury.say(second, CandidateStatus.APPROVED) == CandidateStatus.APPROVED
-    assert await studio.work_off() == 2
-    children = await studio.candidates(run, step=1)
+    assert await pipeline_setup.work_off() == 2
+    children = await pipeline_setup.candidates(run, step=1)
     assert {each.parent for each in children} == {second.id}
     assert await jury.say(first, CandidateStatus.WINNER) == CandidateStatus.WINNER
-    assert await studio.work_off() == 2
+    assert await pipeline_setup.work_off() == 2
 
 
-async def test_rejecting_stops_the_branch_and_undoing_lets_it_go_on(studio: Studio) -> None:
-    run = await studio.start(base=1, limits={"concurrent_jobs": 2})
-    jury = Jury(studio, run)
-    await studio.sweep()
-    await studio.finish(await studio.leased())
-    await studio.sweep()
-    running = await studio.leased()
-    (base,) = await studio.candidates(run)
+async def test_rejecting_stops_the_branch_and_undoing_lets_it_go_on(
+    pipeline_setup: PipelineSetup,
+) -> None:
+    run = await pipeline_setup.start(base=1, limits={"concurrent_jobs": 2})
+    jury = Jury(pipeline_setup, run)
+    await pipeline_setup.sweep()
+    await pipeline_setup.finish(await pipeline_setup.leased())
+    await pipeline_setup.sweep()
+    running = await pipeline_setup.leased()
+    (base,) = await pipeline_setup.candidates(run)
     assert await jury.say(base, CandidateStatus.REJECTED) == CandidateStatus.REJECTED
-    assert await studio.lease() is None  # the child that was queued is cancelled
-    await studio.finish(running)
-    assert await studio.work_off() == 0
-    assert await studio.made(run) == [1, 1]
-    assert (await studio.state(run)).run.tokens == 3 + 2
+    assert await pipeline_setup.lease() is None  # the child that was queued is cancelled
+    await pipeline_setup.finish(running)
+    assert await pipeline_setup.work_off() == 0
+    assert await pipeline_setup.made(run) == [1, 1]
+    assert (await pipeline_setup.state(run)).run.tokens == 3 + 2
     assert await jury.undo(base) == CandidateStatus.ACTIVE
-    assert await studio.work_off() == 1 + 2
-    assert await studio.made(run) == [1, 2, 2]
+    assert await pipeline_setup.work_off() == 1 + 2
+    assert await pipeline_setup.made(run) == [1, 2, 2]
 
 
-async def test_undo_gives_back_what_was_before_act_by_act(studio: Studio) -> None:
-    jury, (one,) = await jury_of(studio, 1)
+async def test_undo_gives_back_what_was_before_act_by_act(pipeline_setup: PipelineSetup) -> None:
+    jury, (one,) = await jury_of(pipeline_setup, 1)
     await jury.say(one, CandidateStatus.APPROVED)
     await jury.say(one, CandidateStatus.WINNER)
     await jury.say(one, CandidateStatus.WINNER)
@@ -105,64 +109,80 @@ async def test_undo_gives_back_what_was_before_act_by_act(studio: Studio) -> Non
         await jury.undo(one)
 
 
-async def test_a_vote_moves_points_and_its_undo_moves_them_back(studio: Studio) -> None:
-    jury, (one, two, three) = await jury_of(studio, 3)
+async def test_a_vote_moves_points_and_its_undo_moves_them_back(
+    pipeline_setup: PipelineSetup,
+) -> None:
+    jury, (one, two, three) = await jury_of(pipeline_setup, 3)
     first, scores = await jury.vote(one, two)
     assert scores == {one.id: 1016.0, two.id: 984.0}
     second, _ = await jury.vote(three, one)
     expected = decide.replay_votes([decide.PairVote(second, three.id, one.id)])
-    await actions.undo_vote(studio.context, *studio.whose, jury.run.id, first)
-    await actions.undo_vote(studio.context, *studio.whose, jury.run.id, first)
+    await actions.undo_vote(pipeline_setup.context, *pipeline_setup.whose, jury.run.id, first)
+    await actions.undo_vote(pipeline_setup.context, *pipeline_setup.whose, jury.run.id, first)
     assert await jury.scores() == {**{two.id: 1000.0}, **expected}
 
 
-async def test_a_vote_counts_once_however_often_it_is_sent(studio: Studio) -> None:
-    jury, (one, two) = await jury_of(studio, 2)
+async def test_a_vote_counts_once_however_often_it_is_sent(pipeline_setup: PipelineSetup) -> None:
+    jury, (one, two) = await jury_of(pipeline_setup, 2)
     vote_id, scores = await jury.vote(one, two)
     again = await actions.add_vote(
-        studio.context, *studio.whose, jury.run.id, vote_id=vote_id, winner=one.id, loser=two.id
+        pipeline_setup.context,
+        *pipeline_setup.whose,
+        jury.run.id,
+        vote_id=vote_id,
+        winner=one.id,
+        loser=two.id,
     )
     assert again == scores
     with pytest.raises(Conflict):
         await actions.add_vote(
-            studio.context, *studio.whose, jury.run.id, vote_id=vote_id, winner=two.id, loser=one.id
+            pipeline_setup.context,
+            *pipeline_setup.whose,
+            jury.run.id,
+            vote_id=vote_id,
+            winner=two.id,
+            loser=one.id,
         )
 
 
-async def test_a_pair_is_of_one_step_and_new_to_each_other(studio: Studio) -> None:
-    jury, found = await jury_of(studio, 3)
+async def test_a_pair_is_of_one_step_and_new_to_each_other(pipeline_setup: PipelineSetup) -> None:
+    jury, found = await jury_of(pipeline_setup, 3)
     met = set()
     for _ in range(3):
-        pair = await actions.pick_pair(studio.context, *studio.whose, jury.run.id)
+        pair = await actions.pick_pair(pipeline_setup.context, *pipeline_setup.whose, jury.run.id)
         assert pair
         met.add(frozenset(each.id for each in pair))
         await jury.vote(*pair)
     assert len(met) == 3
     await jury.say(found[0], CandidateStatus.REJECTED)
     await jury.say(found[1], CandidateStatus.REJECTED)
-    assert await actions.pick_pair(studio.context, *studio.whose, jury.run.id) is None
+    assert (
+        await actions.pick_pair(pipeline_setup.context, *pipeline_setup.whose, jury.run.id) is None
+    )
 
 
-async def test_only_two_different_candidates_of_one_step_are_compared(studio: Studio) -> None:
-    run = await studio.start(base=1)
-    await studio.work_off()
-    jury = Jury(studio, run)
-    base, child = (await studio.candidates(run))[:2]
+async def test_only_two_different_candidates_of_one_step_are_compared(
+    pipeline_setup: PipelineSetup,
+) -> None:
+    run = await pipeline_setup.start(base=1)
+    await pipeline_setup.work_off()
+    jury = Jury(pipeline_setup, run)
+    base, child = (await pipeline_setup.candidates(run))[:2]
     with pytest.raises(InvalidInput, match="one step"):
         await jury.vote(base, child)
     with pytest.raises(InvalidInput, match="itself"):
         await jury.vote(base, base)
 
 
-async def test_every_act_is_audited(studio: Studio) -> None:
-    jury, (one, two) = await jury_of(studio, 2)
+async def test_every_act_is_audited(pipeline_setup: PipelineSetup) -> None:
+    jury, (one, two) = await jury_of(pipeline_setup, 2)
     await jury.say(one, CandidateStatus.APPROVED)
     await jury.undo(one)
     await jury.say(one, CandidateStatus.REJECTED)
     await jury.say(two, CandidateStatus.WINNER)
     vote_id, _ = await jury.vote(one, two)
-    await actions.undo_vote(studio.context, *studio.whose, jury.run.id, vote_id)
-    async with studio.context.central.read() as tx:
+    await actions.undo_vote(pipeline_setup.context, *pipeline_setup.whose, jury.run.id, vote_id)
+    async with pipeline_setup.context.central.read() as tx:
         found = await notifications.find_audit_entries(
             tx, subject=f"pipeline_run:{jury.run.id}", limit=50
         )
@@ -179,11 +199,11 @@ async def test_every_act_is_audited(studio: Studio) -> None:
     assert all(each.details.get("user_id") for each in found if each.actor != "sweep")
 
 
-async def test_a_candidate_of_another_run_is_not_there(studio: Studio) -> None:
-    jury, (one,) = await jury_of(studio, 1)
-    other, _ = await jury_of(studio, 1)
+async def test_a_candidate_of_another_run_is_not_there(pipeline_setup: PipelineSetup) -> None:
+    jury, (one,) = await jury_of(pipeline_setup, 1)
+    other, _ = await jury_of(pipeline_setup, 1)
     with pytest.raises(NotFound):
         await other.say(one, CandidateStatus.APPROVED)
-    stranger = CandidateRef(studio.tenant_id, uuid4(), jury.run.id, one.id)
+    stranger = CandidateRef(pipeline_setup.tenant_id, uuid4(), jury.run.id, one.id)
     with pytest.raises(NotFound):
-        await actions.judge_candidate(studio.context, stranger, CandidateStatus.APPROVED)
+        await actions.judge_candidate(pipeline_setup.context, stranger, CandidateStatus.APPROVED)

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 from tests.support.databases.factory import Databases
-from tests.support.jobs.pipelines import ONE_STEP, Studio, png, studio_on
+from tests.support.jobs.pipelines import ONE_STEP, PipelineSetup, pipeline_setup_on, png
 
 from comfyfleet.server.notifications import webhooks
 from comfyfleet.server.pipelines import actions
@@ -16,17 +16,17 @@ from comfyfleet.server.pipelines.model import PipelineRunStatus
 from comfyfleet.settings import Settings, read_settings
 
 
-async def fail_next(studio: Studio, times: int) -> None:
+async def fail_next(pipeline_setup: PipelineSetup, times: int) -> None:
     for _ in range(times):
-        await studio.sweep()
-        await studio.fail(await studio.leased())
-    await studio.sweep()
+        await pipeline_setup.sweep()
+        await pipeline_setup.fail(await pipeline_setup.leased())
+    await pipeline_setup.sweep()
 
 
-async def deliveries(studio: Studio) -> list[str]:
-    async with studio.pool.transaction() as tx:
+async def deliveries(pipeline_setup: PipelineSetup) -> list[str]:
+    async with pipeline_setup.pool.transaction() as tx:
         due = await webhooks.take_due_deliveries(
-            tx, now=studio.clock() + timedelta(hours=1), limit=50
+            tx, now=pipeline_setup.clock() + timedelta(hours=1), limit=50
         )
     return [delivery.event for delivery, _ in due]
 
@@ -34,65 +34,74 @@ async def deliveries(studio: Studio) -> list[str]:
 async def test_a_burst_of_failures_is_told_once(
     databases: Databases, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with studio_on(databases, tmp_path, pipeline_alert_failures=3) as studio:
-        async with studio.pool.transaction() as tx:
+    async with pipeline_setup_on(databases, tmp_path, pipeline_alert_failures=3) as pipeline_setup:
+        async with pipeline_setup.pool.transaction() as tx:
             await webhooks.create_webhook(
                 tx,
                 webhook_id=uuid4(),
-                tenant_id=studio.tenant_id,
-                user_id=studio.user_id,
+                tenant_id=pipeline_setup.tenant_id,
+                user_id=pipeline_setup.user_id,
                 url="https://example.com/hook",
                 events=["pipeline.alert"],
-                now=studio.clock(),
+                now=pipeline_setup.clock(),
             )
-        await studio.start(ONE_STEP, base=20)
+        await pipeline_setup.start(ONE_STEP, base=20)
         with caplog.at_level(logging.ERROR, logger="comfyfleet.server.pipelines"):
-            await fail_next(studio, 2)
+            await fail_next(pipeline_setup, 2)
             assert not caplog.records
-            await fail_next(studio, 3)
+            await fail_next(pipeline_setup, 3)
         assert len(caplog.records) == 1
         assert "out of memory" in caplog.text
-        assert await deliveries(studio) == ["pipeline.alert"]
+        assert await deliveries(pipeline_setup) == ["pipeline.alert"]
 
 
 async def test_failures_far_apart_are_no_burst(
     databases: Databases, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with studio_on(databases, tmp_path, pipeline_alert_failures=2) as studio:
-        await studio.start(ONE_STEP, base=20)
+    async with pipeline_setup_on(databases, tmp_path, pipeline_alert_failures=2) as pipeline_setup:
+        await pipeline_setup.start(ONE_STEP, base=20)
         for _ in range(3):
-            await fail_next(studio, 1)
-            studio.clock.go_on(seconds=700)
+            await fail_next(pipeline_setup, 1)
+            pipeline_setup.clock.advance(seconds=700)
         assert "alert" not in caplog.text
 
 
-async def test_a_run_that_fills_its_room_is_paused_and_goes_on_with_more(studio: Studio) -> None:
-    run = await studio.start(ONE_STEP, base=5, limits={"bytes": 2 * len(png())})
-    assert await studio.work_off() == 2
-    paused = await actions.get_run(studio.context, *studio.whose, run.id)
+async def test_a_run_that_fills_its_room_is_paused_and_goes_on_with_more(
+    pipeline_setup: PipelineSetup,
+) -> None:
+    run = await pipeline_setup.start(ONE_STEP, base=5, limits={"bytes": 2 * len(png())})
+    assert await pipeline_setup.work_off() == 2
+    paused = await actions.get_run(pipeline_setup.context, *pipeline_setup.whose, run.id)
     assert (paused.run.status, paused.pause_reason) == (PipelineRunStatus.PAUSED, "storage_limit")
-    await actions.change_run(studio.context, *studio.whose, run.id, limits={"bytes": None})
-    await actions.resume_run(studio.context, *studio.whose, run.id)
-    assert await studio.work_off() == 3
+    await actions.change_run(
+        pipeline_setup.context, *pipeline_setup.whose, run.id, limits={"bytes": None}
+    )
+    await actions.resume_run(pipeline_setup.context, *pipeline_setup.whose, run.id)
+    assert await pipeline_setup.work_off() == 3
 
 
-async def test_old_runs_lose_their_files_and_keep_their_index(studio: Studio) -> None:
-    run = await studio.start(ONE_STEP, base=2)
-    await studio.work_off()
-    before = await studio.candidates(run)
-    await remove_old_files(studio.context, studio.pool)
-    assert await studio.candidates(run) == before
-    studio.clock.go_on(days=91)
-    await remove_old_files(studio.context, studio.pool)
-    after = await studio.candidates(run)
+async def test_old_runs_lose_their_files_and_keep_their_index(
+    pipeline_setup: PipelineSetup,
+) -> None:
+    run = await pipeline_setup.start(ONE_STEP, base=2)
+    await pipeline_setup.work_off()
+    before = await pipeline_setup.candidates(run)
+    await remove_old_files(pipeline_setup.context, pipeline_setup.pool)
+    assert await pipeline_setup.candidates(run) == before
+    pipeline_setup.clock.advance(days=91)
+    await remove_old_files(pipeline_setup.context, pipeline_setup.pool)
+    after = await pipeline_setup.candidates(run)
     assert [each.id for each in after] == [each.id for each in before]
     assert all((each.file or {})["path"] for each in after)
     assert all((each.file or {})["file_id"] is None for each in after)
-    await studio.context.deferred.flush()
-    kept = [key async for key in studio.context.store.keys(f"tenants/{studio.tenant_id}/")]
+    await pipeline_setup.context.deferred.flush()
+    kept = [
+        key
+        async for key in pipeline_setup.context.store.keys(f"tenants/{pipeline_setup.tenant_id}/")
+    ]
     assert kept == []
-    stored = await actions.get_run(studio.context, *studio.whose, run.id)
-    assert stored.files_removed_at == studio.clock()
+    stored = await actions.get_run(pipeline_setup.context, *pipeline_setup.whose, run.id)
+    assert stored.files_removed_at == pipeline_setup.clock()
 
 
 def test_the_intervals_have_the_names_that_people_know() -> None:

@@ -6,7 +6,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.support.backends.scripted_server import Reaction, Scripted, by_route, scripted, told
+from tests.support.backends.scripted_server import (
+    Reaction,
+    ScriptedServer,
+    by_route,
+    json_reply,
+    serving_script,
+)
 
 from comfyfleet.comfy import BackendLimits, CloudSettings, ComfyCloud
 from comfyfleet.comfy.calls import CallTally
@@ -22,14 +28,14 @@ MARKED = with_marker(PROMPT, RUN)
 LIMITS = BackendLimits(max_retries=2, poll_seconds=0.01, cancel_seconds=1)
 
 Replies = Mapping[str, Reaction | Sequence[Reaction]]
-EMPTY_QUEUE = told({"queue_running": [], "queue_pending": []})
+EMPTY_QUEUE = json_reply({"queue_running": [], "queue_pending": []})
 V1: Replies = {
-    "GET /api/prompt": told({"exec_info": {"queue_remaining": 0}}),
+    "GET /api/prompt": json_reply({"exec_info": {"queue_remaining": 0}}),
     "GET /api/queue": EMPTY_QUEUE,
-    "GET /api/jobs": told({"jobs": [], "pagination": {"has_more": False}}),
+    "GET /api/jobs": json_reply({"jobs": [], "pagination": {"has_more": False}}),
 }
 V2: Replies = {
-    f"GET /api/v2/jobs/{UNKNOWN_JOB_ID}": told(
+    f"GET /api/v2/jobs/{UNKNOWN_JOB_ID}": json_reply(
         {"error": {"code": "not_found", "message": ""}}, 404
     ),
 }
@@ -41,7 +47,7 @@ def job(status: str, **more: Any) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Stage:
-    server: Scripted
+    server: ScriptedServer
     cloud: ComfyCloud
     tally: CallTally
     naps: list[float] = field(default_factory=list)
@@ -57,7 +63,7 @@ async def cloud_of(replies: Replies, limits: BackendLimits = LIMITS) -> AsyncIte
         await asyncio.sleep(0)
 
     tally = CallTally()
-    async with scripted(by_route(replies)) as server:
+    async with serving_script(by_route(replies)) as server:
         settings = CloudSettings(KEY, server.url, limits)
         cloud = ComfyCloud(settings, meter=tally, retry=RetryPolicy(sleep=nap))
         async with cloud:

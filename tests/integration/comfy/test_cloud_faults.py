@@ -12,7 +12,7 @@ import pytest
 from _pytest.mark import ParameterSet
 from tests.support.backends.comfy_cloud import CloudAccount, serving_cloud
 from tests.support.backends.prompts import new_id, node
-from tests.support.backends.proxy import FRAME_FAULTS, UNSEEN, Fault, meddling
+from tests.support.backends.proxy import FRAME_FAULTS, UNSEEN, Fault, faulty_proxy
 from tests.support.backends.v2_server import comfy_api_proxy
 
 from comfyfleet.comfy import BackendLimits, CloudSettings, ComfyCloud
@@ -105,7 +105,7 @@ async def test_faults_neither_lose_nor_repeat_a_run(
 ) -> None:
     prompt_id, to = new_id(), tmp_path / "x.png"
     async with bench_of(api) as bench:
-        async with meddling(bench.url, {step: fault}, delay_seconds=DELAY_SECONDS) as proxy:
+        async with faulty_proxy(bench.url, {step: fault}, delay_seconds=DELAY_SECONDS) as proxy:
             async with caller(proxy.url) as cloud:
                 told = await whole_run(cloud, prompt_id, to)
             if fault is Fault.DELAY_UNSEEN:

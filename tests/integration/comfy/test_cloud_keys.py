@@ -8,7 +8,13 @@ import pytest
 from tests.integration.comfy.clouds import JOB, KEY, RUN, V1, V2, cloud_of, job
 from tests.support.backends.comfy_cloud import CloudAccount, serving_cloud
 from tests.support.backends.prompts import new_color, picture, run
-from tests.support.backends.scripted_server import Asked, Reaction, Reply, scripted, told
+from tests.support.backends.scripted_server import (
+    Reaction,
+    Reply,
+    ScriptedRequest,
+    json_reply,
+    serving_script,
+)
 
 from comfyfleet.comfy import Backend, CloudSettings, ComfyCloud, OutputFile, cloud_settings
 from comfyfleet.errors import AccessDenied, FileGone, ServerUnavailable, UnexpectedAnswer
@@ -21,13 +27,13 @@ def redirect(to: str) -> Reply:
     return Reply(302, b"", {"location": to, **WITH_COOKIE})
 
 
-def stored(asked: Asked) -> Reaction:
+def stored(asked: ScriptedRequest) -> Reaction:
     return Reply(200, b"picture", {"content-type": "image/png"})
 
 
 @pytest.mark.parametrize("api", ["v1", "v2"])
 async def test_a_redirect_is_followed_without_key_or_cookie(api: str, tmp_path: Path) -> None:
-    async with scripted(stored) as storage:
+    async with serving_script(stored) as storage:
         to = redirect(f"{storage.url}/signed?signature=1")
         views = {"GET /api/view": to, "GET /api/v2/assets/asset-1/content": to}
         async with cloud_of({**(V1 if api == "v1" else V2), **views}) as stage:
@@ -41,7 +47,7 @@ async def test_a_redirect_is_followed_without_key_or_cookie(api: str, tmp_path: 
 
 
 async def test_a_chain_of_redirects_has_an_end(tmp_path: Path) -> None:
-    async with scripted(lambda asked: redirect(asked.target)) as storage:
+    async with serving_script(lambda asked: redirect(asked.target)) as storage:
         async with cloud_of({**V1, "GET /api/view": redirect(storage.url)}) as stage:
             with pytest.raises(UnexpectedAnswer):
                 await stage.cloud.fetch(FILE, tmp_path / "a.png")
@@ -76,7 +82,7 @@ async def test_a_file_that_the_storage_no_longer_has_is_gone(tmp_path: Path) -> 
 
 async def test_v2_a_link_to_another_host_does_not_get_the_key() -> None:
     foreign = job("running", urls={"events": "http://127.0.0.1:9/events"})
-    async with cloud_of({**V2, f"GET /api/v2/jobs/{JOB}": told(foreign)}) as stage:
+    async with cloud_of({**V2, f"GET /api/v2/jobs/{JOB}": json_reply(foreign)}) as stage:
         with pytest.raises(UnexpectedAnswer, match="does not get its key"):
             await anext(aiter(stage.cloud.follow(JOB)))
 
@@ -124,7 +130,7 @@ async def test_which_api_is_asked_once_and_a_failure_settles_nothing() -> None:
     found = V2[probe]
     assert isinstance(found, Reaction)
     lost = [Reply(500)] * 3
-    jobs = told({"jobs": [], "truncated": False})
+    jobs = json_reply({"jobs": [], "truncated": False})
     async with cloud_of({probe: [*lost, found], "GET /api/v2/jobs": jobs}) as stage:
         with pytest.raises(ServerUnavailable):
             await stage.cloud.queue_length()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.integration.comfy.clouds import JOB, LIMITS, V1, V2, Replies, cloud_of, job
-from tests.support.backends.scripted_server import Cut, Reaction, Reply, told
+from tests.support.backends.scripted_server import Cut, Reaction, Reply, json_reply
 
 from comfyfleet.comfy import BackendLimits, Cancellation, ComfyCloud, OutputFile
 from comfyfleet.comfy.events import Cancelled, Event, Failed, Preview, Progress, Succeeded
@@ -29,7 +29,7 @@ OUTPUT = {"node_id": "9", "name": "a.png", "type": "image", "id": "asset-1", "ur
 
 
 def state(word: str, **more: Any) -> Reply:
-    return told({"id": JOB, "status": word, **more})
+    return json_reply({"id": JOB, "status": word, **more})
 
 
 def stream(*events: tuple[str, object], sent_bytes_max: int | None = None) -> Reply:
@@ -46,7 +46,7 @@ def rows(*run_ids: str) -> list[list[Any]]:
 
 
 def queue(running: list[Any], pending: list[Any]) -> Reply:
-    return told({"queue_running": running, "queue_pending": pending})
+    return json_reply({"queue_running": running, "queue_pending": pending})
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def queue(running: list[Any], pending: list[Any]) -> Reply:
 async def test_v1_a_run_ends_with_a_state_that_ends_it(word: str, end: Event) -> None:
     words = ["submitted", "queued_waiting", "executing", "cancel_requested", "new word"]
     states = [*map(state, words), state(word, error_message="so it is")]
-    replies = {**V1, STATUS: states, DETAIL: told({"id": JOB, "outputs": {}})}
+    replies = {**V1, STATUS: states, DETAIL: json_reply({"id": JOB, "outputs": {}})}
     async with cloud_of(replies) as stage:
         assert (await events_of(stage.cloud))[-1] == end
 
@@ -75,14 +75,18 @@ async def test_v1_a_failure_is_told_with_its_node() -> None:
         "exception_message": "no memory",
         "traceback": ["a", "b"],
     }
-    replies = {**V1, STATUS: state("error"), DETAIL: told({"id": JOB, "execution_error": error})}
+    replies = {
+        **V1,
+        STATUS: state("error"),
+        DETAIL: json_reply({"id": JOB, "execution_error": error}),
+    }
     async with cloud_of(replies) as stage:
         end = (await events_of(stage.cloud))[-1]
     assert end == Failed(JOB, "no memory", "3", "KSampler", "OOMError", ("a", "b"), True)
 
 
 async def test_v1_an_end_without_its_details_is_waited_for() -> None:
-    details = [Reply(404), told({"id": JOB, "outputs": {}})]
+    details = [Reply(404), json_reply({"id": JOB, "outputs": {}})]
     async with cloud_of({**V1, STATUS: state("success"), DETAIL: details}) as stage:
         assert (await events_of(stage.cloud))[-1] == Succeeded(JOB)
 
@@ -107,7 +111,7 @@ async def test_a_run_that_takes_too_long_is_given_up() -> None:
 async def test_a_run_that_falls_silent_has_stalled() -> None:
     limits = BackendLimits(poll_seconds=0.01, stall_seconds=0.1, max_retries=0)
     told_once = stream(("status", {"status": "running"}))
-    replies = {**V2, V2_JOB: told(job("running")), V2_EVENTS: [told_once, Reply(501)]}
+    replies = {**V2, V2_JOB: json_reply(job("running")), V2_EVENTS: [told_once, Reply(501)]}
     async with cloud_of(replies, limits) as stage:
         with pytest.raises(RunStalled):
             await events_of(stage.cloud)
@@ -123,8 +127,8 @@ async def test_v2_a_stream_that_is_cut_is_opened_again_and_the_end_is_asked_for(
         sent_bytes_max=250,
     )
     rest = stream(("status", {"status": "succeeded"}))
-    running = [told(job("running"))] * 3
-    jobs = [*running, told(job("succeeded", outputs=[OUTPUT]))]
+    running = [json_reply(job("running"))] * 3
+    jobs = [*running, json_reply(job("succeeded", outputs=[OUTPUT]))]
     # Long enough for both streams to be heard before the next look.
     limits = BackendLimits(max_retries=2, poll_seconds=0.2)
     async with cloud_of({**V2, V2_JOB: jobs, V2_EVENTS: [half, rest]}, limits) as stage:
@@ -140,7 +144,7 @@ async def test_v2_a_stream_that_is_cut_is_opened_again_and_the_end_is_asked_for(
 
 async def test_v2_a_stream_that_ends_in_order_is_no_lost_connection() -> None:
     early = stream(("status", {"status": "running"}))
-    jobs = [*[told(job("running"))] * 2, told(job("succeeded"))]
+    jobs = [*[json_reply(job("running"))] * 2, json_reply(job("succeeded"))]
     limits = BackendLimits(max_retries=2, poll_seconds=5)
     async with cloud_of({**V2, V2_JOB: jobs, V2_EVENTS: early}, limits) as stage:
         names = [type(event).__name__ for event in await events_of(stage.cloud)]
@@ -149,14 +153,18 @@ async def test_v2_a_stream_that_ends_in_order_is_no_lost_connection() -> None:
 
 @pytest.mark.parametrize("events", [Reply(501), Reply(404), Reply(429), Cut(), stream(("odd", 1))])
 async def test_v2_without_a_stream_the_job_is_polled(events: Reaction) -> None:
-    jobs = [told(job("queued", queue_position=1)), told(job("running")), told(job("succeeded"))]
+    jobs = [
+        json_reply(job("queued", queue_position=1)),
+        json_reply(job("running")),
+        json_reply(job("succeeded")),
+    ]
     async with cloud_of({**V2, V2_JOB: jobs, V2_EVENTS: events}) as stage:
         assert (await events_of(stage.cloud))[-1] == Succeeded(JOB)
 
 
 async def test_v2_odd_events_are_counted_and_do_not_end_the_run() -> None:
     odd = stream(("status", []), ("progress", "x"), ("preview", {}), ("output", {}), ("log", {}))
-    jobs = [*[told(job("running"))] * 20, told(job("succeeded"))]
+    jobs = [*[json_reply(job("running"))] * 20, json_reply(job("succeeded"))]
     async with cloud_of({**V2, V2_JOB: jobs, V2_EVENTS: odd}) as stage:
         assert (await events_of(stage.cloud))[-1] == Succeeded(JOB)
     for name in ("status", "progress", "preview", "output"):
@@ -176,19 +184,19 @@ async def test_v2_odd_events_are_counted_and_do_not_end_the_run() -> None:
     ],
 )
 async def test_v2_every_end_is_told_as_what_it_is(told_job: object, end: Event) -> None:
-    async with cloud_of({**V2, V2_JOB: told(told_job), V2_EVENTS: Reply(501)}) as stage:
+    async with cloud_of({**V2, V2_JOB: json_reply(told_job), V2_EVENTS: Reply(501)}) as stage:
         assert (await events_of(stage.cloud))[-1] == end
 
 
 async def test_v2_a_job_that_only_seems_expired_is_asked_for_again() -> None:
-    jobs = [told(job("running")), told(job("expired")), told(job("succeeded"))]
+    jobs = [json_reply(job("running")), json_reply(job("expired")), json_reply(job("succeeded"))]
     async with cloud_of({**V2, V2_JOB: jobs, V2_EVENTS: Reply(501)}) as stage:
         assert (await events_of(stage.cloud))[-1] == Succeeded(JOB)
 
 
 async def test_v2_relative_links_belong_to_the_origin() -> None:
     link = f"/elsewhere/{JOB}/events"
-    jobs = told(job("succeeded", urls={"events": link}))
+    jobs = json_reply(job("succeeded", urls={"events": link}))
     async with cloud_of({**V2, V2_JOB: jobs}) as stage:
         await events_of(stage.cloud)
     asked = [asked for asked in stage.server.asked if asked.path == link]
@@ -199,8 +207,8 @@ async def test_v1_a_waiting_run_is_taken_out_of_the_queue_where_no_cancel_is_off
     replies = {
         **V1,
         STATUS: [state("queued_waiting"), state("cancelled")],
-        DETAIL: told({"id": JOB}),
-        "POST /api/queue": told({"deleted": [JOB], "cleared": False}),
+        DETAIL: json_reply({"id": JOB}),
+        "POST /api/queue": json_reply({"deleted": [JOB], "cleared": False}),
     }
     async with cloud_of(replies) as stage:
         assert await stage.cloud.cancel(JOB) is Cancellation.CANCELLED
@@ -211,9 +219,9 @@ async def test_v1_the_only_running_run_may_be_interrupted() -> None:
     replies = {
         **V1,
         STATUS: [state("executing"), state("cancelled")],
-        DETAIL: told({"id": JOB}),
+        DETAIL: json_reply({"id": JOB}),
         "GET /api/queue": queue(rows(JOB), rows("waiting")),
-        "POST /api/queue": told({"deleted": [], "cleared": False}),
+        "POST /api/queue": json_reply({"deleted": [], "cleared": False}),
         "POST /api/interrupt": Reply(200),
     }
     async with cloud_of(replies) as stage:
@@ -226,7 +234,7 @@ async def test_v1_an_interrupt_that_would_hit_others_is_not_sent() -> None:
         **V1,
         STATUS: state("executing"),
         "GET /api/queue": queue(rows(JOB, "other"), []),
-        "POST /api/queue": told({"deleted": [], "cleared": False}),
+        "POST /api/queue": json_reply({"deleted": [], "cleared": False}),
     }
     async with cloud_of(replies) as stage:
         with pytest.raises(CancelUnconfirmed, match="1 other"):
@@ -237,8 +245,8 @@ async def test_v1_an_interrupt_that_would_hit_others_is_not_sent() -> None:
 async def test_a_cancel_that_has_no_effect_is_not_confirmed() -> None:
     replies = {
         **V2,
-        V2_JOB: told(job("canceling")),
-        f"POST /api/v2/jobs/{JOB}/cancel": told(job("canceling")),
+        V2_JOB: json_reply(job("canceling")),
+        f"POST /api/v2/jobs/{JOB}/cancel": json_reply(job("canceling")),
     }
     limits = BackendLimits(cancel_seconds=0.05)
     async with cloud_of(replies, limits) as stage:
@@ -263,8 +271,10 @@ async def test_an_odd_answer_fails_with_what_was_received(
 
 @pytest.mark.parametrize(("base", "route"), [(V1, STATUS), (V2, V2_JOB)])
 async def test_a_garbled_answer_does_not_lose_a_run(base: Replies, route: str) -> None:
-    good = [state("executing"), state("success")] if base is V1 else [told(job("succeeded"))] * 2
-    ends = {DETAIL: told({"id": JOB, "outputs": {}}), V2_EVENTS: Reply(501)}
+    good = (
+        [state("executing"), state("success")] if base is V1 else [json_reply(job("succeeded"))] * 2
+    )
+    ends = {DETAIL: json_reply({"id": JOB, "outputs": {}}), V2_EVENTS: Reply(501)}
     first = good[0]
     replies = {**base, **ends, route: [first, Reply(200, b"<html>"), Reply(200, b"[]"), good[1]]}
     async with cloud_of(replies) as stage:
@@ -274,7 +284,7 @@ async def test_a_garbled_answer_does_not_lose_a_run(base: Replies, route: str) -
 async def test_v2_a_file_that_is_known_is_not_sent(tmp_path: Path) -> None:
     path = tmp_path / "cat.png"
     path.write_bytes(b"cat")
-    asset = told({"id": "asset-1", "file_path": "cat.png"})
+    asset = json_reply({"id": "asset-1", "file_path": "cat.png"})
     async with cloud_of({**V2, "POST /api/v2/assets/from-hash": asset}) as stage:
         uploaded = await stage.cloud.upload(path)
     assert uploaded.value == "comfy-asset://asset-1/cat.png"
@@ -288,8 +298,8 @@ async def test_v2_an_uploaded_file_is_referred_to_in_the_prompt(tmp_path: Path) 
     path.write_bytes(b"cat")
     replies = {
         **V2,
-        "POST /api/v2/assets": told({"id": "asset/1", "file_path": "my cat.png"}, 201),
-        "POST /api/v2/jobs": told(job("queued"), 201),
+        "POST /api/v2/assets": json_reply({"id": "asset/1", "file_path": "my cat.png"}, 201),
+        "POST /api/v2/jobs": json_reply(job("queued"), 201),
     }
     async with cloud_of(replies) as stage:
         uploaded = await stage.cloud.upload(path)
@@ -301,7 +311,7 @@ async def test_v2_an_uploaded_file_is_referred_to_in_the_prompt(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "refused", [Reply(413), told({"error": {"code": "hash_mismatch", "message": "m"}}, 409)]
+    "refused", [Reply(413), json_reply({"error": {"code": "hash_mismatch", "message": "m"}}, 409)]
 )
 async def test_v2_a_file_that_is_not_taken_is_told(refused: Reply, tmp_path: Path) -> None:
     path = tmp_path / "cat.png"
@@ -316,8 +326,8 @@ async def test_v2_does_not_describe_nodes_unless_v1_is_beside_it() -> None:
         assert not (await stage.cloud.abilities()).describes
         with pytest.raises(NotOffered):
             await stage.cloud.describe()
-    stats = told({"system": {}, "devices": []})
-    both = {**V2, "GET /api/object_info": told({"A": {}}), "GET /api/system_stats": stats}
+    stats = json_reply({"system": {}, "devices": []})
+    both = {**V2, "GET /api/object_info": json_reply({"A": {}}), "GET /api/system_stats": stats}
     async with cloud_of(both, LIMITS) as stage:
         assert (await stage.cloud.abilities()).describes
         assert (await stage.cloud.describe()).object_info == {"A": {}}

@@ -15,7 +15,7 @@ from tests.integration.comfy.clouds import (
     cloud_of,
     job,
 )
-from tests.support.backends.scripted_server import Cut, Reaction, Reply, told
+from tests.support.backends.scripted_server import Cut, Reaction, Reply, json_reply
 
 from comfyfleet.comfy import Submitted
 from comfyfleet.errors import (
@@ -27,15 +27,15 @@ from comfyfleet.errors import (
     UnexpectedAnswer,
 )
 
-ACCEPTED = told({"prompt_id": JOB, "number": 1, "node_errors": {}})
-QUEUED = told({"queue_running": [], "queue_pending": [[1, JOB, MARKED, ["1"], {}]]})
-REFUSED_KEY = told({"error": {"code": "idempotency_key_reuse", "message": "used"}}, 422)
+ACCEPTED = json_reply({"prompt_id": JOB, "number": 1, "node_errors": {}})
+QUEUED = json_reply({"queue_running": [], "queue_pending": [[1, JOB, MARKED, ["1"], {}]]})
+REFUSED_KEY = json_reply({"error": {"code": "idempotency_key_reuse", "message": "used"}}, 422)
 ADOPTED = Submitted(JOB, adopted=True)
 LOST_ANSWERS: list[Reaction] = [Cut(), Reply(502), Reply(200, b'{"prompt_id": "', sent_bytes_max=5)]
 
 
 def listed(*jobs: dict[str, Any]) -> Reply:
-    return told({"jobs": list(jobs), "truncated": False})
+    return json_reply({"jobs": list(jobs), "truncated": False})
 
 
 async def test_v1_is_sent_with_our_sign_in_prompt_and_extra_data() -> None:
@@ -60,9 +60,9 @@ async def test_v1_a_submit_without_an_answer_is_found_among_the_ended() -> None:
     replies = {
         **V1,
         "POST /api/prompt": Cut(),
-        "GET /api/jobs": told({"jobs": [{"id": "other"}, {"id": JOB}], "pagination": {}}),
-        "GET /api/jobs/other": told({"id": "other", "workflow": PROMPT}),
-        f"GET /api/jobs/{JOB}": told({"id": JOB, "workflow": MARKED}),
+        "GET /api/jobs": json_reply({"jobs": [{"id": "other"}, {"id": JOB}], "pagination": {}}),
+        "GET /api/jobs/other": json_reply({"id": "other", "workflow": PROMPT}),
+        f"GET /api/jobs/{JOB}": json_reply({"id": JOB, "workflow": MARKED}),
     }
     async with cloud_of(replies) as stage:
         assert await stage.cloud.submit(PROMPT, prompt_id=RUN) == ADOPTED
@@ -82,8 +82,8 @@ async def test_v1_ended_jobs_of_others_are_asked_for_once() -> None:
     replies = {
         **V1,
         "POST /api/prompt": Cut(),
-        "GET /api/jobs": told({"jobs": [{"id": "other"}], "pagination": {"has_more": True}}),
-        "GET /api/jobs/other": told({"id": "other", "workflow": PROMPT}),
+        "GET /api/jobs": json_reply({"jobs": [{"id": "other"}], "pagination": {"has_more": True}}),
+        "GET /api/jobs/other": json_reply({"id": "other", "workflow": PROMPT}),
     }
     async with cloud_of(replies) as stage:
         with pytest.raises(OutcomeUnknown):
@@ -93,7 +93,11 @@ async def test_v1_ended_jobs_of_others_are_asked_for_once() -> None:
 
 
 async def test_v1_a_search_that_fails_decides_nothing() -> None:
-    replies = {**V1, "POST /api/prompt": Cut(), "GET /api/queue": told({"queue_running": None})}
+    replies = {
+        **V1,
+        "POST /api/prompt": Cut(),
+        "GET /api/queue": json_reply({"queue_running": None}),
+    }
     async with cloud_of(replies) as stage:
         with pytest.raises(OutcomeUnknown):
             await stage.cloud.submit(PROMPT, prompt_id=RUN)
@@ -101,7 +105,7 @@ async def test_v1_a_search_that_fails_decides_nothing() -> None:
 
 
 async def test_v1_a_run_is_not_said_to_be_absent_when_older_jobs_were_not_searched() -> None:
-    more = told({"jobs": [], "pagination": {"has_more": True}})
+    more = json_reply({"jobs": [], "pagination": {"has_more": True}})
     async with cloud_of({**V1, "GET /api/jobs": more}) as stage:
         with pytest.raises(OutcomeUnknown):
             await stage.cloud.adopt(RUN)
@@ -111,14 +115,14 @@ async def test_v1_a_run_is_not_said_to_be_absent_when_older_jobs_were_not_search
 
 async def test_v1_a_prompt_that_would_run_in_part_is_taken_back() -> None:
     problem = {"errors": [{"type": "t", "message": "m"}], "class_type": "A"}
-    partly = told({"prompt_id": JOB, "number": 1, "node_errors": {"1": problem}})
-    states = [told({"status": "executing"}), told({"status": "cancelled"})]
+    partly = json_reply({"prompt_id": JOB, "number": 1, "node_errors": {"1": problem}})
+    states = [json_reply({"status": "executing"}), json_reply({"status": "cancelled"})]
     replies = {
         **V1,
         "POST /api/prompt": partly,
         f"GET /api/job/{JOB}/status": states,
-        f"GET /api/jobs/{JOB}": told({"id": JOB}),
-        f"POST /api/jobs/{JOB}/cancel": told({"cancelled": True}),
+        f"GET /api/jobs/{JOB}": json_reply({"id": JOB}),
+        f"POST /api/jobs/{JOB}/cancel": json_reply({"cancelled": True}),
     }
     async with cloud_of(replies) as stage:
         with pytest.raises(PromptRefused, match="node 1"):
@@ -128,7 +132,7 @@ async def test_v1_a_prompt_that_would_run_in_part_is_taken_back() -> None:
 
 async def test_v1_a_prompt_that_can_not_be_taken_back_is_refused_all_the_same() -> None:
     problem = {"errors": [{"type": "t", "message": "m"}], "class_type": "A"}
-    partly = told({"prompt_id": JOB, "number": 1, "node_errors": {"1": problem}})
+    partly = json_reply({"prompt_id": JOB, "number": 1, "node_errors": {"1": problem}})
     replies = {**V1, "POST /api/prompt": partly, f"GET /api/job/{JOB}/status": Reply(500)}
     async with cloud_of(replies) as stage:
         with pytest.raises(PromptRefused, match="node 1"):
@@ -138,11 +142,11 @@ async def test_v1_a_prompt_that_can_not_be_taken_back_is_refused_all_the_same() 
 @pytest.mark.parametrize(
     ("reply", "error"),
     [
-        (told({"code": "X", "message": "no credits"}, 402), CreditsExhausted),
-        (told({"code": "X", "message": "User has not paid"}, 429), CreditsExhausted),
-        (told({"code": "X", "message": "Rate limit exceeded"}, 429), ServerUnavailable),
-        (told({"code": "BAD_REQUEST", "message": "no prompt"}, 400), PromptRefused),
-        (told({"message": "what?"}, 418), UnexpectedAnswer),
+        (json_reply({"code": "X", "message": "no credits"}, 402), CreditsExhausted),
+        (json_reply({"code": "X", "message": "User has not paid"}, 429), CreditsExhausted),
+        (json_reply({"code": "X", "message": "Rate limit exceeded"}, 429), ServerUnavailable),
+        (json_reply({"code": "BAD_REQUEST", "message": "no prompt"}, 400), PromptRefused),
+        (json_reply({"message": "what?"}, 418), UnexpectedAnswer),
     ],
 )
 async def test_v1_a_refusal_is_told_as_what_it_is(reply: Reply, error: type[Exception]) -> None:
@@ -157,8 +161,8 @@ async def test_v2_a_repeat_that_is_refused_means_that_it_was_received() -> None:
         **V2,
         "POST /api/v2/jobs": [Cut(), REFUSED_KEY],
         "GET /api/v2/jobs": listed(job("queued", id="other"), job("running")),
-        "GET /api/v2/jobs/other/workflow": told({"workflow": PROMPT, "format": "api"}),
-        f"GET /api/v2/jobs/{JOB}/workflow": told({"workflow": MARKED, "format": "api"}),
+        "GET /api/v2/jobs/other/workflow": json_reply({"workflow": PROMPT, "format": "api"}),
+        f"GET /api/v2/jobs/{JOB}/workflow": json_reply({"workflow": MARKED, "format": "api"}),
     }
     async with cloud_of(replies) as stage:
         assert await stage.cloud.submit(PROMPT, prompt_id=RUN) == ADOPTED
@@ -167,7 +171,7 @@ async def test_v2_a_repeat_that_is_refused_means_that_it_was_received() -> None:
 
 
 async def test_v2_a_repeat_that_is_taken_was_not_received_before() -> None:
-    replies = {**V2, "POST /api/v2/jobs": [Cut(), told(job("queued"), 201)]}
+    replies = {**V2, "POST /api/v2/jobs": [Cut(), json_reply(job("queued"), 201)]}
     async with cloud_of(replies) as stage:
         assert await stage.cloud.submit(PROMPT, prompt_id=RUN) == Submitted(JOB)
 
@@ -189,7 +193,7 @@ async def test_v2_never_answered_is_unknown_too() -> None:
 
 
 async def test_v2_takes_of_the_extra_data_only_what_it_knows() -> None:
-    async with cloud_of({**V2, "POST /api/v2/jobs": told(job("queued"), 201)}) as stage:
+    async with cloud_of({**V2, "POST /api/v2/jobs": json_reply(job("queued"), 201)}) as stage:
         extra = {"api_key_comfy_org": "k", "extra_pnginfo": {}}
         await stage.cloud.submit(PROMPT, prompt_id=RUN, extra_data=extra)
     (sent,) = (json.loads(asked.body) for asked in stage.server.asked if asked.body)
@@ -197,12 +201,12 @@ async def test_v2_takes_of_the_extra_data_only_what_it_knows() -> None:
 
 
 async def test_a_cloud_that_asks_to_wait_is_waited_for() -> None:
-    full = told({"error": {"code": "queue_full", "message": "full"}}, 429, retry_after="7")
+    full = json_reply({"error": {"code": "queue_full", "message": "full"}}, 429, retry_after="7")
     date = "Wed, 21 Oct 2026 07:28:0{} GMT"
     moment = {"date": date.format(0), "retry_after": date.format(9)}
     replies = {
         **V2,
-        "POST /api/v2/jobs": [full, told({}, 429, **moment), told(job("queued"), 201)],
+        "POST /api/v2/jobs": [full, json_reply({}, 429, **moment), json_reply(job("queued"), 201)],
     }
     async with cloud_of(replies) as stage:
         assert await stage.cloud.submit(PROMPT, prompt_id=RUN) == Submitted(JOB)
@@ -210,7 +214,7 @@ async def test_a_cloud_that_asks_to_wait_is_waited_for() -> None:
 
 
 async def test_a_cloud_that_asks_for_an_hour_is_not_waited_for() -> None:
-    full = told({"error": {"code": "queue_full", "message": "full"}}, 429, retry_after="3600")
+    full = json_reply({"error": {"code": "queue_full", "message": "full"}}, 429, retry_after="3600")
     async with cloud_of({**V2, "POST /api/v2/jobs": full}) as stage:
         with pytest.raises(ServerUnavailable) as caught:
             await stage.cloud.submit(PROMPT, prompt_id=RUN)

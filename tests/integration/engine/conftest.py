@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.support.backends.engine_client import WAIT_SECONDS_MAX, Talk, talking
+from tests.support.backends.engine_client import WAIT_SECONDS_MAX, EngineClient, open_engine_client
 from tests.support.backends.nodes import NODES
 
 from comfyfleet.engine import Engine, Served, serve_in_thread
@@ -25,8 +25,8 @@ def served(module_engine: Served) -> Served:
 
 
 @pytest.fixture
-def talk(served: Served) -> Iterator[Talk]:
-    with talking(served.url) as client:
+def talk(served: Served) -> Iterator[EngineClient]:
+    with open_engine_client(served.url) as client:
         yield client
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.support.backends.comfy_cloud import CloudAccount, serving_cloud
-from tests.support.backends.engine_client import WAIT_SECONDS_MAX, Talk, talking
+from tests.support.backends.engine_client import WAIT_SECONDS_MAX, EngineClient, open_engine_client
 from tests.support.backends.nodes import NODES, link
 from tests.support.backends.prompts import node
 from websockets.exceptions import InvalidStatus
@@ -31,15 +31,15 @@ def served() -> Iterator[Served]:
 
 
 @pytest.fixture
-def alice(served: Served) -> Iterator[Talk]:
-    with talking(served.url) as talk:
+def alice(served: Served) -> Iterator[EngineClient]:
+    with open_engine_client(served.url) as talk:
         talk.http.headers["x-api-key"] = KEY
         yield talk
 
 
 @pytest.fixture
-def bob(served: Served) -> Iterator[Talk]:
-    with talking(served.url) as talk:
+def bob(served: Served) -> Iterator[EngineClient]:
+    with open_engine_client(served.url) as talk:
         talk.http.headers["x-api-key"] = OTHER_KEY
         yield talk
 
@@ -53,17 +53,17 @@ def slow() -> dict[str, Any]:
     return {"1": step, "9": node("Show", text=link("1"))}
 
 
-def submit(talk: Talk, prompt: Any, **more: Any) -> str:
+def submit(talk: EngineClient, prompt: Any, **more: Any) -> str:
     answer = talk.http.post("/api/prompt", json={"prompt": prompt, **more})
     assert answer.status_code == 200, answer.text
     return str(answer.json()["prompt_id"])
 
 
-def status(talk: Talk, job_id: str) -> Any:
+def status(talk: EngineClient, job_id: str) -> Any:
     return talk.http.get(f"/api/job/{job_id}/status").json()
 
 
-def wait_for(talk: Talk, job_id: str, state: str) -> Any:
+def wait_for(talk: EngineClient, job_id: str, state: str) -> Any:
     deadline = time.monotonic() + WAIT_SECONDS_MAX
     while (found := status(talk, job_id))["status"] != state:
         assert time.monotonic() < deadline, found
@@ -83,11 +83,11 @@ def test_some_things_are_public(served: Served) -> None:
     assert httpx.get(f"{served.url}/api/features").status_code == 200
 
 
-def test_routes_without_prefix_are_not_there(alice: Talk) -> None:
+def test_routes_without_prefix_are_not_there(alice: EngineClient) -> None:
     assert alice.http.get("/prompt").status_code == 404
 
 
-def test_the_server_chooses_the_id_and_ignores_the_place_in_the_queue(alice: Talk) -> None:
+def test_the_server_chooses_the_id_and_ignores_the_place_in_the_queue(alice: EngineClient) -> None:
     wanted = "00000000-0000-4000-8000-000000000001"
     more = {"prompt_id": wanted, "number": -5, "front": True, "client_id": "bob"}
     answer = alice.http.post("/api/prompt", json={"prompt": said("x"), **more}).json()
@@ -98,7 +98,7 @@ def test_the_server_chooses_the_id_and_ignores_the_place_in_the_queue(alice: Tal
     assert detail[answer["prompt_id"]]["prompt"]["extra_data"]["client_id"] == "alice"
 
 
-def test_a_bad_prompt_is_refused_as_by_a_comfyui(alice: Talk) -> None:
+def test_a_bad_prompt_is_refused_as_by_a_comfyui(alice: EngineClient) -> None:
     answer = alice.http.post("/api/prompt", json={"prompt": {"1": node("Nope")}})
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "missing_node_type")
     assert alice.http.post("/api/prompt", content=b"{bad").json()["code"] == "MALFORMED_BODY"
@@ -111,7 +111,7 @@ def test_without_credits_nothing_is_accepted(served: Served) -> None:
     assert (answer.status_code, answer.json()["code"]) == (402, "INSUFFICIENT_CREDITS")
 
 
-def test_a_job_goes_through_raw_states(alice: Talk) -> None:
+def test_a_job_goes_through_raw_states(alice: EngineClient) -> None:
     first, second, third = (
         submit(alice, slow()),
         submit(alice, said("x")),
@@ -134,7 +134,7 @@ def test_a_job_goes_through_raw_states(alice: Talk) -> None:
     }
 
 
-def test_a_failed_job_says_why(alice: Talk) -> None:
+def test_a_failed_job_says_why(alice: EngineClient) -> None:
     prompt = {"1": node("Fail", word="luck"), "9": node("Show", text=link("1"))}
     job_id = submit(alice, prompt)
     assert wait_for(alice, job_id, "error")["error_message"] == "no luck today\n"
@@ -142,7 +142,7 @@ def test_a_failed_job_says_why(alice: Talk) -> None:
     assert (job["status"], job["execution_error"]["node_id"]) == ("failed", "1")
 
 
-def test_a_job_shows_its_outputs_and_counts_time_in_seconds(alice: Talk) -> None:
+def test_a_job_shows_its_outputs_and_counts_time_in_seconds(alice: EngineClient) -> None:
     before = int(time.time())
     job_id = submit(alice, said("x"))
     wait_for(alice, job_id, "success")
@@ -153,7 +153,7 @@ def test_a_job_shows_its_outputs_and_counts_time_in_seconds(alice: Talk) -> None
     assert job["execution_meta"]["9"]["node_id"] == "9"
 
 
-def test_a_waiting_job_that_is_cancelled_is_remembered(alice: Talk) -> None:
+def test_a_waiting_job_that_is_cancelled_is_remembered(alice: EngineClient) -> None:
     submit(alice, slow())
     waiting = [submit(alice, said(word)) for word in "abc"]
     answer = alice.http.post("/api/queue", json={"delete": [waiting[0], "unknown"]})
@@ -166,11 +166,11 @@ def test_a_waiting_job_that_is_cancelled_is_remembered(alice: Talk) -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"clear": True, "more": 1}, {"delete": "x"}, []])
-def test_orders_to_the_queue_are_strict(alice: Talk, body: Any) -> None:
+def test_orders_to_the_queue_are_strict(alice: EngineClient, body: Any) -> None:
     assert alice.http.post("/api/queue", json=body).status_code == 400
 
 
-def test_the_queue_has_rows_of_its_own_order(alice: Talk) -> None:
+def test_the_queue_has_rows_of_its_own_order(alice: EngineClient) -> None:
     first, second = submit(alice, slow()), submit(alice, said("x"))
     wait_for(alice, first, "executing")
     queue = alice.http.get("/api/queue").json()
@@ -182,7 +182,7 @@ def test_the_queue_has_rows_of_its_own_order(alice: Talk) -> None:
     alice.http.post("/api/interrupt")
 
 
-def test_history_is_a_list_with_the_newest_first(alice: Talk) -> None:
+def test_history_is_a_list_with_the_newest_first(alice: EngineClient) -> None:
     ids = [submit(alice, said(word)) for word in "abc"]
     wait_for(alice, ids[-1], "success")
     history = alice.http.get("/api/history_v2").json()["history"]
@@ -196,7 +196,7 @@ def test_history_is_a_list_with_the_newest_first(alice: Talk) -> None:
     assert alice.http.get("/api/history_v2").json() == {"history": []}
 
 
-def test_jobs_are_listed_by_status_and_page(alice: Talk) -> None:
+def test_jobs_are_listed_by_status_and_page(alice: EngineClient) -> None:
     ids = [submit(alice, said(word)) for word in "abc"]
     wait_for(alice, ids[-1], "success")
     page = alice.http.get("/api/jobs", params={"status": "completed", "limit": 2}).json()
@@ -207,7 +207,7 @@ def test_jobs_are_listed_by_status_and_page(alice: Talk) -> None:
     assert alice.http.get("/api/jobs?limit=x").json()["code"] == "INVALID_QUERY"
 
 
-def test_users_do_not_see_each_others_jobs(alice: Talk, bob: Talk) -> None:
+def test_users_do_not_see_each_others_jobs(alice: EngineClient, bob: EngineClient) -> None:
     job_id = submit(alice, slow())
     wait_for(alice, job_id, "executing")
     assert bob.http.get(f"/api/job/{job_id}/status").status_code == 403
@@ -222,7 +222,7 @@ def test_users_do_not_see_each_others_jobs(alice: Talk, bob: Talk) -> None:
 
 
 def test_every_connection_of_a_user_hears_everything_and_others_nothing(
-    served: Served, alice: Talk, bob: Talk
+    served: Served, alice: EngineClient, bob: EngineClient
 ) -> None:
     ears = [alice.listen("one", f"/ws?token={KEY}") for _ in range(2)]
     other = bob.listen("two", f"/ws?token={OTHER_KEY}")
@@ -234,17 +234,17 @@ def test_every_connection_of_a_user_hears_everything_and_others_nothing(
     assert "execution_start" not in other.names()
 
 
-def test_nobody_listens_without_a_key(served: Served, alice: Talk) -> None:
+def test_nobody_listens_without_a_key(served: Served, alice: EngineClient) -> None:
     with pytest.raises(InvalidStatus):
         alice.listen("one")
 
 
-def upload(talk: Talk, name: str, content: bytes, **fields: str) -> httpx.Response:
+def upload(talk: EngineClient, name: str, content: bytes, **fields: str) -> httpx.Response:
     files = {"image": (name, content, "image/png")}
     return talk.http.post("/api/upload/image", files=files, data=fields)
 
 
-def test_an_upload_is_named_by_its_content(alice: Talk, bob: Talk) -> None:
+def test_an_upload_is_named_by_its_content(alice: EngineClient, bob: EngineClient) -> None:
     name = f"{hashlib.sha256(b'bytes').hexdigest()}.png"
     for talk, called in ((alice, "a.png"), (alice, "b.png"), (bob, "c.PNG")):
         answer = upload(talk, called, b"bytes", subfolder="ignored", overwrite="true")
@@ -252,7 +252,7 @@ def test_an_upload_is_named_by_its_content(alice: Talk, bob: Talk) -> None:
     assert alice.http.post("/api/upload/image").json()["code"] == "BAD_REQUEST"
 
 
-def test_a_file_is_behind_a_signed_url_that_refuses_the_key(alice: Talk) -> None:
+def test_a_file_is_behind_a_signed_url_that_refuses_the_key(alice: EngineClient) -> None:
     name = upload(alice, "a.png", b"bytes").json()["name"]
     answer = alice.http.get("/api/view", params={"filename": name, "type": "input"})
     assert answer.status_code == 302
@@ -275,12 +275,14 @@ def test_a_file_is_behind_a_signed_url_that_refuses_the_key(alice: Talk) -> None
     ],
 )
 def test_a_file_that_is_not_there_is_no_redirect(
-    alice: Talk, query: dict[str, str], code: int
+    alice: EngineClient, query: dict[str, str], code: int
 ) -> None:
     assert alice.http.get("/api/view", params=query).status_code == code
 
 
-def test_at_most_so_many_jobs_can_wait(alice: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_most_so_many_jobs_can_wait(
+    alice: EngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tests.support.backends.comfy_cloud.cloud.QUEUE_JOBS_MAX", 1)
     first = submit(alice, slow())
     wait_for(alice, first, "executing")

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import PIL.Image
 import pytest
-from tests.support.backends.engine_client import Talk
+from tests.support.backends.engine_client import EngineClient
 
 from comfyfleet.engine import DataFolder, Served
 from comfyfleet.protocol.http import limit_body
@@ -20,19 +20,19 @@ def png(color: tuple[int, ...] = (255, 0, 0), mode: str = "RGB") -> bytes:
     return buffer.getvalue()
 
 
-def upload(talk: Talk, name: str, content: bytes, **fields: str) -> httpx.Response:
+def upload(talk: EngineClient, name: str, content: bytes, **fields: str) -> httpx.Response:
     files = {"image": (name, content, "image/png")}
     return talk.http.post("/upload/image", files=files, data=fields)
 
 
 def view(
-    talk: Talk, name: str, headers: dict[str, str] | None = None, **query: str
+    talk: EngineClient, name: str, headers: dict[str, str] | None = None, **query: str
 ) -> httpx.Response:
     params = {"filename": name, "type": "input", **query}
     return talk.http.get("/view", params=params, headers=headers)
 
 
-def test_the_same_bytes_keep_their_name_and_others_get_a_number(talk: Talk) -> None:
+def test_the_same_bytes_keep_their_name_and_others_get_a_number(talk: EngineClient) -> None:
     names = [
         upload(talk, "a.png", content).json()["name"] for content in (b"1", b"1", b"2", b"2", b"3")
     ]
@@ -42,13 +42,13 @@ def test_the_same_bytes_keep_their_name_and_others_get_a_number(talk: Talk) -> N
 @pytest.mark.parametrize(
     ("overwrite", "name"), [("true", "a.png"), ("1", "a.png"), ("no", "a (1).png")]
 )
-def test_overwriting_must_be_asked_for(talk: Talk, overwrite: str, name: str) -> None:
+def test_overwriting_must_be_asked_for(talk: EngineClient, overwrite: str, name: str) -> None:
     upload(talk, "a.png", b"1")
     assert upload(talk, "a.png", b"2", overwrite=overwrite).json()["name"] == name
     assert view(talk, name).content == b"2"
 
 
-def test_an_upload_goes_into_the_folder_that_is_named(talk: Talk, served: Served) -> None:
+def test_an_upload_goes_into_the_folder_that_is_named(talk: EngineClient, served: Served) -> None:
     answer = upload(talk, "a.txt", b"x", type="output", subfolder="deep/er")
     assert answer.json() == {"name": "a.txt", "subfolder": "deep/er", "type": "output"}
     assert (served.engine.folders.output / "deep" / "er" / "a.txt").read_bytes() == b"x"
@@ -66,17 +66,19 @@ def test_an_upload_goes_into_the_folder_that_is_named(talk: Talk, served: Served
     ],
 )
 def test_an_upload_that_leads_astray_is_refused(
-    talk: Talk, name: str, fields: dict[str, str], status: int
+    talk: EngineClient, name: str, fields: dict[str, str], status: int
 ) -> None:
     assert upload(talk, name, b"x", **fields).status_code == status
 
 
-def test_an_upload_without_a_file_is_refused(talk: Talk) -> None:
+def test_an_upload_without_a_file_is_refused(talk: EngineClient) -> None:
     assert talk.http.post("/upload/image").status_code == 400
     assert talk.http.post("/upload/image", data={"image": "no file"}).status_code == 500
 
 
-def test_a_body_that_is_too_long_is_refused(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_is_too_long_is_refused(
+    talk: EngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("comfyfleet.protocol.http.limit_body", _limited_to_1000_bytes)
     assert upload(talk, "a.png", b"x" * 2000).status_code == 413
     assert talk.http.post("/prompt", content=b"x" * 2000).status_code == 413
@@ -86,7 +88,7 @@ def _limited_to_1000_bytes(receive: Any) -> Any:
     return limit_body(receive, 1000)
 
 
-def test_a_mask_becomes_the_alpha_of_the_original(talk: Talk) -> None:
+def test_a_mask_becomes_the_alpha_of_the_original(talk: EngineClient) -> None:
     upload(talk, "a.png", png((1, 2, 3)))
     original = json.dumps({"filename": "a.png", "type": "input"})
     mask = {"image": ("m.png", png((0, 0, 0, 77), "RGBA"), "image/png")}
@@ -101,7 +103,7 @@ def test_a_mask_becomes_the_alpha_of_the_original(talk: Talk) -> None:
     [({"filename": "nope.png"}, 200), ({"filename": "../x"}, 200), ({}, 500), (None, 500)],
 )
 def test_a_mask_without_its_original_writes_nothing(
-    talk: Talk, reference: Any, status: int
+    talk: EngineClient, reference: Any, status: int
 ) -> None:
     fields = {} if reference is None else {"original_ref": json.dumps(reference)}
     mask = {"image": ("m.png", png((0, 0, 0, 77), "RGBA"), "image/png")}
@@ -125,7 +127,7 @@ def test_a_mask_without_its_original_writes_nothing(
     ],
 )
 def test_a_part_of_a_file_can_be_had(
-    talk: Talk, wanted: str | None, status: int, content: bytes, place: str | None
+    talk: EngineClient, wanted: str | None, status: int, content: bytes, place: str | None
 ) -> None:
     upload(talk, "a.bin", b"0123456789")
     answer = view(talk, "a.bin", {"range": wanted} if wanted else {})
@@ -133,7 +135,7 @@ def test_a_part_of_a_file_can_be_had(
     assert answer.headers.get("content-range") == place
 
 
-def test_a_large_file_arrives_whole(talk: Talk) -> None:
+def test_a_large_file_arrives_whole(talk: EngineClient) -> None:
     content = bytes(range(256)) * 4096
     upload(talk, "a.bin", content)
     assert view(talk, "a.bin").content == content
@@ -142,7 +144,7 @@ def test_a_large_file_arrives_whole(talk: Talk) -> None:
     )
 
 
-def test_who_has_a_file_is_not_sent_it_again(talk: Talk) -> None:
+def test_who_has_a_file_is_not_sent_it_again(talk: EngineClient) -> None:
     upload(talk, "a.bin", b"x")
     first = view(talk, "a.bin")
     for name, value in (("if-none-match", "etag"), ("if-modified-since", "last-modified")):
@@ -152,7 +154,7 @@ def test_who_has_a_file_is_not_sent_it_again(talk: Talk) -> None:
     assert view(talk, "a.bin", {"if-match": '"other"'}).status_code == 412
 
 
-def test_the_head_of_a_file_has_its_length(talk: Talk) -> None:
+def test_the_head_of_a_file_has_its_length(talk: EngineClient) -> None:
     upload(talk, "a.bin", b"0123456789")
     answer = talk.http.head("/view", params={"filename": "a.bin", "type": "input"})
     assert (answer.headers["content-length"], answer.content) == ("10", b"")
@@ -173,7 +175,7 @@ def test_the_head_of_a_file_has_its_length(talk: Talk) -> None:
     ],
 )
 def test_what_a_browser_would_run_is_downloaded(
-    talk: Talk, served: Served, name: str, kind: str, attached: bool
+    talk: EngineClient, served: Served, name: str, kind: str, attached: bool
 ) -> None:
     (served.engine.folders.input / name).write_bytes(b"x")
     headers = view(talk, name).headers
@@ -203,7 +205,7 @@ def test_what_a_browser_would_run_is_downloaded(
     ],
 )
 def test_only_what_lies_in_the_folders_can_be_seen(
-    talk: Talk, query: dict[str, str], status: int
+    talk: EngineClient, query: dict[str, str], status: int
 ) -> None:
     upload(talk, "a.png", png())
     assert talk.http.get("/view", params=query).status_code == status
@@ -223,7 +225,7 @@ def test_only_what_lies_in_the_folders_can_be_seen(
     ],
 )
 def test_a_picture_can_be_seen_in_other_ways(
-    talk: Talk, query: dict[str, str], kind: str, mode: str
+    talk: EngineClient, query: dict[str, str], kind: str, mode: str
 ) -> None:
     upload(talk, "a.png", png((1, 2, 3, 77), "RGBA"))
     answer = view(talk, "a.png", None, **query)
@@ -233,7 +235,9 @@ def test_a_picture_can_be_seen_in_other_ways(
 
 
 @pytest.mark.parametrize("query", [{"preview": "webp"}, {"channel": "rgb"}, {"channel": "a"}])
-def test_what_is_no_picture_can_not_be_seen_as_one(talk: Talk, query: dict[str, str]) -> None:
+def test_what_is_no_picture_can_not_be_seen_as_one(
+    talk: EngineClient, query: dict[str, str]
+) -> None:
     upload(talk, "a.png", b"no picture")
     assert view(talk, "a.png", None, **query).status_code == 500
 

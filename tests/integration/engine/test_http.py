@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 import pytest
-from tests.support.backends.engine_client import Talk
+from tests.support.backends.engine_client import EngineClient
 from tests.support.backends.nodes import NODES, link
 from tests.support.backends.prompts import node
 from websockets.exceptions import InvalidStatus
@@ -18,7 +18,7 @@ TROUBLE = "500 Internal Server Error\n\nServer got itself in trouble"
 
 
 @pytest.mark.parametrize("body", [b"", b"{bad", b"5", b"null", b'"prompt"', b"[" * 100_000])
-def test_a_body_that_comfyui_trips_over_is_500(talk: Talk, body: bytes) -> None:
+def test_a_body_that_comfyui_trips_over_is_500(talk: EngineClient, body: bytes) -> None:
     answer = talk.http.post("/prompt", content=body)
     assert (answer.status_code, answer.text) == (500, TROUBLE)
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
@@ -40,13 +40,13 @@ def test_a_body_that_comfyui_trips_over_is_500(talk: Talk, body: bytes) -> None:
         {"prompt": SHOWN, "partial_execution_targets": 5},
     ],
 )
-def test_a_prompt_of_a_wrong_shape_is_500(talk: Talk, body: Any) -> None:
+def test_a_prompt_of_a_wrong_shape_is_500(talk: EngineClient, body: Any) -> None:
     assert talk.http.post("/prompt", json=body).status_code == 500
     assert talk.http.get("/prompt").json()["exec_info"]["queue_remaining"] == 0
 
 
 @pytest.mark.parametrize("body", [{}, [], "x", {"client_id": "a"}])
-def test_a_body_without_a_prompt_is_told_so(talk: Talk, body: Any) -> None:
+def test_a_body_without_a_prompt_is_told_so(talk: EngineClient, body: Any) -> None:
     answer = talk.http.post("/prompt", json=body)
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "no_prompt")
 
@@ -54,12 +54,12 @@ def test_a_body_without_a_prompt_is_told_so(talk: Talk, body: Any) -> None:
 @pytest.mark.parametrize(
     "prompt_id", ["my id", "", 5, "0" * 32, "A0000000-0000-4000-8000-000000000000"]
 )
-def test_an_id_must_be_a_canonical_uuid(talk: Talk, prompt_id: Any) -> None:
+def test_an_id_must_be_a_canonical_uuid(talk: EngineClient, prompt_id: Any) -> None:
     answer = talk.http.post("/prompt", json={"prompt": SHOWN, "prompt_id": prompt_id})
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_prompt_id")
 
 
-def test_refused_prompts_use_up_numbers_and_chosen_ones_do_not(talk: Talk) -> None:
+def test_refused_prompts_use_up_numbers_and_chosen_ones_do_not(talk: EngineClient) -> None:
     def number(**more: Any) -> Any:
         return talk.http.post("/prompt", json={"prompt": SHOWN, **more}).json().get("number")
 
@@ -70,7 +70,7 @@ def test_refused_prompts_use_up_numbers_and_chosen_ones_do_not(talk: Talk) -> No
     assert number(front=True) == -(first + 3)
 
 
-def test_the_content_type_is_not_looked_at(talk: Talk) -> None:
+def test_the_content_type_is_not_looked_at(talk: EngineClient) -> None:
     body = b'{"prompt": {"9": {"class_type": "Show", "inputs": {"text": "x"}}}}'
     for kind in ("text/plain", "application/x-www-form-urlencoded", "image/png"):
         answer = talk.http.post("/prompt", content=body, headers={"content-type": kind})
@@ -92,17 +92,17 @@ def test_the_content_type_is_not_looked_at(talk: Talk) -> None:
     ],
 )
 def test_orders_to_delete_are_read_as_leniently_as_comfyui_does(
-    talk: Talk, path: str, body: bytes, status: int
+    talk: EngineClient, path: str, body: bytes, status: int
 ) -> None:
     assert talk.http.post(path, content=body).status_code == status
 
 
 @pytest.mark.parametrize("body", [b"[]", b"5", b"null"])
-def test_an_interrupt_that_is_json_but_no_object_is_500(talk: Talk, body: bytes) -> None:
+def test_an_interrupt_that_is_json_but_no_object_is_500(talk: EngineClient, body: bytes) -> None:
     assert talk.http.post("/interrupt", content=body).status_code == 500
 
 
-def test_history_can_be_paged_deleted_and_cleared(talk: Talk) -> None:
+def test_history_can_be_paged_deleted_and_cleared(talk: EngineClient) -> None:
     ids = [talk.submit({"9": node("Show", text=word)}) for word in "abc"]
     talk.wait_idle()
     assert list(talk.http.get("/history?max_items=1").json()) == ids[-1:]
@@ -114,7 +114,7 @@ def test_history_can_be_paged_deleted_and_cleared(talk: Talk) -> None:
     assert talk.http.get("/history").json() == {}
 
 
-def test_jobs_can_be_paged(talk: Talk) -> None:
+def test_jobs_can_be_paged(talk: EngineClient) -> None:
     ids = [talk.submit({"9": node("Show", text=word)}) for word in "abc"]
     talk.wait_idle()
     page = talk.http.get("/api/jobs", params={"limit": 2, "sort_order": "asc"}).json()
@@ -125,16 +125,16 @@ def test_jobs_can_be_paged(talk: Talk) -> None:
 
 
 @pytest.mark.parametrize("path", ["/prompt", "/queue", "/object_info", "/features", "/users"])
-def test_every_route_exists_twice(talk: Talk, path: str) -> None:
+def test_every_route_exists_twice(talk: EngineClient, path: str) -> None:
     assert talk.http.get(path).json() == talk.http.get(f"/api{path}").json()
 
 
-def test_jobs_have_their_prefix_already(talk: Talk) -> None:
+def test_jobs_have_their_prefix_already(talk: EngineClient) -> None:
     statuses = [talk.http.get(path).status_code for path in ("/api/jobs", "/api/api/jobs", "/jobs")]
     assert statuses == [200, 200, 404]
 
 
-def test_unknown_paths_can_be_read_in_vain_but_not_written(talk: Talk) -> None:
+def test_unknown_paths_can_be_read_in_vain_but_not_written(talk: EngineClient) -> None:
     read = talk.http.get("/nope")
     assert (read.status_code, read.content) == (404, b"")
     for method, path, allowed in (
@@ -165,7 +165,7 @@ def test_unknown_paths_can_be_read_in_vain_but_not_written(talk: Talk) -> None:
     ],
 )
 def test_pages_of_other_sites_are_kept_out(
-    talk: Talk, headers: dict[str, str], status: int
+    talk: EngineClient, headers: dict[str, str], status: int
 ) -> None:
     assert talk.http.get("/prompt", headers=headers).status_code == status
 
@@ -176,17 +176,17 @@ def test_pages_of_other_sites_can_not_listen(served: Served) -> None:
         pass
 
 
-def test_a_preflight_is_answered(talk: Talk) -> None:
+def test_a_preflight_is_answered(talk: EngineClient) -> None:
     assert talk.http.options("/prompt").status_code == 200
 
 
-def test_object_info_describes_the_nodes(talk: Talk) -> None:
+def test_object_info_describes_the_nodes(talk: EngineClient) -> None:
     assert talk.http.get("/object_info").json().keys() == NODES.keys()
     assert talk.http.get("/object_info/Say").json()["Say"]["output"] == ["STRING"]
     assert talk.http.get("/object_info/Nope").json() == {}
 
 
-def test_the_server_says_what_it_is(talk: Talk) -> None:
+def test_the_server_says_what_it_is(talk: EngineClient) -> None:
     stats = talk.http.get("/system_stats").json()
     assert stats["system"]["comfyui_version"] == "0.28.0"
     assert stats["system"]["ram_total"] > 0
@@ -194,14 +194,14 @@ def test_the_server_says_what_it_is(talk: Talk) -> None:
     assert "text/html" in talk.http.get("/").headers["content-type"]
 
 
-def test_there_are_no_models(talk: Talk) -> None:
+def test_there_are_no_models(talk: EngineClient) -> None:
     assert "checkpoints" in talk.http.get("/models").json()
     assert talk.http.get("/models/checkpoints").json() == []
     assert talk.http.get("/models/nope").status_code == 404
     assert talk.http.get("/view_metadata/checkpoints?filename=a.safetensors").status_code == 404
 
 
-def test_settings_are_kept(talk: Talk) -> None:
+def test_settings_are_kept(talk: EngineClient) -> None:
     assert talk.http.get("/users").json() == {"storage": "server", "migrated": False}
     assert talk.http.get("/settings").json() == {}
     talk.http.post("/settings", json={"a": 1})
@@ -212,7 +212,7 @@ def test_settings_are_kept(talk: Talk) -> None:
     assert talk.http.get("/users").json()["migrated"] is True
 
 
-def test_user_files_can_be_kept_listed_moved_and_deleted(talk: Talk) -> None:
+def test_user_files_can_be_kept_listed_moved_and_deleted(talk: EngineClient) -> None:
     assert talk.http.get("/userdata?dir=workflows").text == "Directory not found"
     assert (
         talk.http.post("/userdata/workflows%2Fa.json", content=b"{}").json() == "workflows/a.json"
@@ -239,11 +239,13 @@ def test_user_files_can_be_kept_listed_moved_and_deleted(talk: Talk) -> None:
         ("DELETE", "/userdata/..%2F..%2Fx", 403),
     ],
 )
-def test_user_files_stay_in_their_folder(talk: Talk, method: str, path: str, status: int) -> None:
+def test_user_files_stay_in_their_folder(
+    talk: EngineClient, method: str, path: str, status: int
+) -> None:
     assert talk.http.request(method, path).status_code == status
 
 
-def test_an_editor_finds_its_internal_routes(talk: Talk) -> None:
+def test_an_editor_finds_its_internal_routes(talk: EngineClient) -> None:
     assert talk.http.get("/internal/logs").json() == ""
     assert talk.http.get("/internal/logs/raw").json()["entries"] == []
     subscribe = {"clientId": "a", "enabled": True}
@@ -252,7 +254,7 @@ def test_an_editor_finds_its_internal_routes(talk: Talk) -> None:
     assert "loras" in talk.http.get("/internal/folder_paths").json()
 
 
-def test_files_are_listed_newest_first(talk: Talk, served: Served) -> None:
+def test_files_are_listed_newest_first(talk: EngineClient, served: Served) -> None:
     for age, name in enumerate(("new.png", "old.png")):
         path = served.engine.folders.output / name
         path.touch()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.golden.comparing import difference, matches, without
 from tests.golden.shared import ENGINE
-from tests.support.backends.engine_client import Talk, talking
+from tests.support.backends.engine_client import EngineClient, open_engine_client
 
 from comfyfleet.engine import Served, serve_in_thread
 
@@ -31,7 +31,7 @@ def picture_engine(tmp_path: Path) -> Iterator[Served]:
         yield served
 
 
-def miss(case: dict[str, Any], talk: Talk, served: Served) -> str:
+def miss(case: dict[str, Any], talk: EngineClient, served: Served) -> str:
     """Why a case is missed; empty when it is not."""
     prepare(case, talk, served)
     answer = talk.http.post("/prompt", json={"prompt": case["prompt"]})
@@ -47,7 +47,7 @@ def miss(case: dict[str, Any], talk: Talk, served: Served) -> str:
     return compare_results(case, record, served)
 
 
-def prepare(case: dict[str, Any], talk: Talk, served: Served) -> None:
+def prepare(case: dict[str, Any], talk: EngineClient, served: Served) -> None:
     """Nothing saved, nothing cached, and the files that the case says were there."""
     folders = served.engine.folders
     talk.http.post("/free", json={"free_memory": True})
@@ -103,7 +103,7 @@ def test_recorded_prompts_are_run_failed_and_refused_alike(
     picture_engine: Served, capsys: pytest.CaptureFixture[str]
 ) -> None:
     total, missed = Counter[str](), {}
-    with talking(picture_engine.url) as talk:
+    with open_engine_client(picture_engine.url) as talk:
         for case in cases():
             total[case["set"]] += 1
             if reason := miss(case, talk, picture_engine):

@@ -8,7 +8,7 @@ from typing import Any
 
 import PIL.Image
 import pytest
-from tests.support.backends.engine_client import Talk, talking
+from tests.support.backends.engine_client import EngineClient, open_engine_client
 from tests.support.backends.nodes import NODES, link
 from tests.support.backends.prompts import node
 
@@ -27,7 +27,7 @@ def slow(milliseconds: int = 60_000, steps: int = 1) -> dict[str, Any]:
     return {"1": step, "9": node("Show", text=link("1"))}
 
 
-def test_one_run_is_told_in_order_and_is_in_history_when_it_is_over(talk: Talk) -> None:
+def test_one_run_is_told_in_order_and_is_in_history_when_it_is_over(talk: EngineClient) -> None:
     alice = talk.listen("alice")
     prompt_id = talk.submit(said("hi"), client_id="alice")
     alice.wait("executing", ENDED)
@@ -45,7 +45,7 @@ def test_one_run_is_told_in_order_and_is_in_history_when_it_is_over(talk: Talk) 
     assert record["prompt"][3]["client_id"] == "alice"
 
 
-def test_the_same_prompt_again_is_cached(talk: Talk) -> None:
+def test_the_same_prompt_again_is_cached(talk: EngineClient) -> None:
     alice = talk.listen("alice")
     for cached in ([], ["1", "9"]):
         talk.submit(said("hi"), client_id="alice")
@@ -54,7 +54,7 @@ def test_the_same_prompt_again_is_cached(talk: Talk) -> None:
         alice.wait("executing", ENDED)
 
 
-def test_free_drops_what_is_cached(talk: Talk) -> None:
+def test_free_drops_what_is_cached(talk: EngineClient) -> None:
     alice = talk.listen("alice")
     talk.submit(said("hi"), client_id="alice")
     alice.wait("executing", ENDED)
@@ -64,13 +64,13 @@ def test_free_drops_what_is_cached(talk: Talk) -> None:
     assert alice.wait("execution_cached")["nodes"] == []
 
 
-def test_history_holds_the_coerced_prompt(talk: Talk) -> None:
+def test_history_holds_the_coerced_prompt(talk: EngineClient) -> None:
     prompt_id = talk.submit({"1": node("Count", value="7"), "9": node("Show", text=link("1"))})
     talk.wait_idle()
     assert talk.history(prompt_id)["prompt"][2]["1"]["inputs"] == {"value": 7}
 
 
-def test_secrets_are_neither_in_queue_nor_in_history(talk: Talk) -> None:
+def test_secrets_are_neither_in_queue_nor_in_history(talk: EngineClient) -> None:
     extra_data = {"api_key_comfy_org": "secret", "auth_token_comfy_org": "secret", "mine": 1}
     prompt_id = talk.submit(said("x"), extra_data=extra_data)
     talk.wait_idle()
@@ -78,7 +78,7 @@ def test_secrets_are_neither_in_queue_nor_in_history(talk: Talk) -> None:
     assert kept.keys() == {"mine", "create_time"}
 
 
-def test_where_a_prompt_came_from_is_kept(talk: Talk) -> None:
+def test_where_a_prompt_came_from_is_kept(talk: EngineClient) -> None:
     answer = talk.http.post(
         "/prompt", json={"prompt": said("x")}, headers={"Comfy-Usage-Source": "tests"}
     )
@@ -87,7 +87,7 @@ def test_where_a_prompt_came_from_is_kept(talk: Talk) -> None:
     assert kept["comfy_usage_source"] == "tests"
 
 
-def test_a_failed_run_is_an_error_and_the_next_one_is_not(talk: Talk) -> None:
+def test_a_failed_run_is_an_error_and_the_next_one_is_not(talk: EngineClient) -> None:
     alice = talk.listen("alice")
     prompt = {"1": node("Fail", word="luck"), "9": node("Show", text=link("1"))}
     failed = talk.submit(prompt, client_id="alice")
@@ -100,7 +100,7 @@ def test_a_failed_run_is_an_error_and_the_next_one_is_not(talk: Talk) -> None:
 
 
 @pytest.mark.parametrize("how", ["by id", "global", "unreadable body", "cancel", "cancel batch"])
-def test_a_running_prompt_can_be_stopped(talk: Talk, how: str) -> None:
+def test_a_running_prompt_can_be_stopped(talk: EngineClient, how: str) -> None:
     alice = talk.listen("alice")
     prompt_id = talk.submit(slow(), client_id="alice")
     alice.wait("progress")
@@ -120,7 +120,7 @@ def test_a_running_prompt_can_be_stopped(talk: Talk, how: str) -> None:
     assert talk.http.get("/api/jobs?status=failed").json()["jobs"] == []
 
 
-def test_an_interrupt_of_a_waiting_or_unknown_prompt_is_ignored(talk: Talk) -> None:
+def test_an_interrupt_of_a_waiting_or_unknown_prompt_is_ignored(talk: EngineClient) -> None:
     alice = talk.listen("alice")
     first = talk.submit(slow(150), client_id="alice")
     alice.wait("progress")
@@ -132,7 +132,7 @@ def test_an_interrupt_of_a_waiting_or_unknown_prompt_is_ignored(talk: Talk) -> N
     assert states == {first: "completed", second: "completed"}
 
 
-def test_a_waiting_prompt_leaves_no_trace_when_it_is_taken_back(talk: Talk) -> None:
+def test_a_waiting_prompt_leaves_no_trace_when_it_is_taken_back(talk: EngineClient) -> None:
     alice = talk.listen("alice")
     running = talk.submit(slow(), client_id="alice")
     alice.wait("progress")
@@ -149,7 +149,7 @@ def test_a_waiting_prompt_leaves_no_trace_when_it_is_taken_back(talk: Talk) -> N
     assert talk.http.get(f"/api/jobs/{waiting[0]}").status_code == 404
 
 
-def test_cancelling_what_is_over_or_unknown_does_nothing(talk: Talk) -> None:
+def test_cancelling_what_is_over_or_unknown_does_nothing(talk: EngineClient) -> None:
     prompt_id = talk.submit(said("x"))
     talk.wait_idle()
     for job_id in (prompt_id, "00000000-0000-4000-8000-000000000099", "nope"):
@@ -170,12 +170,12 @@ def test_cancelling_what_is_over_or_unknown_does_nothing(talk: Talk) -> None:
         ),
     ],
 )
-def test_a_bad_batch_to_cancel_is_refused(talk: Talk, body: bytes, error: Any) -> None:
+def test_a_bad_batch_to_cancel_is_refused(talk: EngineClient, body: bytes, error: Any) -> None:
     answer = talk.http.post("/api/jobs/cancel", content=body)
     assert (answer.status_code, answer.json()) == (400, error)
 
 
-def test_numbers_order_the_queue_and_front_is_a_stack(talk: Talk) -> None:
+def test_numbers_order_the_queue_and_front_is_a_stack(talk: EngineClient) -> None:
     alice = talk.listen("alice")
     talk.submit(slow(300), client_id="alice")
     alice.wait("progress")
@@ -192,7 +192,7 @@ def test_numbers_order_the_queue_and_front_is_a_stack(talk: Talk) -> None:
 
 
 def test_a_socket_that_comes_back_in_mid_run_is_told_the_node_and_then_the_rest(
-    talk: Talk,
+    talk: EngineClient,
 ) -> None:
     alice = talk.listen("alice")
     talk.submit(slow(400), client_id="alice")
@@ -204,7 +204,7 @@ def test_a_socket_that_comes_back_in_mid_run_is_told_the_node_and_then_the_rest(
     assert again.names()[-4:] == ["progress_state", "execution_success", "status", "executing"]
 
 
-def test_of_two_sockets_with_one_id_the_newer_hears_everything(talk: Talk) -> None:
+def test_of_two_sockets_with_one_id_the_newer_hears_everything(talk: EngineClient) -> None:
     first, second = talk.listen("alice"), talk.listen("alice")
     talk.submit(said("x"), client_id="alice")
     second.wait("executing", ENDED)
@@ -217,21 +217,21 @@ def test_of_two_sockets_with_one_id_the_newer_hears_everything(talk: Talk) -> No
     assert second.names().count("execution_start") == 1
 
 
-def test_others_hear_of_a_run_with_a_client_only_that_the_queue_changed(talk: Talk) -> None:
+def test_others_hear_of_a_run_with_a_client_only_that_the_queue_changed(talk: EngineClient) -> None:
     bob = talk.listen("bob")
     talk.submit(said("x"), client_id="alice")
     talk.wait_idle()
     assert set(bob.names()) == {"status"}
 
 
-def test_a_run_without_a_client_shows_its_progress_to_everybody(talk: Talk) -> None:
+def test_a_run_without_a_client_shows_its_progress_to_everybody(talk: EngineClient) -> None:
     bob = talk.listen("bob")
     talk.submit(said("x"))
     talk.wait_idle()
     assert set(bob.names()) == {"status", "progress_state"}
 
 
-def test_a_socket_without_id_gets_one(talk: Talk) -> None:
+def test_a_socket_without_id_gets_one(talk: EngineClient) -> None:
     ear = talk.listen()
     sid = ear.events[0][1]["sid"]
     assert len(sid) == 32
@@ -239,7 +239,7 @@ def test_a_socket_without_id_gets_one(talk: Talk) -> None:
     ear.wait("execution_success")
 
 
-def test_feature_flags_count_as_the_first_json_only(talk: Talk) -> None:
+def test_feature_flags_count_as_the_first_json_only(talk: EngineClient) -> None:
     flags = {"type": "feature_flags", "data": {"supports_preview_metadata": True}}
     garbage, late = talk.listen("garbage"), talk.listen("late")
     garbage.send("not json")
@@ -252,7 +252,7 @@ def test_feature_flags_count_as_the_first_json_only(talk: Talk) -> None:
 
 
 @pytest.mark.parametrize("announced", [True, False])
-def test_previews_have_metadata_for_who_asked(talk: Talk, announced: bool) -> None:
+def test_previews_have_metadata_for_who_asked(talk: EngineClient, announced: bool) -> None:
     alice = talk.listen("alice")
     if announced:
         alice.send({"type": "feature_flags", "data": {"supports_preview_metadata": True}})
@@ -281,7 +281,7 @@ def _pixel() -> bytes:
     return buffer.getvalue()
 
 
-def test_equal_number_and_id_are_no_trouble(talk: Talk) -> None:
+def test_equal_number_and_id_are_no_trouble(talk: EngineClient) -> None:
     """Deviation: ComfyUI answers 500 to the second, or its worker dies at the next pop."""
     alice = talk.listen("alice")
     talk.submit(slow(200), client_id="alice")
@@ -293,7 +293,7 @@ def test_equal_number_and_id_are_no_trouble(talk: Talk) -> None:
     assert talk.history(prompt_id)["outputs"] == {"9": {"text": ["c"]}}
 
 
-def test_a_dangling_link_in_an_undeclared_input_fails_one_run_only(talk: Talk) -> None:
+def test_a_dangling_link_in_an_undeclared_input_fails_one_run_only(talk: EngineClient) -> None:
     """Deviation: ComfyUI's worker dies of it, and nothing runs until a restart."""
     broken = talk.submit({"9": node("Show", text="x", more=link("77"))})
     good = talk.submit(said("x"))
@@ -305,7 +305,7 @@ def test_a_dangling_link_in_an_undeclared_input_fails_one_run_only(talk: Talk) -
 def test_a_mortal_engine_dies_where_comfyui_does_and_goes_on_answering(tmp_path: Path) -> None:
     with (
         serve_in_thread(data=tmp_path, nodes=NODES, dies_like_comfyui=True) as served,
-        talking(served.url) as talk,
+        open_engine_client(served.url) as talk,
     ):
         talk.submit({"9": node("Show", text="x", more=link("77"))})
         talk.submit(said("x"))
@@ -314,7 +314,7 @@ def test_a_mortal_engine_dies_where_comfyui_does_and_goes_on_answering(tmp_path:
         assert talk.http.get("/history").json() == {}
 
 
-def test_a_strange_client_id_reaches_nobody_and_breaks_nothing(talk: Talk) -> None:
+def test_a_strange_client_id_reaches_nobody_and_breaks_nothing(talk: EngineClient) -> None:
     bob = talk.listen("bob")
     strange: list[Any] = [[], {"a": 1}, 5, ""]
     for client_id in strange:

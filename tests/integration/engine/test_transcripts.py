@@ -73,6 +73,8 @@ def test_recorded_scenarios_are_answered_alike(
 @pytest.mark.parametrize("name", SURVIVED)
 def test_a_mortal_engine_answers_alike_even_where_comfyui_breaks(tmp_path: Path, name: str) -> None:
     (scenario,) = (scenario for scenario in scenarios() if scenario["name"] == name)
-    with serve_in_thread(data=tmp_path, nodes=nodes_with_slow_blur(), dies_like_comfyui=True) as served:
+    with serve_in_thread(
+        data=tmp_path, nodes=nodes_with_slow_blur(), dies_like_comfyui=True
+    ) as served:
         found = replay(scenario, served)
     assert not found, report({name: found})

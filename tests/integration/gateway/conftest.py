@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from tests.support.backends.engine_client import Talk
+from tests.support.backends.engine_client import EngineClient
 from tests.support.server.gateway import (
     GatewayProcess,
     GatewayUser,
@@ -26,6 +26,6 @@ def user(gateway: GatewayProcess) -> GatewayUser:
 
 
 @pytest.fixture
-def talk(user: GatewayUser) -> Iterator[Talk]:
-    with user.talking() as talk:
+def talk(user: GatewayUser) -> Iterator[EngineClient]:
+    with user.open_engine_client() as talk:
         yield talk

@@ -10,7 +10,7 @@ import pytest
 from tests.support.databases.factory import Databases
 from tests.support.jobs.dispatches import parked
 from tests.support.server.control_plane import client_of, plane_on
-from tests.support.server.fleet import Calling, Yard, yard_on
+from tests.support.server.fleet import FleetSetup, WorkerClient, fleet_setup_on
 
 CHECKPOINTS = "CheckpointLoaderSimple.ckpt_name"
 PROMPT = {
@@ -27,62 +27,64 @@ def having(*files: str, node_types: list[str] | None = None) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def yard(databases: Databases, tmp_path: Path) -> AsyncIterator[Yard]:
+async def fleet_setup(databases: Databases, tmp_path: Path) -> AsyncIterator[FleetSetup]:
     """With a workflow `paint` whose checkpoint is fixed, and `choose` where a property names it."""
-    async with plane_on(databases, tmp_path) as plane, yard_on(plane) as yard:
+    async with plane_on(databases, tmp_path) as plane, fleet_setup_on(plane) as fleet_setup:
         for slug, properties in (("paint", []), ("choose", [CHOICE])):
-            made = await yard.register_workflow(slug, document=PROMPT, properties=properties)
+            made = await fleet_setup.register_workflow(slug, document=PROMPT, properties=properties)
             assert made.status_code == 201, made.text
-        assert (await yard.assign("paint", "choose")).status_code == 200
-        yield yard
+        assert (await fleet_setup.assign("paint", "choose")).status_code == 200
+        yield fleet_setup
 
 
-async def submit(yard: Yard, slug: str = "paint", *, count: int = 1, **values: Any) -> list[UUID]:
+async def submit(
+    fleet_setup: FleetSetup, slug: str = "paint", *, count: int = 1, **values: Any
+) -> list[UUID]:
     body = {"workflow_slug": slug, "properties": values, "count": count}
-    made = await yard.admin.post("/api/admin/jobs", json=body)
+    made = await fleet_setup.admin.post("/api/admin/jobs", json=body)
     assert made.status_code == 201, made.text
     return [UUID(each) for each in made.json()["ids"]]
 
 
-async def statuses(yard: Yard, jobs: list[UUID]) -> set[str]:
-    return {(await yard.job(each))["status"] for each in jobs}
+async def statuses(fleet_setup: FleetSetup, jobs: list[UUID]) -> set[str]:
+    return {(await fleet_setup.job(each))["status"] for each in jobs}
 
 
-async def lacks(worker: Calling, job: dict[str, Any], **lacking: Any) -> None:
+async def lacks(worker: WorkerClient, job: dict[str, Any], **lacking: Any) -> None:
     body = {"reason": "backend_lacks", "detail": "Value not in list", "lacking": lacking}
-    assert (await worker.of(job, "requeue", **body)).status_code == 200
+    assert (await worker.call_for(job, "requeue", **body)).status_code == 200
 
 
-async def test_a_worker_without_the_model_gets_none_of_the_jobs(yard: Yard) -> None:
-    jobs = await submit(yard, count=16)
+async def test_a_worker_without_the_model_gets_none_of_the_jobs(fleet_setup: FleetSetup) -> None:
+    jobs = await submit(fleet_setup, count=16)
     async with (
-        yard.worker("bad", backend=having("other.safetensors")) as bad,
-        yard.worker("good", backend=having("a.safetensors")) as good,
+        fleet_setup.worker("bad", backend=having("other.safetensors")) as bad,
+        fleet_setup.worker("good", backend=having("a.safetensors")) as good,
     ):
         for _ in jobs:
             assert (await bad.poll())["job"] is None
             assert (await good.deliver(await good.job())).status_code == 200
-    assert await statuses(yard, jobs) == {"completed"}
+    assert await statuses(fleet_setup, jobs) == {"completed"}
 
 
 @pytest.mark.parametrize("backend", [having(), having("a.safetensors", node_types=["SaveImage"])])
 async def test_no_list_entry_and_no_node_type_are_both_a_lack(
-    yard: Yard, backend: dict[str, Any]
+    fleet_setup: FleetSetup, backend: dict[str, Any]
 ) -> None:
-    await submit(yard)
-    async with yard.worker("bad", backend=backend) as bad:
+    await submit(fleet_setup)
+    async with fleet_setup.worker("bad", backend=backend) as bad:
         polled = await bad.poll()
         assert polled["job"] is None
 
 
-async def test_the_model_that_a_job_chooses_decides(yard: Yard) -> None:
-    await submit(yard, "choose", count=20)
-    (chosen,) = await submit(yard, "choose", model="b.safetensors")
-    async with yard.worker("w1", backend=having("b.safetensors")) as worker:
+async def test_the_model_that_a_job_chooses_decides(fleet_setup: FleetSetup) -> None:
+    await submit(fleet_setup, "choose", count=20)
+    (chosen,) = await submit(fleet_setup, "choose", model="b.safetensors")
+    async with fleet_setup.worker("w1", backend=having("b.safetensors")) as worker:
         job = await worker.job()
         assert job["job_id"] == str(chosen), "found behind twenty that it can't run"
         assert (await worker.poll())["job"] is None
-    async with yard.worker("w2", backend=having("a.safetensors")) as worker:
+    async with fleet_setup.worker("w2", backend=having("a.safetensors")) as worker:
         assert (await worker.job())["prompt"]["1"]["inputs"]["ckpt_name"] == "a.safetensors"
 
 
@@ -93,39 +95,39 @@ async def test_a_control_plane_that_did_not_enqueue_a_job_knows_its_models(
         "central_database_url": await databases.url("central"),
         "tenant_database_urls": f"main={await databases.url('tenant')}",
     }
-    async with plane_on(databases, tmp_path, **urls) as plane, yard_on(plane) as yard:
-        await yard.register_workflow("choose", document=PROMPT, properties=[CHOICE])
-        await yard.assign("choose")
-        await submit(yard, "choose", model="b.safetensors")
-        secret = yard.secret
+    async with plane_on(databases, tmp_path, **urls) as plane, fleet_setup_on(plane) as fleet_setup:
+        await fleet_setup.register_workflow("choose", document=PROMPT, properties=[CHOICE])
+        await fleet_setup.assign("choose")
+        await submit(fleet_setup, "choose", model="b.safetensors")
+        secret = fleet_setup.secret
     async with plane_on(databases, tmp_path, **urls) as plane, client_of(plane) as admin:
-        yard = Yard(plane, admin, secret)
-        async with yard.worker("w1", backend=having("a.safetensors")) as worker:
+        fleet_setup = FleetSetup(plane, admin, secret)
+        async with fleet_setup.worker("w1", backend=having("a.safetensors")) as worker:
             assert (await worker.poll())["job"] is None
-        async with yard.worker("w2", backend=having("b.safetensors")) as worker:
+        async with fleet_setup.worker("w2", backend=having("b.safetensors")) as worker:
             assert await worker.job()
 
 
-async def test_a_job_that_comes_wakes_the_one_who_can_run_it(yard: Yard) -> None:
+async def test_a_job_that_comes_wakes_the_one_who_can_run_it(fleet_setup: FleetSetup) -> None:
     async with (
-        yard.worker("bad", backend=having("b.safetensors")) as bad,
-        yard.worker("good", backend=having("a.safetensors")) as good,
+        fleet_setup.worker("bad", backend=having("b.safetensors")) as bad,
+        fleet_setup.worker("good", backend=having("a.safetensors")) as good,
     ):
         waiting = asyncio.create_task(bad.poll(wait_seconds=2))
-        await parked(yard.plane.queue, 1)
+        await parked(fleet_setup.plane.queue, 1)
         wanted = asyncio.create_task(good.poll(wait_seconds=30))
-        await parked(yard.plane.queue, 2)
-        await submit(yard, "choose", model="a.safetensors")
+        await parked(fleet_setup.plane.queue, 2)
+        await submit(fleet_setup, "choose", model="a.safetensors")
         async with asyncio.timeout(4):  # and not when the queue is looked at again
             assert (await wanted)["job"]
         assert (await waiting)["job"] is None
 
 
 async def test_a_refused_job_goes_elsewhere_and_the_worker_gets_no_more_of_its_kind(
-    yard: Yard,
+    fleet_setup: FleetSetup,
 ) -> None:
-    jobs = await submit(yard, count=2)
-    async with yard.worker("bad") as bad, yard.worker("good") as good:
+    jobs = await submit(fleet_setup, count=2)
+    async with fleet_setup.worker("bad") as bad, fleet_setup.worker("good") as good:
         refused = await bad.job()
         await lacks(bad, refused, models=[[CHECKPOINTS, "a.safetensors"]])
         await lacks(bad, refused, models=[[CHECKPOINTS, "a.safetensors"]])  # said again
@@ -134,20 +136,20 @@ async def test_a_refused_job_goes_elsewhere_and_the_worker_gets_no_more_of_its_k
             job = await good.job()
             assert job["attempt"] == 1, "a refusal uses up no attempt"
             await good.deliver(job)
-        assert await statuses(yard, jobs) == {"completed"}
+        assert await statuses(fleet_setup, jobs) == {"completed"}
         # Its lists have changed: it may try again.
-        await submit(yard)
+        await submit(fleet_setup)
         assert (await bad.poll(backend=having("a.safetensors")))["job"]
 
 
-async def test_a_refusal_that_nobody_else_could_help_ends_the_job(yard: Yard) -> None:
-    (job_id,) = await submit(yard)
+async def test_a_refusal_that_nobody_else_could_help_ends_the_job(fleet_setup: FleetSetup) -> None:
+    (job_id,) = await submit(fleet_setup)
     async with (
-        yard.worker("bad") as bad,
-        yard.worker("other", backend=having("b.safetensors")),
+        fleet_setup.worker("bad") as bad,
+        fleet_setup.worker("other", backend=having("b.safetensors")),
     ):
         await lacks(bad, await bad.job(), models=[[CHECKPOINTS, "a.safetensors"]])
-        job = await yard.job(job_id)
+        job = await fleet_setup.job(job_id)
         assert job["status"] == "failed"
         assert "not available at the moment" in job["error"]
         assert "safetensors" not in job["error"]
@@ -155,8 +157,8 @@ async def test_a_refusal_that_nobody_else_could_help_ends_the_job(yard: Yard) ->
         assert "Value not in list" in job["raw_error"]
 
 
-async def test_why_names_the_model_that_a_job_chose(yard: Yard) -> None:
-    await yard.register(backend=having("a.safetensors"))
-    (job_id,) = await submit(yard, "choose", model="b.safetensors")
-    said = (await yard.job(job_id))["why"]
+async def test_why_names_the_model_that_a_job_chose(fleet_setup: FleetSetup) -> None:
+    await fleet_setup.register(backend=having("a.safetensors"))
+    (job_id,) = await submit(fleet_setup, "choose", model="b.safetensors")
+    said = (await fleet_setup.job(job_id))["why"]
     assert said == "Missing model b.safetensors on fleet gpu/production."

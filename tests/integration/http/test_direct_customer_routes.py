@@ -10,7 +10,7 @@ import pytest
 from tests.integration.http.test_direct_routes import client_on, counted, declared_only, more, told
 from tests.support.databases.factory import Databases
 from tests.support.server.control_plane import plane_on
-from tests.support.server.customers import Shop, shop_on
+from tests.support.server.customers import EffectSetup, effect_setup_on
 
 from comfyfleet.server.http.app import create_app
 from comfyfleet.server.tenants.model import Scope
@@ -20,9 +20,9 @@ JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture
-async def shop(databases: Databases, tmp_path: Path) -> AsyncIterator[Shop]:
-    async with plane_on(databases, tmp_path) as plane, shop_on(plane) as shop:
-        yield shop
+async def effect_setup(databases: Databases, tmp_path: Path) -> AsyncIterator[EffectSetup]:
+    async with plane_on(databases, tmp_path) as plane, effect_setup_on(plane) as effect_setup:
+        yield effect_setup
 
 
 def bodies(effect_id: UUID) -> tuple[tuple[bytes, dict[str, str]], ...]:
@@ -57,16 +57,18 @@ def bodies(effect_id: UUID) -> tuple[tuple[bytes, dict[str, str]], ...]:
     )
 
 
-async def test_any_wrong_submit_is_answered_as_by_the_declared_route(shop: Shop) -> None:
-    key = (await shop.customer()).key
-    direct, declared = create_app(shop.plane), declared_only(create_app(shop.plane))
-    sent = bodies(shop.draw.id)
+async def test_any_wrong_submit_is_answered_as_by_the_declared_route(
+    effect_setup: EffectSetup,
+) -> None:
+    key = (await effect_setup.customer()).key
+    direct, declared = create_app(effect_setup.plane), declared_only(create_app(effect_setup.plane))
+    sent = bodies(effect_setup.draw.id)
     async with client_on(direct, key) as here, client_on(declared, key) as there:
-        begun = counted(shop.yard)
+        begun = counted(effect_setup.fleet_setup)
         answers = [await here.post(JOBS, content=body, headers=of) for body, of in sent]
-        between = counted(shop.yard)
+        between = counted(effect_setup.fleet_setup)
         wanted = [await there.post(JOBS, content=body, headers=of) for body, of in sent]
-        ended = counted(shop.yard)
+        ended = counted(effect_setup.fleet_setup)
     for (body, _), answer, want in zip(sent, answers, wanted, strict=True):
         assert told(answer) == told(want), body[:100]
     assert more(between, begun) == more(ended, between)
@@ -80,12 +82,14 @@ def shape(answer: httpx.Response) -> tuple[Any, ...]:
     return answer.status_code, sorted(answer.headers), list(body), [body[each] for each in fixed]
 
 
-async def test_a_job_is_submitted_the_same_way(shop: Shop) -> None:
-    key = (await shop.customer()).key
+async def test_a_job_is_submitted_the_same_way(effect_setup: EffectSetup) -> None:
+    key = (await effect_setup.customer()).key
     said = []
-    for number, app in enumerate((create_app(shop.plane), declared_only(create_app(shop.plane)))):
+    for number, app in enumerate(
+        (create_app(effect_setup.plane), declared_only(create_app(effect_setup.plane)))
+    ):
         async with client_on(app, key) as client:
-            body = {"effect_id": str(shop.draw.id), "properties": {"width": 32}}
+            body = {"effect_id": str(effect_setup.draw.id), "properties": {"width": 32}}
             made = await client.post(JOBS, json=body)
             again = {**body, "idempotency_key": f"order-{number}"}
             twice = [await client.post(JOBS, json=again) for _ in range(2)]
@@ -96,10 +100,10 @@ async def test_a_job_is_submitted_the_same_way(shop: Shop) -> None:
     assert said[0] == said[1]
 
 
-async def test_a_job_is_followed_the_same_way(shop: Shop) -> None:
-    customer = await shop.customer()
-    path = f"{JOBS}/{await customer.job(shop.draw)}"
-    direct, declared = create_app(shop.plane), declared_only(create_app(shop.plane))
+async def test_a_job_is_followed_the_same_way(effect_setup: EffectSetup) -> None:
+    customer = await effect_setup.customer()
+    path = f"{JOBS}/{await customer.job(effect_setup.draw)}"
+    direct, declared = create_app(effect_setup.plane), declared_only(create_app(effect_setup.plane))
     async with client_on(direct, customer.key) as here, client_on(declared, customer.key) as there:
         waiting = await here.get(path)
         assert told(waiting) == told(await there.get(path))
@@ -107,16 +111,18 @@ async def test_a_job_is_followed_the_same_way(shop: Shop) -> None:
         unchanged = await here.get(path, headers=etag)
         assert (unchanged.status_code, unchanged.content) == (304, b"")
         assert told(unchanged) == told(await there.get(path, headers=etag))
-        await shop.work()
+        await effect_setup.work()
         done = await here.get(path, headers=etag)
         assert done.json()["status"] == "completed"
         assert shape(done) == shape(await there.get(path))
 
 
-async def test_other_paths_and_ids_are_answered_as_by_the_declared_route(shop: Shop) -> None:
-    customer, other = await shop.customer(), await shop.customer()
-    job_id = await customer.job(shop.draw)
-    theirs = await other.job(shop.draw)
+async def test_other_paths_and_ids_are_answered_as_by_the_declared_route(
+    effect_setup: EffectSetup,
+) -> None:
+    customer, other = await effect_setup.customer(), await effect_setup.customer()
+    job_id = await customer.job(effect_setup.draw)
+    theirs = await other.job(effect_setup.draw)
     paths = [
         f"{JOBS}/{uuid4()}",
         f"{JOBS}/{theirs}",
@@ -129,7 +135,7 @@ async def test_other_paths_and_ids_are_answered_as_by_the_declared_route(shop: S
         f"{JOBS}/{job_id}?wait=-1",
         f"{JOBS}/{job_id}?wait=no",
     ]
-    direct, declared = create_app(shop.plane), declared_only(create_app(shop.plane))
+    direct, declared = create_app(effect_setup.plane), declared_only(create_app(effect_setup.plane))
     async with client_on(direct, customer.key) as here, client_on(declared, customer.key) as there:
         for path in paths:
             for method in ("GET", "POST", "HEAD", "PUT"):
@@ -137,11 +143,15 @@ async def test_other_paths_and_ids_are_answered_as_by_the_declared_route(shop: S
                 assert told(await here.request(method, path)) == told(want), (method, path)
 
 
-async def test_a_key_may_do_past_the_framework_only_what_its_scopes_say(shop: Shop) -> None:
-    reader = await shop.customer(scopes=frozenset({Scope.READ}))
-    writer, _ = await shop.key(reader.tenant_id, reader.user_id, scopes=frozenset({Scope.WRITE}))
-    body = {"effect_id": str(shop.draw.id)}
-    for app in (create_app(shop.plane), declared_only(create_app(shop.plane))):
+async def test_a_key_may_do_past_the_framework_only_what_its_scopes_say(
+    effect_setup: EffectSetup,
+) -> None:
+    reader = await effect_setup.customer(scopes=frozenset({Scope.READ}))
+    writer, _ = await effect_setup.key(
+        reader.tenant_id, reader.user_id, scopes=frozenset({Scope.WRITE})
+    )
+    body = {"effect_id": str(effect_setup.draw.id)}
+    for app in (create_app(effect_setup.plane), declared_only(create_app(effect_setup.plane))):
         async with client_on(app, reader.key) as may_read, client_on(app, writer) as may_write:
             assert (await may_read.post(JOBS, json=body)).status_code == 403
             assert (await may_read.post(JOBS, json={})).status_code == 403
@@ -152,8 +162,8 @@ async def test_a_key_may_do_past_the_framework_only_what_its_scopes_say(shop: Sh
             assert (await may_read.get(path)).status_code == 200
 
 
-async def test_no_key_is_answered_as_by_the_declared_route(shop: Shop) -> None:
-    direct, declared = create_app(shop.plane), declared_only(create_app(shop.plane))
+async def test_no_key_is_answered_as_by_the_declared_route(effect_setup: EffectSetup) -> None:
+    direct, declared = create_app(effect_setup.plane), declared_only(create_app(effect_setup.plane))
     for key in (None, "wrong"):
         async with client_on(direct, key) as here, client_on(declared, key) as there:
             for method, path in (("POST", JOBS), ("GET", f"{JOBS}/{uuid4()}")):

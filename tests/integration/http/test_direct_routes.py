@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 from tests.support.databases.factory import Databases
 from tests.support.server.control_plane import URL, at_once, plane_on
-from tests.support.server.fleet import Yard, yard_on
+from tests.support.server.fleet import FleetSetup, fleet_setup_on
 
 from comfyfleet.server.http.app import create_app
 from comfyfleet.server.http.direct_routes import DirectRoutes
@@ -50,9 +50,9 @@ BODIES: tuple[tuple[bytes, dict[str, str]], ...] = (
 
 
 @pytest.fixture
-async def yard(databases: Databases, tmp_path: Path) -> AsyncIterator[Yard]:
-    async with plane_on(databases, tmp_path) as plane, yard_on(plane) as yard:
-        yield yard
+async def fleet_setup(databases: Databases, tmp_path: Path) -> AsyncIterator[FleetSetup]:
+    async with plane_on(databases, tmp_path) as plane, fleet_setup_on(plane) as fleet_setup:
+        yield fleet_setup
 
 
 def declared_only(app: FastAPI) -> FastAPI:
@@ -75,9 +75,9 @@ def told(answer: httpx.Response) -> tuple[Any, ...]:
     return answer.status_code, headers, answer.content
 
 
-def counted(yard: Yard) -> dict[tuple[str, ...], float]:
+def counted(fleet_setup: FleetSetup) -> dict[tuple[str, ...], float]:
     """Calls by route and status, and errors by code."""
-    meters = yard.plane.meters
+    meters = fleet_setup.plane.meters
 
     def samples() -> Iterator[tuple[tuple[str, ...], float]]:
         for counter in (meters.calls, meters.errors):
@@ -93,21 +93,23 @@ def more(after: dict[Any, float], before: dict[Any, float]) -> dict[Any, float]:
     return {key: n - before.get(key, 0) for key, n in after.items() if n != before.get(key, 0)}
 
 
-async def key_of(yard: Yard) -> str:
-    key: str = (await yard.register()).json()["token"]
+async def key_of(fleet_setup: FleetSetup) -> str:
+    key: str = (await fleet_setup.register()).json()["token"]
     return key
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_any_body_is_answered_as_by_the_declared_route(yard: Yard, path: str) -> None:
-    key = await key_of(yard)
-    direct, declared = create_app(yard.plane), declared_only(create_app(yard.plane))
+async def test_any_body_is_answered_as_by_the_declared_route(
+    fleet_setup: FleetSetup, path: str
+) -> None:
+    key = await key_of(fleet_setup)
+    direct, declared = create_app(fleet_setup.plane), declared_only(create_app(fleet_setup.plane))
     async with client_on(direct, key) as here, client_on(declared, key) as there:
-        begun = counted(yard)
+        begun = counted(fleet_setup)
         answers = [await here.post(path, content=body, headers=of) for body, of in BODIES]
-        between = counted(yard)
+        between = counted(fleet_setup)
         wanted = [await there.post(path, content=body, headers=of) for body, of in BODIES]
-        ended = counted(yard)
+        ended = counted(fleet_setup)
     for (body, _), answer, want in zip(BODIES, answers, wanted, strict=True):
         assert told(answer) == told(want), body[:100]
     assert more(between, begun) == more(ended, between)
@@ -116,9 +118,9 @@ async def test_any_body_is_answered_as_by_the_declared_route(yard: Yard, path: s
 
 @pytest.mark.parametrize("key", [None, "", "wrong", "0" * 64])
 async def test_whoever_has_no_key_is_answered_as_by_the_declared_route(
-    yard: Yard, key: str | None
+    fleet_setup: FleetSetup, key: str | None
 ) -> None:
-    direct, declared = create_app(yard.plane), declared_only(create_app(yard.plane))
+    direct, declared = create_app(fleet_setup.plane), declared_only(create_app(fleet_setup.plane))
     async with client_on(direct, key) as here, client_on(declared, key) as there:
         for path in PATHS:
             answer = await here.post(path, content=b"no JSON")
@@ -127,11 +129,11 @@ async def test_whoever_has_no_key_is_answered_as_by_the_declared_route(
             assert told(await here.get(path)) == told(await there.get(path))
 
 
-async def test_a_job_is_run_the_same_way_past_the_framework(yard: Yard) -> None:
-    key = await key_of(yard)
+async def test_a_job_is_run_the_same_way_past_the_framework(fleet_setup: FleetSetup) -> None:
+    key = await key_of(fleet_setup)
     said = []
-    for app in (create_app(yard.plane), declared_only(create_app(yard.plane))):
-        await yard.submit()
+    for app in (create_app(fleet_setup.plane), declared_only(create_app(fleet_setup.plane))):
+        await fleet_setup.submit()
         async with client_on(app, key) as client:
             polled = await client.post("/api/worker/poll", json={"worker_id": "w1"})
             job = polled.json()["job"]
@@ -146,9 +148,9 @@ async def test_a_job_is_run_the_same_way_past_the_framework(yard: Yard) -> None:
     assert said[0] == said[1]
 
 
-async def test_the_document_describes_them_as_ever(yard: Yard) -> None:
-    document = create_app(yard.plane).openapi()
-    assert document == declared_only(create_app(yard.plane)).openapi()
+async def test_the_document_describes_them_as_ever(fleet_setup: FleetSetup) -> None:
+    document = create_app(fleet_setup.plane).openapi()
+    assert document == declared_only(create_app(fleet_setup.plane)).openapi()
     for path in PATHS:
         described = document["paths"][path]["post"]
         assert described["requestBody"]["content"]["application/json"]["schema"]["$ref"]

@@ -7,8 +7,8 @@ from typing import Any
 
 from tests.support.databases.factory import Databases
 from tests.support.server.control_plane import plane_on
-from tests.support.server.customers import Customer, Shop, shop_on
-from tests.support.server.fleet import Calling
+from tests.support.server.customers import Customer, EffectSetup, effect_setup_on
+from tests.support.server.fleet import WorkerClient
 from tools.files_passed import traced
 
 import comfyfleet
@@ -28,20 +28,22 @@ def named_files() -> dict[str, list[str]]:
     return found
 
 
-async def step(name: str, customer: Customer, worker: Calling, shop: Shop, job: Any) -> Any:
+async def step(
+    name: str, customer: Customer, worker: WorkerClient, effect_setup: EffectSetup, job: Any
+) -> Any:
     match name:
         case "POST /api/ai-jobs":
-            return await customer.job(shop.draw)
+            return await customer.job(effect_setup.draw)
         case "POST /api/worker/poll":
             return await worker.job()
         case "POST /api/worker/heartbeat":
-            answer = await worker.of(job, "heartbeat", started=True)
+            answer = await worker.call_for(job, "heartbeat", started=True)
         case "PUT /objects":
             slot = job["outputs"][0]
             answer = await worker.client.put(slot["url"], content=b"made", headers=slot["headers"])
         case "POST /api/worker/complete":
             made = [{"name": job["outputs"][0]["name"], "size": len(b"made")}]
-            answer = await worker.of(job, "complete", outputs=made)
+            answer = await worker.call_for(job, "complete", outputs=made)
         case _:
             answer = await customer.client.get(f"/api/ai-jobs/{job['job_id']}")
     assert answer.status_code in (200, 201), answer.text
@@ -49,15 +51,15 @@ async def step(name: str, customer: Customer, worker: Calling, shop: Shop, job: 
 
 
 async def files_of_each_step(
-    customer: Customer, worker: Calling, shop: Shop, steps: list[str]
+    customer: Customer, worker: WorkerClient, effect_setup: EffectSetup, steps: list[str]
 ) -> dict[str, list[str]]:
     job: Any = None
     passed: dict[str, list[str]] = {}
     for name in steps:
-        call = partial(step, name, customer, worker, shop, job)
+        call = partial(step, name, customer, worker, effect_setup, job)
         job, files = await traced(call)
         passed[name] = [each.removeprefix("comfyfleet/") for each in files]
-        await shop.plane.context.deferred.flush()
+        await effect_setup.plane.context.deferred.flush()
     return passed
 
 
@@ -68,12 +70,12 @@ async def test_a_job_passes_the_files_that_the_page_names(
     assert len(named) == 6
     async with (
         plane_on(postgres_databases, tmp_path) as plane,
-        shop_on(plane) as shop,
-        shop.yard.worker() as worker,
+        effect_setup_on(plane) as effect_setup,
+        effect_setup.fleet_setup.worker() as worker,
     ):
-        customer = await shop.customer()
+        customer = await effect_setup.customer()
         for _ in range(3):  # the last one is warm
-            passed = await files_of_each_step(customer, worker, shop, list(named))
+            passed = await files_of_each_step(customer, worker, effect_setup, list(named))
     for call, files in named.items():
         assert files == [each for each in passed[call] if each in files], passed[call]
 

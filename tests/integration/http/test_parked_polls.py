@@ -15,7 +15,7 @@ from tests.support.databases.factory import Databases
 from tests.support.jobs.dispatches import parked
 from tests.support.server.asgi import free_listener
 from tests.support.server.control_plane import plane_on
-from tests.support.server.fleet import Yard, yard_on
+from tests.support.server.fleet import FleetSetup, fleet_setup_on
 from tests.support.workers.memory_plane import eventually
 
 from comfyfleet.server.http import connections
@@ -67,14 +67,14 @@ class Line:
 
 @dataclass
 class Served:
-    yard: Yard
+    fleet_setup: FleetSetup
     port: int
     stop: asyncio.Event
     serving: "asyncio.Task[None]"
     lines: list[Line] = field(default_factory=list)
 
     async def line(self, worker_id: str = "w1") -> Line:
-        return await self._opened((await self.yard.register(worker_id)).json()["token"])
+        return await self._opened((await self.fleet_setup.register(worker_id)).json()["token"])
 
     async def again(self, line: Line) -> Line:
         """Another connection of the same worker."""
@@ -94,16 +94,16 @@ class Served:
         await self.serving
 
     async def waits(self, number: int = 1) -> None:
-        await parked(self.yard.plane.queue, number)
+        await parked(self.fleet_setup.plane.queue, number)
 
     def calls(self, status: str, word: str = "poll") -> float:
-        counted = self.yard.plane.meters.calls.labels("POST", f"/api/worker/{word}", status)
+        counted = self.fleet_setup.plane.meters.calls.labels("POST", f"/api/worker/{word}", status)
         return float(counted._value.get())
 
 
 @pytest.fixture
 async def served(databases: Databases, tmp_path: Path) -> AsyncIterator[Served]:
-    async with plane_on(databases, tmp_path) as plane, yard_on(plane) as yard:
+    async with plane_on(databases, tmp_path) as plane, fleet_setup_on(plane) as fleet_setup:
         listener, stop = free_listener(), asyncio.Event()
         # Either parser once: databases make no difference to them.
         serving = asyncio.create_task(
@@ -115,7 +115,7 @@ async def served(databases: Databases, tmp_path: Path) -> AsyncIterator[Served]:
                 connection=with_limits() if databases.server_url else with_limits(H11Connection),
             )
         )
-        served = Served(yard, listener.getsockname()[1], stop, serving)
+        served = Served(fleet_setup, listener.getsockname()[1], stop, serving)
         yield served
         await served.close()
 
@@ -124,7 +124,7 @@ async def test_a_parked_poll_gets_its_job_and_its_connection_goes_on(served: Ser
     line = await served.line()
     line.send("poll", "X-Request-Id: mine", wait_seconds=WAIT_SECONDS)
     await served.waits()
-    job_id = await served.yard.submit()
+    job_id = await served.fleet_setup.submit()
     status, headers, polled = await line.answer()
     assert (status, polled["job"]["job_id"]) == (200, str(job_id))
     assert polled["job"]["output_url"], "it did not ask for a brief answer"
@@ -149,7 +149,7 @@ async def test_what_comes_while_a_poll_waits_is_answered_after_it(served: Served
     await served.waits()
     line.writer.write(second[20:])
     await line.writer.drain()
-    job_id = await served.yard.submit()
+    job_id = await served.fleet_setup.submit()
     assert (await line.answer())[2]["job"]["job_id"] == str(job_id)
     status, headers, polled = await line.answer()
     assert (status, headers["x-request-id"], polled["job"]) == (200, "second", None)
@@ -162,7 +162,7 @@ async def test_who_sends_without_end_while_it_waits_is_not_read(
     line = await served.line()
     line.send("poll", wait_seconds=WAIT_SECONDS)
     await served.waits()
-    job_id = await served.yard.submit()
+    job_id = await served.fleet_setup.submit()
     line.writer.write(line.request("poll", wait_seconds=0, reading={"gpu_name": "x" * 100_000}))
     assert (await line.answer())[2]["job"]["job_id"] == str(job_id)
     assert (await line.answer())[2]["job"] is None
@@ -175,7 +175,7 @@ async def test_a_parked_poll_whose_worker_hangs_up_takes_no_job_along(served: Se
     line.writer.close()
     await served.waits(0)
     other = await served.line("w2")
-    job_id = await served.yard.submit()
+    job_id = await served.fleet_setup.submit()
     other.send("poll", worker_id="w2")
     polled = (await other.answer())[2]
     assert (polled["job"]["job_id"], polled["job"]["attempt"]) == (str(job_id), 1)
@@ -187,7 +187,9 @@ async def test_one_that_hangs_up_as_its_job_comes_gives_it_back(served: Served) 
     line.send("poll", wait_seconds=WAIT_SECONDS)
     await served.waits()
     other = await served.line("w2")
-    await asyncio.gather(served.yard.submit(), asyncio.to_thread(line.writer.transport.abort))
+    await asyncio.gather(
+        served.fleet_setup.submit(), asyncio.to_thread(line.writer.transport.abort)
+    )
     other.send("poll", worker_id="w2", wait_seconds=WAIT_SECONDS)
     polled = (await other.answer())[2]
     assert polled["job"]["attempt"] == 1
@@ -200,7 +202,7 @@ async def test_one_that_was_parked_is_not_turned_away_after_its_answer(
     line.send("poll", wait_seconds=WAIT_SECONDS)
     await served.waits()
     monkeypatch.setattr(HttpConnection, "connections_max", 0)
-    await served.yard.submit()
+    await served.fleet_setup.submit()
     assert (await line.answer())[2]["job"]
     line.send("poll", current_load=1)
     assert (await line.answer())[0] == 200
@@ -210,7 +212,7 @@ async def test_one_that_wants_its_connection_closed_gets_that(served: Served) ->
     line = await served.line()
     line.send("poll", "Connection: close", wait_seconds=WAIT_SECONDS)
     await served.waits()
-    await served.yard.submit()
+    await served.fleet_setup.submit()
     status, headers, polled = await line.answer()
     assert (status, headers["connection"]) == (200, "close")
     assert polled["job"]
@@ -221,7 +223,7 @@ async def test_a_client_of_old_is_answered_too(served: Served) -> None:
     line = await served.line()
     line.send("poll", version="1.0", wait_seconds=WAIT_SECONDS)
     await served.waits()
-    await served.yard.submit()
+    await served.fleet_setup.submit()
     assert (await line.answer())[2]["job"]
 
 
@@ -229,7 +231,7 @@ async def test_a_worker_that_is_revoked_while_it_waits_is_told_so(served: Served
     line = await served.line()
     line.send("poll", wait_seconds=WAIT_SECONDS)
     await served.waits()
-    await served.yard.act("workers/w1/revoke")
+    await served.fleet_setup.act("workers/w1/revoke")
     status, headers, told = await line.answer()
     assert (status, told["error"]["code"]) == (401, "worker_revoked")
     assert headers["www-authenticate"] == "Bearer"
@@ -241,7 +243,7 @@ async def test_a_worker_that_is_drained_while_it_waits_is_told_at_once_and_only_
     line = await served.line()
     line.send("poll", wait_seconds=WAIT_SECONDS)
     await served.waits()
-    await served.yard.act("workers/w1/drain")
+    await served.fleet_setup.act("workers/w1/drain")
     told = (await line.answer())[2]
     assert (told["drain"], told["reason"]) == (True, "this worker is draining")
     line.send("poll", wait_seconds=WAIT_SECONDS)
@@ -269,7 +271,7 @@ async def test_a_wait_that_is_over_says_why_there_is_no_job(served: Served) -> N
     line.send("poll", wait_seconds=0.05)
     polled = (await line.answer())[2]
     assert polled["reason"] == "no job is queued for this worker"
-    await served.yard.assign()
+    await served.fleet_setup.assign()
     line.send("poll", wait_seconds=0.05)
     assert (await line.answer())[2]["reason"].startswith("no workflow")
 
@@ -297,9 +299,9 @@ async def test_polls_that_come_at_once_are_let_in_one_after_the_other(served: Se
     for number, line in enumerate(lines):
         line.send("poll", worker_id=f"w{number}", wait_seconds=WAIT_SECONDS)
     await served.waits(6)
-    served.yard.plane.queue.dismiss()
+    served.fleet_setup.plane.queue.dismiss()
     await served.waits(6)
-    await served.yard.submit()
+    await served.fleet_setup.submit()
     answers = [asyncio.create_task(line.answer()) for line in lines]
     done, waiting = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
     assert [each.result()[2]["job"] is not None for each in done] == [True]
@@ -360,9 +362,9 @@ async def test_only_so_many_polls_of_one_worker_wait(
     await served.waits(0)
     lines[2].send("poll", wait_seconds=WAIT_SECONDS)
     await served.waits(1)
-    await served.yard.submit()
+    await served.fleet_setup.submit()
     assert (await lines[2].answer())[2]["job"]
-    assert not served.yard.plane.context.polls.waiting
+    assert not served.fleet_setup.plane.context.polls.waiting
 
 
 async def test_a_poll_that_said_too_much_to_be_kept_does_not_wait(
@@ -374,7 +376,7 @@ async def test_a_poll_that_said_too_much_to_be_kept_does_not_wait(
     line.send("poll", wait_seconds=WAIT_SECONDS, backend=backend)
     status, _, polled = await line.answer()
     assert (status, polled["job"]) == (200, None)
-    assert not served.yard.plane.context.polls.waiting
+    assert not served.fleet_setup.plane.context.polls.waiting
     line.send("poll", wait_seconds=WAIT_SECONDS)
     await served.waits(1)
 
@@ -386,7 +388,7 @@ async def test_a_worker_that_does_not_read_is_waited_for_after_its_poll_too(serv
     known = [each for each in gc.get_objects() if isinstance(each, parking.ParkedConnection)]
     (parked,) = [each for each in known if each.waiting is not None]
     parked.transport.write(unread)
-    job_id = await served.yard.submit()
+    job_id = await served.fleet_setup.submit()
     await eventually(lambda: isinstance(parked.transport.get_protocol(), HttpConnection))
     after = parked.transport.get_protocol()
     assert isinstance(after, HttpConnection)
@@ -398,5 +400,5 @@ async def test_a_worker_that_does_not_read_is_waited_for_after_its_poll_too(serv
     assert await line.reader.readexactly(len(unread)) == unread
     assert (await line.answer())[2]["job"]["job_id"] == str(job_id)
     assert not after.flow.write_paused
-    second = await served.yard.submit()
+    second = await served.fleet_setup.submit()
     assert (await line.answer())[2]["job"]["job_id"] == str(second)

@@ -12,8 +12,8 @@ from sqlalchemy import update
 from tests.support.databases.factory import Databases
 from tests.support.databases.protocol_relay import Wire, wire_to
 from tests.support.server.control_plane import plane_on
-from tests.support.server.customers import Customer, Shop, shop_on
-from tests.support.server.fleet import Calling
+from tests.support.server.customers import Customer, EffectSetup, effect_setup_on
+from tests.support.server.fleet import WorkerClient
 
 from comfyfleet.clock import utc_now
 from comfyfleet.server.db.central_tables import workers
@@ -27,13 +27,13 @@ class Way:
     """Of a job, with everything that is read once already read."""
 
     wire: Wire
-    shop: Shop
+    effect_setup: EffectSetup
     customer: Customer
-    worker: Calling
+    worker: WorkerClient
 
     async def settled(self) -> None:
         """What nobody waits for is sent now, and so is none of the next route's."""
-        await self.shop.plane.context.deferred.flush()
+        await self.effect_setup.plane.context.deferred.flush()
 
 
 @asynccontextmanager
@@ -48,16 +48,16 @@ async def way_on(databases: Databases, data: Path) -> AsyncIterator[Way]:
         }
         async with (
             plane_on(databases, data, clock=lambda: begun, **settings) as plane,
-            shop_on(plane) as shop,
-            shop.yard.worker() as worker,
+            effect_setup_on(plane) as effect_setup,
+            effect_setup.fleet_setup.worker() as worker,
         ):
-            customer = await shop.customer()
+            customer = await effect_setup.customer()
             for _ in range(2):
-                await customer.job(shop.draw)
+                await customer.job(effect_setup.draw)
                 job = await worker.job()
-                await worker.of(job, "heartbeat", started=True)
+                await worker.call_for(job, "heartbeat", started=True)
                 await worker.deliver(job)
-            way = Way(wire, shop, customer, worker)
+            way = Way(wire, effect_setup, customer, worker)
             await way.settled()
             yield way
         await databases.give_back(*urls)
@@ -78,19 +78,19 @@ def told(sent: list[str]) -> str:
 async def test_a_job_costs_so_many_statements(way: Way) -> None:
     worker = way.worker
     with way.wire.meanwhile() as submitted:
-        await way.customer.job(way.shop.draw)
+        await way.customer.job(way.effect_setup.draw)
     await way.settled()
     with way.wire.meanwhile() as polled:
         job = await worker.job()
     with way.wire.meanwhile() as beaten:
-        beat = await worker.of(job, "heartbeat", started=True)
+        beat = await worker.call_for(job, "heartbeat", started=True)
         assert beat.status_code == 200
     slot = job["outputs"][0]
     with way.wire.meanwhile() as put:
         await worker.client.put(slot["url"], content=b"made", headers=slot["headers"])
     with way.wire.meanwhile() as completed:
         outputs = [{"name": slot["name"], "size": 4}]
-        done = await worker.of(job, "complete", outputs=outputs)
+        done = await worker.call_for(job, "complete", outputs=outputs)
         assert done.status_code == 200, done.text
     assert len(submitted) <= SUBMIT_MAX, told(submitted)
     assert len(polled) <= POLL_MAX, told(polled)
@@ -100,12 +100,12 @@ async def test_a_job_costs_so_many_statements(way: Way) -> None:
 
 
 async def test_what_was_sent_to_a_backend_is_noted_aside(way: Way) -> None:
-    await way.customer.job(way.shop.draw)
+    await way.customer.job(way.effect_setup.draw)
     job = await way.worker.job()
     await way.settled()
     filled = {"1": {"text": "cf-1/photo.png"}}
     with way.wire.meanwhile() as beaten:
-        await way.worker.of(job, "heartbeat", started=True, filled_in=filled)
+        await way.worker.call_for(job, "heartbeat", started=True, filled_in=filled)
     assert len(beaten) <= HEARTBEAT_MAX, told(beaten)
 
 
@@ -113,22 +113,22 @@ async def test_a_worker_is_noted_as_seen_by_one_statement(way: Way) -> None:
     reading = {"cpu_percent": 7.0}
 
     async def grown_old() -> None:
-        long_ago = way.shop.plane.clock() - timedelta(hours=1)
-        async with way.shop.plane.central.transaction() as tx:
+        long_ago = way.effect_setup.plane.clock() - timedelta(hours=1)
+        async with way.effect_setup.plane.central.transaction() as tx:
             await tx.execute(update(workers).values(last_seen_at=long_ago))
 
-    await way.customer.job(way.shop.draw)
+    await way.customer.job(way.effect_setup.draw)
     await way.settled()
     await grown_old()
     with way.wire.meanwhile() as polled:
         job = await way.worker.job(reading=reading)
     await grown_old()
     with way.wire.meanwhile() as beaten:
-        await way.worker.of(job, "heartbeat", reading=reading)
+        await way.worker.call_for(job, "heartbeat", reading=reading)
     assert len(polled) <= POLL_MAX + 1, told(polled)
     assert len(beaten) <= HEARTBEAT_MAX + 1, told(beaten)
-    async with way.shop.plane.central.read() as tx:
+    async with way.effect_setup.plane.central.read() as tx:
         worker = await fleets.get_worker(tx, way.worker.worker_id)
         kept = await fleets.readings(tx, worker.worker_id, since=worker.created_at, limit=10)
-    assert worker.last_seen_at == way.shop.plane.clock()
+    assert worker.last_seen_at == way.effect_setup.plane.clock()
     assert [each.reading.cpu_percent for each in kept] == [7.0]

@@ -28,7 +28,7 @@ from schemathesis.core.result import Ok
 from tests.support.databases.factory import Databases
 from tests.support.server.asgi import free_listener, served, url_of
 from tests.support.server.control_plane import ADMIN_KEY, plane_on
-from tests.support.server.customers import Customer, Shop, shop_on
+from tests.support.server.customers import Customer, EffectSetup, effect_setup_on
 
 from comfyfleet.server.http.app import create_app
 from comfyfleet.server.http.middleware import SECRET_HEADER, WrongKeyThrottle
@@ -93,34 +93,34 @@ async def at_once(seconds: float) -> None: ...
 async def stage_on(databases: Databases, folder: Path) -> AsyncIterator[Stage]:
     async with plane_on(databases, folder, **MUCH) as opened:
         plane = replace(opened, outward=PublicHttpClient(resolver=nowhere))
-        async with shop_on(plane) as shop:
+        async with effect_setup_on(plane) as effect_setup:
             listener, app = free_listener(), create_app(plane)
             # Many of the calls have a wrong key, which is answered later each time.
             app.state.wrong_keys = WrongKeyThrottle(sleep=at_once)
-            ada = await shop.customer(tokens=10**9)
-            joined = await shop.yard.register("w1")
+            ada = await effect_setup.customer(tokens=10**9)
+            joined = await effect_setup.fleet_setup.register("w1")
             async with served(app, listener):
                 yield Stage(
                     url=url_of(listener),
                     document=app.openapi(),
                     keys={CUSTOMERS: ada.key, ADMIN: ADMIN_KEY, WORKER: joined.json()["token"]},
-                    secret=shop.yard.secret,
-                    known=await known_ids(shop, ada),
+                    secret=effect_setup.fleet_setup.secret,
+                    known=await known_ids(effect_setup, ada),
                 )
 
 
-async def known_ids(shop: Shop, ada: Customer) -> dict[str, str]:
+async def known_ids(effect_setup: EffectSetup, ada: Customer) -> dict[str, str]:
     """Of things that have ended: whoever follows them gets an answer at once."""
-    ended = await ada.job(shop.draw)
+    ended = await ada.job(effect_setup.draw)
     await ada.client.delete(f"/api/ai-jobs/{ended}")
-    items = {"effect_id": str(shop.draw.id), "items": [{}, {}]}
+    items = {"effect_id": str(effect_setup.draw.id), "items": [{}, {}]}
     batch = (await ada.client.post("/api/ai-jobs/batches", json=items)).json()["id"]
     await ada.client.delete(f"/api/ai-jobs/batches/{batch}")
     hook = await ada.client.post("/api/webhooks", json={"url": "https://93.184.216.34/"})
     return {
         "job_id": ended,
         "batch_id": batch,
-        "effect_id": str(shop.draw.id),
+        "effect_id": str(effect_setup.draw.id),
         "video_id": await ada.video(),
         "file_id": await ada.upload(),
         "webhook_id": hook.json()["id"],

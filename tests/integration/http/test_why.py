@@ -9,114 +9,118 @@ import pytest
 from sqlalchemy import update
 from tests.support.databases.factory import Databases
 from tests.support.server.control_plane import plane_on
-from tests.support.server.fleet import Yard, yard_on
+from tests.support.server.fleet import FleetSetup, fleet_setup_on
 
 from comfyfleet.clock import utc_now
 from comfyfleet.server.db.central_tables import workers
 
 
 @pytest.fixture
-async def yard(databases: Databases, tmp_path: Path) -> AsyncIterator[Yard]:
-    async with plane_on(databases, tmp_path) as plane, yard_on(plane) as yard:
-        yield yard
+async def fleet_setup(databases: Databases, tmp_path: Path) -> AsyncIterator[FleetSetup]:
+    async with plane_on(databases, tmp_path) as plane, fleet_setup_on(plane) as fleet_setup:
+        yield fleet_setup
 
 
-async def why(yard: Yard, **submit: Any) -> str:
-    job = await yard.job(await yard.submit(**submit))
+async def why(fleet_setup: FleetSetup, **submit: Any) -> str:
+    job = await fleet_setup.job(await fleet_setup.submit(**submit))
     said: str = job["why"]
     return said
 
 
-async def test_no_fleet_has_the_workflow(yard: Yard) -> None:
-    await yard.assign()
-    assert await why(yard) == "No fleet of stage production has workflow invert assigned."
+async def test_no_fleet_has_the_workflow(fleet_setup: FleetSetup) -> None:
+    await fleet_setup.assign()
+    assert await why(fleet_setup) == "No fleet of stage production has workflow invert assigned."
 
 
-async def test_no_worker_is_there(yard: Yard) -> None:
-    assert await why(yard) == (
+async def test_no_worker_is_there(fleet_setup: FleetSetup) -> None:
+    assert await why(fleet_setup) == (
         "No worker has workflow invert: fleet gpu/production has no workers."
     )
 
 
-async def test_the_provider_is_not_offered(yard: Yard) -> None:
-    await yard.register()
-    said = await why(yard, provider="cloud")
+async def test_the_provider_is_not_offered(fleet_setup: FleetSetup) -> None:
+    await fleet_setup.register()
+    said = await why(fleet_setup, provider="cloud")
     assert said == "No worker of fleet gpu/production offers the provider cloud."
 
 
-async def test_a_capability_is_missing(yard: Yard) -> None:
-    await yard.register_workflow("large", required_capabilities=["80gb"])
-    await yard.assign("large")
-    await yard.register()
-    said = await why(yard, slug="large")
+async def test_a_capability_is_missing(fleet_setup: FleetSetup) -> None:
+    await fleet_setup.register_workflow("large", required_capabilities=["80gb"])
+    await fleet_setup.assign("large")
+    await fleet_setup.register()
+    said = await why(fleet_setup, slug="large")
     assert said == "No worker of fleet gpu/production has the capabilities 80gb."
 
 
-async def test_all_workers_drain(yard: Yard) -> None:
-    await yard.register()
-    await yard.act("workers/w1/drain")
-    assert await why(yard) == "All workers of fleet gpu/production drain."
+async def test_all_workers_drain(fleet_setup: FleetSetup) -> None:
+    await fleet_setup.register()
+    await fleet_setup.act("workers/w1/drain")
+    assert await why(fleet_setup) == "All workers of fleet gpu/production drain."
 
 
-async def test_all_workers_are_offline(yard: Yard) -> None:
-    await yard.register()
-    async with yard.plane.central.transaction() as tx:
+async def test_all_workers_are_offline(fleet_setup: FleetSetup) -> None:
+    await fleet_setup.register()
+    async with fleet_setup.plane.central.transaction() as tx:
         await tx.execute(update(workers).values(last_seen_at=utc_now() - timedelta(minutes=5)))
-    assert await why(yard) == "All workers of fleet gpu/production are offline."
+    assert await why(fleet_setup) == "All workers of fleet gpu/production are offline."
 
 
-async def test_a_node_is_missing(yard: Yard) -> None:
-    await yard.register(backend={"node_types": ["LoadImage", "SaveImage"]})
-    assert await why(yard) == "Missing node ImageInvert on fleet gpu/production."
+async def test_a_node_is_missing(fleet_setup: FleetSetup) -> None:
+    await fleet_setup.register(backend={"node_types": ["LoadImage", "SaveImage"]})
+    assert await why(fleet_setup) == "Missing node ImageInvert on fleet gpu/production."
 
 
-async def test_it_is_bound_to_a_worker_that_is_not_there(yard: Yard) -> None:
-    await yard.register()
-    said = await why(yard, backend_affinity="worker:w9")
+async def test_it_is_bound_to_a_worker_that_is_not_there(fleet_setup: FleetSetup) -> None:
+    await fleet_setup.register()
+    said = await why(fleet_setup, backend_affinity="worker:w9")
     assert said.startswith("It is bound to worker:w9, which is not there")
 
 
-async def test_it_is_bound_to_a_worker_that_lacks_a_node_which_others_have(yard: Yard) -> None:
-    await yard.register("w0")
-    await yard.register(backend={"node_types": ["LoadImage", "SaveImage"]})
-    said = await why(yard, backend_affinity="worker:w1")
+async def test_it_is_bound_to_a_worker_that_lacks_a_node_which_others_have(
+    fleet_setup: FleetSetup,
+) -> None:
+    await fleet_setup.register("w0")
+    await fleet_setup.register(backend={"node_types": ["LoadImage", "SaveImage"]})
+    said = await why(fleet_setup, backend_affinity="worker:w1")
     assert said == (
         "It is bound to worker:w1, which can't run workflow invert: missing node ImageInvert."
     )
 
 
-async def test_it_is_bound_to_a_worker_that_drains(yard: Yard) -> None:
-    await yard.register("w0")
-    await yard.register()
-    await yard.act("workers/w1/drain")
-    said = await why(yard, backend_affinity="worker:w1")
+async def test_it_is_bound_to_a_worker_that_drains(fleet_setup: FleetSetup) -> None:
+    await fleet_setup.register("w0")
+    await fleet_setup.register()
+    await fleet_setup.act("workers/w1/drain")
+    said = await why(fleet_setup, backend_affinity="worker:w1")
     assert said == "It is bound to worker:w1, which drains or is not approved."
 
 
-async def test_others_are_ahead(yard: Yard) -> None:
-    await yard.register()
+async def test_others_are_ahead(fleet_setup: FleetSetup) -> None:
+    await fleet_setup.register()
     for _ in range(3):
-        await yard.submit()
-    assert await why(yard) == "3 jobs ahead."
+        await fleet_setup.submit()
+    assert await why(fleet_setup) == "3 jobs ahead."
 
 
-async def test_it_is_next_and_then_it_runs(yard: Yard) -> None:
-    assert (await yard.register("w0")).status_code == 200
-    job_id = await yard.submit()
-    assert (await yard.job(job_id))["why"].startswith("It is next in line")
-    async with yard.worker() as worker:
+async def test_it_is_next_and_then_it_runs(fleet_setup: FleetSetup) -> None:
+    assert (await fleet_setup.register("w0")).status_code == 200
+    job_id = await fleet_setup.submit()
+    assert (await fleet_setup.job(job_id))["why"].startswith("It is next in line")
+    async with fleet_setup.worker() as worker:
         job = await worker.job()
-        assert (await yard.job(job_id))["why"] == "Worker w1 has it and prepares it (attempt 1)."
+        assert (await fleet_setup.job(job_id))[
+            "why"
+        ] == "Worker w1 has it and prepares it (attempt 1)."
         progress = {"percent": 40, "node": "2"}
-        await worker.of(job, "heartbeat", started=True, progress=progress)
-        assert (await yard.job(job_id))["why"] == "Worker w1 runs it (attempt 1)."
-        assert (await yard.job(job_id))["progress"]["percent"] == 40
+        await worker.call_for(job, "heartbeat", started=True, progress=progress)
+        assert (await fleet_setup.job(job_id))["why"] == "Worker w1 runs it (attempt 1)."
+        assert (await fleet_setup.job(job_id))["progress"]["percent"] == 40
 
 
-async def test_maintenance_and_pause_are_told(yard: Yard) -> None:
-    await yard.register()
-    await yard.act("maintenance", on=True)
-    assert "Maintenance" in await why(yard)
-    await yard.act("maintenance", on=False)
-    await yard.act("workflows/invert/pause")
-    assert await why(yard) == "Workflow invert is paused by an operator."
+async def test_maintenance_and_pause_are_told(fleet_setup: FleetSetup) -> None:
+    await fleet_setup.register()
+    await fleet_setup.act("maintenance", on=True)
+    assert "Maintenance" in await why(fleet_setup)
+    await fleet_setup.act("maintenance", on=False)
+    await fleet_setup.act("workflows/invert/pause")
+    assert await why(fleet_setup) == "Workflow invert is paused by an operator."

@@ -7,8 +7,8 @@ import pytest
 from tests.support.databases.factory import Databases
 from tests.support.databases.s3 import RunningS3, running_s3
 from tests.support.server.control_plane import plane_on
-from tests.support.server.fleet import Yard, yard_on
-from tests.support.server.tenants import Ahead, TenantData, customer_of
+from tests.support.server.fleet import FleetSetup, fleet_setup_on
+from tests.support.server.tenants import AdjustableClock, TenantData, customer_of
 
 
 @pytest.fixture(scope="package")
@@ -18,8 +18,8 @@ def s3() -> Iterator[RunningS3]:
 
 
 @pytest.fixture
-def ahead() -> Ahead:
-    return Ahead()
+def ahead() -> AdjustableClock:
+    return AdjustableClock()
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -36,13 +36,13 @@ def storage_url(
 
 @pytest.fixture
 async def house(
-    databases: Databases, tmp_path: Path, ahead: Ahead, storage_url: str
-) -> AsyncIterator[Yard]:
+    databases: Databases, tmp_path: Path, ahead: AdjustableClock, storage_url: str
+) -> AsyncIterator[FleetSetup]:
     opening = plane_on(databases, tmp_path, clock=ahead, storage_url=storage_url)
-    async with opening as plane, yard_on(plane) as yard:
-        yield yard
+    async with opening as plane, fleet_setup_on(plane) as fleet_setup:
+        yield fleet_setup
 
 
 @pytest.fixture
-async def ada(house: Yard) -> TenantData:
+async def ada(house: FleetSetup) -> TenantData:
     return await customer_of(house.plane, house.admin)

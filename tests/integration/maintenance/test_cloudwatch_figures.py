@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tests.support.databases.factory import Databases
 from tests.support.server.control_plane import client_of, plane_on
-from tests.support.server.fleet import Yard
+from tests.support.server.fleet import FleetSetup
 from tests.support.workers.aws import Aws
 
 from comfyfleet.server.maintenance.cloudwatch import typical_of
@@ -22,10 +22,10 @@ async def test_a_fleet_wants_workers_while_jobs_wait_and_none_when_they_are_gone
         plane_on(sqlite_databases, tmp_path, cloudwatch_namespace=NAMESPACE) as plane,
         client_of(plane) as admin,
     ):
-        yard = Yard(plane, admin)
-        await yard.set_up()
+        fleet_setup = FleetSetup(plane, admin)
+        await fleet_setup.set_up()
         (publishing,) = (each for each in all_sweeps(plane) if each.name == "cloudwatch")
-        file_id = await yard.upload()
+        file_id = await fleet_setup.upload()
         jobs = {"workflow_slug": "invert", "files": {"input": file_id}, "count": 12}
         submitted = await admin.post("/api/admin/jobs", json=jobs)
         assert submitted.status_code == 201, submitted.text

@@ -3,7 +3,7 @@
 from datetime import timedelta
 from pathlib import Path
 
-from tests.support.server.tenants import PNG, Ahead, TenantData
+from tests.support.server.tenants import PNG, AdjustableClock, TenantData
 
 from comfyfleet.server.maintenance.sweeps import check_all_files
 from comfyfleet.server.media import service as media
@@ -54,7 +54,7 @@ async def test_an_object_that_is_gone_is_noted_and_stops_nothing(ada: TenantData
 
 
 async def test_what_was_announced_and_never_came_goes_after_a_day(
-    ada: TenantData, ahead: Ahead
+    ada: TenantData, ahead: AdjustableClock
 ) -> None:
     never = await ada.file(None)
     unlinked = await ada.file(None)

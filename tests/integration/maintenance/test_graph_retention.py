@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import func, select
 from tests.support.server.control_plane import client_of
 from tests.support.server.customers import png
-from tests.support.server.fleet import Calling, Yard
-from tests.support.server.tenants import PNG, Ahead, TenantData
+from tests.support.server.fleet import FleetSetup, WorkerClient
+from tests.support.server.tenants import PNG, AdjustableClock, TenantData
 
 from comfyfleet.server.db.tenant_tables import graph_executions
 from comfyfleet.server.graphs.runner import read_outbox
@@ -55,7 +55,7 @@ def storage_url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def api(house: Yard, ada: TenantData) -> AsyncIterator[httpx.AsyncClient]:
+async def api(house: FleetSetup, ada: TenantData) -> AsyncIterator[httpx.AsyncClient]:
     made = await house.register_workflow("invert", price_tokens=PRICE)
     assert made.status_code == 201, made.text
     await ada.pays(100)
@@ -74,18 +74,18 @@ async def started(api: httpx.AsyncClient, document: dict[str, Any], file_id: UUI
     return run_id
 
 
-async def deliver(worker: Calling) -> None:
+async def deliver(worker: WorkerClient) -> None:
     """A picture, as an engine saves it."""
     job, data = await worker.job(), png()
     slot = job["outputs"][0]
     put = await worker.client.put(slot["url"], content=data, headers=slot["headers"])
     assert put.status_code in (200, 201), put.text
     made = {"name": slot["name"], "size": len(data), "content_type": "image/png"}
-    done = await worker.of(job, "complete", outputs=[made])
+    done = await worker.call_for(job, "complete", outputs=[made])
     assert done.status_code == 200, done.text
 
 
-async def work(house: Yard, jobs: int, worker_id: str = "w1") -> None:
+async def work(house: FleetSetup, jobs: int, worker_id: str = "w1") -> None:
     async with house.worker(worker_id) as worker:
         for _ in range(jobs):
             await deliver(worker)
@@ -100,7 +100,7 @@ async def seen(api: httpx.AsyncClient, run_id: str) -> dict[str, Any]:
 
 
 async def test_a_run_whose_time_is_up_keeps_only_what_it_cost(
-    house: Yard, ada: TenantData, api: httpx.AsyncClient, ahead: Ahead
+    house: FleetSetup, ada: TenantData, api: httpx.AsyncClient, ahead: AdjustableClock
 ) -> None:
     old = await started(api, graph(), (await ada.file()).id)
     await work(house, 3)
@@ -131,11 +131,11 @@ async def test_a_run_whose_time_is_up_keeps_only_what_it_cost(
 
 
 async def test_a_failed_run_whose_time_is_up_is_not_retried(
-    house: Yard, ada: TenantData, api: httpx.AsyncClient, ahead: Ahead
+    house: FleetSetup, ada: TenantData, api: httpx.AsyncClient, ahead: AdjustableClock
 ) -> None:
     run_id = await started(api, graph(), (await ada.file()).id)
     async with house.worker() as worker:
-        await worker.of(await worker.job(), "fail", error="a private wish was not granted")
+        await worker.call_for(await worker.job(), "fail", error="a private wish was not granted")
     await read_outbox(ada.plane.graphs, ada.pool)
     assert "private wish" in (await api.get(f"/api/graph-runs/{run_id}")).text
     ahead.by = timedelta(days=31)
@@ -150,7 +150,7 @@ async def test_a_failed_run_whose_time_is_up_is_not_retried(
 
 
 async def test_a_run_that_waits_for_an_answer_keeps_its_files(
-    house: Yard, ada: TenantData, api: httpx.AsyncClient, ahead: Ahead
+    house: FleetSetup, ada: TenantData, api: httpx.AsyncClient, ahead: AdjustableClock
 ) -> None:
     """One that was given, and one that a node has made for the next."""
     async with house.worker("away"):
@@ -195,7 +195,7 @@ async def test_an_input_that_never_came_is_told_before_the_run(
 
 
 async def test_files_of_a_pipeline_run_stay_while_it_goes_on(
-    house: Yard, ada: TenantData, api: httpx.AsyncClient, ahead: Ahead
+    house: FleetSetup, ada: TenantData, api: httpx.AsyncClient, ahead: AdjustableClock
 ) -> None:
     """A parent's picture is needed for as long as children may come of it."""
     photo = await ada.file()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.support.server.customers import png
-from tests.support.server.fleet import Yard
+from tests.support.server.fleet import FleetSetup
 from tests.support.server.tenants import PNG, TenantData
 
 from comfyfleet.errors import Unavailable
@@ -50,7 +50,7 @@ async def test_an_upload_is_there_though_the_answer_to_its_commit_was_lost(
 
 
 async def test_outputs_are_there_though_the_answer_to_their_commit_was_lost(
-    house: Yard, ada: TenantData, monkeypatch: pytest.MonkeyPatch
+    house: FleetSetup, ada: TenantData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await house.register_workflow("invert")
     asked = await ada.job(await ada.file())
@@ -62,9 +62,9 @@ async def test_outputs_are_there_though_the_answer_to_their_commit_was_lost(
         with monkeypatch.context() as lost:
             lost.setattr(ada.pool, "transaction", cut(ada.pool.transaction))
             lost.setattr(ada.pool, "execute_one", cut(ada.pool.execute_one))
-            said = await worker.of(job, "complete", outputs=[made])
+            said = await worker.call_for(job, "complete", outputs=[made])
         assert said.status_code == 503, said.text
-        said = await worker.of(job, "complete", outputs=[made])
+        said = await worker.call_for(job, "complete", outputs=[made])
         assert said.status_code == 200, said.text
     async with ada.pool.read() as tx:
         done = await jobs.get(tx, ada.tenant_id, asked.id)

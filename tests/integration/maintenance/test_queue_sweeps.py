@@ -1,7 +1,7 @@
 """What happens though nobody asks."""
 
 from collections.abc import AsyncIterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
 
@@ -10,7 +10,8 @@ from blake3 import blake3
 from sqlalchemy import delete, select, update
 from tests.support.databases.factory import Databases
 from tests.support.server.control_plane import plane_on
-from tests.support.server.fleet import Yard, yard_on
+from tests.support.server.fleet import FleetSetup, fleet_setup_on
+from tests.support.server.tenants import AdjustableClock
 
 from comfyfleet.clock import utc_now
 from comfyfleet.server.db.central_tables import dispatches
@@ -31,166 +32,167 @@ from comfyfleet.server.maintenance.sweeps import (
 )
 
 
-class Ahead:
-    """A clock that can be put forward."""
-
-    def __init__(self) -> None:
-        self.by = timedelta()
-
-    def __call__(self) -> datetime:
-        return utc_now() + self.by
+@pytest.fixture
+def clock() -> AdjustableClock:
+    return AdjustableClock()
 
 
 @pytest.fixture
-def clock() -> Ahead:
-    return Ahead()
-
-
-@pytest.fixture
-async def yard(databases: Databases, tmp_path: Path, clock: Ahead) -> AsyncIterator[Yard]:
-    async with plane_on(databases, tmp_path, clock=clock) as plane, yard_on(plane) as yard:
-        yield yard
+async def fleet_setup(
+    databases: Databases, tmp_path: Path, clock: AdjustableClock
+) -> AsyncIterator[FleetSetup]:
+    async with (
+        plane_on(databases, tmp_path, clock=clock) as plane,
+        fleet_setup_on(plane) as fleet_setup,
+    ):
+        yield fleet_setup
 
 
 async def test_a_worker_unseen_for_long_is_removed_and_its_job_goes_on(
-    yard: Yard, clock: Ahead
+    fleet_setup: FleetSetup, clock: AdjustableClock
 ) -> None:
-    job_id = await yard.submit()
-    async with yard.worker() as worker:
+    job_id = await fleet_setup.submit()
+    async with fleet_setup.worker() as worker:
         await worker.job()
         clock.by = timedelta(minutes=9)
-        await remove_lost_workers(yard.plane)
-        assert len((await yard.admin.get("/api/admin/workers")).json()["workers"]) == 1
+        await remove_lost_workers(fleet_setup.plane)
+        assert len((await fleet_setup.admin.get("/api/admin/workers")).json()["workers"]) == 1
         clock.by = timedelta(minutes=11)
-        await remove_lost_workers(yard.plane)
-    assert (await yard.admin.get("/api/admin/workers")).json()["workers"] == []
-    assert (await yard.job(job_id))["dispatch"]["status"] == "queued"
-    assert (await yard.register("w1")).status_code == 200, "its id is free"
-    (gone,) = await yard.audited("deregister")
+        await remove_lost_workers(fleet_setup.plane)
+    assert (await fleet_setup.admin.get("/api/admin/workers")).json()["workers"] == []
+    assert (await fleet_setup.job(job_id))["dispatch"]["status"] == "queued"
+    assert (await fleet_setup.register("w1")).status_code == 200, "its id is free"
+    (gone,) = await fleet_setup.audited("deregister")
     assert gone["actor"] == "sweep"
 
 
-async def test_a_word_in_the_outbox_is_delivered(yard: Yard) -> None:
-    job_id = await yard.submit()
-    async with yard.plane.central.transaction() as tx:
+async def test_a_word_in_the_outbox_is_delivered(fleet_setup: FleetSetup) -> None:
+    job_id = await fleet_setup.submit()
+    async with fleet_setup.plane.central.transaction() as tx:
         await tx.execute(delete(dispatches))
-    async with yard.plane.pools["main"].transaction() as tx:
+    async with fleet_setup.plane.pools["main"].transaction() as tx:
         row = {"job_id": job_id, "kind": "dispatch", "payload": {}}
         now = utc_now()
-        tenant_id = UUID((await yard.job(job_id))["tenant_id"])
+        tenant_id = UUID((await fleet_setup.job(job_id))["tenant_id"])
         await tx.execute(
             outbox.insert().values(tenant_id=tenant_id, not_before=now, created_at=now, **row)
         )
-    await flush_outboxes(yard.plane)
-    assert (await yard.job(job_id))["dispatch"]["status"] == "queued"
-    async with yard.plane.pools["main"].read() as tx:
+    await flush_outboxes(fleet_setup.plane)
+    assert (await fleet_setup.job(job_id))["dispatch"]["status"] == "queued"
+    async with fleet_setup.plane.pools["main"].read() as tx:
         assert (await tx.execute(select(outbox.c.id))).all() == []
 
 
-async def test_an_expired_lease_is_taken_and_the_job_waits_again(yard: Yard) -> None:
-    job_id = await yard.submit()
-    await expire_leases(yard.plane)
-    async with yard.worker() as worker:
+async def test_an_expired_lease_is_taken_and_the_job_waits_again(fleet_setup: FleetSetup) -> None:
+    job_id = await fleet_setup.submit()
+    await expire_leases(fleet_setup.plane)
+    async with fleet_setup.worker() as worker:
         job = await worker.job()
-        await worker.of(job, "heartbeat", started=True)
-        async with yard.plane.central.transaction() as tx:
+        await worker.call_for(job, "heartbeat", started=True)
+        async with fleet_setup.plane.central.transaction() as tx:
             past = utc_now() - timedelta(hours=1)
             await tx.execute(update(dispatches).values(lease_expires_at=past))
-        await expire_leases(yard.plane)
-        assert (await worker.of(job, "heartbeat")).status_code == 409
-    found = await yard.job(job_id)
+        await expire_leases(fleet_setup.plane)
+        assert (await worker.call_for(job, "heartbeat")).status_code == 409
+    found = await fleet_setup.job(job_id)
     assert (found["status"], found["dispatch"]["attempts"]) == ("queued", 1)
 
 
-async def test_a_job_that_can_not_be_read_stops_no_pass(yard: Yard) -> None:
-    broken, well = await yard.submit(), await yard.submit()
-    async with yard.worker("w1") as one, yard.worker("w2") as two:
+async def test_a_job_that_can_not_be_read_stops_no_pass(fleet_setup: FleetSetup) -> None:
+    broken, well = await fleet_setup.submit(), await fleet_setup.submit()
+    async with fleet_setup.worker("w1") as one, fleet_setup.worker("w2") as two:
         for worker in (one, two):
-            await worker.of(await worker.job(), "heartbeat", started=True)
-    async with yard.plane.pools["main"].transaction() as tx:
+            await worker.call_for(await worker.job(), "heartbeat", started=True)
+    async with fleet_setup.plane.pools["main"].transaction() as tx:
         await tx.execute(update(ai_jobs).where(ai_jobs.c.id == broken).values(assets=[{}]))
-    async with yard.plane.central.transaction() as tx:
+    async with fleet_setup.plane.central.transaction() as tx:
         past = utc_now() - timedelta(hours=1)
         await tx.execute(update(dispatches).values(lease_expires_at=past))
-    await expire_leases(yard.plane)
-    assert (await yard.job(well))["status"] == "queued"
+    await expire_leases(fleet_setup.plane)
+    assert (await fleet_setup.job(well))["status"] == "queued"
 
 
-async def test_a_job_that_was_put_off_is_seen_when_it_is_due(yard: Yard, clock: Ahead) -> None:
-    job_id = await yard.submit()
-    async with yard.plane.central.transaction() as tx:
+async def test_a_job_that_was_put_off_is_seen_when_it_is_due(
+    fleet_setup: FleetSetup, clock: AdjustableClock
+) -> None:
+    job_id = await fleet_setup.submit()
+    async with fleet_setup.plane.central.transaction() as tx:
         later = utc_now() + timedelta(seconds=30)
         await tx.execute(update(dispatches).values(not_before=later))
-    async with yard.worker() as worker:
+    async with fleet_setup.worker() as worker:
         assert (await worker.poll())["job"] is None
-        assert "put off" in (await yard.job(job_id))["why"]
+        assert "put off" in (await fleet_setup.job(job_id))["why"]
         clock.by = timedelta(minutes=1)
-        await wake_due(yard.plane)
+        await wake_due(fleet_setup.plane)
         await worker.job()
 
 
-async def test_what_a_fleets_backends_can_do_is_learnt_from_its_workers(yard: Yard) -> None:
+async def test_what_a_fleets_backends_can_do_is_learnt_from_its_workers(
+    fleet_setup: FleetSetup,
+) -> None:
     data = b'{"Invert": {"input": {"required": {}}}}'
     content_hash = blake3(data).hexdigest()
     backend = {"object_info_hash": content_hash, "object_info_size": len(data)}
-    joined = (await yard.register(backend=backend)).json()
+    joined = (await fleet_setup.register(backend=backend)).json()
     slot = joined["object_info_upload"]
-    await sync_object_infos(yard.plane)
-    await yard.admin.put(slot["url"], content=data, headers=slot["headers"])
-    await sync_object_infos(yard.plane)
-    async with yard.plane.central.read() as tx:
+    await sync_object_infos(fleet_setup.plane)
+    await fleet_setup.admin.put(slot["url"], content=data, headers=slot["headers"])
+    await sync_object_infos(fleet_setup.plane)
+    async with fleet_setup.plane.central.read() as tx:
         fleet = await fleets.get_fleet(tx, "gpu", "production")
     assert (fleet.object_info_hash, fleet.object_info_key) == (
         content_hash,
         object_info_key(content_hash),
     )
-    again = (await yard.register("w2", backend=backend)).json()
+    again = (await fleet_setup.register("w2", backend=backend)).json()
     assert again["object_info_upload"] is None
 
 
-async def test_an_object_info_that_is_not_what_was_announced_is_not_believed(yard: Yard) -> None:
+async def test_an_object_info_that_is_not_what_was_announced_is_not_believed(
+    fleet_setup: FleetSetup,
+) -> None:
     backend = {"object_info_hash": "0" * 64, "object_info_size": 2}
-    joined = (await yard.register(backend=backend)).json()
+    joined = (await fleet_setup.register(backend=backend)).json()
     slot = joined["object_info_upload"]
-    await yard.admin.put(slot["url"], content=b"{}", headers=slot["headers"])
-    await sync_object_infos(yard.plane)
-    async with yard.plane.central.read() as tx:
+    await fleet_setup.admin.put(slot["url"], content=b"{}", headers=slot["headers"])
+    await sync_object_infos(fleet_setup.plane)
+    async with fleet_setup.plane.central.read() as tx:
         assert (await fleets.get_fleet(tx, "gpu", "production")).object_info_hash is None
 
 
-async def test_a_job_outlives_its_files(yard: Yard, clock: Ahead) -> None:
-    job_id = await yard.submit()
-    async with yard.worker() as worker:
+async def test_a_job_outlives_its_files(fleet_setup: FleetSetup, clock: AdjustableClock) -> None:
+    job_id = await fleet_setup.submit()
+    async with fleet_setup.worker() as worker:
         await worker.deliver(await worker.job())
-    done = await yard.job(job_id)
+    done = await fleet_setup.job(job_id)
     assert len(done["outputs"]) == 1
     path = f"/api/admin/tenants/{done['tenant_id']}/retention"
-    await yard.admin.put(path, json={"retention_days": 1})
+    await fleet_setup.admin.put(path, json={"retention_days": 1})
     clock.by = timedelta(days=2)
-    await expire_all(yard.plane)
-    found = await yard.job(job_id)
+    await expire_all(fleet_setup.plane)
+    found = await fleet_setup.job(job_id)
     assert (found["status"], found["outputs"]) == ("completed", [])
 
 
-async def test_every_sweep_passes_on_an_idle_system(yard: Yard) -> None:
-    for sweep in all_sweeps(yard.plane):
+async def test_every_sweep_passes_on_an_idle_system(fleet_setup: FleetSetup) -> None:
+    for sweep in all_sweeps(fleet_setup.plane):
         assert await sweep.run() is not True, sweep.name
 
 
 async def test_reconcile_goes_on_where_the_last_pass_has_ended(
-    yard: Yard, clock: Ahead, monkeypatch: pytest.MonkeyPatch
+    fleet_setup: FleetSetup, clock: AdjustableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweeps, "RECONCILED_PER_PASS_MAX", 1)
-    file_id = await yard.upload()
-    jobs = [await yard.submit(file_id=file_id) for _ in range(3)]
+    file_id = await fleet_setup.upload()
+    jobs = [await fleet_setup.submit(file_id=file_id) for _ in range(3)]
     clock.by = timedelta(minutes=5)
-    async with yard.plane.pools["main"].transaction() as tx:
+    async with fleet_setup.plane.pools["main"].transaction() as tx:
         await tx.execute(delete(ai_jobs).where(ai_jobs.c.id == jobs[0]))
     places = []
     for _ in range(4):
-        await reconcile_some(yard.plane)
-        async with yard.plane.central.read() as tx:
+        await reconcile_some(fleet_setup.plane)
+        async with fleet_setup.plane.central.read() as tx:
             places.append(await context.reconcile_cursor(tx))
     assert places[0] != places[1]
     assert None in places, "a round has an end"
-    assert len(await yard.audited("reconcile")) == 1
+    assert len(await fleet_setup.audited("reconcile")) == 1

@@ -5,8 +5,8 @@ from datetime import timedelta
 from uuid import uuid4
 
 from sqlalchemy import update
-from tests.support.server.fleet import Yard
-from tests.support.server.tenants import PNG, Ahead, TenantData, customer_of
+from tests.support.server.fleet import FleetSetup
+from tests.support.server.tenants import PNG, AdjustableClock, TenantData, customer_of
 
 from comfyfleet.server.db.central_tables import tenants
 from comfyfleet.server.jobs import submit
@@ -22,7 +22,9 @@ async def keep_for(customer: TenantData, days: int) -> None:
     await customer.admin.put(f"{customer.path}/retention", json={"retention_days": days})
 
 
-async def test_media_and_files_go_when_their_time_is_up(ada: TenantData, ahead: Ahead) -> None:
+async def test_media_and_files_go_when_their_time_is_up(
+    ada: TenantData, ahead: AdjustableClock
+) -> None:
     await keep_for(ada, 30)
     old = await ada.file()
     seen = await ada.media(old)
@@ -40,7 +42,7 @@ async def test_media_and_files_go_when_their_time_is_up(ada: TenantData, ahead: 
     assert (found.expired_at is not None, found.file_ids) == (True, ())
 
 
-async def test_without_a_retention_nothing_goes(ada: TenantData, ahead: Ahead) -> None:
+async def test_without_a_retention_nothing_goes(ada: TenantData, ahead: AdjustableClock) -> None:
     kept = await ada.file()
     ahead.by = timedelta(days=9999)
     await expire_all(ada.plane)
@@ -48,7 +50,7 @@ async def test_without_a_retention_nothing_goes(ada: TenantData, ahead: Ahead) -
 
 
 async def test_one_tenants_retention_is_not_anothers(
-    house: Yard, ada: TenantData, ahead: Ahead
+    house: FleetSetup, ada: TenantData, ahead: AdjustableClock
 ) -> None:
     bob = await customer_of(house.plane, house.admin, "Bob")
     await keep_for(ada, 1)
@@ -58,7 +60,9 @@ async def test_one_tenants_retention_is_not_anothers(
     assert (await ada.has(gone), await bob.has(kept)) == ((False, False), (True, True))
 
 
-async def test_a_file_that_younger_media_share_stays(ada: TenantData, ahead: Ahead) -> None:
+async def test_a_file_that_younger_media_share_stays(
+    ada: TenantData, ahead: AdjustableClock
+) -> None:
     await keep_for(ada, 10)
     shared = await ada.file()
     await ada.media(shared)
@@ -72,7 +76,7 @@ async def test_a_file_that_younger_media_share_stays(ada: TenantData, ahead: Ahe
     assert await ada.has(shared) == (False, False)
 
 
-async def test_a_file_that_a_job_still_needs_stays(ada: TenantData, ahead: Ahead) -> None:
+async def test_a_file_that_a_job_still_needs_stays(ada: TenantData, ahead: AdjustableClock) -> None:
     await keep_for(ada, 10)
     needed = await ada.file()
     job = await ada.job(needed)
@@ -84,7 +88,9 @@ async def test_a_file_that_a_job_still_needs_stays(ada: TenantData, ahead: Ahead
     assert await ada.has(needed) == (False, False)
 
 
-async def test_objects_that_no_row_names_go_after_a_day(ada: TenantData, ahead: Ahead) -> None:
+async def test_objects_that_no_row_names_go_after_a_day(
+    ada: TenantData, ahead: AdjustableClock
+) -> None:
     store = ada.plane.store
     named = await ada.file()
     upload = upload_key(ada.tenant_id, uuid4(), "lost.png")
@@ -102,7 +108,7 @@ async def test_objects_that_no_row_names_go_after_a_day(ada: TenantData, ahead: 
 
 
 async def test_what_a_job_at_work_has_delivered_is_not_left_over(
-    ada: TenantData, ahead: Ahead
+    ada: TenantData, ahead: AdjustableClock
 ) -> None:
     job = await ada.job(await ada.file())
     key = output_key(ada.tenant_id, job.id, uuid4(), "out.png")
@@ -116,7 +122,7 @@ async def test_what_a_job_at_work_has_delivered_is_not_left_over(
 
 
 async def test_objects_of_a_tenant_that_nobody_knows_are_left_alone(
-    ada: TenantData, ahead: Ahead
+    ada: TenantData, ahead: AdjustableClock
 ) -> None:
     store = ada.plane.store
     strange = (upload_key(uuid4(), uuid4(), "theirs.png"), "tenants/notes.txt")
@@ -132,7 +138,7 @@ async def test_objects_of_a_tenant_that_nobody_knows_are_left_alone(
     assert all([await store.head(key) for key in (*strange, mine)])
 
 
-async def test_events_of_long_ago_go(ada: TenantData, ahead: Ahead) -> None:
+async def test_events_of_long_ago_go(ada: TenantData, ahead: AdjustableClock) -> None:
     job_id = uuid4()
     async with ada.pool.transaction() as tx:
         await store.add_event(
@@ -146,7 +152,7 @@ async def test_events_of_long_ago_go(ada: TenantData, ahead: Ahead) -> None:
 
 
 async def test_a_file_that_is_just_being_shared_is_not_removed(
-    ada: TenantData, ahead: Ahead
+    ada: TenantData, ahead: AdjustableClock
 ) -> None:
     await keep_for(ada, 10)
     old = await ada.file(content_hash="ab" * 32)

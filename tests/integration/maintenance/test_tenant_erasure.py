@@ -6,8 +6,8 @@ from uuid import uuid4
 
 import pytest
 from sqlalchemy import select
-from tests.support.jobs.fuse import Burnt, Fuse, fused
-from tests.support.server.fleet import Yard
+from tests.support.jobs.fuse import Fuse, ProcessDied, fused
+from tests.support.server.fleet import FleetSetup
 from tests.support.server.tenants import TenantData, customer_of
 
 from comfyfleet.clock import utc_now
@@ -74,7 +74,9 @@ async def require_erased(customer: TenantData) -> None:
     assert "Ada" not in shown["name"]
 
 
-async def test_nothing_private_is_left_and_the_ledger_is(house: Yard, ada: TenantData) -> None:
+async def test_nothing_private_is_left_and_the_ledger_is(
+    house: FleetSetup, ada: TenantData
+) -> None:
     bob = await customer_of(house.plane, house.admin, "Bob")
     for each in (ada, bob):
         await furnish(each)
@@ -94,7 +96,7 @@ async def test_nothing_private_is_left_and_the_ledger_is(house: Yard, ada: Tenan
 
 
 async def test_with_the_answer_the_keys_are_dead_and_nothing_new_comes(
-    house: Yard, ada: TenantData
+    house: FleetSetup, ada: TenantData
 ) -> None:
     file = await ada.file()
     await house.admin.post(f"{ada.path}/erase")
@@ -108,13 +110,13 @@ async def test_with_the_answer_the_keys_are_dead_and_nothing_new_comes(
     assert (await house.admin.post(path, json={})).status_code == 409
 
 
-async def test_operators_own_tenant_is_not_erased(house: Yard) -> None:
+async def test_operators_own_tenant_is_not_erased(house: FleetSetup) -> None:
     answer = await house.admin.post(f"/api/admin/tenants/{DEFAULT_TENANT}/erase")
     assert answer.status_code == 422
     assert (await house.admin.post(f"/api/admin/tenants/{uuid4()}/erase")).status_code == 404
 
 
-async def test_cut_off_at_any_step_it_is_taken_up_again(house: Yard, ada: TenantData) -> None:
+async def test_cut_off_at_any_step_it_is_taken_up_again(house: FleetSetup, ada: TenantData) -> None:
     await furnish(ada)
     await house.admin.post(f"{ada.path}/erase")
     fuse = Fuse()
@@ -123,7 +125,7 @@ async def test_cut_off_at_any_step_it_is_taken_up_again(house: Yard, ada: Tenant
         fuse.left = step
         try:
             await erase_pending_tenants(cut)
-        except Burnt:
+        except ProcessDied:
             continue
         break
     else:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from tests.support.backends.comfy_cloud import CloudAccount, serving_cloud
 from tests.support.backends.v2_server import comfy_api_proxy
-from tests.support.workers.memory_plane import GivenFile, Plane, eventually
+from tests.support.workers.memory_plane import JobFile, Plane, eventually
 from tests.support.workers.prompts import passing, picture, steps
-from tests.support.workers.workers import settings_for, working
+from tests.support.workers.workers import running_worker, settings_for
 
 from comfyfleet.engine import serve_in_thread
 
@@ -20,10 +20,10 @@ def environ(url: str) -> dict[str, str]:
 async def test_a_job_runs_on_a_cloud(plane: Plane, tmp_path: Path) -> None:
     made = plane.add(picture(), provider="cloud")
     passed = plane.add(
-        passing(), provider="cloud", files={"input": GivenFile(b"bytes", "a.png", "1.file")}
+        passing(), provider="cloud", files={"input": JobFile(b"bytes", "a.png", "1.file")}
     )
     with serving_cloud({KEY: CloudAccount("alice")}) as cloud:
-        async with working(settings_for(plane, None, tmp_path), environ(cloud.url)):
+        async with running_worker(settings_for(plane, None, tmp_path), environ(cloud.url)):
             await eventually(lambda: made.word and passed.word)
     assert plane.delivered(made).startswith(b"\x89PNG")
     assert plane.delivered(passed) == b"bytes"
@@ -35,7 +35,7 @@ async def test_a_job_runs_on_a_cloud(plane: Plane, tmp_path: Path) -> None:
 async def test_a_cancelled_job_is_cancelled_on_the_cloud(plane: Plane, tmp_path: Path) -> None:
     job = plane.add(steps(1000, 50), provider="cloud")
     with serving_cloud({KEY: CloudAccount("alice")}) as cloud:
-        async with working(settings_for(plane, None, tmp_path), environ(cloud.url)):
+        async with running_worker(settings_for(plane, None, tmp_path), environ(cloud.url)):
             await eventually(lambda: job.started)
             job.cancelled = True
             await eventually(lambda: job.word)
@@ -47,7 +47,7 @@ async def test_an_account_without_credits_hands_the_job_back(plane: Plane, tmp_p
     plane.requeues_again = False
     job, other = plane.add(picture(), provider="cloud"), plane.add(picture(), provider="cloud")
     with serving_cloud({KEY: CloudAccount("alice", has_credits=False)}) as cloud:
-        async with working(settings_for(plane, None, tmp_path), environ(cloud.url)):
+        async with running_worker(settings_for(plane, None, tmp_path), environ(cloud.url)):
             await eventually(lambda: job.word)
             await eventually(lambda: other.word or other.leases == 0)
             third = plane.add(picture(), provider="cloud")
@@ -60,7 +60,7 @@ async def test_a_job_runs_on_a_server_of_the_newer_api(plane: Plane, tmp_path: P
     with serve_in_thread() as engine:
         async with (
             comfy_api_proxy(engine.url, KEY) as (url, _),
-            working(settings_for(plane, None, tmp_path), environ(url)),
+            running_worker(settings_for(plane, None, tmp_path), environ(url)),
         ):
             await eventually(lambda: job.word)
     assert plane.delivered(job).startswith(b"\x89PNG")

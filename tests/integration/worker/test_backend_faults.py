@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from tests.integration.worker.test_overlap import depth
-from tests.support.backends.proxy import Fault, meddling
+from tests.support.backends.proxy import Fault, faulty_proxy
 from tests.support.workers.memory_plane import Plane, eventually
 from tests.support.workers.prompts import failing, picture, steps
-from tests.support.workers.workers import settings_for, working
+from tests.support.workers.workers import running_worker, settings_for
 
 from comfyfleet.comfy import ComfyServer, Fetched, OutputFile
 from comfyfleet.engine import serve_in_thread
@@ -70,7 +70,7 @@ async def test_a_backend_that_dies_in_mid_run_hands_the_job_back_and_is_waited_f
 ) -> None:
     job = plane.add(steps(40, 50))
     settings = settings_for(plane, dies_like_comfyui.engine.url, tmp_path / "state", max_retries=1)
-    async with working(settings):
+    async with running_worker(settings):
         await eventually(lambda: job.started)
         await asyncio.to_thread(dies_like_comfyui.kill)
         await eventually(lambda: job.word)
@@ -88,7 +88,7 @@ async def test_an_idle_worker_notices_that_its_backend_is_gone(
     plane: Plane, dies_like_comfyui: Mortal, tmp_path: Path
 ) -> None:
     settings = settings_for(plane, dies_like_comfyui.engine.url, tmp_path / "state", max_retries=1)
-    async with working(settings):
+    async with running_worker(settings):
         await eventually(lambda: plane.polls)
         await asyncio.to_thread(dies_like_comfyui.kill)
         await eventually(lambda: not plane.waiting)
@@ -106,7 +106,7 @@ async def test_a_hung_backend_hands_the_job_back(
     job, later = plane.add(steps(1, 600_000)), plane.add(picture())
     plane.requeues_again = False
     settings = settings_for(plane, engine.url, tmp_path, stall_seconds=1.0)
-    async with working(settings):
+    async with running_worker(settings):
         await eventually(lambda: job.word)
         await eventually(lambda: later.word)
     assert job.requeue.reason == "backend_fault"
@@ -118,7 +118,7 @@ async def test_out_of_memory_is_the_backends_fault_and_memory_is_freed(
 ) -> None:
     plane.requeues_again = False
     job = plane.add(failing("CUDA out of memory. Tried to allocate 2.00 GiB"), model_key="flux")
-    async with working(settings_for(plane, engine.url, tmp_path)) as worker:
+    async with running_worker(settings_for(plane, engine.url, tmp_path)) as worker:
         await eventually(lambda: job.word)
         await eventually(lambda: worker.models.keys == ())
         after = plane.add(picture())
@@ -133,7 +133,7 @@ async def test_a_poisoned_backend_gets_no_more_jobs_until_it_was_restarted(
     plane.requeues_again = False
     job = plane.add(failing("CUDA error: an illegal memory access was encountered"))
     settings = settings_for(plane, dies_like_comfyui.engine.url, tmp_path / "state", max_retries=1)
-    async with working(settings):
+    async with running_worker(settings):
         await eventually(lambda: job.word)
         assert job.requeue.reason == "backend_fault"
         await eventually(lambda: not plane.waiting)
@@ -151,8 +151,8 @@ async def test_a_prompt_that_may_or_may_not_have_arrived_is_never_sent_twice(
 ) -> None:
     monkeypatch.setattr("comfyfleet.worker.lease_runner.ADOPT_PAUSE_SECONDS", 0.05)
     job = plane.add(picture())
-    async with meddling(engine.url, {"POST /prompt": Fault.CUT_UNSEEN}) as proxy:
-        async with working(settings_for(plane, proxy.url, tmp_path, max_retries=1)):
+    async with faulty_proxy(engine.url, {"POST /prompt": Fault.CUT_UNSEEN}) as proxy:
+        async with running_worker(settings_for(plane, proxy.url, tmp_path, max_retries=1)):
             await eventually(lambda: job.word)
         assert proxy.steps.count("POST /prompt") == 1
         assert "POST /prompt 2" not in proxy.steps
@@ -163,8 +163,8 @@ async def test_a_prompt_that_had_arrived_is_found_again(
     plane: Plane, engine: Engine, tmp_path: Path
 ) -> None:
     job = plane.add(picture())
-    async with meddling(engine.url, {"POST /prompt": Fault.CUT}) as proxy:
-        async with working(settings_for(plane, proxy.url, tmp_path, max_retries=1)):
+    async with faulty_proxy(engine.url, {"POST /prompt": Fault.CUT}) as proxy:
+        async with running_worker(settings_for(plane, proxy.url, tmp_path, max_retries=1)):
             await eventually(lambda: job.word)
         assert "POST /prompt 2" not in proxy.steps
     assert job.result.outputs
@@ -180,7 +180,7 @@ async def test_a_full_disk_is_a_clear_failure_and_no_more_jobs_are_taken_until_t
         patched.setattr(ComfyServer, "fetch", full)
         patched.setattr(health, "FREE_BYTES_MIN", 1 << 60)
         first = plane.add(picture())
-        async with working(settings_for(plane, engine.url, tmp_path)):
+        async with running_worker(settings_for(plane, engine.url, tmp_path)):
             await eventually(lambda: first.word)
             await eventually(lambda: not plane.waiting)
             second = plane.add(picture())
@@ -197,7 +197,7 @@ async def test_a_lease_that_ran_on_a_dead_backend_leaves_nothing_behind(
 ) -> None:
     job = plane.add(steps(1000, 50))
     plane.requeues_again = False
-    async with working(settings_for(plane, engine.url, tmp_path)) as worker:
+    async with running_worker(settings_for(plane, engine.url, tmp_path)) as worker:
         await eventually(lambda: job.started)
         worker.stop.ask("shutdown", 0)
         await eventually(lambda: job.word)

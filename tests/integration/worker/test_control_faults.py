@@ -6,10 +6,10 @@ from pathlib import Path
 from uuid import UUID
 
 from tests.integration.worker.test_overlap import depth
-from tests.support.workers.memory_plane import GivenFile, Plane, eventually
+from tests.support.workers.memory_plane import JobFile, Plane, eventually
 from tests.support.workers.plane_server import Served
 from tests.support.workers.prompts import passing, picture, steps
-from tests.support.workers.workers import settings_for, working
+from tests.support.workers.workers import running_worker, settings_for
 
 from comfyfleet.engine.serve import Served as Engine
 
@@ -19,7 +19,7 @@ async def test_a_control_plane_that_is_away_in_mid_run_loses_nothing(
 ) -> None:
     plane = served.plane
     jobs = [plane.add(steps(20, 50)), plane.add(steps(4, 50))]
-    async with working(settings_for(plane, engine.url, tmp_path)):
+    async with running_worker(settings_for(plane, engine.url, tmp_path)):
         await eventually(lambda: jobs[0].started)
         served.down()
         await asyncio.sleep(2)
@@ -34,7 +34,7 @@ async def test_a_last_word_is_said_until_it_is_heard(
 ) -> None:
     plane.errors["complete"] = 3
     job = plane.add(picture())
-    async with working(settings_for(plane, engine.url, tmp_path)):
+    async with running_worker(settings_for(plane, engine.url, tmp_path)):
         await eventually(lambda: job.word)
     assert plane.calls.count("complete") == 4
     assert job.leases == 1
@@ -45,7 +45,7 @@ async def test_a_lost_answer_to_a_last_word_is_made_up_for(
 ) -> None:
     plane.cut["complete"] = 1
     job = plane.add(picture())
-    async with working(settings_for(plane, engine.url, tmp_path)):
+    async with running_worker(settings_for(plane, engine.url, tmp_path)):
         await eventually(lambda: len(job.words) == 2)
     assert job.result.outputs
 
@@ -55,7 +55,7 @@ async def test_a_busy_worker_asks_for_the_next_job_with_its_result(
 ) -> None:
     """Its jobs take long enough for the next one to be there before they end."""
     jobs = [plane.add(steps(1, 400)) for _ in range(5)]
-    async with working(settings_for(plane, engine.url, tmp_path)):
+    async with running_worker(settings_for(plane, engine.url, tmp_path)):
         await eventually(lambda: all(job.word for job in jobs))
     assert [job.leases for job in jobs] == [1] * 5
     carried = [poll for poll in plane.polls if not poll.wait_seconds]
@@ -69,7 +69,7 @@ async def test_a_control_plane_that_answers_no_poll_with_a_result_is_polled(
 ) -> None:
     plane.answers_polls_of_words = False
     jobs = [plane.add(picture()) for _ in range(4)]
-    async with working(settings_for(plane, engine.url, tmp_path)):
+    async with running_worker(settings_for(plane, engine.url, tmp_path)):
         await eventually(lambda: all(job.word for job in jobs))
     assert [job.leases for job in jobs] == [1] * 4
 
@@ -79,7 +79,7 @@ async def test_a_job_that_was_lost_with_the_answer_to_a_result_is_handed_out_aga
 ) -> None:
     plane.cut["complete"] = 3
     jobs = [plane.add(picture()) for _ in range(6)]
-    async with working(settings_for(plane, engine.url, tmp_path)):
+    async with running_worker(settings_for(plane, engine.url, tmp_path)):
         await eventually(lambda: all(job.word for job in jobs))
     assert plane.cut["complete"] == 0
     assert [job.leases for job in jobs] == [1] * 6
@@ -91,7 +91,7 @@ async def test_a_lease_whose_answer_was_lost_is_handed_out_again(
     job = plane.add(picture())
     # The first poll is given the job and never hears of it.
     plane.cut["poll"] = 1
-    async with working(settings_for(plane, engine.url, tmp_path)):
+    async with running_worker(settings_for(plane, engine.url, tmp_path)):
         await eventually(lambda: job.word)
     assert job.leases == 1
     assert plane.calls.count("poll") >= 2
@@ -101,7 +101,7 @@ async def test_a_cancelled_job_is_cancelled_in_the_backend(
     plane: Plane, engine: Engine, tmp_path: Path
 ) -> None:
     job = plane.add(steps(1000, 50))
-    async with working(settings_for(plane, engine.url, tmp_path)):
+    async with running_worker(settings_for(plane, engine.url, tmp_path)):
         await eventually(lambda: job.started)
         job.cancelled = True
         await eventually(lambda: job.word)
@@ -113,7 +113,7 @@ async def test_a_lost_lease_stops_the_work_and_says_nothing(
     plane: Plane, engine: Engine, tmp_path: Path
 ) -> None:
     job = plane.add(steps(1000, 50))
-    async with working(settings_for(plane, engine.url, tmp_path)):
+    async with running_worker(settings_for(plane, engine.url, tmp_path)):
         await eventually(lambda: job.started)
         plane.lose(job)
         await eventually(lambda: depth(engine) == 0)
@@ -128,7 +128,7 @@ async def test_a_recalled_job_that_waits_goes_back_and_one_that_runs_stays(
 ) -> None:
     plane.requeues_again = False
     first, second = plane.add(steps(60, 50)), plane.add(steps(1, 1))
-    async with working(settings_for(plane, engine.url, tmp_path)):
+    async with running_worker(settings_for(plane, engine.url, tmp_path)):
         await eventually(lambda: first.started and depth(engine) == 2)
         first.recalled = second.recalled = True
         await eventually(lambda: second.word)
@@ -143,7 +143,7 @@ async def test_a_draining_worker_hands_back_what_waits_and_finishes_what_runs(
 ) -> None:
     plane.requeues_again = False
     first, second = plane.add(steps(40, 50)), plane.add(steps(1, 1))
-    async with working(settings_for(plane, engine.url, tmp_path)):
+    async with running_worker(settings_for(plane, engine.url, tmp_path)):
         await eventually(lambda: first.started and depth(engine) == 2)
         plane.drain = True
         await eventually(lambda: first.word and second.word)
@@ -156,7 +156,7 @@ async def test_a_job_longer_than_its_urls_live_succeeds(
 ) -> None:
     plane.url_seconds = 1
     job = plane.add(steps(40, 50))
-    async with working(settings_for(plane, engine.url, tmp_path)):
+    async with running_worker(settings_for(plane, engine.url, tmp_path)):
         await eventually(lambda: job.word)
     assert job.result.outputs
     assert plane.puts_refused == 1
@@ -166,8 +166,8 @@ async def test_an_input_whose_url_has_run_out_is_asked_for_again(
     plane: Plane, engine: Engine, tmp_path: Path
 ) -> None:
     plane.url_seconds = 0.0
-    job = plane.add(passing(), files={"input": GivenFile(b"some bytes", binding="1.file")})
-    async with working(settings_for(plane, engine.url, tmp_path)):
+    job = plane.add(passing(), files={"input": JobFile(b"some bytes", binding="1.file")})
+    async with running_worker(settings_for(plane, engine.url, tmp_path)):
         await eventually(lambda: job.heartbeats)
         plane.url_seconds = 900
         await eventually(lambda: job.word)
@@ -177,7 +177,7 @@ async def test_an_input_whose_url_has_run_out_is_asked_for_again(
 async def test_a_worker_whose_key_is_dead_registers_anew(
     plane: Plane, engine: Engine, tmp_path: Path
 ) -> None:
-    async with working(settings_for(plane, engine.url, tmp_path)):
+    async with running_worker(settings_for(plane, engine.url, tmp_path)):
         await eventually(lambda: plane.polls)
         plane.keys.clear()
         job = plane.add(picture())
@@ -189,7 +189,7 @@ async def test_an_id_that_nobody_chose_and_is_taken_is_made_another(
     plane: Plane, engine: Engine, tmp_path: Path
 ) -> None:
     plane.keys["other"] = "gpu-1"
-    async with working(settings_for(plane, engine.url, tmp_path, is_default_id=True)):
+    async with running_worker(settings_for(plane, engine.url, tmp_path, is_default_id=True)):
         await eventually(lambda: plane.polls)
     assert re.fullmatch(r"gpu-1-[0-9a-f]{6}", plane.registers[0].worker_id)
 
@@ -198,6 +198,6 @@ async def test_prompt_ids_are_those_of_job_and_lease(
     plane: Plane, engine: Engine, tmp_path: Path
 ) -> None:
     job = plane.add(picture())
-    async with working(settings_for(plane, engine.url, tmp_path)):
+    async with running_worker(settings_for(plane, engine.url, tmp_path)):
         await eventually(lambda: job.word)
     assert UUID(job.result.provider_job_id).version == 5

@@ -4,9 +4,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.support.workers.memory_plane import GivenFile, Plane, eventually
+from tests.support.workers.memory_plane import JobFile, Plane, eventually
 from tests.support.workers.prompts import passing, steps
-from tests.support.workers.workers import settings_for, working
+from tests.support.workers.workers import running_worker, settings_for
 
 from comfyfleet.engine.serve import Served as Engine
 
@@ -30,7 +30,7 @@ async def test_the_next_prompt_waits_behind_the_running_one_and_never_a_third(
     jobs = [plane.add(steps(4, 50)) for _ in range(6)]
     seen: set[int] = set()
     watching = asyncio.create_task(watch_depth(engine, seen))
-    async with working(settings_for(plane, engine.url, tmp_path)):
+    async with running_worker(settings_for(plane, engine.url, tmp_path)):
         await eventually(lambda: all(job.word for job in jobs))
     watching.cancel()
     assert max(seen) == 2
@@ -43,7 +43,7 @@ async def test_with_two_at_once_there_are_three(
     jobs = [plane.add(steps(4, 50)) for _ in range(6)]
     seen: set[int] = set()
     watching = asyncio.create_task(watch_depth(engine, seen))
-    async with working(settings_for(plane, engine.url, tmp_path, max_concurrency=2)):
+    async with running_worker(settings_for(plane, engine.url, tmp_path, max_concurrency=2)):
         await eventually(lambda: all(job.word for job in jobs))
     watching.cancel()
     assert max(seen) == 3
@@ -55,7 +55,7 @@ async def test_a_poll_that_waits_goes_on_if_its_plane_knows_that_the_worker_is_i
 ) -> None:
     plane.relieves = relieves
     first = plane.add(steps(4, 50))
-    async with working(settings_for(plane, engine.url, tmp_path)):
+    async with running_worker(settings_for(plane, engine.url, tmp_path)):
         await eventually(lambda: first.started and len(plane.polls) == 2)
         await eventually(lambda: first.word and not list((tmp_path / "leases").iterdir()))
         if not relieves:
@@ -70,7 +70,7 @@ async def test_outputs_go_up_while_the_next_prompt_runs(
 ) -> None:
     plane.delays["store PUT"] = SLOW_STORE_SECONDS
     first, second = plane.add(steps(2, 50)), plane.add(steps(20, 50))
-    async with working(settings_for(plane, engine.url, tmp_path)):
+    async with running_worker(settings_for(plane, engine.url, tmp_path)):
         await eventually(lambda: first.word)
         assert second.started
         assert not second.word
@@ -81,8 +81,8 @@ async def test_inputs_of_the_next_job_are_uploaded_while_one_runs(
     plane: Plane, engine: Engine, tmp_path: Path
 ) -> None:
     first = plane.add(steps(30, 50))
-    second = plane.add(passing(), files={"input": GivenFile(b"x" * 1000, binding="1.file")})
-    async with working(settings_for(plane, engine.url, tmp_path)):
+    second = plane.add(passing(), files={"input": JobFile(b"x" * 1000, binding="1.file")})
+    async with running_worker(settings_for(plane, engine.url, tmp_path)):
         await eventually(lambda: depth(engine) == 2)
         assert not first.word
         assert not second.started
@@ -95,7 +95,7 @@ async def test_uploads_behind_a_slow_line_do_not_pile_up(
 ) -> None:
     plane.delays["store PUT"] = SLOW_STORE_SECONDS
     jobs = [plane.add(steps(1, 1)) for _ in range(8)]
-    async with working(settings_for(plane, engine.url, tmp_path)):
+    async with running_worker(settings_for(plane, engine.url, tmp_path)):
         await eventually(lambda: all(job.word for job in jobs))
     assert max(len(poll.held or ()) for poll in plane.polls) <= 4
 
@@ -105,7 +105,7 @@ async def test_a_worker_that_has_become_idle_says_so_at_once(
 ) -> None:
     """While it waits to prefetch, its job ends: for others it would be busy until its poll ends."""
     job = plane.add(steps(4, 50))
-    async with working(settings_for(plane, engine.url, tmp_path)):
+    async with running_worker(settings_for(plane, engine.url, tmp_path)):
         await eventually(lambda: any(poll.current_load for poll in plane.polls))
         await eventually(lambda: job.word and not plane.polls[-1].current_load)
         asked = len(plane.polls)

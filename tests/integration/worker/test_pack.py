@@ -61,7 +61,7 @@ class Box:
     ) -> AsyncIterator[tuple[WorkerPack, "asyncio.Task[None]"]]:
         settings = self.settings(command)
         (places,) = lay_out_pack(settings, PackSettings(per_gpu=per_gpu))
-        rules = PackRules(look_seconds=0.05) if per_gpu is None else None
+        rules = PackRules(sample_seconds=0.05) if per_gpu is None else None
         pack = WorkerPack([PackGpu(places, rules)], ALONE, settings.state)
         self.plane.polls.clear()
         work = asyncio.create_task(pack.work())

@@ -22,7 +22,7 @@ from comfyfleet.worker.pack_plan import PackRules, PackSettings, lay_out_pack
 
 RULES = PackRules(
     most=4,
-    look_seconds=0.1,
+    sample_seconds=0.1,
     window_seconds=2.0,
     window_jobs=8,
     spare_seconds=600.0,

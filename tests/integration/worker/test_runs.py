@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from blake3 import blake3
 from tests.support.backends.prompts import new_color, node
-from tests.support.workers.memory_plane import Dispatch, GivenFile, Plane, eventually
+from tests.support.workers.memory_plane import Dispatch, JobFile, Plane, eventually
 from tests.support.workers.prompts import failing, passing, picture, steps, video
-from tests.support.workers.workers import settings_for, working
+from tests.support.workers.workers import running_worker, settings_for
 
 from comfyfleet.engine.serve import Served as Engine
 from comfyfleet.worker import heartbeat
@@ -24,7 +24,7 @@ class Fixture:
 
     async def run(self, prompt: dict[str, Any], **more: Any) -> Dispatch:
         job = self.plane.add(prompt, **more)
-        async with working(settings_for(self.plane, self.engine.url, self.state)):
+        async with running_worker(settings_for(self.plane, self.engine.url, self.state)):
             await eventually(lambda: job.word)
         return job
 
@@ -57,7 +57,7 @@ async def test_a_video_is_a_video(here: Fixture) -> None:
 @pytest.mark.parametrize("where", [{"binding": "1.file"}, {"placeholder": "{{input}}"}])
 async def test_an_input_goes_in_and_comes_out_again(here: Fixture, where: dict[str, str]) -> None:
     data = b"some bytes" * 1000
-    job = await here.run(passing(), files={"input": GivenFile(data, "my file.bin", **where)})
+    job = await here.run(passing(), files={"input": JobFile(data, "my file.bin", **where)})
     assert here.plane.delivered(job) == data
     assert here.plane.stored_types[f"{job.token}/output"] == "application/octet-stream"
 
@@ -121,16 +121,16 @@ async def test_an_output_that_is_too_large_is_a_clear_failure(here: Fixture) -> 
 
 
 async def test_an_input_that_is_no_longer_there_is_a_clear_failure(here: Fixture) -> None:
-    job = here.plane.add(passing(), files={"input": GivenFile(b"x", binding="1.file")})
+    job = here.plane.add(passing(), files={"input": JobFile(b"x", binding="1.file")})
     here.plane.gone = True
-    async with working(settings_for(here.plane, here.engine.url, here.state)):
+    async with running_worker(settings_for(here.plane, here.engine.url, here.state)):
         await eventually(lambda: job.word)
     assert job.failure["code"] == "invalid_input"
     assert "'input'" in job.failure["exception_message"]
 
 
 async def test_nothing_stays_on_disk_after_a_job_however_it_ended(here: Fixture) -> None:
-    file = {"input": GivenFile(b"x" * 1000, binding="1.file")}
+    file = {"input": JobFile(b"x" * 1000, binding="1.file")}
     await here.run(passing(), files=file)
     await here.run(passing(), files=file, max_output_bytes=1)
     await here.run(failing())
@@ -179,7 +179,7 @@ async def test_polls_tell_which_models_are_loaded(here: Fixture) -> None:
 
 
 async def test_what_was_put_into_the_prompt_is_told_once(here: Fixture) -> None:
-    job = await here.run(passing(), files={"input": GivenFile(b"x" * 1000, binding="1.file")})
+    job = await here.run(passing(), files={"input": JobFile(b"x" * 1000, binding="1.file")})
     told = [beat.filled_in for beat in job.heartbeats] + [job.result.filled_in]
     (filled_in,) = [each for each in told if each is not None]
     assert filled_in["1"]["file"]
@@ -198,7 +198,7 @@ async def test_what_was_put_into_the_prompt_is_told_with_its_start(
 async def test_a_worker_tells_which_runs_had_to_switch_models(here: Fixture) -> None:
     models = ("flux", "flux", "sdxl", "flux", None)
     jobs = [here.plane.add(picture(), model_key=model) for model in models]
-    async with working(settings_for(here.plane, here.engine.url, here.state)):
+    async with running_worker(settings_for(here.plane, here.engine.url, here.state)):
         await eventually(lambda: all(job.word for job in jobs))
     told = [job.result.model_change for job in jobs]
     assert told == ["first", "same", "first", "switched", None]

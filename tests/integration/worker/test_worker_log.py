@@ -9,7 +9,7 @@ import pytest
 from tests.support.server.command_process import STOP_SECONDS_MAX, started
 from tests.support.workers.memory_plane import SECRET, Plane, eventually
 from tests.support.workers.prompts import picture, steps
-from tests.support.workers.workers import settings_for, working
+from tests.support.workers.workers import running_worker, settings_for
 
 from comfyfleet.api.worker import Heartbeat, Poll, Register
 from comfyfleet.engine import serve_in_thread
@@ -30,7 +30,7 @@ async def test_a_backend_that_is_not_there_is_told_once_and_that_it_is_back(
     caplog.set_level(logging.INFO)
     job = plane.add(picture())
     place = f"127.0.0.1:{unused_tcp_port}"
-    async with working(settings_for(plane, f"http://{place}", tmp_path)):
+    async with running_worker(settings_for(plane, f"http://{place}", tmp_path)):
         calls = "comfyfleet.comfy.calls"
         await eventually(lambda: sum(each.name == calls for each in caplog.records) >= 2)
         with serve_in_thread(port=unused_tcp_port):
@@ -102,8 +102,8 @@ async def test_a_worker_without_a_secret_says_that_it_is_not_set(
 def test_the_command_names_the_variable_that_is_not_set(plane: Plane, tmp_path: Path) -> None:
     where = ("--control", plane.url, "--fleet", "gpus", "--backend", "http://127.0.0.1:1")
     with started("worker", *where, "--state", str(tmp_path), folder=tmp_path) as running:
-        running.hears("secret is not set")
-        running.hears("export COMFYFLEET_FLEET_SECRET=")
+        running.wait_for_line("secret is not set")
+        running.wait_for_line("export COMFYFLEET_FLEET_SECRET=")
         assert running.process.wait(STOP_SECONDS_MAX) == 1
 
 
@@ -126,7 +126,7 @@ async def test_why_there_are_no_jobs_is_told_once_until_it_is_something_else(
 ) -> None:
     caplog.set_level(logging.INFO)
     plane.reason = "this worker waits for an operator's approval"
-    async with working(settings_for(plane, engine.url, tmp_path)):
+    async with running_worker(settings_for(plane, engine.url, tmp_path)):
         await eventually(lambda: len(plane.polls) > 2)
         plane.reason = "this worker is draining"
         asked = len(plane.polls)

@@ -1,1 +1,2 @@
-"""Backends: prompts and nodes, stand-ins for ComfyUI and Comfy Cloud, a meddling proxy."""
+"""Backends for tests: prompts and nodes, stand-ins for ComfyUI and Comfy Cloud, and a proxy that
+injects faults."""

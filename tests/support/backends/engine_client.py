@@ -21,11 +21,11 @@ SETTLE_SECONDS = 0.05
 Event = Any
 
 
-class NeverHeard(AssertionError):
+class EventTimeout(AssertionError):
     """An event that was waited for did not come."""
 
 
-class Ear:
+class SocketClient:
     """One websocket; a thread of its own keeps all that comes."""
 
     def __init__(self, connection: ClientConnection) -> None:
@@ -46,7 +46,7 @@ class Ear:
                         self._next = index + 1
                         return self.events[index][1]
                 if not self._arrived.wait(deadline - time.monotonic()):
-                    raise NeverHeard(f"no {kind} {data} in {self.names()[self._next :]}")
+                    raise EventTimeout(f"no {kind} {data} in {self.names()[self._next :]}")
 
     def names(self) -> list[str]:
         return [e[0] if isinstance(e, list) else f"binary {e['binary']}" for e in self.events]
@@ -100,7 +100,7 @@ def picture(content: bytes) -> dict[str, Any]:
         return {**summary, "text_keys": texts} if texts else summary
 
 
-class Talk:
+class EngineClient:
     """HTTP and websockets to one server. `headers` go with each request: a key, perhaps."""
 
     def __init__(
@@ -113,12 +113,12 @@ class Talk:
         self._headers = headers
         self._stack = stack
 
-    def listen(self, client_id: str | None = None, path: str = "/ws") -> Ear:
+    def listen(self, client_id: str | None = None, path: str = "/ws") -> SocketClient:
         start = "&" if "?" in path else "?"
         query = "" if client_id is None else f"{start}clientId={client_id}"
         url = f"{self._url.replace('http', 'ws', 1)}{path}{query}"
         connection = connect(url, max_size=None, additional_headers=self._headers)
-        ear = Ear(self._stack.enter_context(connection))
+        ear = SocketClient(self._stack.enter_context(connection))
         self._stack.callback(ear.close)
         ear.wait("status")
         return ear
@@ -140,6 +140,8 @@ class Talk:
 
 
 @contextlib.contextmanager
-def talking(url: str, headers: Mapping[str, str] | None = None) -> Iterator[Talk]:
+def open_engine_client(
+    url: str, headers: Mapping[str, str] | None = None
+) -> Iterator[EngineClient]:
     with contextlib.ExitStack() as stack:
-        yield Talk(url, stack, headers)
+        yield EngineClient(url, stack, headers)

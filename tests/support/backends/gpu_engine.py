@@ -1,7 +1,8 @@
-"""An engine whose jobs need a GPU that it shares with others: `python -m tests.support.backends.gpu_engine PORT GPU`.
+"""An engine whose jobs need a GPU that it shares with others: `python -m tests.support.backends.gpu_engine
+PORT GPU`.
 
-`GPU` is a folder. A job takes some time of the process's own, then of the GPU, which one at a time may
-use; every engine takes its part of the GPU's memory for as long as it lives.
+`GPU` is a folder. A job takes some time of the process, then of the GPU, which one job at a time
+may use; every engine uses its part of the GPU's memory as long as it lives.
 """
 
 import fcntl
@@ -42,7 +43,7 @@ def gpu_steps(gpu: Path) -> EngineNodeType:
 
 
 def memory_command(gpu: Path, *, each: int, total: int) -> str:
-    """Prints the used and the total bytes, by the engines that live."""
+    """A command that prints the used and total bytes, counted by the living engines."""
     script = gpu / "memory.sh"
     script.write_text(f'echo "$(( $(ls "{gpu}" | grep -c engine$) * {each} )) {total}"\n')
     return f"sh '{script}'"

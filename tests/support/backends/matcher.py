@@ -1,4 +1,4 @@
-"""Whether an answer is the recorded one, placeholders aside."""
+"""Compares an answer with the recorded one, except for placeholders."""
 
 import json
 import re
@@ -13,7 +13,7 @@ Bindings = dict[str, Any]
 
 
 def match(want: Any, got: Any, bound: Bindings, where: str = "") -> list[str]:
-    """What differs, each with its place; nothing when they match."""
+    """The differences, each with its place; empty when they match."""
     if isinstance(want, dict):
         return _match_dict(want, got, bound, where)
     if isinstance(want, list):
@@ -36,7 +36,7 @@ def fill(value: Any, bound: Bindings) -> Any:
 
 
 def normalise(value: Any) -> Any:
-    """Sorted where ComfyUI has no order."""
+    """Sorts lists for which ComfyUI has no defined order."""
     if isinstance(value, list):
         items = [normalise(item) for item in value]
         return _normalise_row(items) if _is_row(items) else items

@@ -14,7 +14,7 @@ def new_id() -> str:
 
 
 def picture(color: int, *, size: int = 16, prefix: str = "contract") -> Prompt:
-    """Two nodes, one file. Another color is another picture, so nothing is kept of it."""
+    """Two nodes, one file. Another color is another picture, so nothing comes from the cache."""
     return {
         "1": node("EmptyImage", width=size, height=size, batch_size=1, color=color),
         "9": node("SaveImage", images=["1", 0], filename_prefix=prefix),
@@ -22,7 +22,7 @@ def picture(color: int, *, size: int = 16, prefix: str = "contract") -> Prompt:
 
 
 def slow(color: int, *, nodes: int = 2) -> Prompt:
-    """Some seconds on our engine, which sleeps, in several nodes."""
+    """Takes some seconds on our engine, which sleeps, in several nodes."""
     prompt: Prompt = {"1": node("EmptyImage", width=16, height=16, batch_size=1, color=color)}
     for number in range(2, nodes + 2):
         source = [str(number - 1), 0]
@@ -33,7 +33,7 @@ def slow(color: int, *, nodes: int = 2) -> Prompt:
 
 
 def heavy(color: int, *, nodes: int = 2) -> Prompt:
-    """The same on any ComfyUI: seconds of work on a CPU."""
+    """Takes seconds on any ComfyUI: real work on a CPU."""
     prompt: Prompt = {"1": node("EmptyImage", width=1024, height=1024, batch_size=1, color=color)}
     for number in range(2, nodes + 2):
         source = [str(number - 1), 0]
@@ -51,7 +51,7 @@ def new_color() -> int:
 
 
 async def run(backend: Backend, prompt: Prompt) -> tuple[str, list[Event]]:
-    """Its id and all its events."""
+    """Runs a prompt; returns its id and all its events."""
     submitted = await backend.submit(prompt, prompt_id=new_id())
     return submitted.run_id, [event async for event in backend.follow(submitted.run_id)]
 

@@ -1,7 +1,7 @@
-"""A TCP proxy that knows enough of HTTP and websockets to meddle with single steps of a talk.
+"""A TCP proxy that parses enough HTTP and websocket to inject faults into single steps of a conversation.
 
-A step is a request (`POST /prompt`, `GET /history`: without ids and query; `GET /ws 2` when it
-comes again), or a frame that the server sends on a websocket (`frame`, `frame 2`…).
+A step is a request (`POST /prompt`, `GET /history`: without ids and query; `GET /ws 2` for the
+second one), or a frame that the server sends on a websocket (`frame`, `frame 2`…).
 """
 
 import asyncio
@@ -20,7 +20,7 @@ GARBAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 9\r\n\
 
 
 class Fault(Enum):
-    """`UNSEEN`: the server never gets the request; otherwise it acts on it."""
+    """`UNSEEN`: the server never gets the request; otherwise it handles it."""
 
     CUT_UNSEEN = "cut before the server has it"
     CUT = "cut instead of the answer"
@@ -51,7 +51,7 @@ class Cut(Exception):
 
 @dataclass
 class Proxy:
-    """Each of `faults` happens once, at the first step of that name. `steps`: what went by."""
+    """Each of `faults` happens once, at the first step of that name. `steps`: the steps so far."""
 
     target: str
     faults: dict[str, Fault] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Proxy:
     _talks: set["asyncio.Task[None]"] = field(default_factory=set)
 
     def cut_sockets(self) -> int:
-        """Drop every websocket; how many there were."""
+        """Closes every websocket; returns their number."""
         sockets = [writer for writer, is_socket in self._writers.items() if is_socket]
         for writer in sockets:
             writer.transport.abort()
@@ -116,7 +116,7 @@ class Proxy:
         up_reader: asyncio.StreamReader,
         up_writer: asyncio.StreamWriter,
     ) -> bool:
-        """One request and its answer; whether another may follow."""
+        """Passes one request and its answer; returns whether another may follow."""
         head = await reader.readuntil(HEAD_END)
         request = head + await _body(head, reader)
         fault = self.step(_name(head))
@@ -240,7 +240,7 @@ async def _chunks(reader: asyncio.StreamReader) -> bytes:
 
 
 async def _frame(reader: asyncio.StreamReader) -> bytes:
-    """As a server sends it: not masked."""
+    """Reads a frame of a server, which is not masked."""
     head = await reader.readexactly(2)
     size = head[1] & 0x7F
     more = await reader.readexactly({126: 2, 127: 8}.get(size, 0))
@@ -256,7 +256,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 @contextlib.asynccontextmanager
-async def meddling(
+async def faulty_proxy(
     target: str, faults: Mapping[str, Fault] | None = None, *, delay_seconds: float = 0.5
 ) -> AsyncIterator[Proxy]:
     proxy = Proxy(target, dict(faults or {}), delay_seconds)

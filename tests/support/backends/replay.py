@@ -1,4 +1,4 @@
-"""Plays recorded talks with a real ComfyUI to a server, and says where the answers differ."""
+"""Replays recorded conversations with a real ComfyUI against a server, and reports the differences."""
 
 import base64
 import contextlib
@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from tests.support.backends.engine_client import Ear, NeverHeard, Talk, picture, talking
+from tests.support.backends.engine_client import (
+    EngineClient,
+    EventTimeout,
+    SocketClient,
+    open_engine_client,
+    picture,
+)
 from tests.support.backends.matcher import PLACEHOLDER, Bindings, fill, match, normalise
 
 from comfyfleet.engine import Served
@@ -21,7 +27,7 @@ TIME_SCALE = 0.3
 
 @dataclass
 class Differences:
-    """What differs, by level: a young server is measured by the first ones."""
+    """The differences by level; the first levels matter most."""
 
     status: list[str] = field(default_factory=list)
     bodies: list[str] = field(default_factory=list)
@@ -32,7 +38,7 @@ class Differences:
 
 
 def replay(scenario: Mapping[str, Any], served: Served) -> Differences:
-    with talking(served.url) as talk:
+    with open_engine_client(served.url) as talk:
         bring_to_start(talk, served)
         player = _Player(scenario, talk, served)
         for index, step in enumerate(scenario["steps"]):
@@ -41,7 +47,7 @@ def replay(scenario: Mapping[str, Any], served: Served) -> Differences:
         return player.differences
 
 
-def bring_to_start(talk: Talk, served: Served) -> None:
+def bring_to_start(talk: EngineClient, served: Served) -> None:
     talk.http.post("/queue", json={"clear": True})
     talk.wait_idle()
     talk.http.post("/free", json={"free_memory": True})
@@ -53,13 +59,13 @@ def bring_to_start(talk: Talk, served: Served) -> None:
 
 
 class _Player:
-    def __init__(self, scenario: Mapping[str, Any], talk: Talk, served: Served) -> None:
+    def __init__(self, scenario: Mapping[str, Any], talk: EngineClient, served: Served) -> None:
         self.differences = Differences()
         self._scenario = scenario
         self._talk = talk
         self._served = served
         self._bound: Bindings = {}
-        self._ears: dict[str, Ear] = {}
+        self._ears: dict[str, SocketClient] = {}
 
     def do(self, step: Mapping[str, Any], where: str) -> None:
         if "request" in step:
@@ -110,7 +116,7 @@ class _Player:
         )
 
     def _bind_from_events(self, unbound: list[str]) -> None:
-        """Some names, such as those of temporary files, are first told by an event."""
+        """Some names, such as those of temporary files, first appear in an event."""
         for name, ear in self._ears.items():
             for want, got in zip(self._scenario["events"][name], ear.events, strict=False):
                 match(want, got, self._bound)
@@ -151,7 +157,7 @@ class _Player:
             data = fill(wait.get("data", {}), self._bound)
             try:
                 self._ears[wait["socket"]].wait(wait["type"], data)
-            except NeverHeard as missing:
+            except EventTimeout as missing:
                 self.differences.events.append(str(missing))
 
 
@@ -173,7 +179,7 @@ def _compare_bytes(want: Mapping[str, Any], content: bytes, where: str) -> list[
 
 
 def _multipart(parts: list[Mapping[str, Any]]) -> tuple[bytes, str]:
-    """Written by hand: file names go out as they stand, which no client library does."""
+    """Written by hand: file names are sent unescaped, which no client library does."""
     boundary = "----comfyfleet"
     body = b""
     for part in parts:

@@ -1,4 +1,4 @@
-"""A real HTTP server on the loopback whose answers, and whose cuts, a test writes down."""
+"""A real HTTP server on the loopback whose answers and aborts are scripted by the test."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ HEAD_BYTES_MAX = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ScriptedRequest:
     """A request as it arrived, with its header names in lower case."""
 
     method: str
@@ -24,12 +24,12 @@ class Asked:
 
 
 class Reaction:
-    """What a server does about a request."""
+    """What the server does about a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply(Reaction):
-    """An answer; `sent_bytes_max` of its body are sent, then the connection is cut."""
+    """An answer; after `sent_bytes_max` of its body the connection is closed."""
 
     status: int = 200
     body: bytes = b""
@@ -38,32 +38,32 @@ class Reply(Reaction):
 
 
 class Cut(Reaction):
-    """No answer at all: the connection is closed once the request has been read."""
+    """No answer: the connection is closed once the request has been read."""
 
 
-Script = Callable[[Asked], Reaction]
+Script = Callable[[ScriptedRequest], Reaction]
 
 
 @dataclass(slots=True)
-class Scripted:
+class ScriptedServer:
     url: str
-    asked: list[Asked]
+    asked: list[ScriptedRequest]
 
     def paths(self, method: str = "POST") -> list[str]:
         return [asked.path for asked in self.asked if asked.method == method]
 
 
-def told(value: object, status: int = 200, **headers: str) -> Reply:
+def json_reply(value: object, status: int = 200, **headers: str) -> Reply:
     names = {name.replace("_", "-"): text for name, text in headers.items()}
     body = json.dumps(value).encode()
     return Reply(status, body, {"content-type": "application/json", **names})
 
 
 def by_route(replies: Mapping[str, Reaction | Sequence[Reaction]]) -> Script:
-    """By method and path; of a list each request takes the next, and the last one stays."""
+    """Replies by method and path; of a list each request takes the next, and the last one repeats."""
     left = {route: [r] if isinstance(r, Reaction) else [*r] for route, r in replies.items()}
 
-    def answer(asked: Asked) -> Reaction:
+    def answer(asked: ScriptedRequest) -> Reaction:
         queue = left.get(f"{asked.method} {asked.path}", [Reply(404)])
         return queue.pop(0) if len(queue) > 1 else queue[0]
 
@@ -71,8 +71,8 @@ def by_route(replies: Mapping[str, Reaction | Sequence[Reaction]]) -> Script:
 
 
 @contextlib.asynccontextmanager
-async def scripted(script: Script) -> AsyncIterator[Scripted]:
-    asked: list[Asked] = []
+async def serving_script(script: Script) -> AsyncIterator[ScriptedServer]:
+    asked: list[ScriptedRequest] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -85,19 +85,19 @@ async def scripted(script: Script) -> AsyncIterator[Scripted]:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with server:
-        yield Scripted(f"http://127.0.0.1:{port}", asked)
+        yield ScriptedServer(f"http://127.0.0.1:{port}", asked)
 
 
-async def _read(reader: asyncio.StreamReader) -> Asked:
+async def _read(reader: asyncio.StreamReader) -> ScriptedRequest:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     first, *rest = head.strip().split("\r\n")
     method, target, _ = first.split(" ")
     pairs = (line.split(": ", 1) for line in rest)
     headers = {name.lower(): value for name, value in pairs}
     if headers.get("transfer-encoding") == "chunked":
-        return Asked(method, target, headers, await _chunks(reader))
+        return ScriptedRequest(method, target, headers, await _chunks(reader))
     body = await reader.readexactly(int(headers.get("content-length", "0")))
-    return Asked(method, target, headers, body)
+    return ScriptedRequest(method, target, headers, body)
 
 
 async def _chunks(reader: asyncio.StreamReader) -> bytes:

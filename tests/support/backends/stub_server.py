@@ -1,4 +1,4 @@
-"""A server that answers as a test wants it to: for what the engine is too good to do."""
+"""A ComfyUI server that answers what a test scripts: for misbehaviour that the engine does not have."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from comfyfleet.comfy import BackendLimits, CallTally, ComfyServer, ServerSettings
 from comfyfleet.transport.retry import RetryPolicy
 
-Play = Callable[["Stub", str], Awaitable[None]]
+GraphSetup = Callable[["StubServer", str], Awaitable[None]]
 LIMITS = BackendLimits(
     job_seconds=5,
     poll_seconds=0.05,
@@ -28,34 +28,34 @@ LIMITS = BackendLimits(
 )
 
 
-class Stub:
-    """Queue, history and sockets of a ComfyUI, with no mind of its own.
+class StubServer:
+    """Queue, history and sockets of a ComfyUI, without execution.
 
-    `play` is what happens to a prompt that was taken. `answers` replace those of single routes
-    (`POST /prompt`), one after another.
+    `on_prompt` is called for each accepted prompt. `answers` replace those of single routes (`POST
+    /prompt`), one after another.
     """
 
-    def __init__(self, play: Play | None = None) -> None:
-        self.play = play
+    def __init__(self, on_prompt: GraphSetup | None = None) -> None:
+        self.on_prompt = on_prompt
         self.running: list[Any] = []
         self.pending: list[Any] = []
         self.history: dict[str, Any] = {}
         self.sockets: list[tuple[str, WebSocket]] = []
-        self.asked: list[tuple[str, Any]] = []
+        self.requests: list[tuple[str, Any]] = []
         self.answers: dict[str, list[Response]] = {}
         self.deaf_to_interrupts = 0
         self.url = ""
         self._plays: set[asyncio.Task[None]] = set()
 
     async def end(self) -> None:
-        for play in self._plays:
-            play.cancel()
+        for on_prompt in self._plays:
+            on_prompt.cancel()
         await asyncio.gather(*self._plays, return_exceptions=True)
 
-    async def say(self, kind: str, **data: Any) -> None:
-        await self.say_raw(json.dumps({"type": kind, "data": data}))
+    async def send(self, kind: str, **data: Any) -> None:
+        await self.send_raw(json.dumps({"type": kind, "data": data}))
 
-    async def say_raw(self, raw: str | bytes) -> None:
+    async def send_raw(self, raw: str | bytes) -> None:
         _, socket = self.sockets[-1]
         await (socket.send_text(raw) if isinstance(raw, str) else socket.send_bytes(raw))
 
@@ -78,14 +78,14 @@ class Stub:
         }
 
     def bodies(self, operation: str) -> list[Any]:
-        return [body for name, body in self.asked if name == operation]
+        return [body for name, body in self.requests if name == operation]
 
     async def answer(self, request: Request) -> Response:
         raw = await request.body()
         is_json = request.headers.get("content-type") == "application/json"
         operation = f"{request.method} {request.url.path}"
         body = json.loads(raw) if is_json else None
-        self.asked.append((operation, body))
+        self.requests.append((operation, body))
         usual = self._usual(operation, body)
         if replaced := self.answers.get(operation):
             return replaced.pop(0)
@@ -111,8 +111,8 @@ class Stub:
     def _take(self, body: Any) -> Response:
         run_id = body["prompt_id"]
         self.running.append([0, run_id, body["prompt"], {"client_id": body["client_id"]}, []])
-        if self.play is not None:
-            self._plays.add(asyncio.ensure_future(self.play(self, run_id)))
+        if self.on_prompt is not None:
+            self._plays.add(asyncio.ensure_future(self.on_prompt(self, run_id)))
         return JSONResponse({"prompt_id": run_id, "number": 0, "node_errors": {}})
 
     def _interrupt(self, run_id: str) -> None:
@@ -153,9 +153,9 @@ class _QuietServer(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def scripted(stub: Stub) -> AsyncIterator[Stub]:
+async def serving_stub(stub_server: StubServer) -> AsyncIterator[StubServer]:
     config = uvicorn.Config(
-        stub.app(),
+        stub_server.app(),
         port=0,
         log_config=None,
         ws="websockets-sansio",
@@ -165,24 +165,24 @@ async def scripted(stub: Stub) -> AsyncIterator[Stub]:
     server = _QuietServer(config)
     serving = asyncio.create_task(server.serve())
     await until(lambda: server.started)
-    stub.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    stub_server.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     try:
-        yield stub
+        yield stub_server
     finally:
-        await stub.end()
+        await stub_server.end()
         server.should_exit = server.force_exit = True
         await serving
 
 
 @contextlib.asynccontextmanager
 async def client_of(
-    stub: Stub, limits: BackendLimits = LIMITS
+    stub_server: StubServer, limits: BackendLimits = LIMITS
 ) -> AsyncIterator[tuple[ComfyServer, CallTally]]:
-    """A client whose pauses are short, and what it counted."""
+    """A client with short pauses, and its call counts."""
     tally = CallTally()
     retry = RetryPolicy(sleep=lambda seconds: asyncio.sleep(seconds * 0.05))
     async with (
-        scripted(stub),
-        ComfyServer(ServerSettings(stub.url, limits), meter=tally, retry=retry) as it,
+        serving_stub(stub_server),
+        ComfyServer(ServerSettings(stub_server.url, limits), meter=tally, retry=retry) as it,
     ):
         yield it, tally

@@ -13,7 +13,7 @@ from comfy_api_proxy.middleware import make_origin_only_middleware
 async def comfy_api_proxy(
     comfyui_url: str, key: str
 ) -> AsyncIterator[tuple[str, Callable[[], int]]]:
-    """Its address, and what cuts all its connections and tells how many there were."""
+    """Yields its URL, and a function that closes all its connections and returns their number."""
     middlewares = [make_origin_only_middleware([]), make_bearer_auth_middleware(key)]
     runner = web.AppRunner(make_app(comfyui_url, middlewares=middlewares), shutdown_timeout=1)
     await runner.setup()

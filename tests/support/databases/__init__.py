@@ -1,1 +1,1 @@
-"""Real databases and object stores: SQLite files, a PostgreSQL and an S3 that come from wheels."""
+"""Real databases and object stores: SQLite files, and a PostgreSQL and an S3 server installed from wheels."""

@@ -1,7 +1,7 @@
-"""What SQLAlchemy has compiled for one database serves all of its kind.
+"""Shares SQLAlchemy's compiled statements between all databases of a kind.
 
-Each test opens databases of its own, and each would compile every statement anew: a fifth of the
-time of a test over HTTP.
+Each test opens its own databases, and each would compile every statement again: a fifth of the time
+of a test over HTTP.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ _compiled: LRUCache[Any, Any] = LRUCache(COMPILED_MAX)
 
 
 def share_compiled() -> None:
-    """For all databases that are opened from now on in this process."""
+    """Applies to all databases that this process opens from now on."""
     product.create_async_engine = _create_engine  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""Ended jobs by the million: the rows of one real job, copied by the database itself."""
+"""Millions of ended jobs: the rows of one real job, copied by the database itself."""
 # ruff: noqa: S608 - all names and values are our own
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ from comfyfleet.server.db.tenant_tables import (
 FAILED, CANCELLED = 20, 21  # one job in so many
 ENDED = f"""CASE WHEN n % {FAILED} = 0 THEN 'failed' WHEN n % {CANCELLED} = 0 THEN 'cancelled'
     ELSE 'completed' END"""
-# As ids are drawn: neighbours in time are none in the index. The salt tells the tables apart.
+# Like random ids: rows that are close in time are not close in the index. The salt differs by table.
 SPREAD = "(n * 2654435761 + {salt}) % 4294967296"
 JOB, FILE, MEDIA, LEASE = 1, 2, 3, 4
 # By whether it is SQLite. Those that a constraint has made stay.
@@ -50,7 +50,7 @@ class Copier:
         return f"(lpad({head}, 8, '0') || lpad({tail}, 24, '0'))::uuid"
 
     def earlier(self, column: str) -> str:
-        """Copies follow each other by a second, and the last one is the newest."""
+        """The time of each copy: one second apart, the last one is the newest."""
         seconds = f"({self.count + 1} - n)"
         if self.is_sqlite:
             return f"{column} - {seconds} * 1000000"
@@ -117,20 +117,20 @@ class Copier:
 
 
 def _is_numbered(table: Table, name: str) -> bool:
-    """The database numbers its rows by itself."""
+    """Whether the database numbers the rows of this table."""
     return name == "id" and table in (dispatches, audit_log, job_events, token_transactions)
 
 
 async def copy_job(plane: ControlPlane, job_id: UUID, count: int) -> None:
-    """So many jobs as this one, which has ended, of the same user."""
+    """Makes this many copies of an ended job, for the same user."""
     pool = plane.pools["main"]
     copier = Copier(pool.is_sqlite, count)
-    await _say(pool, copier.of_pool(job_id))
-    await _say(plane.central, copier.of_central(job_id))
+    await _copy_without_indexes(pool, copier.of_pool(job_id))
+    await _copy_without_indexes(plane.central, copier.of_central(job_id))
 
 
-async def _say(database: Database, statements: Iterator[str]) -> None:
-    """Indexes are made anew when all rows are there: row by row, a million takes half an hour."""
+async def _copy_without_indexes(database: Database, statements: Iterator[str]) -> None:
+    """Drops and rebuilds the indexes around the copying: row by row, a million takes half an hour."""
     async with database.transaction() as tx:
         found = (await tx.exec_driver_sql(INDEXES[database.is_sqlite])).mappings().all()
         drops = [f"DROP INDEX {each['name']}" for each in found]

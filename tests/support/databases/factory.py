@@ -1,4 +1,5 @@
-"""Migrated databases, quickly: PostgreSQL cleans those of earlier tests, SQLite copies a file."""
+"""Migrated databases, quickly: on PostgreSQL those of earlier tests are emptied, on SQLite a file
+is copied."""
 
 import shutil
 import uuid
@@ -31,7 +32,7 @@ class _Template:
 
 @dataclass
 class Databases:
-    """Makes databases of one kind; with a server on PostgreSQL, without on SQLite."""
+    """Makes databases of one kind: on PostgreSQL with a server, otherwise on SQLite."""
 
     folder: Path
     server_url: str | None = None
@@ -40,7 +41,7 @@ class Databases:
     _lent: dict[str, str] = field(default_factory=dict)
 
     async def url(self, history: History, *, is_new: bool = False) -> str:
-        """`is_new`: nobody has used it. One that was emptied has larger indexes, and other plans."""
+        """`is_new`: never used before. An emptied one has larger indexes, and other query plans."""
         template = self._templates.get(history) or await self._template(history)
         if not self.server_url:
             copy = self.folder / f"{uuid.uuid4().hex}.sqlite3"
@@ -61,7 +62,7 @@ class Databases:
         return open_database(await self.url(history, is_new=is_new))
 
     async def give_back(self, *urls: str) -> None:
-        """Whoever needs one no longer may say so: it is emptied for the next test."""
+        """Returns databases that are no longer needed: they are emptied for the next test."""
         for url in urls:
             history = self._lent.pop(url, None)
             if history and await _emptied(url, self._templates[history].schema):
@@ -89,7 +90,7 @@ async def _schema_of(url: str) -> tuple[Any, ...]:
 
 
 async def _emptied(url: str, schema: tuple[Any, ...]) -> bool:
-    """Whether it is as good as new now. Migrations leave no rows."""
+    """Empties the database; returns whether it is as good as new. Migrations leave no rows."""
     connection = await asyncpg.connect(url)
     try:
         await connection.execute(_OTHERS_GO)

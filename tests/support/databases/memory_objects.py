@@ -1,4 +1,4 @@
-"""An object store in memory, for tests that only keep documents."""
+"""An object store in memory, for tests that only store documents."""
 
 from comfyfleet.errors import NotFound
 

@@ -1,4 +1,4 @@
-"""One PostgreSQL for all tests of a run; each test gets databases of its own in it."""
+"""One PostgreSQL server for all tests of a run; each test gets its own databases in it."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ HASTY = ("fsync = off", "full_page_writes = off", "synchronous_commit = off")
 
 @contextmanager
 def running_postgres(*, durable: bool = False) -> Iterator[str]:
-    """The URL of its first database. `durable`: as it would run in production, for benches."""
+    """Yields the URL of its first database. `durable`: with production settings, for benches."""
     with tempfile.TemporaryDirectory(prefix="comfyfleet-pg-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         data = Path(folder) / "data"
@@ -52,7 +52,7 @@ async def _hurry(url: str) -> None:
 
 
 def stop_at_once(data: Path) -> None:
-    """Nothing of it is needed any more: no last checkpoint."""
+    """Stops without a last checkpoint: nothing of it is needed any more."""
     pid = int((data / "postmaster.pid").read_text().splitlines()[0])
     os.kill(pid, signal.SIGQUIT)
     deadline = time.monotonic() + STOP_SECONDS_MAX
@@ -61,7 +61,7 @@ def stop_at_once(data: Path) -> None:
 
 
 async def create_database(server_url: str, *, template: str = "template1") -> str:
-    """The URL of a new database, empty or with all that the template has."""
+    """The URL of a new database, empty or a copy of the template."""
     name = f"test_{uuid.uuid4().hex}"
     connection = await asyncpg.connect(server_url)
     try:

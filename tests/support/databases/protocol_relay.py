@@ -1,4 +1,4 @@
-"""What is really said to PostgreSQL: a relay that reads the protocol on its way to the server."""
+"""A relay that reads the PostgreSQL protocol between client and server, to record the statements."""
 
 import asyncio
 import struct
@@ -19,13 +19,13 @@ class Wire:
     port: int = 0
 
     def through(self, url: str) -> str:
-        """The same database, reached by way of the relay."""
+        """The URL of the same database through the relay."""
         parsed = make_url(url).set(host="127.0.0.1", port=self.port, query={})
         return parsed.render_as_string(hide_password=False)
 
     @contextmanager
     def meanwhile(self) -> Iterator[list[str]]:
-        """What is sent inside of the block."""
+        """The statements sent inside the block."""
         start = len(self.sent)
         found: list[str] = []
         try:
@@ -53,7 +53,7 @@ class Wire:
             await writer.drain()
 
     async def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """The first words have no letter in front; encryption may be asked for before."""
+        """Passes the start-up messages, which have no type byte; the client may ask for encryption before."""
         code = SSL_REQUEST
         while code == SSL_REQUEST:
             length = await reader.readexactly(4)
@@ -64,7 +64,7 @@ class Wire:
 
 
 def _is_of_driver(text: str) -> bool:
-    """It asks once per connection how an array's type is read."""
+    """Whether the driver sent it: once per connection it asks how to read an array's type."""
     return "typeinfo_tree" in text or "'jit'" in text
 
 

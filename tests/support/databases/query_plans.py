@@ -1,4 +1,4 @@
-"""What is sent to a database, to be explained."""
+"""Records the statements of a transaction, to explain them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from comfyfleet.server.db import Tx
 
 @contextmanager
 def statements_of(tx: Tx) -> Iterator[list[tuple[str, Any]]]:
-    """(text, values) of each statement that is sent in this transaction meanwhile."""
+    """(text, values) of each statement that this transaction sends meanwhile."""
     sent: list[tuple[str, Any]] = []
     connection = tx.sync_connection
 

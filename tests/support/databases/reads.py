@@ -1,6 +1,8 @@
-"""How much a database reads for a route: its statements are taken down, and said again to be counted.
+"""Measures how much a database reads for a route: its statements are recorded and executed again to be
+counted.
 
-On PostgreSQL these are the rows that its scans touched, and pages; on SQLite the steps of its machine.
+On PostgreSQL the figures are the rows that scans touched, and pages; on SQLite the steps of its
+virtual machine.
 """
 
 import asyncio
@@ -24,7 +26,7 @@ SPOKEN = ("SELECT", "INSERT", "UPDATE", "DELETE", "WITH")
 
 
 class Read(NamedTuple):
-    """By one statement."""
+    """What one statement reads."""
 
     statement: str
     rows: int  # steps on SQLite
@@ -34,7 +36,7 @@ class Read(NamedTuple):
 
 @dataclass
 class SqliteTrace:
-    """Connections that are opened meanwhile tell what they are asked, values filled in."""
+    """Records the statements of connections opened meanwhile, with their values."""
 
     opened: list[tuple[str, sqlite3.Connection]] = field(default_factory=list)
     said: list[tuple[str, str]] = field(default_factory=list)
@@ -121,10 +123,12 @@ def _steps(path: str, text: str) -> Read:
         return 0
 
     try:
-        connection.execute("BEGIN IMMEDIATE")  # else it fails if somebody writes meanwhile
+        connection.execute(
+            "BEGIN IMMEDIATE"
+        )  # otherwise it fails if another connection writes meanwhile
         plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {text}")]
         connection.set_progress_handler(step, 1)
-        with suppress(sqlite3.IntegrityError):  # it has been said before
+        with suppress(sqlite3.IntegrityError):  # it was executed before
             connection.execute(text).fetchall()
         connection.set_progress_handler(None, 0)
         connection.execute("ROLLBACK")
@@ -153,7 +157,7 @@ async def _explained(connection: asyncpg.Connection, text: str, values: tuple[An
     try:
         told = await connection.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {text}", *values)
     except asyncpg.IntegrityConstraintViolationError:
-        return Read(text, 0)  # it has been said before
+        return Read(text, 0)  # it was executed before
     finally:
         await transaction.rollback()
     plan = json.loads(told)[0]["Plan"]
@@ -162,7 +166,7 @@ async def _explained(connection: asyncpg.Connection, text: str, values: tuple[An
 
 
 def _touched(plan: dict[str, Any]) -> float:
-    """Rows that scans returned, or read and left out."""
+    """Rows that scans returned, or read and filtered out."""
     own = 0.0
     if "Scan" in plan["Node Type"] and "Relation Name" in plan:
         left_out = sum(each for name, each in plan.items() if name.startswith("Rows Removed"))

@@ -1,6 +1,7 @@
-"""What a submit says to PostgreSQL, written down to be said again without us.
+"""Records what a submit sends to PostgreSQL, to be replayed without our code.
 
-Statements, values and the ends of transactions are taken where they are handed to asyncpg, by whomever.
+Statements, values and the ends of transactions are recorded where they are passed to asyncpg,
+whoever sends them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,14 +14,14 @@ from asyncpg import Connection
 from asyncpg.prepared_stmt import PreparedStatement
 
 BEGIN, COMMIT, ROLLBACK = "BEGIN;", "COMMIT;", "ROLLBACK;"
-# The queue's own connection says these itself; a lock goes in one message with the beginning.
+# The queue's own connection sends these itself; a lock is sent in one message with BEGIN.
 PLAIN_COMMIT = "COMMIT"
 ENDS = (COMMIT, ROLLBACK, PLAIN_COMMIT)
 Side = str
 
 
 @dataclass(frozen=True)
-class Said:
+class RecordedStatement:
     side: Side
     text: str
     values: tuple[Any, ...] = ()
@@ -29,7 +30,7 @@ class Said:
 
 @dataclass
 class Record:
-    said: list[Said] = field(default_factory=list)
+    said: list[RecordedStatement] = field(default_factory=list)
 
     def statements(self) -> int:
         return sum(each.text not in (BEGIN, *ENDS) for each in self.said)
@@ -47,26 +48,26 @@ def recording(context: Mapping[str, Side]) -> Iterator[Record]:
 
     def note(connection: Any, text: str, values: tuple[Any, ...], rows: Any = ()) -> None:
         side = context[connection._params.database]
-        record.said.append(Said(side, text, values, tuple(tuple(row) for row in rows)))
+        record.said.append(RecordedStatement(side, text, values, tuple(tuple(row) for row in rows)))
 
-    async def heard(self: Any, text: str, *values: Any, **more: Any) -> Any:
+    async def recorded_fetch(self: Any, text: str, *values: Any, **more: Any) -> Any:
         rows = await fetch(self, text, *values, **more)
         note(self, text, values, rows)
         return rows
 
-    async def heard_prepared(self: Any, *values: Any, **more: Any) -> Any:
+    async def recorded_prepared(self: Any, *values: Any, **more: Any) -> Any:
         rows = await fetch_prepared(self, *values, **more)
         note(self._connection, self.get_query(), values, rows)
         return rows
 
-    async def heard_execute(self: Any, text: str, *values: Any, **more: Any) -> Any:
+    async def recorded_execute(self: Any, text: str, *values: Any, **more: Any) -> Any:
         status = await execute(self, text, *values, **more)
         note(self, text, values)
         return status
 
     with (
-        mock.patch.object(Connection, "fetch", heard),
-        mock.patch.object(Connection, "execute", heard_execute),
-        mock.patch.object(PreparedStatement, "fetch", heard_prepared),
+        mock.patch.object(Connection, "fetch", recorded_fetch),
+        mock.patch.object(Connection, "execute", recorded_execute),
+        mock.patch.object(PreparedStatement, "fetch", recorded_prepared),
     ):
         yield record

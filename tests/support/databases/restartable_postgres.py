@@ -1,4 +1,4 @@
-"""A PostgreSQL that can be torn down without warning and comes back with its data at its address."""
+"""A PostgreSQL server that can be killed and started again with its data at the same address."""
 
 import contextlib
 import shutil
@@ -56,7 +56,7 @@ class PostgresProcess:
         self._control("-w", "-o", options, "-l", str(self._data / "log"), "start")
 
     def stop_at_once(self) -> None:
-        """No goodbye to anybody, nothing tidied up; the write-ahead log is replayed at the start."""
+        """Kills it: clients get no message; the write-ahead log is replayed at the next start."""
         self._control("-m", "immediate", "-w", "stop")
 
     async def create(self, *databases: str) -> None:

@@ -1,4 +1,4 @@
-"""An S3 that checks signatures: `rclone serve s3` on a free port, over a folder of its own."""
+"""An S3 server that checks signatures: `rclone serve s3` on a free port, over its own folder."""
 
 import contextlib
 import re
@@ -17,7 +17,7 @@ _ADDRESS = re.compile(r"Starting s3 server on \[(http://[0-9.:]+)/\]")
 
 @dataclass(frozen=True)
 class RunningS3:
-    """`url` is for COMFYFLEET_STORAGE_URL; `env` must be in the environment of who uses it."""
+    """`url` is for COMFYFLEET_STORAGE_URL; `env` must be in the environment of its users."""
 
     endpoint: str
     bucket: str

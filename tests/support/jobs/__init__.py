@@ -1,1 +1,1 @@
-"""Jobs, graphs and pipelines on real databases, and a fuse that burns between any two statements."""
+"""Jobs, graphs and pipelines on real databases, and a fuse that ends a process between any two statements."""

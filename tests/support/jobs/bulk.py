@@ -71,7 +71,7 @@ async def _add(database: Database, table: Any, rows: list[dict[str, Any]]) -> No
 
 
 async def queue_many(context: JobContext, tenant_id: UUID, count: int) -> list[UUID]:
-    """Jobs that wait, each with its dispatch."""
+    """Waiting jobs, each with its dispatch."""
     jobs = [job_row(tenant_id, context.clock()) for _ in range(count)]
     await add_jobs(context.pools["main"], jobs)
     await add_dispatches(
@@ -82,7 +82,7 @@ async def queue_many(context: JobContext, tenant_id: UUID, count: int) -> list[U
 
 @contextmanager
 def counting(*databases: Database) -> Iterator[list[tuple[str, Any]]]:
-    """The statements that SQLAlchemy sends meanwhile, each with its parameters."""
+    """The statements that SQLAlchemy sends inside the block, each with its parameters."""
     sent: list[tuple[str, Any]] = []
 
     def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:

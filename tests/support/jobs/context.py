@@ -1,4 +1,4 @@
-"""Sides for tests: a tenant, two workflows, and a clock that is moved by hand."""
+"""A JobContext for tests: a tenant, two workflows, and a clock that is moved by hand."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -28,8 +28,8 @@ WORKFLOWS = (1, 2)
 LANES = frozenset(QueueLane(number, "production", "self_hosted") for number in WORKFLOWS)
 
 
-class ByHand:
-    """A clock."""
+class ManualClock:
+    """A clock that stands still until `advance`."""
 
     def __init__(self) -> None:
         self.now = START
@@ -37,15 +37,15 @@ class ByHand:
     def __call__(self) -> datetime:
         return self.now
 
-    def go_on(self, **time: float) -> None:
+    def advance(self, **time: float) -> None:
         self.now += timedelta(**time)
 
 
 @asynccontextmanager
-async def sides_on(
-    databases: Databases, folder: Path, clock: ByHand, **settings: Any
+async def job_context_on(
+    databases: Databases, folder: Path, clock: ManualClock, **settings: Any
 ) -> AsyncIterator[tuple[JobContext, UUID]]:
-    """With a tenant in it."""
+    """Yields a JobContext and the id of its tenant."""
     urls = await databases.url("central"), await databases.url("tenant")
     central, pool = map(open_database, urls)
     # Caps are for those tests that are about them.
@@ -103,7 +103,7 @@ def waiter(worker_id: str = "w1", **changes: Any) -> Waiter:
 
 
 async def give_tokens(context: JobContext, tenant_id: UUID, amount: int) -> UUID:
-    """A user with a full wallet."""
+    """Creates a user with a full wallet; returns the user's id."""
     user_id = uuid4()
     async with context.pools["main"].transaction() as tx:
         await ledger.credit(tx, tenant_id, user_id, amount, f"paid-{user_id}", now=context.clock())
@@ -111,7 +111,7 @@ async def give_tokens(context: JobContext, tenant_id: UUID, amount: int) -> UUID
 
 
 async def require_sound_ledger(context: JobContext, tenant_id: UUID, jobs: Sequence[Job]) -> None:
-    """It adds up, and every job that has ended is settled as it ended."""
+    """Asserts that the ledger adds up and every ended job is settled according to its end."""
     facts = [
         JobLedgerFacts(
             job.id, job.reserved_tokens, not job.status.is_active, job.status == "completed"
@@ -124,7 +124,7 @@ async def require_sound_ledger(context: JobContext, tenant_id: UUID, jobs: Seque
 
 
 async def let_expire(context: JobContext, dispatch_id: int | None = None) -> None:
-    """The time of this lease, or of all, is up; PostgreSQL would not look at our clock."""
+    """Makes this lease, or all, expire in the database, because PostgreSQL does not use our clock."""
     statement = update(dispatches).where(dispatches.c.status == "leased")
     if dispatch_id is not None:
         statement = statement.where(dispatches.c.id == dispatch_id)

@@ -1,11 +1,11 @@
-"""Jobs that take a known time, and whose every execution can be counted afterwards."""
+"""Jobs that take a known time, and whose executions can be counted afterwards."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from tests.support.server.admin_client import until
-from tests.support.server.stage import EngineProcess, Stage
+from tests.support.server.deployment import Deployment, EngineProcess
 
 FLEET, WORKFLOW = "gpus", "steps"
 STEP_MS = 100
@@ -28,19 +28,21 @@ PROMPT = {
 }
 
 
-def prepare(stage: Stage) -> tuple[str, str]:
-    """A control plane with a fleet that has the workflow: the fleet's secret, and a tenant's id."""
-    stage.start_control()
-    secret = stage.admin.create_fleet(FLEET)
-    stage.admin.register_workflow(WORKFLOW, PROMPT, PROPERTIES, "3")
-    stage.admin.assign(FLEET, WORKFLOW)
-    return secret, stage.admin.create_tenant("acme")
+def prepare(deployment: Deployment) -> tuple[str, str]:
+    """Sets up a fleet with the workflow; returns the fleet's secret and a tenant's id."""
+    deployment.start_control()
+    secret = deployment.admin.create_fleet(FLEET)
+    deployment.admin.register_workflow(WORKFLOW, PROMPT, PROPERTIES, "3")
+    deployment.admin.assign(FLEET, WORKFLOW)
+    return secret, deployment.admin.create_tenant("acme")
 
 
-def submit(stage: Stage, tenant_id: str, colors: Iterable[int], *, steps: int) -> dict[str, int]:
-    """A job of `steps` tenths of a second for each color; job ids with their colors."""
+def submit(
+    deployment: Deployment, tenant_id: str, colors: Iterable[int], *, steps: int
+) -> dict[str, int]:
+    """Submits a job of `steps` tenths of a second for each color; returns job ids with their colors."""
     return {
-        stage.admin.submit(tenant_id, WORKFLOW, {"color": color, "steps": steps}): color
+        deployment.admin.submit(tenant_id, WORKFLOW, {"color": color, "steps": steps}): color
         for color in colors
     }
 
@@ -50,7 +52,7 @@ def color_of(prompt: dict[str, Any]) -> int:
 
 
 def executions(engines: Iterable[EngineProcess]) -> Counter[int]:
-    """How often each color's prompt was begun, on all engines together."""
+    """How often each color's prompt was started, on all engines together."""
     return Counter(
         color_of(record["prompt"][2]) for engine in engines for record in engine.history().values()
     )
@@ -59,7 +61,7 @@ def executions(engines: Iterable[EngineProcess]) -> Counter[int]:
 def in_mid_job(
     engine: EngineProcess, *, is_told: Callable[[int], bool] = lambda color: True
 ) -> int:
-    """Waits until a prompt has begun and is seen by `is_told` while it runs; its color."""
+    """Waits until a prompt has started and `is_told` holds while it runs; returns its color."""
     before = _running(engine)
     found: list[int] = []
 

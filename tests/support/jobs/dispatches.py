@@ -86,7 +86,7 @@ async def leased(queue: DispatchQueue, who: Waiter | None = None) -> DispatchLea
 
 
 async def parked(queue: DispatchQueue, number: int) -> None:
-    """Until so many wait, and none of them is being served."""
+    """Waits until this many polls wait and none of them is being served."""
     for _ in range(1_000):
         if queue.waiting() == queue.parked() == number:
             return
@@ -95,20 +95,20 @@ async def parked(queue: DispatchQueue, number: int) -> None:
 
 
 async def audited(db: Database, dispatch_id: int) -> list[str]:
-    """What was done to a dispatch, in order."""
+    """The audit entries of a dispatch, in order."""
     query = select(audit_log.c.action).where(audit_log.c.subject == f"dispatch:{dispatch_id}")
     async with db.read() as tx:
         return list((await tx.execute(query.order_by(audit_log.c.id))).scalars())
 
 
 async def set_columns(db: Database, dispatch_id: int, **values: Any) -> None:
-    """As time, or another process, would have left it."""
+    """Changes columns, as time or another process would have done."""
     async with db.transaction() as tx:
         await tx.execute(update(dispatches).where(dispatches.c.id == dispatch_id).values(**values))
 
 
 async def outcome(db: Database) -> tuple[dict[str, int], int, int]:
-    """Rows by status; the leases ever made; those of the audit."""
+    """Rows by status, the number of leases ever made, and of audit entries."""
     async with db.read() as tx:
         by_status = await tx.execute(
             select(dispatches.c.status, func.count()).group_by(dispatches.c.status)

@@ -1,4 +1,4 @@
-"""Makes rows as the services would; each with the least that a test need not care about."""
+"""Makes rows as the services would; each with defaults for what a test does not care about."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -57,7 +57,7 @@ async def a_workflow(
     is_active: bool = True,
     is_paused: bool = False,
 ) -> int:
-    """Only the row that the queue looks at, without any version."""
+    """Only the row that the queue reads, without any version."""
     row = {
         "slug": slug,
         "version": 1,

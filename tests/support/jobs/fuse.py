@@ -1,4 +1,4 @@
-"""A process that dies between two steps: nothing after that moment happens."""
+"""Simulates a process that dies between two steps: nothing happens after that."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -12,12 +12,12 @@ from comfyfleet.server.db.database import driver_of
 from comfyfleet.server.jobs.context import DeferredWrites, JobContext
 
 
-class Burnt(Exception):
-    """The process is gone."""
+class ProcessDied(Exception):
+    """The simulated process has died."""
 
 
 class Fuse:
-    """Burns down by one between any two steps; then the process dies, or another acts first."""
+    """Counts steps; at the chosen one the process dies, or another process acts first."""
 
     def __init__(self) -> None:
         self.left: int | None = None
@@ -30,18 +30,18 @@ class Fuse:
             self.left -= 1
             return
         if self.meanwhile is None:
-            raise Burnt
+            raise ProcessDied
         self.left, act = None, self.meanwhile
         await act()
 
     async def burn_inside(self) -> None:
-        """Of a transaction, where nobody else can act: whoever tried would wait for its end."""
+        """A step inside a transaction, where no other process can act: it would wait for the end."""
         if self.meanwhile is None:
             await self.burn()
 
 
 class FusedTx:
-    """The same transaction; the fuse burns after each of its statements, whoever sends it."""
+    """The same transaction; each statement is a step, whoever sends it."""
 
     def __init__(self, tx: Tx, fuse: Fuse) -> None:
         self._tx, self._fuse = tx, fuse
@@ -60,7 +60,7 @@ class FusedTx:
 
     @property
     def sync_connection(self) -> Any:
-        """Where those are sent from that SQLAlchemy only compiles."""
+        """The connection that sends statements which SQLAlchemy only compiles."""
         return SimpleNamespace(connection=SimpleNamespace(driver_connection=self))
 
     async def fetch(self, *given: Any) -> Any:
@@ -73,8 +73,8 @@ class FusedTx:
 
 
 class FusedDatabase(Database):
-    """The same database; the fuse burns before each transaction, inside of it after each statement,
-    and after each commit."""
+    """The same database; a step comes before each transaction, after each of its statements, and
+    after each commit."""
 
     def __init__(self, database: Database, fuse: Fuse) -> None:
         self.__dict__.update(database.__dict__)
@@ -102,7 +102,7 @@ class FusedDatabase(Database):
 
 
 class FusedQueue:
-    """The same queue; the fuse burns before and after each of its words."""
+    """The same queue; a step comes before and after each of its operations."""
 
     def __init__(self, queue: Any, fuse: Fuse) -> None:
         self._queue, self._fuse = queue, fuse
@@ -114,22 +114,22 @@ class FusedQueue:
         self._queue.push(*dispatch_ids)
 
     def __getattr__(self, name: str) -> Any:
-        """What it knows, and no word of its."""
+        """Attributes that are no operations."""
         return getattr(self._queue, name)
 
     async def enqueue(self, *given: Any, **more: Any) -> Any:
-        return await self._around(self._queue.enqueue, *given, **more)
+        return await self._step_around(self._queue.enqueue, *given, **more)
 
     async def lease(self, *given: Any, **more: Any) -> Any:
-        return await self._around(self._queue.lease, *given, **more)
+        return await self._step_around(self._queue.lease, *given, **more)
 
     async def complete(self, *given: Any, **more: Any) -> Any:
-        return await self._around(self._queue.complete, *given, **more)
+        return await self._step_around(self._queue.complete, *given, **more)
 
     async def extend(self, *given: Any, **more: Any) -> Any:
-        return await self._around(self._queue.extend, *given, **more)
+        return await self._step_around(self._queue.extend, *given, **more)
 
-    async def _around(self, act: Any, *given: Any, **more: Any) -> Any:
+    async def _step_around(self, act: Any, *given: Any, **more: Any) -> Any:
         await self._fuse.burn()
         answer = await act(*given, **more)
         await self._fuse.burn()
@@ -137,7 +137,7 @@ class FusedQueue:
 
 
 class UnfusedDeferred(DeferredWrites):
-    """What is written later is no step of the word that has left it."""
+    """Deferred writes are no step of the operation that left them."""
 
     def delete_outbox(self, pool: Database, words: Sequence[int]) -> None:
         super().delete_outbox(_unfused(pool), words)

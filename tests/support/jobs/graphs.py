@@ -1,4 +1,4 @@
-"""A tenant with tokens, two workflows, and workers that say what a test wants them to say."""
+"""A tenant with tokens, two workflows, and workers whose reports a test controls."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import func, select, update
 from tests.support.databases.factory import Databases
 from tests.support.server.control_plane import plane_on
-from tests.support.server.fleet import Calling, Yard, yard_on
+from tests.support.server.fleet import FleetSetup, WorkerClient, fleet_setup_on
 
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.db.central_tables import dispatches, workers
@@ -59,11 +59,11 @@ def graph(nodes: list[dict[str, Any]], *connections: str, **more: Any) -> dict[s
 
 
 @dataclass
-class Play:
+class GraphSetup:
     plane: ControlPlane
-    yard: Yard
+    fleet_setup: FleetSetup
     owner: Owner
-    workers: dict[str, Calling] = field(default_factory=dict)
+    workers: dict[str, WorkerClient] = field(default_factory=dict)
 
     @property
     def graphs(self) -> GraphContext:
@@ -91,11 +91,11 @@ class Play:
     async def work(
         self, worker: str = "w1", *, wanted: Callable[[dict[str, Any]], Any] = lambda job: None
     ) -> list[dict[str, Any]]:
-        """All that this worker gets, one after the other; what it was given."""
+        """Runs all jobs that this worker gets, one after the other; returns them."""
         done = []
         while job := (await self.workers[worker].poll(wait_seconds=0))["job"]:
             if error := wanted(job):
-                answer = await self.workers[worker].of(job, "fail", error=error)
+                answer = await self.workers[worker].call_for(job, "fail", error=error)
                 assert answer.status_code == 200, answer.text
             else:
                 await self.deliver(job, worker)
@@ -104,7 +104,7 @@ class Play:
         return done
 
     async def deliver(self, job: dict[str, Any], worker: str = "w1", **more: Any) -> None:
-        """A picture of 64 × 48, as its worker would say it, and what else it says."""
+        """Completes a job with a picture of 64 × 48, as its worker would report it."""
         calling, slot = self.workers[worker], job["outputs"][0]
         put = await calling.client.put(slot["url"], content=b"made", headers=slot["headers"])
         assert put.status_code in (200, 201), put.text
@@ -116,7 +116,9 @@ class Play:
             "width": 64,
             "height": 48,
         }
-        answer = await calling.of(job, "complete", outputs=[said], execution_seconds=1.5, **more)
+        answer = await calling.call_for(
+            job, "complete", outputs=[said], execution_seconds=1.5, **more
+        )
         assert answer.status_code == 200, answer.text
 
     async def answer(
@@ -126,7 +128,7 @@ class Play:
         return await actions.answer_question(self.graphs, self.owner, kept.head.id, said)
 
     async def lose(self, worker: str, since: datetime = EPOCH) -> None:
-        """It was last seen long ago."""
+        """Makes the worker last seen long ago."""
         async with self.plane.central.transaction() as tx:
             await tx.execute(
                 update(workers).where(workers.c.worker_id == worker).values(last_seen_at=since)
@@ -172,18 +174,18 @@ async def new_owner(plane: ControlPlane, tokens: int) -> Owner:
 
 
 @asynccontextmanager
-async def play_on(
+async def graph_setup_on(
     databases: Databases,
     folder: Path,
     *,
     tokens: int = 100,
     workers: tuple[str, ...] = ("w1",),
     **settings: Any,
-) -> AsyncIterator[Play]:
+) -> AsyncIterator[GraphSetup]:
     async with AsyncExitStack() as stack:
         plane = await stack.enter_async_context(plane_on(databases, folder, **settings))
-        yard = await stack.enter_async_context(yard_on(plane))
-        made = await yard.register_workflow(
+        fleet_setup = await stack.enter_async_context(fleet_setup_on(plane))
+        made = await fleet_setup.register_workflow(
             "draw",
             document=DRAW,
             properties=DRAW_PROPERTIES,
@@ -191,8 +193,10 @@ async def play_on(
             price_tokens=PRICE,
         )
         assert made.status_code == 201, made.text
-        await yard.assign("invert", "draw")
-        play = Play(plane, yard, await new_owner(plane, tokens))
+        await fleet_setup.assign("invert", "draw")
+        graph_setup = GraphSetup(plane, fleet_setup, await new_owner(plane, tokens))
         for worker in workers:
-            play.workers[worker] = await stack.enter_async_context(yard.worker(worker))
-        yield play
+            graph_setup.workers[worker] = await stack.enter_async_context(
+                fleet_setup.worker(worker)
+            )
+        yield graph_setup

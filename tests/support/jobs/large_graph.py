@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 from tests.support.jobs.counted_jobs import FLEET
 from tests.support.server.admin_client import AWAY_SECONDS_MAX, until
-from tests.support.server.stage import Stage
+from tests.support.server.deployment import Deployment
 
 PRICE, TOKENS = 2, 1000
 WIDTHS = [32, 48, 64, 80]
@@ -99,10 +99,10 @@ JOBS = len(WIDTHS) + sum(width > 40 for width in WIDTHS) + 3
 SIZES = [*WIDTHS, 100, 110]
 
 
-def prepare(stage: Stage) -> tuple[str, "GraphCustomer"]:
-    """A control plane with a fleet and two workflows: its secret, and a customer with tokens."""
-    stage.start_control()
-    secret = stage.admin.create_fleet(FLEET)
+def prepare(deployment: Deployment) -> tuple[str, "GraphCustomer"]:
+    """Sets up a fleet and two workflows; returns its secret and a customer with tokens."""
+    deployment.start_control()
+    secret = deployment.admin.create_fleet(FLEET)
     for slug, prompt, properties, output in (
         ("make", MAKE, MAKE_PROPERTIES, "3"),
         ("turn", TURN, TURN_PROPERTIES, "4"),
@@ -114,19 +114,19 @@ def prepare(stage: Stage) -> tuple[str, "GraphCustomer"]:
             "output_node_id": output,
             "price_tokens": PRICE,
         }
-        stage.admin.ask("POST", "/api/admin/workflows", json=body)
-    stage.admin.assign(FLEET, "make", "turn")
-    tenant = stage.admin.ask("POST", "/api/admin/tenants", json={"name": "acme"})
+        deployment.admin.ask("POST", "/api/admin/workflows", json=body)
+    deployment.admin.assign(FLEET, "make", "turn")
+    tenant = deployment.admin.ask("POST", "/api/admin/tenants", json={"name": "acme"})
     path = f"/api/admin/tenants/{tenant['id']}/wallets/{tenant['user_id']}/credits"
     paid = {"amount": TOKENS, "provider_transaction_id": "first"}
-    stage.admin.ask("POST", path, json=paid)
-    customer = GraphCustomer(stage.url, tenant["key"])
-    stage.at_end(customer.close)
+    deployment.admin.ask("POST", path, json=paid)
+    customer = GraphCustomer(deployment.url, tenant["key"])
+    deployment.at_end(customer.close)
     return secret, customer
 
 
 class GraphCustomer:
-    """Waits out a control plane that is away."""
+    """A customer's client that retries while the control plane is down."""
 
     def __init__(self, url: str, key: str) -> None:
         self.key = key
@@ -175,7 +175,7 @@ class GraphCustomer:
         return int(self.ask("GET", "wallet")["balance"])
 
     def sizes(self, pictures: Iterable[dict[str, Any]]) -> list[int]:
-        """The widths of pictures as they lie in the store."""
+        """The widths of pictures in the store."""
         found = []
         for each in pictures:
             data = httpx.get(each["url"]).content
@@ -185,7 +185,7 @@ class GraphCustomer:
 
 
 def check_the_end(customer: GraphCustomer, run: dict[str, Any], runs: int = 1) -> None:
-    """The right pictures in the right order, one result for each job, and paid once."""
+    """Asserts: the right pictures in the right order, one result for each job, and paid once."""
     assert run["status"] == "completed", run["error"]
     assert customer.sizes(run["outputs"]["pictures"]) == SIZES
     assert customer.sizes(run["outputs"]["turned"]) == [110]

@@ -9,7 +9,12 @@ from uuid import UUID
 
 from sqlalchemy import delete
 from tests.support.databases.factory import Databases
-from tests.support.jobs.context import ByHand, give_tokens, require_sound_ledger, sides_on
+from tests.support.jobs.context import (
+    ManualClock,
+    give_tokens,
+    job_context_on,
+    require_sound_ledger,
+)
 from tests.support.server import customers
 
 from comfyfleet.api.values import DeliveredOutput, ShownValue
@@ -74,16 +79,16 @@ ONE_STEP: dict[str, Any] = {"name": "One step", "steps": [{"name": "Base", "work
 
 
 def png(pixel: int = 0) -> bytes:
-    """The smallest there is, in some grey."""
+    """A picture of one pixel, in a shade of grey."""
     return customers.png(width=1, colour=pixel % 256)
 
 
 @dataclass
-class Studio:
+class PipelineSetup:
     context: JobContext
     tenant_id: UUID
     user_id: UUID
-    clock: ByHand
+    clock: ManualClock
     lanes: frozenset[QueueLane]
 
     @property
@@ -104,7 +109,7 @@ class Studio:
 
     async def sweep(self, context: JobContext | None = None) -> None:
         context = context or self.context
-        self.clock.go_on(seconds=1)
+        self.clock.advance(seconds=1)
         while await advance_pipelines(context, context.pools["main"]):
             pass
 
@@ -148,7 +153,7 @@ class Studio:
         )
 
     async def work_off(self, jobs_max: int = 100) -> int:
-        """Until the run has nothing more to make; how many jobs that took."""
+        """Runs jobs until the run needs no more; returns their number."""
         for count in range(jobs_max):
             await self.sweep()
             handed = await self.lease()
@@ -168,7 +173,7 @@ class Studio:
             )
 
     async def made(self, run: StoredRun) -> list[int]:
-        """How many candidates each step has."""
+        """The number of candidates of each step."""
         steps = [each.step for each in await self.candidates(run)]
         return [steps.count(number) for number in range(max(steps, default=-1) + 1)]
 
@@ -181,15 +186,17 @@ class Studio:
 
 
 @asynccontextmanager
-async def studio_on(databases: Databases, folder: Path, **settings: Any) -> AsyncIterator[Studio]:
-    clock = ByHand()
-    async with sides_on(databases, folder, clock, **settings) as (context, tenant_id):
+async def pipeline_setup_on(
+    databases: Databases, folder: Path, **settings: Any
+) -> AsyncIterator[PipelineSetup]:
+    clock = ManualClock()
+    async with job_context_on(databases, folder, clock, **settings) as (context, tenant_id):
         async with context.central.transaction() as tx:
             # Their numbers were chosen by hand, and PostgreSQL would give them out once more.
             await tx.execute(delete(workflows))
         lanes = frozenset([await _register(context, slug) for slug in PRICES])
         user_id = await give_tokens(context, tenant_id, TOKENS)
-        yield Studio(context, tenant_id, user_id, clock, lanes)
+        yield PipelineSetup(context, tenant_id, user_id, clock, lanes)
 
 
 async def _register(context: JobContext, slug: str) -> QueueLane:

@@ -1,4 +1,4 @@
-"""Small prompts, and what a server says of their classes."""
+"""Small prompts, and the object_info of their classes."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -116,7 +116,7 @@ def drafted(
 
 
 def versioned(drafted: WorkflowDraft) -> WorkflowVersion:
-    """As it would come from the database."""
+    """The workflow as it would come from the database."""
     return WorkflowVersion(
         workflow_id=1,
         version=1,

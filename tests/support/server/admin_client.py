@@ -1,4 +1,4 @@
-"""An operator's client, as small as the tests need it. It waits out a control plane that is away."""
+"""A small operator's client that retries while the control plane is down."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,13 +36,13 @@ class Admin:
         self._http.close()
 
     def ask(self, method: str, path: str, **arguments: Any) -> Any:
-        """The answer as JSON; anything but 2xx is an error, with what was said."""
+        """The answer as JSON; raises for anything but 2xx, with the body."""
         answer = self._http.request(method, path, **arguments)
         assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text}"
         return answer.json() if answer.content else None
 
     def look(self, path: str, **arguments: Any) -> Any:
-        """A GET that is repeated while the control plane or its database is away."""
+        """A GET that is repeated while the control plane or its database is down."""
         deadline = time.monotonic() + AWAY_SECONDS_MAX
         while True:
             try:
@@ -63,13 +63,13 @@ class Admin:
             return False
 
     def create_fleet(self, slug: str, stage: str = "production") -> str:
-        """Its secret."""
+        """Returns its secret."""
         return str(
             self.ask("POST", "/api/admin/fleets", json={"slug": slug, "stage": stage})["secret"]
         )
 
     def create_tenant(self, name: str) -> str:
-        """Its id."""
+        """Returns its id."""
         return str(self.ask("POST", "/api/admin/tenants", json={"name": name})["id"])
 
     def register_workflow(
@@ -92,7 +92,7 @@ class Admin:
         self.ask("PUT", path, json={"workflow_slugs": list(slugs)})
 
     def submit(self, tenant_id: str, workflow_slug: str, properties: Mapping[str, Any]) -> str:
-        """The job's id."""
+        """Returns the job's id."""
         body = {
             "tenant_id": tenant_id,
             "workflow_slug": workflow_slug,
@@ -112,7 +112,7 @@ class Admin:
         return {each["worker_id"] for each in self.look("/api/admin/workers")["workers"]}
 
     def audit(self, **wanted: str) -> list[AuditEntry]:
-        """All entries that fit, the oldest first."""
+        """All matching entries, the oldest first."""
         found: list[AuditEntry] = []
         before: dict[str, int] = {}
         while True:
@@ -129,8 +129,10 @@ class Admin:
     def wait_until_ended(
         self, tenant_id: str, job_ids: Sequence[str], *, seconds: float
     ) -> dict[str, dict[str, Any]]:
-        """Every job's record when all have ended, in the queue too, which hears of it a moment later.
-        One at a time is asked for: looking costs, too."""
+        """Every job's record when all have ended, also in the queue, which learns of it a moment later.
+
+        One job at a time is polled, because polling costs, too.
+        """
         ended: dict[str, dict[str, Any]] = {}
 
         def has_ended(job_id: str) -> bool:

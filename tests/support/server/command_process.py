@@ -1,4 +1,4 @@
-"""`comfyfleet` as a process of its own, and what it says on stderr."""
+"""`comfyfleet` as a separate process, and its lines on stderr."""
 
 import os
 import re
@@ -17,7 +17,7 @@ STOP_SECONDS_MAX = 60.0
 COMMAND = (sys.executable, "-c", "from comfyfleet.cli import main; main()")
 
 
-class Running:
+class CommandProcess:
     def __init__(self, process: "Forked | subprocess.Popen[bytes]", stderr: int) -> None:
         self.process = process
         self._stderr = stderr
@@ -37,8 +37,8 @@ class Running:
             self._is_over = True
             self._changed.notify_all()
 
-    def hears(self, pattern: str) -> "re.Match[str]":
-        """Waits for a line that has it."""
+    def wait_for_line(self, pattern: str) -> "re.Match[str]":
+        """Waits for a line that matches."""
 
         def found() -> "re.Match[str] | None":
             return next(filter(None, (re.search(pattern, line) for line in self.said)), None)
@@ -50,7 +50,7 @@ class Running:
         return match
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """The exit code."""
+        """Returns the exit code."""
         self.process.send_signal(number)
         code = self.process.wait(STOP_SECONDS_MAX)
         self._reader.join(STOP_SECONDS_MAX)
@@ -58,29 +58,29 @@ class Running:
 
 
 @contextmanager
-def started(*arguments: str, folder: Path, **environ: str) -> Iterator[Running]:
-    with _heard() as (heard, stderr):
-        process = Forked(arguments, folder=folder, environ=_surroundings(environ), stderr=stderr)
-    with _ended(Running(process, heard)) as running:
+def started(*arguments: str, folder: Path, **environ: str) -> Iterator[CommandProcess]:
+    with _log_pipe() as (heard, stderr):
+        process = Forked(arguments, folder=folder, environ=_clean_environ(environ), stderr=stderr)
+    with _ended(CommandProcess(process, heard)) as running:
         yield running
 
 
 @contextmanager
-def executed(*arguments: str, folder: Path, **environ: str) -> Iterator[Running]:
-    """A process from the start, as people have it: that takes two seconds more."""
-    with _heard() as (heard, stderr):
+def executed(*arguments: str, folder: Path, **environ: str) -> Iterator[CommandProcess]:
+    """Starts a fresh process, as people do: that takes two seconds more."""
+    with _log_pipe() as (heard, stderr):
         process = subprocess.Popen(
             [*COMMAND, *arguments],
             cwd=folder,
-            env=_surroundings(environ),
+            env=_clean_environ(environ),
             stdout=subprocess.DEVNULL,
             stderr=stderr,
         )
-    with _ended(Running(process, heard)) as running:
+    with _ended(CommandProcess(process, heard)) as running:
         yield running
 
 
-def _surroundings(environ: dict[str, str]) -> dict[str, str]:
+def _clean_environ(environ: dict[str, str]) -> dict[str, str]:
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith("COMFYFLEET_")
     }
@@ -88,8 +88,8 @@ def _surroundings(environ: dict[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def _heard() -> Iterator[tuple[int, int]]:
-    """A pipe; the end that is written to is another's afterwards."""
+def _log_pipe() -> Iterator[tuple[int, int]]:
+    """A pipe whose writing end is passed to the process."""
     heard, stderr = os.pipe()
     try:
         yield heard, stderr
@@ -98,7 +98,7 @@ def _heard() -> Iterator[tuple[int, int]]:
 
 
 @contextmanager
-def _ended(running: Running) -> Iterator[Running]:
+def _ended(running: CommandProcess) -> Iterator[CommandProcess]:
     try:
         yield running
     finally:

@@ -1,4 +1,4 @@
-"""Runs `comfyfleet` in this process, in a world of its own."""
+"""Runs `comfyfleet` in this process with its own environment."""
 
 import io
 import json
@@ -59,7 +59,7 @@ def comfyfleet(
 
 @dataclass(frozen=True)
 class Admin:
-    """Runs `comfyfleet admin` at one control plane, as whoever has the key."""
+    """Runs `comfyfleet admin` against one control plane with this key."""
 
     url: str
     key: str

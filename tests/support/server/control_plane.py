@@ -41,8 +41,7 @@ _documented: dict[str, tuple[str, ...]] = {}
 
 
 def documented_routes(plane: ControlPlane) -> Mapping[str, tuple[str, ...]]:
-    """The methods of each path in the API's document, which takes long to make and is always the
-    same."""
+    """The methods of each path in the OpenAPI document, which takes long to make and never changes."""
     if not _documented:
         paths = create_app(plane).openapi()["paths"]
         _documented.update({path: tuple(methods) for path, methods in paths.items()})
@@ -50,7 +49,7 @@ def documented_routes(plane: ControlPlane) -> Mapping[str, tuple[str, ...]]:
 
 
 async def at_once(_seconds: float) -> None:
-    """No test waits for the answers to its wrong keys."""
+    """Replaces the delay after a wrong key, so that no test waits for it."""
 
 
 @asynccontextmanager

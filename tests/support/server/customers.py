@@ -1,4 +1,4 @@
-"""Customers of a control plane: tenants with users, keys, tokens, and effects to spend them on."""
+"""Customers of a control plane: tenants with users, keys, tokens, and effects to use."""
 
 import struct
 import zlib
@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 
 import httpx
 from tests.support.server.control_plane import client_of
-from tests.support.server.fleet import Yard, yard_on
+from tests.support.server.fleet import FleetSetup, fleet_setup_on
 
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog import service as catalog
@@ -34,7 +34,7 @@ DRAWN_PROPERTIES = [
 
 
 def png(width: int = 8, colour: int = 0) -> bytes:
-    """A picture; another one for another colour."""
+    """A picture; a different one for each colour."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         checksum = zlib.crc32(kind + data)
@@ -47,7 +47,7 @@ def png(width: int = 8, colour: int = 0) -> bytes:
 
 @dataclass
 class Customer:
-    """A user with a key, by the API's own words."""
+    """A user with a key, through the public API."""
 
     client: httpx.AsyncClient
     tenant_id: UUID
@@ -97,16 +97,16 @@ class Customer:
 
 
 @dataclass
-class Shop:
-    """A yard with two effects: `invert` takes a picture, `draw` takes none."""
+class EffectSetup:
+    """A fleet with two effects: `invert` takes a picture, `draw` takes none."""
 
-    yard: Yard
+    fleet_setup: FleetSetup
     stack: AsyncExitStack
     effects: dict[str, EffectDefinition] = field(default_factory=dict)
 
     @property
     def plane(self) -> ControlPlane:
-        return self.yard.plane
+        return self.fleet_setup.plane
 
     @property
     def draw(self) -> EffectDefinition:
@@ -117,11 +117,11 @@ class Shop:
         return self.effects["invert"]
 
     async def set_up(self) -> None:
-        made = await self.yard.register_workflow(
+        made = await self.fleet_setup.register_workflow(
             "draw", document=DRAWN, properties=DRAWN_PROPERTIES
         )
         assert made.status_code == 201, made.text
-        await self.yard.assign("invert", "draw")
+        await self.fleet_setup.assign("invert", "draw")
         for slug in ("invert", "draw"):
             await self.publish(slug)
 
@@ -148,7 +148,7 @@ class Shop:
     async def customer(
         self, tenant_id: UUID | None = None, *, tokens: int = TOKENS, **key: Any
     ) -> Customer:
-        """A new user, of a new tenant unless one is named."""
+        """A new user, of a new tenant unless one is given."""
         tenant_id = tenant_id or await self._tenant()
         user_id, now = uuid4(), self.plane.clock()
         pool = await self.plane.context.pool_of(tenant_id)
@@ -186,21 +186,21 @@ class Shop:
         return tenant_id
 
     async def work(self, data: bytes = b"made") -> None:
-        """One job that waits is leased and completed by a worker."""
-        async with self.yard.worker(f"w-{uuid4().hex[:8]}") as worker:
+        """A worker leases and completes one waiting job."""
+        async with self.fleet_setup.worker(f"w-{uuid4().hex[:8]}") as worker:
             job = await worker.job()
             done = await worker.deliver(job, data)
             assert done.status_code == 200, done.text
 
     async def fail(self, error: str = "RuntimeError: out of memory") -> None:
-        async with self.yard.worker(f"w-{uuid4().hex[:8]}") as worker:
-            done = await worker.of(await worker.job(), "fail", error=error)
+        async with self.fleet_setup.worker(f"w-{uuid4().hex[:8]}") as worker:
+            done = await worker.call_for(await worker.job(), "fail", error=error)
             assert done.status_code == 200, done.text
 
 
 @asynccontextmanager
-async def shop_on(plane: ControlPlane) -> AsyncIterator[Shop]:
-    async with yard_on(plane) as yard, AsyncExitStack() as stack:
-        shop = Shop(yard, stack)
-        await shop.set_up()
-        yield shop
+async def effect_setup_on(plane: ControlPlane) -> AsyncIterator[EffectSetup]:
+    async with fleet_setup_on(plane) as fleet_setup, AsyncExitStack() as stack:
+        effect_setup = EffectSetup(fleet_setup, stack)
+        await effect_setup.set_up()
+        yield effect_setup

@@ -1,4 +1,4 @@
-"""A fleet with a workflow and workers, by the API's own words."""
+"""A fleet with a workflow and workers, set up through the API."""
 
 from base64 import b64decode
 from collections.abc import AsyncIterator
@@ -30,17 +30,17 @@ PICTURE = b64decode(
 
 
 @dataclass
-class Calling:
-    """A worker's side of the wire, without a worker behind it."""
+class WorkerClient:
+    """Sends a worker's calls, without a real worker."""
 
     client: httpx.AsyncClient
     worker_id: str
 
-    async def say(self, word: str, **body: Any) -> httpx.Response:
-        return await self.client.post(f"/api/worker/{word}", json=body)
+    async def call(self, endpoint: str, **body: Any) -> httpx.Response:
+        return await self.client.post(f"/api/worker/{endpoint}", json=body)
 
     async def poll(self, **body: Any) -> dict[str, Any]:
-        answer = await self.say("poll", **{"worker_id": self.worker_id, **body})
+        answer = await self.call("poll", **{"worker_id": self.worker_id, **body})
         assert answer.status_code == 200, answer.text
         polled: dict[str, Any] = answer.json()
         return polled
@@ -51,19 +51,21 @@ class Calling:
         job: dict[str, Any] = polled["job"]
         return job
 
-    async def of(self, job: dict[str, Any], word: str, **body: Any) -> httpx.Response:
+    async def call_for(self, job: dict[str, Any], endpoint: str, **body: Any) -> httpx.Response:
         lease = {name: job[name] for name in ("dispatch_id", "lease_token")}
-        return await self.say(word, **lease, **body)
+        return await self.call(endpoint, **lease, **body)
 
     async def deliver(self, job: dict[str, Any], data: bytes = b"made") -> httpx.Response:
         slot = job["outputs"][0]
         put = await self.client.put(slot["url"], content=data, headers=slot["headers"])
         assert put.status_code in (200, 201), put.text
-        return await self.of(job, "complete", outputs=[{"name": slot["name"], "size": len(data)}])
+        return await self.call_for(
+            job, "complete", outputs=[{"name": slot["name"], "size": len(data)}]
+        )
 
 
 @dataclass
-class Yard:
+class FleetSetup:
     plane: ControlPlane
     admin: httpx.AsyncClient
     secret: str = ""
@@ -78,7 +80,7 @@ class Yard:
         await self.assign("invert")
 
     async def register_workflow(self, slug: str, **changes: Any) -> httpx.Response:
-        """Offered in graphs and pipelines for nothing, unless another price is said."""
+        """Free in graphs and pipelines, unless another price is given."""
         usual = {"document": PROMPT, "properties": PROPERTIES, "price_tokens": 0}
         body = {"slug": slug, **usual, **changes}
         return await self.admin.post("/api/admin/workflows", json=body)
@@ -103,13 +105,13 @@ class Yard:
         return await self.admin.post("/api/worker/register", json=body, headers=headers)
 
     @asynccontextmanager
-    async def worker(self, worker_id: str = "w1", **changes: Any) -> AsyncIterator[Calling]:
+    async def worker(self, worker_id: str = "w1", **changes: Any) -> AsyncIterator[WorkerClient]:
         joined = await self.register(worker_id, **changes)
         assert joined.status_code == 200, joined.text
         headers = {"Authorization": f"Bearer {joined.json()['token']}"}
         transport = httpx.ASGITransport(create_app(self.plane))
         async with httpx.AsyncClient(transport=transport, base_url=URL, headers=headers) as client:
-            yield Calling(client, worker_id)
+            yield WorkerClient(client, worker_id)
 
     async def upload(self, data: bytes = PICTURE) -> str:
         announced = await self.admin.post(
@@ -147,8 +149,8 @@ class Yard:
 
 
 @asynccontextmanager
-async def yard_on(plane: ControlPlane, **fleet: Any) -> AsyncIterator[Yard]:
+async def fleet_setup_on(plane: ControlPlane, **fleet: Any) -> AsyncIterator[FleetSetup]:
     async with client_of(plane) as admin:
-        yard = Yard(plane, admin)
-        await yard.set_up(**fleet)
-        yield yard
+        fleet_setup = FleetSetup(plane, admin)
+        await fleet_setup.set_up(**fleet)
+        yield fleet_setup

@@ -1,4 +1,4 @@
-"""Imports what `comfyfleet` needs, and is forked for each process that is asked for."""
+"""Imports what `comfyfleet` needs, and forks a child for each requested process."""
 
 import contextlib
 import gc
@@ -28,13 +28,13 @@ LATER = (
     "uvicorn.protocols.websockets.websockets_sansio_impl",
 )
 DESCRIPTORS = 5
-WORD_BYTES = 16
+NUMBER_BYTES = 16
 
 
 def imported() -> None:
     for name in (*(f"comfyfleet.cli.{command}" for command in COMMANDS), *LATER):
         importlib.import_module(name)
-    # What is there stays: nobody looks it over, or copies it to mark it.
+    # Freezes the objects that exist: the garbage collector would touch, and so copy, their pages.
     gc.collect()
     gc.freeze()
 
@@ -42,10 +42,10 @@ def imported() -> None:
 class Children:
     def __init__(self, asked: socket.socket) -> None:
         self._asked = asked
-        self._told: dict[int, int] = {}  # where to tell of it, by pid
+        self._told: dict[int, int] = {}  # where to report its exit, by pid
 
     def next_request(self) -> tuple[dict[str, Any], list[int]] | None:
-        """Returns in each child with what it shall be, and in the parent when nobody asks any more."""
+        """Returns in each child with its request, and in the parent when there are no more requests."""
         woken, wake = os.pipe()
         os.set_blocking(wake, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -54,7 +54,7 @@ class Children:
             ready, _, _ = select.select([self._asked.fileno(), woken], [], [])
             if woken in ready:
                 os.read(woken, 512)
-                self._tell_of_the_dead()
+                self._report_exits()
             if self._asked.fileno() in ready:
                 word, descriptors, _, _ = socket.recv_fds(self._asked, 1, DESCRIPTORS)
                 if not word:
@@ -69,18 +69,18 @@ class Children:
         pid = os.fork()
         if pid:
             self._told[pid] = tell
-            os.write(tell, f"{pid:<{WORD_BYTES}}".encode())
+            os.write(tell, f"{pid:<{NUMBER_BYTES}}".encode())
         return pid
 
-    def _tell_of_the_dead(self) -> None:
+    def _report_exits(self) -> None:
         while self._told:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 return
             tell = self._told.pop(pid)
             code = os.waitstatus_to_exitcode(status)
-            with contextlib.suppress(BrokenPipeError):  # nobody waits for it
-                os.write(tell, f"{code:<{WORD_BYTES}}".encode())
+            with contextlib.suppress(BrokenPipeError):  # its owner has gone
+                os.write(tell, f"{code:<{NUMBER_BYTES}}".encode())
             os.close(tell)
 
 
@@ -90,7 +90,7 @@ def _request(descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
 
 
 def become(asked: dict[str, Any], standard: list[int]) -> None:
-    """The process that was asked for: as if it had been started by itself."""
+    """Becomes the requested process, as if it had been started directly."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if asked["leads_group"]:

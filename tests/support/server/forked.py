@@ -1,6 +1,7 @@
-"""A process of `comfyfleet` that is asked for, waited for and killed as a `subprocess.Popen` is.
+"""A forked `comfyfleet` process with the interface of `subprocess.Popen`.
 
-To import what a control plane needs takes longer than the rest of its start, and tests start hundreds.
+Importing what a control plane needs takes longer than the rest of its start, and tests start
+hundreds.
 """
 
 import atexit
@@ -25,7 +26,7 @@ _lock = threading.Lock()
 
 
 class Forked:
-    """`comfyfleet` with these arguments. What it inherits is what is given here, and nothing else."""
+    """`comfyfleet` with these arguments. It inherits only what is given here."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class Forked:
         self.pid = self._number(FORK_SECONDS_MAX)
 
     def _number(self, seconds: float | None) -> int:
-        """The next that its parent tells: first the pid, at last the exit code."""
+        """The next number from the parent: first the pid, finally the exit code."""
         if not select.select([self._told], [], [], seconds)[0]:
             raise subprocess.TimeoutExpired("comfyfleet", seconds or 0)
         told = os.read(self._told, 16)
@@ -89,7 +90,7 @@ class Forked:
 
 @functools.cache
 def _parent(pid: int) -> socket.socket:
-    """Of all that the process with that id asks for. It ends when this one does."""
+    """The parent of all processes that this one requests. It ends with this one."""
     ours, theirs = socket.socketpair()
     with theirs:
         number = theirs.fileno()

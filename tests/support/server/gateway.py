@@ -10,12 +10,12 @@ from typing import Any
 from uuid import UUID
 
 import httpx
-from tests.support.backends.engine_client import Talk, talking
+from tests.support.backends.engine_client import EngineClient, open_engine_client
 from tests.support.databases.factory import Databases
 from tests.support.server.asgi import free_listener, url_of
-from tests.support.server.command_process import Running, started
+from tests.support.server.command_process import CommandProcess, started
 from tests.support.server.control_plane import ADMIN_KEY, plane_on
-from tests.support.workers.workers import working
+from tests.support.workers.workers import running_worker
 
 from comfyfleet.engine import Served, serve_in_thread
 from comfyfleet.engine.node import EngineNodeType
@@ -66,9 +66,9 @@ class GatewayUser:
         return httpx.AsyncClient(base_url=self.url, headers=self.headers, timeout=READY_SECONDS_MAX)
 
     @contextlib.contextmanager
-    def talking(self) -> Iterator[Talk]:
+    def open_engine_client(self) -> Iterator[EngineClient]:
         """HTTP and websockets; from a thread, if the control plane is in this process."""
-        with talking(self.url, self.headers) as talk:
+        with open_engine_client(self.url, self.headers) as talk:
             yield talk
 
 
@@ -112,7 +112,7 @@ class GatewayServer:
 
 @dataclass(frozen=True)
 class GatewayProcess(GatewayServer):
-    running: Running
+    running: CommandProcess
 
 
 @contextlib.contextmanager
@@ -138,9 +138,9 @@ def up_with_engines(
     backends = [word for each in engines for word in ("--backend", each.url)]
     environ = {"COMFYFLEET_ADMIN_KEY": LONG_KEY, **environ}
     with started("up", "--port", str(port), *backends, folder=folder, **environ) as running:
-        url = running.hears(r"Control plane at (\S+)")[1]
+        url = running.wait_for_line(r"Control plane at (\S+)")[1]
         server = GatewayProcess(url, LONG_KEY, engines, folder, running)
-        running.hears("Any program that talks to a ComfyUI")
+        running.wait_for_line("Any program that talks to a ComfyUI")
         server.wait_until_ready(server.user())
         yield server
 
@@ -183,7 +183,7 @@ async def gateway_on(
             async with contextlib.AsyncExitStack() as workers:
                 for number, backend in enumerate(backends):
                     worker = worker_settings(url, secret, backend.url, folder, f"worker-{number}")
-                    await workers.enter_async_context(working(worker))
+                    await workers.enter_async_context(running_worker(worker))
                 server = GatewayInProcess(url, ADMIN_KEY, backends, folder, plane)
                 user = await server.new_user()
                 if backends:

@@ -1,4 +1,4 @@
-"""`comfyfleet up` as customers find it: a tenant with a wallet, and effects to apply."""
+"""`comfyfleet up` as customers see it: a tenant with a wallet, and effects."""
 
 import json
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from tests.support.server.command_process import Running, started
+from tests.support.server.command_process import CommandProcess, started
 from tests.support.server.commands import EXAMPLES
 
 from comfyfleet.client import Client, Patience
@@ -55,7 +55,7 @@ WORKFLOW_PRICES = {"negative": 2, "soften": 3}
 
 @dataclass(frozen=True)
 class LocalServer:
-    running: Running
+    running: CommandProcess
     url: str
     admin_key: str
     folder: Path  # where it was started
@@ -87,7 +87,7 @@ class LocalServer:
             )
 
     def tenant(self, tokens: int = 1_000) -> dict[str, Any]:
-        """A new one, with its first user and key."""
+        """A new tenant with its first user and key."""
         tenant = self.admin("/tenants", name="Ada")
         if tokens:
             self.pay(tenant, tokens)
@@ -103,7 +103,7 @@ class LocalServer:
         return key
 
     def offline_worker(self, worker_id: str, *slugs: str) -> None:
-        """One that is known and may run these workflows, and takes no jobs."""
+        """A registered worker that may run these workflows and takes no jobs."""
         fleet = {"slug": f"of-{worker_id}", "stage": "production"}
         secret = self.admin("/fleets", **fleet)["secret"]
         headers = {"Authorization": f"Bearer {self.admin_key}", "X-Fleet-Secret": secret}
@@ -139,8 +139,8 @@ def _document(slug: str) -> dict[str, Any]:
 @contextmanager
 def local_server_in(folder: Path) -> Iterator[LocalServer]:
     with started("up", "--port", "0", folder=folder) as running:
-        url, key = running.hears(KEY).groups()
-        running.hears("Worker built-in in fleet default/production")
-        shop = LocalServer(running, url, key, folder)
-        shop.stock()
-        yield shop
+        url, key = running.wait_for_line(KEY).groups()
+        running.wait_for_line("Worker built-in in fleet default/production")
+        local_server = LocalServer(running, url, key, folder)
+        local_server.stock()
+        yield local_server

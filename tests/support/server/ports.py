@@ -1,4 +1,4 @@
-"""Free ports, and waiting until something answers on one."""
+"""Free ports, and waiting until a server answers."""
 
 import contextlib
 import random
@@ -33,7 +33,7 @@ def wait_until_answering(url: str, process: subprocess.Popen[Any]) -> None:
 
 
 def first_of_free_ports(count: int) -> int:
-    """So many in a row, below those that systems hand out: nobody's connection takes one of them."""
+    """This many consecutive free ports, below the ephemeral range, so that no connection takes one."""
     for _ in range(TRIES_MAX):
         first = random.randrange(10_000, 32_000 - count)
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""A process with its log in a file, which can be asked, killed, and is gone at the end."""
+"""A process with its log in a file, which can be queried and killed, and is ended with the test."""
 
 import contextlib
 import os
@@ -14,20 +14,20 @@ from pathlib import Path
 from tests.support.server.forked import Forked
 
 COMFYFLEET = Path(sys.executable).parent / "comfyfleet"
-SAY_SECONDS_MAX = 60.0
+LOG_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 60.0
 LOOK_SECONDS = 0.02
 LEFT_OUT = ("COMFYFLEET_", "AWS_", "COMFYUI_", "COMFY_")
 
 
-def surroundings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Ours, without anything that would reach into the product, and with what is given."""
+def clean_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Our environment without variables that affect the product, plus the given ones."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(LEFT_OUT)}
     return {**inherited, "PYTHONUNBUFFERED": "1", **environ}
 
 
 class Process:
-    """`comfyfleet` with these arguments; everything it says goes to the file `log`."""
+    """`comfyfleet` with these arguments; its output goes to the file `log`."""
 
     def __init__(
         self, name: str, *arguments: str, folder: Path, environ: Mapping[str, str]
@@ -39,7 +39,7 @@ class Process:
             self._process = Forked(
                 arguments,
                 folder=folder,
-                environ=surroundings(environ),
+                environ=clean_environ(environ),
                 stdout=log.fileno(),
                 stderr=log.fileno(),
                 # So that what it started can be ended with it.
@@ -55,14 +55,14 @@ class Process:
         return self._process.poll()
 
     def said(self) -> str:
-        """Since this process was started: one that is started again goes on in the same file."""
+        """The log since this process was started: a restarted one appends to the same file."""
         with self.log.open("rb") as log:
             log.seek(self._offset)
             return log.read().decode(errors="replace")
 
-    def hears(self, pattern: str) -> "re.Match[str]":
-        """Waits until it says so."""
-        deadline = time.monotonic() + SAY_SECONDS_MAX
+    def wait_for_line(self, pattern: str) -> "re.Match[str]":
+        """Waits until the log matches."""
+        deadline = time.monotonic() + LOG_SECONDS_MAX
         while time.monotonic() < deadline:
             is_over = self.exit_code is not None
             if match := re.search(pattern, self.said()):
@@ -82,14 +82,14 @@ class Process:
         self._process.wait(STOP_SECONDS_MAX)
 
     def freeze(self) -> None:
-        """It is there and does nothing, like a machine that lost its network."""
+        """Stops it without ending it, like a machine that lost its network."""
         os.killpg(self._process.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
         os.killpg(self._process.pid, signal.SIGCONT)
 
     def wait(self, seconds: float = STOP_SECONDS_MAX) -> int:
-        """Its exit code."""
+        """Returns its exit code."""
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -99,12 +99,12 @@ class Process:
 
 
 def finish(*arguments: str, folder: Path, environ: Mapping[str, str]) -> str:
-    """A command that ends by itself, and well; what it said."""
+    """Runs a command to its successful end; returns its output."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = Forked(
             arguments,
             folder=folder,
-            environ=surroundings(environ),
+            environ=clean_environ(environ),
             stdout=out.fileno(),
             stderr=err.fileno(),
         )

@@ -1,4 +1,4 @@
-"""A proxy as bad ones are: it counts what passes, cuts streams, or lets none through."""
+"""A faulty HTTP proxy: it counts requests, cuts streams, or refuses them."""
 
 import threading
 from collections import Counter
@@ -99,6 +99,6 @@ def relayed(
 
 
 def kind_of(path: str) -> str:
-    """`run` for a graph run itself, else the last word of the path."""
+    """`run` for a graph run itself, otherwise the last part of the path."""
     parts = path.partition("?")[0].split("/")
     return "run" if parts[-2] == "graph-runs" else parts[-1]

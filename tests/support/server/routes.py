@@ -1,4 +1,4 @@
-"""The routes that many ended jobs must not slow down: those of a job's way, and every list."""
+"""The routes that many ended jobs must not slow down: those of a job's life, and every list."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,8 +12,8 @@ from tests.support.databases.copies import copy_job
 from tests.support.databases.factory import Databases
 from tests.support.databases.reads import Read, Reads, SqliteTrace
 from tests.support.server.control_plane import plane_on
-from tests.support.server.customers import Customer, Shop, shop_on
-from tests.support.server.fleet import PICTURE, Calling
+from tests.support.server.customers import Customer, EffectSetup, effect_setup_on
+from tests.support.server.fleet import PICTURE, WorkerClient
 
 from comfyfleet.server.maintenance import store as upkeep
 
@@ -24,22 +24,22 @@ Noted = Callable[[str, Route], Awaitable[Any]]
 
 
 @dataclass
-class Filled:
-    """A control plane whose one tenant has had many jobs."""
+class FilledControlPlane:
+    """A control plane with one tenant that has had many jobs."""
 
-    shop: Shop
+    effect_setup: EffectSetup
     customer: Customer
-    worker: Calling
+    worker: WorkerClient
     video_id: str
     job_id: str  # has ended
     reads: Reads
 
     @property
     def admin(self) -> httpx.AsyncClient:
-        return self.shop.yard.admin
+        return self.effect_setup.fleet_setup.admin
 
     async def submit(self) -> str:
-        return await self.customer.job(self.shop.draw)
+        return await self.customer.job(self.effect_setup.draw)
 
     async def lease(self) -> dict[str, Any]:
         return await self.worker.job(max_wait_seconds=5)
@@ -57,11 +57,11 @@ class Filled:
         assert (await self.admin.get("/healthz")).status_code == 200
 
     async def each_route(self, noted: Noted) -> None:
-        """A job goes its way, and then everything is looked at."""
+        """Takes a job through its life, then calls every list."""
         self.reads.plane.context.caches.queue_depth.forget()
         await noted("POST ai-jobs", self.submit)
         job = await noted("POST worker/poll", self.lease)
-        await noted("POST worker/heartbeat", lambda: self.worker.of(job, "heartbeat"))
+        await noted("POST worker/heartbeat", lambda: self.worker.call_for(job, "heartbeat"))
         await noted("POST worker/complete", lambda: self.finish(job))
         await noted("POST worker/poll, idle", self.worker.poll)
         await noted("POST videos/uploads", self.announce)
@@ -69,7 +69,7 @@ class Filled:
             await noted(name, route)
 
     def sweeps(self) -> dict[str, Route]:
-        tenant_id, pool = self.customer.tenant_id, self.shop.plane.pools["main"]
+        tenant_id, pool = self.customer.tenant_id, self.effect_setup.plane.pools["main"]
 
         async def active() -> None:
             async with pool.read() as tx:
@@ -82,7 +82,7 @@ class Filled:
         return {"sweep: active jobs": active, "sweep: files of active jobs": named}
 
     async def read_by_route(self) -> dict[str, list[Read]]:
-        """Once caches are filled and connections open."""
+        """What is read for each route, once caches are filled and connections open."""
         found: dict[str, list[Read]] = {}
 
         async def noted(name: str, act: Route) -> Any:
@@ -100,7 +100,7 @@ class Filled:
         await self.finish(await self.lease())
 
     def lists(self) -> dict[str, Route]:
-        """By name, all that is only read."""
+        """All routes that only read, by name."""
         tenant, user = self.customer.tenant_id, self.customer.user_id
         ours = {
             "GET ai-jobs": "ai-jobs",
@@ -184,18 +184,22 @@ STATUSES = ("queued", "leased", "completed", "failed", "cancelled")
 
 
 @asynccontextmanager
-async def filled_on(databases: Databases, folder: Path, jobs: int) -> AsyncIterator[Filled]:
+async def control_plane_with_jobs(
+    databases: Databases, folder: Path, jobs: int
+) -> AsyncIterator[FilledControlPlane]:
     trace = SqliteTrace()
     settings: dict[str, Any] = {"calls_per_second": 1_000_000, "calls_at_once": 1_000_000}
     async with AsyncExitStack() as stack:
         with trace.watching():
             plane = await stack.enter_async_context(plane_on(databases, folder, **settings))
-            shop = await stack.enter_async_context(shop_on(plane))
-            customer = await shop.customer(tokens=TOKENS)
-            worker = await stack.enter_async_context(shop.yard.worker("w1"))
+            effect_setup = await stack.enter_async_context(effect_setup_on(plane))
+            customer = await effect_setup.customer(tokens=TOKENS)
+            worker = await stack.enter_async_context(effect_setup.fleet_setup.worker("w1"))
             video_id = await customer.video()
-            job_id = await customer.job(shop.invert, video_id=video_id)
-            filled = Filled(shop, customer, worker, video_id, job_id, Reads(plane, trace))
+            job_id = await customer.job(effect_setup.invert, video_id=video_id)
+            filled = FilledControlPlane(
+                effect_setup, customer, worker, video_id, job_id, Reads(plane, trace)
+            )
             await filled.finish(await filled.lease())
             await copy_job(plane, UUID(job_id), jobs)
             yield filled

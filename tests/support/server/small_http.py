@@ -1,4 +1,4 @@
-"""A real HTTP server on a free port that answers what a test tells it to."""
+"""A real HTTP server on a free port with fixed answers."""
 
 import threading
 import time
@@ -27,7 +27,7 @@ class SmallServer:
 
 @contextmanager
 def serving(answers: dict[str, Answer], *, method: str = "GET") -> Iterator[SmallServer]:
-    """Paths are answered with their query; any other is 404."""
+    """Paths are matched with their query; any other is 404."""
 
     class Handler(BaseHTTPRequestHandler):
         def answer(self) -> None:

@@ -1,4 +1,4 @@
-"""Tenants with things to keep and to lose: files, media, jobs, wallets."""
+"""Tenants with data that can be deleted: files, media, jobs, wallets."""
 
 import uuid
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ from comfyfleet.server.media.model import File, MediaItem, upload_key
 PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x03\0\0\0\x02\x08\x02\0\0\0"
 
 
-class Ahead:
-    """A clock that can be put forward."""
+class AdjustableClock:
+    """The real time plus an offset."""
 
     def __init__(self) -> None:
         self.by = timedelta()
@@ -60,7 +60,7 @@ class TenantData:
         return balance
 
     async def file(self, data: bytes | None = PNG, **changes: Any) -> File:
-        """With its object; announced only, if there are no data."""
+        """A file with its object; without data it is only announced."""
         file_id = uuid.uuid4()
         fields: dict[str, Any] = {
             "id": file_id,
@@ -110,7 +110,7 @@ class TenantData:
         return jobs[0]
 
     async def has(self, file: File) -> tuple[bool, bool]:
-        """Whether its row and its object are there, under the key that its row names by now."""
+        """Whether its row and its object exist, under the key in the row."""
         async with self.pool.read() as tx:
             found = await media.find_existing(tx, self.tenant_id, [file.id])
         path = found.get(file.id, file).path

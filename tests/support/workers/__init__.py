@@ -1,1 +1,1 @@
-"""Workers, a control plane in memory beside them, and AWS: a simulator and a metadata service."""
+"""Workers, a control plane in memory for them, and AWS: a simulator and a metadata service."""

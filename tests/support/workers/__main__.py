@@ -1,6 +1,7 @@
-"""A control plane in memory as a process of its own, with jobs in it: `python -m tests.support.workers 100`.
+"""A control plane in memory as a separate process, with jobs in it: `python -m tests.support.workers 100`.
 
-Prints its URL, and when all jobs have ended a line of JSON: when each was leased, started and ended.
+Prints its URL, and when all jobs have ended a line of JSON: when each was leased, started and
+ended.
 """
 
 import json
@@ -9,7 +10,7 @@ import sys
 import time
 
 from tests.support.backends.prompts import node
-from tests.support.workers.memory_plane import GivenFile, Plane
+from tests.support.workers.memory_plane import JobFile, Plane
 from tests.support.workers.plane_server import serving_plane
 
 INPUT_BYTES = 5_000_000
@@ -17,7 +18,7 @@ STEPS, STEP_MS = 4, 50
 
 
 def fill(plane: Plane, jobs: int) -> None:
-    """Steps of 200 ms in all, and a file that goes through."""
+    """Jobs of 200 ms of steps, each with a file that passes through."""
     for number in range(jobs):
         prompt = {
             "1": node("EmptyImage", width=8, height=8, batch_size=1, color=number),
@@ -26,7 +27,7 @@ def fill(plane: Plane, jobs: int) -> None:
             ),
             "3": node("ComfyfleetPassFile", file="", filename_prefix=f"out-{number}"),
         }
-        file = GivenFile(os.urandom(INPUT_BYTES), "input.bin", binding="3.file")
+        file = JobFile(os.urandom(INPUT_BYTES), "input.bin", binding="3.file")
         plane.add(prompt, files={"input": file}, output_node_id="3")
 
 

@@ -1,4 +1,4 @@
-"""A real AWS simulator as a process of its own, and what tests set up in it."""
+"""A real AWS simulator as a separate process, and what tests set up in it."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ ANSWER_SECONDS_MAX = 60
 
 
 def aws_variables(url: str) -> dict[str, str]:
-    """What points every AWS client at the simulator, and at nothing of this machine's owner."""
+    """Points every AWS client at the simulator, and away from the credentials of this machine's owner."""
     return {
         "AWS_ENDPOINT_URL": url,
         "AWS_ACCESS_KEY_ID": "testing",
@@ -33,7 +33,7 @@ def aws_variables(url: str) -> dict[str, str]:
 
 @contextmanager
 def simulated_aws() -> Iterator[str]:
-    """Its URL."""
+    """Yields its URL."""
     port = free_port()
     process = subprocess.Popen(
         [MOTO, "-H", "127.0.0.1", "-p", str(port)],
@@ -50,7 +50,7 @@ def simulated_aws() -> Iterator[str]:
 
 
 class Aws:
-    """The simulator with a clean slate, seen by somebody who may do everything."""
+    """The simulator, emptied, with full access."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -69,7 +69,7 @@ class Aws:
         )
 
     def scale_out(self, group: str = "gpus", *, instances: int = 1) -> list[str]:
-        """An auto-scaling group with so many instances; their ids."""
+        """Creates an auto-scaling group with this many instances; returns their ids."""
         scaling = self.client("autoscaling")
         image = self.client("ec2").describe_images()["Images"][0]["ImageId"]
         scaling.create_launch_configuration(

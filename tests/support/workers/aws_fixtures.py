@@ -19,7 +19,7 @@ def aws_url() -> Iterator[str]:
 
 @pytest.fixture
 def aws(aws_url: str, monkeypatch: pytest.MonkeyPatch) -> "Aws":
-    """A clean simulator, to which all AWS clients of this process talk."""
+    """An empty simulator that all AWS clients of this process use."""
     from tests.support.workers.aws import Aws, aws_variables
 
     for name, value in aws_variables(aws_url).items():

@@ -1,4 +1,4 @@
-"""A control plane that speaks the worker protocol, keeps everything in memory and misbehaves on demand."""
+"""A control plane that implements the worker protocol in memory and injects faults on demand."""
 
 import asyncio
 import threading
@@ -30,8 +30,8 @@ SECRET = "fleet-secret"
 
 
 @dataclass
-class GivenFile:
-    """An input of a job: its bytes, and where the name goes that the backend gives it."""
+class JobFile:
+    """An input of a job: its bytes, and where the backend's name for it goes in the prompt."""
 
     data: bytes
     filename: str = "input.bin"
@@ -41,11 +41,11 @@ class GivenFile:
 
 @dataclass
 class Dispatch:
-    """One job in the queue, and all that was ever said about it."""
+    """One job in the queue, and all reports about it."""
 
     id: int
     prompt: dict[str, Any]
-    files: dict[str, GivenFile] = field(default_factory=dict)
+    files: dict[str, JobFile] = field(default_factory=dict)
     more: dict[str, Any] = field(default_factory=dict)
     job_id: UUID = field(default_factory=uuid4)
     status: str = "queued"
@@ -88,9 +88,9 @@ class Problem(Exception):
 
 
 class Plane:
-    """`errors`: how many of the next calls of an endpoint are answered 500; `delays` in seconds.
+    """`errors`: how many of the next calls of an endpoint get a 500; `delays` in seconds.
 
-    `cut`: how many are acted upon, and answered with nonsense.
+    `cut`: how many are handled and get an unreadable answer.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class Plane:
         self.drain = False
         self.prefetches = True  # one that runs as many as it may is given another one
         self.draining: set[str] = set()  # worker ids
-        self.reason: str | None = None  # why nobody is given a job
+        self.reason: str | None = None  # why polls get no job
         self.answers_polls_of_words = True  # an older one does not
         self.relieves = False  # a poll that waits to prefetch counts as idle after a last word
         self.requeues_again = True  # a requeued job goes back into the queue
@@ -134,7 +134,7 @@ class Plane:
             return dispatch
 
     def lose(self, dispatch: Dispatch) -> None:
-        """The lease was given to somebody else."""
+        """Gives the lease to another worker."""
         with self._lock:
             dispatch.token, dispatch.status = uuid4(), "taken"
 
@@ -170,7 +170,7 @@ class Plane:
         self.keys_used.append(key)
 
     def rotate(self, key: str) -> None:
-        """The worker is told with its next answer, and may use both until then."""
+        """Makes a new key: the worker gets it with its next answer, and may use both until then."""
         worker_id = next(iter(self.keys.values()))
         self.keys[key], self.new_token = worker_id, key
 

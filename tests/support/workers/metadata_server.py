@@ -1,4 +1,4 @@
-"""An instance metadata service as strict as EC2's: IMDSv2 only, keys that end, 404 for no news."""
+"""An instance metadata service as strict as EC2's: IMDSv2 only, expiring keys, 404 without a notice."""
 
 import json
 import secrets
@@ -17,7 +17,7 @@ PREFIX = "/latest/meta-data/"
 
 @dataclass
 class MetadataServer:
-    """Put values into `values`; an exact `raw` answer overrides everything for its path."""
+    """Put values into `values`; a `raw` answer replaces everything for its path."""
 
     url: str
     values: dict[str, str] = field(default_factory=dict)

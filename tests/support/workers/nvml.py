@@ -1,4 +1,4 @@
-"""NVML where there is no GPU: the calls of pynvml that we use, over cards that a test lays out."""
+"""A fake NVML: the calls of pynvml that we use, over cards that a test defines."""
 
 # The names are NVIDIA's.
 # ruff: noqa: N802
@@ -31,7 +31,7 @@ class Memory:
 
 
 class CardReader:
-    """As strict as the driver: nothing works before init, and what is broken raises."""
+    """As strict as the driver: nothing works before init, and broken figures raise."""
 
     NVML_TEMPERATURE_GPU = 0
 

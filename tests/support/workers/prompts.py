@@ -14,7 +14,7 @@ def picture(*, size: int = 16) -> dict[str, Any]:
 
 
 def steps(number: int = 5, step_ms: int = 100) -> dict[str, Any]:
-    """So many steps, then a picture."""
+    """This many steps, then a picture."""
     return {
         "1": node("EmptyImage", width=8, height=8, batch_size=1, color=new_color()),
         "2": node("ComfyfleetSteps", steps=number, step_ms=step_ms, previews=False, image=["1", 0]),
@@ -23,7 +23,7 @@ def steps(number: int = 5, step_ms: int = 100) -> dict[str, Any]:
 
 
 def passing() -> dict[str, Any]:
-    """The input's bytes come out again."""
+    """Returns the bytes of the input unchanged."""
     return {"1": node("ComfyfleetPassFile", file="{{input}}", filename_prefix=uuid.uuid4().hex)}
 
 

@@ -30,10 +30,10 @@ def settings_for(plane: Plane, backend_url: str | None, state: Path, **more: Any
 
 
 @contextlib.asynccontextmanager
-async def working(
+async def running_worker(
     settings: WorkerSettings, environ: dict[str, str] | None = None
 ) -> AsyncIterator[Worker]:
-    """At the end it leaves in order, if it has not yet."""
+    """Runs a worker; at the end it shuts down in order, if it has not yet."""
     async with open_worker(settings, environ or {}) as worker:
         work = asyncio.create_task(worker.work())
         try:

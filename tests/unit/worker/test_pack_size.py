@@ -34,7 +34,7 @@ class Scene:
     backlog: Callable[[float], bool] = lambda at: True
     out_of_memory_above: int = 99
     never_starts_above: int = 99
-    look_seconds: float = RULES.look_seconds
+    sample_seconds: float = RULES.sample_seconds
     at: float = 0.0
     finished: float = 0.0
     failures: int = 0
@@ -46,7 +46,7 @@ class Scene:
     def run(self, seconds: float, rules: PackRules = RULES) -> "Scene":
         end = self.at + seconds
         while self.at < end:
-            self.at += self.look_seconds
+            self.at += self.sample_seconds
             self.size, decision = decide_pack_size(self.size, self.look(), rules)
             if decision is not None:
                 self.decisions.append((self.at, decision))
@@ -60,7 +60,7 @@ class Scene:
         ready = self.count if is_settled else self.count - 1
         has_backlog = self.backlog(self.at)
         if ready and has_backlog:
-            self.finished += self.rates[ready - 1] * self.look_seconds / 60
+            self.finished += self.rates[ready - 1] * self.sample_seconds / 60
             self.failures += ready > self.out_of_memory_above
         return GpuSample(
             at=self.at,
@@ -139,7 +139,7 @@ def test_without_work_it_goes_back_to_one() -> None:
     scene = Scene(rates=(30, 60, 90, 120)).run(2400)
     assert scene.size.wanted == 4
     scene.backlog = lambda at: False
-    scene.run(3 * (RULES.spare_seconds + START_SECONDS + RULES.look_seconds))
+    scene.run(3 * (RULES.spare_seconds + START_SECONDS + RULES.sample_seconds))
     assert scene.size.wanted == 1
     assert scene.moves[-3:] == [(REMOVE, MoveReason.SPARE, size) for size in (3, 2, 1)]
 
@@ -182,7 +182,7 @@ def scenes(draw: st.DrawFn) -> Scene:
         backlog=backlog,
         out_of_memory_above=draw(st.sampled_from((1, 2, 99))),
         never_starts_above=draw(st.sampled_from((1, 2, 99))),
-        look_seconds=20.0,
+        sample_seconds=20.0,
     )
 
 

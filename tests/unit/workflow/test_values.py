@@ -71,7 +71,11 @@ def test_an_optional_input_that_is_a_socket_by_default_is_one() -> None:
 
 def test_an_upload_button_takes_a_slot_behind_all_others() -> None:
     declared = node_class({"image": [["a.png"], {"image_upload": True}]}, optional={"n": ["INT"]})
-    assert assigned(declared, ["b.png", 3, "image"]) == {"image": "b.png", "n": 3, "upload": "image"}
+    assert assigned(declared, ["b.png", 3, "image"]) == {
+        "image": "b.png",
+        "n": 3,
+        "upload": "image",
+    }
 
 
 def test_rows_of_a_group_are_as_many_as_saved() -> None:

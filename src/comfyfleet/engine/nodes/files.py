@@ -81,7 +81,7 @@ def _with_pillow(path: Path) -> tuple[Image, Mask]:
             with _truncated_allowed():
                 frames = _pillow_frames(path)
     except (OSError, ValueError, PIL.Image.DecompressionBombError) as error:
-        # In Pillow's words: clients know ComfyUI's failure by them.
+        # Pillow's own text: clients recognise ComfyUI's failure by it.
         raise NodeFailed(str(error), exception_type=type_name(error)) from error
     same = [frame for frame in frames if frame.size == frames[0].size]
     images = np.stack([np.asarray(frame.convert("RGB")) for frame in same])
@@ -347,7 +347,7 @@ PNG_COMPRESSION = 1
 
 
 def _unique_value(folders: Folders, inputs: Inputs) -> float:
-    """Each run must send its pictures, so none may be taken from the cache."""
+    """A value that never repeats: each run must send its pictures, so none may come from the cache."""
     return math.nan
 
 

@@ -93,7 +93,9 @@ class TruncationPlan(NamedTuple):
     staying: tuple[str, ...]  # nodes that stand in a segment that goes, and stay: others need them
 
 
-def plan_truncation(level: GraphLevel, segments: Sequence[Sequence[str]], keep: int) -> TruncationPlan:
+def plan_truncation(
+    level: GraphLevel, segments: Sequence[Sequence[str]], keep: int
+) -> TruncationPlan:
     """Keeps the first `keep` of the segments."""
     closing = _Truncation(level, segments, keep)
     closing.run()

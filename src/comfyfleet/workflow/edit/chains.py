@@ -121,7 +121,7 @@ def _sources(
 def _resolved(resolver: Resolver, scope: GraphScope, node: str, slot: int) -> Resolved:
     try:
         return resolver.resolve(scope, scope.wired.nodes[node], slot)
-    except InvalidWorkflow:  # conversion says so, if it matters for what is executed
+    except InvalidWorkflow:  # the conversion reports it, if it matters for what is executed
         return None
 
 
@@ -341,7 +341,9 @@ ROUNDS = 4  # how far around a node is looked
 Looks = Mapping[str, Hashable]
 
 
-def counterparts(level: GraphLevel, ours: Collection[str], theirs: Collection[str]) -> dict[str, str]:
+def counterparts(
+    level: GraphLevel, ours: Collection[str], theirs: Collection[str]
+) -> dict[str, str]:
     """Pairs each of our nodes with its counterpart among theirs, if it has one."""
     found: dict[str, str] = {}
     taken: set[str] = set()
@@ -406,7 +408,7 @@ def kind_of(level: GraphLevel, node: str) -> Hashable:
 
 def _rounds(level: GraphLevel, ours: Collection[str], theirs: Collection[str]) -> list[Looks]:
     """Labels of the nodes from ever larger neighbourhoods; equal labels mean equal neighbourhoods."""
-    # One node that feeds both segments tells their nodes apart: the model of one sampler, say.
+    # A node that feeds both segments distinguishes their nodes: the model of one sampler, say.
     shared = _feeding(level, ours) & _feeding(level, theirs)
     segments: Owners = {**dict.fromkeys(ours, 0), **dict.fromkeys(theirs, 1)}
     kinds = {node: (kind_of(level, node), _purpose(level, node)) for node in segments}
@@ -458,8 +460,8 @@ def _numbers(seen: _Neighbours) -> Looks:
     numbers: dict[Hashable, int] = {}
     result = {}
     for node in seen.segments:
-        around = (seen.looks[node], frozenset(seen.above(node)), frozenset(seen.below(node)))
-        result[node] = numbers.setdefault(around, len(numbers))
+        container = (seen.looks[node], frozenset(seen.above(node)), frozenset(seen.below(node)))
+        result[node] = numbers.setdefault(container, len(numbers))
     return result
 
 
@@ -511,11 +513,13 @@ def _chains(families: Sequence[Family], level: GraphLevel) -> Iterator[Family]:
     candidates.sort(key=lambda one: _rank(one, level))
     accepted: list[_Candidate] = []
     for candidate in candidates:
-        around = next((one for one in accepted if _contains(one, candidate)), None)
-        if around is None:
+        container = next((one for one in accepted if _contains(one, candidate)), None)
+        if container is None:
             accepted.append(candidate)
         else:
-            accepted[accepted.index(around)] = around._replace(family=_merged(around, candidate))
+            accepted[accepted.index(container)] = container._replace(
+                family=_merged(container, candidate)
+            )
     return (candidate.family for candidate in accepted)
 
 
@@ -582,25 +586,25 @@ def _rank(candidate: _Candidate, level: GraphLevel) -> tuple[bool, int, int, int
     return not candidate.is_direct, kind, -len(candidate.owners), first
 
 
-def _contains(around: _Candidate, candidate: _Candidate) -> bool:
+def _contains(container: _Candidate, candidate: _Candidate) -> bool:
     """Whether every node of the candidate is in a segment, or fed by only one, or feeds only one."""
     return all(
-        node in around.owners
-        or around.before[node].bit_count() == 1
-        or around.behind[node].bit_count() == 1
+        node in container.owners
+        or container.before[node].bit_count() == 1
+        or container.behind[node].bit_count() == 1
         for node in candidate.owners
     )
 
 
-def _merged(around: _Candidate, candidate: _Candidate) -> Family:
+def _merged(container: _Candidate, candidate: _Candidate) -> Family:
     """Adds nodes with their own titles that follow the segment of the same number."""
-    ours, theirs = around.family, candidate.family
+    ours, theirs = container.family, candidate.family
     numbers = [segment.number for segment in ours.segments]
     if theirs.kind != "title" or numbers != [segment.number for segment in theirs.segments]:
         return ours
     segments = []
     for index, (segment, more) in enumerate(zip(ours.segments, theirs.segments, strict=True)):
-        if any(around.before.get(node, 0) != 1 << index for node in more.nodes):
+        if any(container.before.get(node, 0) != 1 << index for node in more.nodes):
             return ours
         segments.append(segment._replace(nodes=tuple(dict.fromkeys(segment.nodes + more.nodes))))
     return ours._replace(segments=tuple(segments))

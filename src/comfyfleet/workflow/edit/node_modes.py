@@ -17,10 +17,10 @@ from comfyfleet.workflow.edit.documents import (
     with_own_definition,
 )
 from comfyfleet.workflow.edit.selectors import (
-    SelectorKind,
+    NodeLocation,
     Selection,
     SelectorIndex,
-    NodeLocation,
+    SelectorKind,
     name_of,
     place_of,
 )
@@ -125,7 +125,7 @@ def _is_in(node: Node, *ids: frozenset[str] | set[str]) -> bool:
 
 
 NODES_LISTED_MAX = 12  # in one message
-IN_WORDS = {Mode.ALWAYS: "enabled", Mode.MUTED: "muted", Mode.BYPASSED: "bypassed"}
+MODE_TEXTS = {Mode.ALWAYS: "enabled", Mode.MUTED: "muted", Mode.BYPASSED: "bypassed"}
 
 
 class _ModeChange(NamedTuple):
@@ -154,7 +154,9 @@ def switch(
     """
     workflow = parse(document)
     catalogue = SelectorIndex(document, workflow)
-    mode_changes = _mode_changes(catalogue, {Mode.BYPASSED: bypass, Mode.MUTED: mute, Mode.ALWAYS: enable})
+    mode_changes = _mode_changes(
+        catalogue, {Mode.BYPASSED: bypass, Mode.MUTED: mute, Mode.ALWAYS: enable}
+    )
     result = _revived(document, mode_changes, workflow)
     for mode_change in sorted(mode_changes, key=lambda mode_change: mode_change.selection.meaning):
         result = _apply_change(result, mode_change, workflow)
@@ -172,7 +174,9 @@ def enable_nodes(
     return _apply_change(_revived(document, [mode_change], workflow), mode_change, workflow)
 
 
-def _mode_changes(catalogue: SelectorIndex, selectors: Mapping[Mode, Iterable[str]]) -> list[_ModeChange]:
+def _mode_changes(
+    catalogue: SelectorIndex, selectors: Mapping[Mode, Iterable[str]]
+) -> list[_ModeChange]:
     mode_changes, problems = [], []
     for mode, names in selectors.items():
         for name in names:
@@ -195,8 +199,8 @@ def _contradictions(mode_changes: list[_ModeChange], workflow: Workflow) -> list
             other = first.setdefault(key, mode_change)
             if other.mode != mode_change.mode:
                 found.append(
-                    f"{_place(spot, workflow)} is to be {IN_WORDS[other.mode]} "
-                    f"({other.selector}) and {IN_WORDS[mode_change.mode]} ({mode_change.selector})"
+                    f"{_place(spot, workflow)} is to be {MODE_TEXTS[other.mode]} "
+                    f"({other.selector}) and {MODE_TEXTS[mode_change.mode]} ({mode_change.selector})"
                 )
     return found
 
@@ -204,7 +208,9 @@ def _contradictions(mode_changes: list[_ModeChange], workflow: Workflow) -> list
 def _revived(document: JsonObject, mode_changes: list[_ModeChange], workflow: Workflow) -> Switched:
     """The document with all nodes inside the enabled dead shells enabled, too."""
     dead = dead_definitions(workflow)
-    enabling = [mode_change.selection for mode_change in mode_changes if mode_change.mode == Mode.ALWAYS]
+    enabling = [
+        mode_change.selection for mode_change in mode_changes if mode_change.mode == Mode.ALWAYS
+    ]
     named = {
         selection.through[:end]
         for selection in enabling
@@ -229,11 +235,15 @@ def _apply_change(result: Switched, mode_change: _ModeChange, workflow: Workflow
         edited, notes = _switch_all(document, mode_change), []
     cautions = list(_change_warnings(edited, mode_change, workflow))
     if edited is document:
-        cautions.insert(0, f"{mode_change.selector}: {IN_WORDS[mode_change.mode]} already")
+        cautions.insert(0, f"{mode_change.selector}: {MODE_TEXTS[mode_change.mode]} already")
         return result._replace(warnings=_joined(result.warnings, cautions))
     return Switched(
         edited,
-        (*result.done, *notes, f"{IN_WORDS[mode_change.mode]} {_listed(mode_change.selection, workflow)}"),
+        (
+            *result.done,
+            *notes,
+            f"{MODE_TEXTS[mode_change.mode]} {_listed(mode_change.selection, workflow)}",
+        ),
         _joined(result.warnings, cautions),
     )
 
@@ -290,7 +300,9 @@ def _saved_node(document: JsonObject, graph: str, index: int) -> JsonObject:
     return nodes_of(graph_at(document, graph_paths(document)[graph]))[index]
 
 
-def _change_warnings(document: JsonObject, mode_change: _ModeChange, workflow: Workflow) -> Iterator[str]:
+def _change_warnings(
+    document: JsonObject, mode_change: _ModeChange, workflow: Workflow
+) -> Iterator[str]:
     selection = mode_change.selection
     if not selection.through:
         for graph in sorted({spot.graph for spot in selection.spots if spot.graph}):
@@ -311,7 +323,7 @@ def _change_warnings(document: JsonObject, mode_change: _ModeChange, workflow: W
             around = _saved_node(document, graph, index)
             if around.get("mode") in (Mode.MUTED, Mode.BYPASSED):
                 where = f"instance {around.get('id')} around it"
-                yield f"{mode_change.selector}: enabled, but {where} is {IN_WORDS[Mode(around['mode'])]}"
+                yield f"{mode_change.selector}: enabled, but {where} is {MODE_TEXTS[Mode(around['mode'])]}"
 
 
 def _listed(selection: Selection, workflow: Workflow) -> str:

@@ -130,8 +130,8 @@ def role_of_sources(flow: Flow, role: SamplerRole) -> list[Place]:
     """Finds a role in the nodes that make latents and encode texts; without a sampler in services
     that take a text."""
     if not samplers(flow):
-        asked = (entry for entry in flow.needed.values() if flow.inputs_of(entry, "STRING"))
-        return [place for entry in asked for place in places_in(flow, entry, role)]
+        text_nodes = (entry for entry in flow.needed.values() if flow.inputs_of(entry, "STRING"))
+        return [place for entry in text_nodes for place in places_in(flow, entry, role)]
     texts = (one for entry in conditioned(flow) for one in encoders(flow, entry))
     found = [place for entry in texts for place in places_in(flow, entry, role)]
     return unique([*role_of_latents(flow, role), *found])
@@ -162,8 +162,20 @@ def size_places(flow: Flow) -> list[LatentSize]:
     makers = [size for sampler in sampling for size in _made_for(flow, sampler)]
     found = dict.fromkeys(makers or ([] if sampling else _only_size(flow)))
     sizes = list(found)
-    mates = [mate for sampler in sampling for mate in _size_followers(flow, sampler) if mate not in found]
-    return [*sizes, *(mate for mate in mates if any(_alike(flow, mate, size) for size in sizes))]
+    followers = [
+        follower
+        for sampler in sampling
+        for follower in _size_followers(flow, sampler)
+        if follower not in found
+    ]
+    return [
+        *sizes,
+        *(
+            follower
+            for follower in followers
+            if any(_alike(flow, follower, size) for size in sizes)
+        ),
+    ]
 
 
 def _made_for(flow: Flow, sampler: PromptEntry) -> Iterator[LatentSize]:
@@ -245,7 +257,7 @@ POSITIVE, NEGATIVE = "positive", "negative"
 _OTHER_TEXTS = frozenset({"lyrics", "system_prompt"})
 _TEXT_NAME = re.compile("text|prompt")
 # What services call the text that they are given; the first pattern that any input fits is taken.
-_ASKED = {
+_TEXT_NAMES = {
     POSITIVE: (re.compile("prompt"), re.compile("^(text|description|script)$")),
     NEGATIVE: (re.compile("negative.*(prompt|text)|^negative$"),),
 }
@@ -363,21 +375,21 @@ def _own_pieces(flow: Flow, places: Sequence[Place]) -> list[Place]:
 
 def _service_texts(flow: Flow, side: str) -> list[Place]:
     """Without a sampler, returns the texts of services that generate something from a text."""
-    for pattern in _ASKED[side]:
+    for pattern in _TEXT_NAMES[side]:
         found = [
             (entry, Place(entry.id, name))
             for entry in flow.needed.values()
-            for name in _asked_names(flow, entry, pattern, side)
+            for name in _names_like(flow, entry, pattern, side)
         ]
         makers = [pair for pair in found if {*pair[0].outputs} - {"STRING"}] or found
         if len(found) > 1 and all("CONDITIONING" in entry.outputs for entry, _ in makers):
-            return []  # encoders that feed nothing: nobody knows which is which
+            return []  # encoders that feed nothing: their side is unknown
         if makers:
             return unique([own for _, place in makers for own in text_sources(flow, place)])
     return []
 
 
-def _asked_names(flow: Flow, entry: PromptEntry, pattern: re.Pattern[str], side: str) -> list[str]:
+def _names_like(flow: Flow, entry: PromptEntry, pattern: re.Pattern[str], side: str) -> list[str]:
     if not entry.outputs:
         return []
     names = [

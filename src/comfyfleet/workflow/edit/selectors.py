@@ -211,7 +211,9 @@ class SelectorIndex:
             indices.append(index)
         if graph is None:
             return None
-        return Selection(SelectorKind.ID, (NodeLocation(graph.id, indices[-1]),), tuple(indices[:-1]))
+        return Selection(
+            SelectorKind.ID, (NodeLocation(graph.id, indices[-1]),), tuple(indices[:-1])
+        )
 
     def _unknown(self, selector: str, meaning: SelectorKind | None) -> InvalidInput:
         names = {

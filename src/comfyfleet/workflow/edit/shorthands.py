@@ -35,8 +35,8 @@ from comfyfleet.workflow.edit.samplers import (
 from comfyfleet.workflow.edit.values import (
     Edit,
     ValueChange,
-    combine_errors,
     change_input,
+    combine_errors,
     edit_of,
     with_entries,
 )

@@ -9,8 +9,8 @@ from comfyfleet.errors import FleetError, InvalidInput, InvalidValue, LimitExcee
 from comfyfleet.workflow.edit.input_lookup import (
     BRANCH_DEPTH_MAX,
     LISTED_MAX,
-    NodeIndex,
     ExposedInput,
+    NodeIndex,
     Place,
     PromptEntry,
     as_link,
@@ -385,7 +385,9 @@ def _describe_change(
     return f"{name} {before} → {shown_value(value)}"
 
 
-def _describe_branch_change(before: Mapping[str, Any], after: Mapping[str, Any], choice: str) -> str:
+def _describe_branch_change(
+    before: Mapping[str, Any], after: Mapping[str, Any], choice: str
+) -> str:
     return "".join(
         f"; {what}: {', '.join(names)}"
         for what, names in (

@@ -111,7 +111,9 @@ def is_history(value: Any) -> bool:
     )
 
 
-def find_documents(value: Any, limits: FileLimits, *, depth: int = WRAPPER_DEPTH_MAX) -> FoundDocuments:
+def find_documents(
+    value: Any, limits: FileLimits, *, depth: int = WRAPPER_DEPTH_MAX
+) -> FoundDocuments:
     """Finds the workflow and the prompt in a value by their shape, because some savers write a
     prompt under the key `workflow`."""
     if is_workflow(value):
@@ -341,14 +343,18 @@ def _collect(found: Format, data: Span, limits: FileLimits) -> tuple[list[Text],
     return texts, None
 
 
-def _find_in(texts: Sequence[Text], limits: FileLimits) -> tuple[FoundDocuments, list[InvalidInput]]:
+def _find_in(
+    texts: Sequence[Text], limits: FileLimits
+) -> tuple[FoundDocuments, list[InvalidInput]]:
     problems: list[InvalidInput] = []
     # Of texts with equal keys the last one counts, as in the editor.
     named = {text.key.lower(): text for text in texts if text.is_workflow_or_prompt}
     workflow, prompt = (
         _documents_in(named.get(key), limits, problems) for key in ("workflow", "prompt")
     )
-    pieces = FoundDocuments(workflow.completed_by(prompt).workflow, prompt.completed_by(workflow).prompt)
+    pieces = FoundDocuments(
+        workflow.completed_by(prompt).workflow, prompt.completed_by(workflow).prompt
+    )
     for text in _others(texts, limits):
         pieces = pieces or _documents_in(text, limits, problems)
     return pieces, problems
@@ -364,7 +370,9 @@ def _others(texts: Sequence[Text], limits: FileLimits) -> Iterator[Text]:
             yield text
 
 
-def _documents_in(text: Text | None, limits: FileLimits, problems: list[InvalidInput]) -> FoundDocuments:
+def _documents_in(
+    text: Text | None, limits: FileLimits, problems: list[InvalidInput]
+) -> FoundDocuments:
     """A broken text is reported only if nothing else is found: the editor, too, then uses the prompt."""
     if text is None:
         return FoundDocuments()

@@ -65,7 +65,7 @@ def _text(tiff: Span, tag: int, entry: Span, order: ByteOrder) -> Iterator[Text]
     try:
         value = entry.cut(8, length) if length <= 4 else tiff.cut(entry.number(8, 4, order), length)
     except Damaged:
-        # One entry that points beyond the end says nothing about the others.
+        # One entry that points beyond the end does not invalidate the others.
         return
     name = TAG_NAMES.get(tag, f"EXIF tag 0x{tag:04x}")
     yield _user_comment(name, value) if tag == USER_COMMENT else labelled(name, value)

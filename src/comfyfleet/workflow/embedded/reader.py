@@ -23,7 +23,7 @@ METADATA_BYTES_MAX = 64 * 1024 * 1024
 # libpng writes 8 KiB chunks, so this is a PNG of 1.6 GB; walking them takes well under a second.
 CHUNKS_MAX = 200_000
 TEXTS_MAX = 10_000
-# Far below Python's recursion limit, so that whoever walks the result may recurse too.
+# Far below Python's recursion limit, so that callers may walk the result recursively.
 JSON_DEPTH_MAX = 200
 # A text of "[],[],…" takes twenty times its size in memory: the size alone is no protection. Counted are the
 # brackets and commas; the node definitions of a server with many custom nodes have 200,000.
@@ -167,7 +167,7 @@ def read(text: Text, limits: FileLimits) -> str | dict[str, Any]:
 
 def _inflate(data: bytes, key: str, limits: FileLimits) -> bytes:
     try:
-        # One byte more than allowed tells a text of exactly that size from one that would go on.
+        # One byte more than allowed distinguishes a text of exactly that size from a longer one.
         plain = zlib.decompressobj().decompress(data, limits.metadata_bytes + 1)
     except zlib.error as error:
         raise InvalidInput(f"The compressed text {key!r} is damaged: {error}.") from None

@@ -13,8 +13,14 @@ from comfyfleet.workflow.edit import SHORTHANDS
 from comfyfleet.workflow.edit.input_lookup import read_entry
 from comfyfleet.workflow.edit.prompt_flow import Flow
 from comfyfleet.workflow.edit.shorthands import Several
-from comfyfleet.workflow.inspect.results import InspectedOutput, Media, NamedFile, Role, InspectedInput
 from comfyfleet.workflow.inspect.node_view import NodeView, is_control, is_node
+from comfyfleet.workflow.inspect.results import (
+    InspectedInput,
+    InspectedOutput,
+    Media,
+    NamedFile,
+    Role,
+)
 from comfyfleet.workflow.model import DEFAULT_LIMITS, ObjectInfo
 from comfyfleet.workflow.node_inputs import ABSENT, Widget
 from comfyfleet.workflow.object_info import NodeType
@@ -102,7 +108,7 @@ def _has_suffix(value: Any, suffixes: tuple[str, ...]) -> bool:
 UPLOAD_FLAGS = (
     "image_upload", "video_upload", "audio_upload", "animated_image_upload", "file_upload",
 )  # fmt: skip
-# Kinds of widgets that show something or do something: nobody sets their value.
+# Kinds of widgets that show something or do something: people don't set their value.
 NOT_SET_BY_PEOPLE = frozenset(("view", "button", "comparer", "viewport", "index", "control"))
 TEXT_WORDS = frozenset(("text", "prompt", "positive", "negative", "lyrics", "tags"))
 NUMBER_WORDS: tuple[tuple[Role, frozenset[str]], ...] = (
@@ -165,7 +171,7 @@ def _bounded(value: Any) -> Any:
 
 def _inspect_input(node: NodeView, name: str, value: Any, widget: Widget | None) -> InspectedInput:
     address = f"{node.ref.id}.{name}"
-    # A primitive calls its only input so: what it is for says its title.
+    # A primitive's only input has this name; its title says what it is for.
     role = role_of(node.ref.title if name == "value" else name, value, widget)
     exposed = node.exposed[name].name if name in node.exposed else None
     if widget is None:

@@ -8,25 +8,27 @@ from typing import Any, NamedTuple
 from comfyfleet.errors import InvalidWorkflow
 from comfyfleet.workflow.conversion import convert_with_report
 from comfyfleet.workflow.edit import SHORTHANDS
-from comfyfleet.workflow.edit.input_lookup import closest, read_entry, shown_value
 from comfyfleet.workflow.edit.chains import find_segments
 from comfyfleet.workflow.edit.documents import graph_at, graph_paths, nodes_of
+from comfyfleet.workflow.edit.input_lookup import closest, read_entry, shown_value
 from comfyfleet.workflow.edit.node_modes import Chain, dead_shells
 from comfyfleet.workflow.edit.selectors import Canvas
 from comfyfleet.workflow.edit.values import choices_of, declared_at, problem_with, takes_several
-from comfyfleet.workflow.emit import title_of
 from comfyfleet.workflow.embedded import Opened
+from comfyfleet.workflow.emit import title_of
 from comfyfleet.workflow.group_nodes import expand_group_nodes
 from comfyfleet.workflow.inspect.inputs_outputs import (
+    list_inputs,
     list_outputs,
     named_files,
     shorthands_of,
-    list_inputs,
     widgets_of_values,
 )
+from comfyfleet.workflow.inspect.node_view import NodeView, nodes_in_prompt, nodes_in_scopes
 from comfyfleet.workflow.inspect.results import (
     ChainSummary,
     GroupSummary,
+    InspectedInput,
     Inspection,
     LostInput,
     MissingParts,
@@ -36,11 +38,9 @@ from comfyfleet.workflow.inspect.results import (
     RefusedValue,
     SubgraphSummary,
     SwitchedOff,
-    InspectedInput,
     UsedPack,
     UsedType,
 )
-from comfyfleet.workflow.inspect.node_view import NodeView, nodes_in_prompt, nodes_in_scopes
 from comfyfleet.workflow.model import (
     DEFAULT_LIMITS,
     Limits,
@@ -284,8 +284,8 @@ def _missing_files(files: Iterable[NamedFile]) -> Iterator[str]:
 
 
 SHORTHAND_ORDER = {each.name: index for index, each in enumerate(SHORTHANDS)}
-# Warnings of a conversion that an inspection says in places of their own.
-TOLD_ELSEWHERE = ("muted", "bypassed", "unknown_type", "refused_value")
+# Warnings of a conversion that an inspection reports in other fields.
+REPORTED_ELSEWHERE = ("muted", "bypassed", "unknown_type", "refused_value")
 
 
 class _Server(NamedTuple):
@@ -382,5 +382,5 @@ def _prompt_of(
         )
     except InvalidWorkflow as error:
         return None, (f"It can't be converted: {error.message}",)
-    told = [each.message for each in converted.warnings if each.code not in TOLD_ELSEWHERE]
-    return converted.prompt, tuple(told)
+    messages = [each.message for each in converted.warnings if each.code not in REPORTED_ELSEWHERE]
+    return converted.prompt, tuple(messages)

@@ -98,7 +98,7 @@ class NodeView(NamedTuple):
     properties: Mapping[str, Any] = {}
     exposed: Mapping[str, Exposed] = {}
     saved_widgets: tuple[str, ...] = ()  # names of widgets that the file knows of
-    unnamed_values: tuple[Any, ...] = ()  # where the file doesn't tell which is which
+    unnamed_values: tuple[Any, ...] = ()  # if the file does not name them
 
     @property
     def is_active(self) -> bool:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-# Why an input matters to whoever runs the workflow; every other value is a detail.
+# Why an input matters to the person who runs the workflow; every other value is a detail.
 Role = Literal["file", "text", "seed", "size", "steps", "model"]
 Media = Literal["image", "animation", "video", "audio", "3d", "text", "latent", "model", "unknown"]
 

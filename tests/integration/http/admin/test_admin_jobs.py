@@ -10,14 +10,14 @@ import pytest
 from tests.support.databases.factory import Databases
 from tests.support.jobs.bulk import add_dispatches, add_jobs, dispatch_row, job_row
 from tests.support.server.control_plane import client_of, plane_on
-from tests.support.server.fleet import Yard
+from tests.support.server.fleet import FleetSetup
 
 from comfyfleet.clock import utc_now
 from comfyfleet.server.db import open_database
 from comfyfleet.server.maintenance.sweeps import check_ledger
 
 
-class Scene(Yard):
+class Scene(FleetSetup):
     tenants: list[UUID]
     jobs: list[UUID]
 
@@ -117,11 +117,11 @@ async def test_the_prompt_is_shown_as_it_was_sent_in_each_attempt_without_rights
     async with scene.worker("gpu-7") as worker:
         job = await worker.job()
         filled = {"1": {"text": "cf-1/photo.png", "url": signed}}
-        told = await worker.of(job, "heartbeat", filled_in=filled)
+        told = await worker.call_for(job, "heartbeat", filled_in=filled)
         assert told.status_code == 200, told.text
-        await worker.of(job, "requeue", reason="spot")
+        await worker.call_for(job, "requeue", reason="spot")
         again = await worker.job()
-        failed = await worker.of(
+        failed = await worker.call_for(
             again, "fail", error="no", filled_in={"1": {"text": "cf-2/photo.png"}}
         )
         assert failed.status_code == 200, failed.text

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 from tests.support.databases.factory import Databases
 from tests.support.server.control_plane import plane_on
-from tests.support.server.customers import Customer, Shop, shop_on
+from tests.support.server.customers import Customer, EffectSetup, effect_setup_on
 
 
 @pytest.fixture
-async def shop(databases: Databases, tmp_path: Path) -> AsyncIterator[Shop]:
-    async with plane_on(databases, tmp_path) as plane, shop_on(plane) as shop:
-        yield shop
+async def effect_setup(databases: Databases, tmp_path: Path) -> AsyncIterator[EffectSetup]:
+    async with plane_on(databases, tmp_path) as plane, effect_setup_on(plane) as effect_setup:
+        yield effect_setup
 
 
 @pytest.fixture
-async def ada(shop: Shop) -> Customer:
-    return await shop.customer()
+async def ada(effect_setup: EffectSetup) -> Customer:
+    return await effect_setup.customer()

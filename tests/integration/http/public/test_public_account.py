@@ -9,9 +9,9 @@ from uuid import UUID, uuid4
 import httpx
 import jsonschema
 from tests.support.databases.factory import Databases
-from tests.support.jobs.context import ByHand
+from tests.support.jobs.context import ManualClock
 from tests.support.server.control_plane import client_of, plane_on
-from tests.support.server.customers import PRICE, TOKENS, Customer, Shop, shop_on
+from tests.support.server.customers import PRICE, TOKENS, Customer, EffectSetup, effect_setup_on
 
 from comfyfleet.clock import utc_now
 from comfyfleet.server.http.app import create_app
@@ -19,17 +19,22 @@ from comfyfleet.server.notifications import webhooks
 from comfyfleet.server.notifications.model import WebhookEvent, WebhookResponse
 
 
-async def test_an_effect_tells_all_that_a_form_needs(shop: Shop, ada: Customer) -> None:
-    found = await ada.get(f"effects/{shop.draw.id}")
+async def test_an_effect_tells_all_that_a_form_needs(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
+    found = await ada.get(f"effects/{effect_setup.draw.id}")
     assert (found["slug"], found["title"], found["price_tokens"]) == ("draw", "draw", PRICE)
     assert found["takes"] is None
     schema = found["properties"]
     jsonschema.Draft202012Validator.check_schema(schema)
     assert schema["properties"]["width"]["maximum"] == 512
     jsonschema.validate({"width": 32}, schema)
-    takes = (await ada.get(f"effects/{shop.invert.id}"))["takes"]
+    takes = (await ada.get(f"effects/{effect_setup.invert.id}"))["takes"]
     assert (takes["kind"], takes["media_types"]) == ("image", [])
-    assert "input" not in (await ada.get(f"effects/{shop.invert.id}"))["properties"]["properties"]
+    assert (
+        "input"
+        not in (await ada.get(f"effects/{effect_setup.invert.id}"))["properties"]["properties"]
+    )
 
 
 async def test_the_catalogue_is_read_page_by_page(ada: Customer) -> None:
@@ -39,11 +44,13 @@ async def test_the_catalogue_is_read_page_by_page(ada: Customer) -> None:
     assert ([each["slug"] for each in rest["effects"]], rest["next"]) == (["invert"], None)
 
 
-async def test_the_wallet_is_the_sum_of_its_transactions(shop: Shop, ada: Customer) -> None:
-    job_id = await ada.job(shop.draw, properties={"width": 32})
+async def test_the_wallet_is_the_sum_of_its_transactions(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
+    job_id = await ada.job(effect_setup.draw, properties={"width": 32})
     await ada.client.delete(f"/api/ai-jobs/{job_id}")
-    await ada.job(shop.draw, properties={"width": 32})
-    await shop.work()
+    await ada.job(effect_setup.draw, properties={"width": 32})
+    await effect_setup.work()
     page = await ada.get("wallet/transactions", limit=3)
     rest = await ada.get("wallet/transactions", limit=3, before=page["next"])
     lines = page["transactions"] + rest["transactions"]
@@ -58,10 +65,10 @@ async def test_the_wallet_is_the_sum_of_its_transactions(shop: Shop, ada: Custom
     assert sum(each["amount"] for each in lines) == await ada.balance()
 
 
-async def test_a_key_is_made_used_and_revoked(shop: Shop, ada: Customer) -> None:
+async def test_a_key_is_made_used_and_revoked(effect_setup: EffectSetup, ada: Customer) -> None:
     made = await ada.client.post("/api/keys", json={"name": "reader", "scopes": ["read"]})
     assert made.status_code == 201
-    async with client_of(shop.plane, made.json()["key"]) as reader:
+    async with client_of(effect_setup.plane, made.json()["key"]) as reader:
         assert (await reader.get("/api/wallet")).status_code == 200
         for refused in (
             await reader.post("/api/keys", json={"name": "x"}),
@@ -78,9 +85,9 @@ async def test_a_key_is_made_used_and_revoked(shop: Shop, ada: Customer) -> None
         assert (await reader.get("/api/wallet")).status_code == 401
 
 
-async def test_no_key_makes_one_that_may_more_or_lives_longer(shop: Shop) -> None:
+async def test_no_key_makes_one_that_may_more_or_lives_longer(effect_setup: EffectSetup) -> None:
     until = utc_now() + timedelta(days=1)
-    limited = await shop.customer(scopes=["read", "keys"], expires_at=until)
+    limited = await effect_setup.customer(scopes=["read", "keys"], expires_at=until)
     more = await limited.client.post("/api/keys", json={"name": "x", "scopes": ["write"]})
     assert more.status_code == 403
     made = await limited.client.post("/api/keys", json={"name": "x"})
@@ -107,27 +114,27 @@ async def test_a_key_needs_a_name_scopes_and_a_future(ada: Customer) -> None:
 
 
 async def test_a_webhooks_secret_is_read_by_keys_that_may_make_keys_and_leaves_a_trace(
-    shop: Shop, ada: Customer
+    effect_setup: EffectSetup, ada: Customer
 ) -> None:
     made = await ada.client.post("/api/webhooks", json={"url": "https://shop.example/hook"})
     path = f"/api/webhooks/{made.json()['id']}/secret"
     for scopes in (["write"], ["read", "write"], ["read", "keys"]):
-        key, _ = await shop.key(ada.tenant_id, ada.user_id, scopes=scopes)
-        async with client_of(shop.plane, key) as client:
+        key, _ = await effect_setup.key(ada.tenant_id, ada.user_id, scopes=scopes)
+        async with client_of(effect_setup.plane, key) as client:
             refused = await client.post(path)
         assert (refused.status_code, "secret" in refused.json()) == (403, False), scopes
-    key, trusted = await shop.key(ada.tenant_id, ada.user_id, scopes=["keys", "write"])
-    async with client_of(shop.plane, key) as client:
+    key, trusted = await effect_setup.key(ada.tenant_id, ada.user_id, scopes=["keys", "write"])
+    async with client_of(effect_setup.plane, key) as client:
         assert (await client.post(path)).json() == made.json()
-    stranger = await shop.customer()
+    stranger = await effect_setup.customer()
     assert (await stranger.client.post(path)).status_code == 404
-    (noted,) = await shop.yard.audited("show_webhook_secret")
+    (noted,) = await effect_setup.fleet_setup.audited("show_webhook_secret")
     assert noted["tenant_id"] == str(ada.tenant_id)
     assert noted["details"]["by_key"] == str(trusted.id)
     assert "whsec_" not in str(noted)
 
 
-async def test_a_webhook_has_a_secret_and_a_log(shop: Shop, ada: Customer) -> None:
+async def test_a_webhook_has_a_secret_and_a_log(effect_setup: EffectSetup, ada: Customer) -> None:
     made = await ada.client.post("/api/webhooks", json={"url": "https://shop.example/hook"})
     assert made.status_code == 201
     assert made.json()["secret"].startswith("whsec_")
@@ -137,7 +144,7 @@ async def test_a_webhook_has_a_secret_and_a_log(shop: Shop, ada: Customer) -> No
     assert set(listed["events"]) == set(WebhookEvent)
 
     assert (await ada.client.post(f"{path}/secret")).json() == made.json()
-    renewed = create_app(replace(shop.yard.plane, webhook_key="another"))
+    renewed = create_app(replace(effect_setup.fleet_setup.plane, webhook_key="another"))
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(renewed), base_url="http://x", headers=ada.client.headers
     ) as client:
@@ -145,7 +152,7 @@ async def test_a_webhook_has_a_secret_and_a_log(shop: Shop, ada: Customer) -> No
     assert secret.startswith("whsec_")
     assert secret != made.json()["secret"]
 
-    job_id = await ada.job(shop.draw, properties={"width": 32})
+    job_id = await ada.job(effect_setup.draw, properties={"width": 32})
     await ada.client.delete(f"/api/ai-jobs/{job_id}")
     (pending,) = (await ada.get(f"webhooks/{made.json()['id']}/deliveries"))["deliveries"]
     assert (pending["event"], pending["status"], pending["tries"]) == (
@@ -154,7 +161,7 @@ async def test_a_webhook_has_a_secret_and_a_log(shop: Shop, ada: Customer) -> No
         0,
     )
     assert pending["job_id"] == job_id
-    await note_answer(shop, ada, 204)
+    await note_answer(effect_setup, ada, 204)
     (sent,) = (await ada.client.get(f"{path}/deliveries")).json()["deliveries"]
     assert (sent["status"], sent["tries"], sent["last_status"]) == ("delivered", 1, 204)
     assert sent["next_try_at"] is None
@@ -164,9 +171,9 @@ async def test_a_webhook_has_a_secret_and_a_log(shop: Shop, ada: Customer) -> No
     assert (await ada.client.get(f"{path}/deliveries")).status_code == 404
 
 
-async def note_answer(shop: Shop, customer: Customer, status: int) -> None:
-    now = shop.plane.clock()
-    pool = await shop.plane.context.pool_of(customer.tenant_id)
+async def note_answer(effect_setup: EffectSetup, customer: Customer, status: int) -> None:
+    now = effect_setup.plane.clock()
+    pool = await effect_setup.plane.context.pool_of(customer.tenant_id)
     async with pool.transaction() as tx:
         for delivery, _ in await webhooks.take_due_deliveries(tx, now=now, limit=10):
             await webhooks.record_attempt(
@@ -189,13 +196,13 @@ async def test_a_user_has_so_many_webhooks(ada: Customer) -> None:
 async def test_a_key_that_calls_too_often_is_told_when_to_come_again(
     sqlite_databases: Databases, tmp_path: Path
 ) -> None:
-    clock = ByHand()
+    clock = ManualClock()
     limits = {"calls_per_second": 2.0, "calls_at_once": 3}
     async with (
         plane_on(sqlite_databases, tmp_path, clock=clock, **limits) as plane,
-        shop_on(plane) as shop,
+        effect_setup_on(plane) as effect_setup,
     ):
-        ada, bob = await shop.customer(), await shop.customer()
+        ada, bob = await effect_setup.customer(), await effect_setup.customer()
 
         async def call(who: Customer) -> httpx.Response:
             return await who.client.get("/api/wallet")
@@ -206,7 +213,7 @@ async def test_a_key_that_calls_too_often_is_told_when_to_come_again(
         assert refused.json()["error"]["details"] == {"retry_after_seconds": 0.5}
         assert refused.headers["retry-after"] == "1"
         assert (await call(bob)).status_code == 200
-        clock.go_on(seconds=1)
+        clock.advance(seconds=1)
         assert [(await call(ada)).status_code for _ in range(3)] == [200, 200, 429]
 
 
@@ -215,12 +222,12 @@ async def test_a_body_is_no_larger_than_allowed(
 ) -> None:
     async with (
         plane_on(sqlite_databases, tmp_path, max_body_bytes=1000) as plane,
-        shop_on(plane) as shop,
+        effect_setup_on(plane) as effect_setup,
     ):
-        ada = await shop.customer()
-        refused = await ada.submit(shop.draw, properties={"prefix": "x" * 1000})
+        ada = await effect_setup.customer()
+        refused = await ada.submit(effect_setup.draw, properties={"prefix": "x" * 1000})
         assert (refused.status_code, refused.json()["error"]["code"]) == (413, "limit_exceeded")
-        assert UUID((await ada.submit(shop.draw)).json()["id"])
+        assert UUID((await ada.submit(effect_setup.draw)).json()["id"])
 
 
 async def test_a_body_that_can_not_be_read_is_told_in_our_shape(ada: Customer) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.support.server.asgi import free_listener, served, url_of
-from tests.support.server.customers import PRICE, TOKENS, Customer, Shop
+from tests.support.server.customers import PRICE, TOKENS, Customer, EffectSetup
 
 from comfyfleet.server.http.app import create_app
 
@@ -36,12 +36,14 @@ def statuses(events: list[Event]) -> list[str]:
     return [each.data["status"] for each in events if each.kind == "status"]
 
 
-async def test_a_job_is_followed_to_its_end(shop: Shop, ada: Customer) -> None:
-    job_id = await ada.job(shop.draw)
+async def test_a_job_is_followed_to_its_end(effect_setup: EffectSetup, ada: Customer) -> None:
+    job_id = await ada.job(effect_setup.draw)
     following = asyncio.create_task(ada.client.get(f"/api/ai-jobs/{job_id}/events"))
-    async with shop.yard.worker() as worker:
+    async with effect_setup.fleet_setup.worker() as worker:
         job = await worker.job()
-        await worker.of(job, "heartbeat", started=True, progress={"percent": 40, "preview": "x"})
+        await worker.call_for(
+            job, "heartbeat", started=True, progress={"percent": 40, "preview": "x"}
+        )
         await asyncio.sleep(1.5)
         assert not following.done()
         await worker.deliver(job)
@@ -55,9 +57,9 @@ async def test_a_job_is_followed_to_its_end(shop: Shop, ada: Customer) -> None:
     assert numbers == sorted(numbers)
 
 
-async def test_a_reader_goes_on_where_it_stopped(shop: Shop, ada: Customer) -> None:
-    job_id = await ada.job(shop.draw)
-    await shop.work()
+async def test_a_reader_goes_on_where_it_stopped(effect_setup: EffectSetup, ada: Customer) -> None:
+    job_id = await ada.job(effect_setup.draw)
+    await effect_setup.work()
     path = f"/api/ai-jobs/{job_id}/events"
     events = parsed((await ada.client.get(path)).text)
     for known in range(len(events) - 1):
@@ -72,19 +74,19 @@ async def test_a_reader_goes_on_where_it_stopped(shop: Shop, ada: Customer) -> N
         assert refused.status_code == 422, wrong
 
 
-async def test_a_broken_connection_loses_nothing(shop: Shop, ada: Customer) -> None:
-    job_id = await ada.job(shop.draw)
+async def test_a_broken_connection_loses_nothing(effect_setup: EffectSetup, ada: Customer) -> None:
+    job_id = await ada.job(effect_setup.draw)
     listener = free_listener()
     headers = {"Authorization": f"Bearer {ada.key}"}
     async with (
-        served(create_app(shop.plane), listener),
+        served(create_app(effect_setup.plane), listener),
         httpx.AsyncClient(base_url=url_of(listener), headers=headers, timeout=10) as client,
     ):
         path = f"/api/ai-jobs/{job_id}/events"
         async with client.stream("GET", path) as answer:
             first = parsed(await until(answer, "data: "))
         assert statuses(first) == ["queued"]
-        await shop.work()
+        await effect_setup.work()
         rest = await client.get(path, headers={"Last-Event-ID": str(first[0].id)})
     assert statuses(parsed(rest.text)) == ["processing", "completed"]
 
@@ -99,17 +101,17 @@ async def until(answer: httpx.Response, wanted: str) -> str:
 
 
 async def test_a_reader_that_goes_away_breaks_no_connection_to_the_database(
-    shop: Shop,
+    effect_setup: EffectSetup,
     ada: Customer,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """However often it goes, also in the middle of a look."""
     monkeypatch.setattr("comfyfleet.server.http.public.jobs.REREAD_SECONDS", 0.0)
-    job_id = await ada.job(shop.draw)
+    job_id = await ada.job(effect_setup.draw)
     listener = free_listener()
     headers = {"Authorization": f"Bearer {ada.key}"}
-    async with served(create_app(shop.plane), listener):
+    async with served(create_app(effect_setup.plane), listener):
         for number in range(20):
             async with (
                 httpx.AsyncClient(base_url=url_of(listener), headers=headers) as reader,
@@ -123,10 +125,10 @@ async def test_a_reader_that_goes_away_breaks_no_connection_to_the_database(
 
 
 async def test_silence_is_filled_with_comments(
-    shop: Shop, ada: Customer, monkeypatch: pytest.MonkeyPatch
+    effect_setup: EffectSetup, ada: Customer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("comfyfleet.server.http.public.jobs.HEARTBEAT_SECONDS", 0.0)
-    job_id = await ada.job(shop.draw)
+    job_id = await ada.job(effect_setup.draw)
     following = asyncio.create_task(ada.client.get(f"/api/ai-jobs/{job_id}/events"))
     await asyncio.sleep(1.0)
     await ada.client.delete(f"/api/ai-jobs/{job_id}")
@@ -135,9 +137,11 @@ async def test_silence_is_filled_with_comments(
     assert statuses(parsed(text)) == ["queued", "cancelled"]
 
 
-async def test_a_batch_is_one_price_and_admitted_bit_by_bit(shop: Shop, ada: Customer) -> None:
+async def test_a_batch_is_one_price_and_admitted_bit_by_bit(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
     items = [{"properties": {"width": 16 + each}} for each in range(7)]
-    body = {"effect_id": str(shop.draw.id), "items": items, "idempotency_key": "b"}
+    body = {"effect_id": str(effect_setup.draw.id), "items": items, "idempotency_key": "b"}
     made = await ada.client.post("/api/ai-jobs/batches", json=body)
     again = await ada.client.post("/api/ai-jobs/batches", json=body)
     other = await ada.client.post("/api/ai-jobs/batches", json={**body, "items": items[1:]})
@@ -146,7 +150,7 @@ async def test_a_batch_is_one_price_and_admitted_bit_by_bit(shop: Shop, ada: Cus
     assert (batch["total"], batch["held"], batch["counts"]) == (7, 2, {"queued": 5})
     assert (batch["reserved_tokens"], await ada.balance()) == (7 * PRICE, TOKENS - 7 * PRICE)
 
-    await shop.work()
+    await effect_setup.work()
     path = f"ai-jobs/batches/{batch['id']}"
     seen = await ada.get(path, limit=3)
     assert (seen["held"], seen["counts"]) == (1, {"completed": 1, "queued": 5})
@@ -160,9 +164,11 @@ async def test_a_batch_is_one_price_and_admitted_bit_by_bit(shop: Shop, ada: Cus
     assert await ada.balance() == TOKENS - PRICE
 
 
-async def test_a_batch_is_taken_as_a_whole_or_not_at_all(shop: Shop, ada: Customer) -> None:
+async def test_a_batch_is_taken_as_a_whole_or_not_at_all(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
     async def submit(items: list[Any]) -> httpx.Response:
-        body = {"effect_id": str(shop.draw.id), "items": items}
+        body = {"effect_id": str(effect_setup.draw.id), "items": items}
         return await ada.client.post("/api/ai-jobs/batches", json=body)
 
     wrong = await submit([{}, {"properties": {"width": 1}}])

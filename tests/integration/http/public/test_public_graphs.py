@@ -4,7 +4,7 @@ import asyncio
 import json
 from typing import Any
 
-from tests.support.server.customers import Customer, Shop, png
+from tests.support.server.customers import Customer, EffectSetup, png
 
 from comfyfleet.server.graphs.runner import read_outbox
 
@@ -37,7 +37,9 @@ async def made(ada: Customer, document: Any = GRAPH) -> str:
     return graph_id
 
 
-async def test_a_graph_is_run_and_followed_to_its_end(shop: Shop, ada: Customer) -> None:
+async def test_a_graph_is_run_and_followed_to_its_end(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
     graph_id = await made(ada)
     started = await ada.client.post(
         f"/api/graphs/{graph_id}/runs", json={"inputs": {"width": 32}, "idempotency_key": "a"}
@@ -54,13 +56,13 @@ async def test_a_graph_is_run_and_followed_to_its_end(shop: Shop, ada: Customer)
         return answer.text.split("\n\n")
 
     following = asyncio.create_task(follow())
-    async with shop.yard.worker() as worker:
+    async with effect_setup.fleet_setup.worker() as worker:
         job = await worker.job()
         assert job["prompt"]["1"]["inputs"]["width"] == 32
         shown = (await ada.get(f"graph-runs/{run_id}"))["progress"]["running_nodes"]
         assert [(each["node_id"], each["backend_id"]) for each in shown] == [("draw", None)]
         await worker.deliver(job)
-        await read_outbox(shop.plane.graphs, shop.plane.pools["main"])
+        await read_outbox(effect_setup.plane.graphs, effect_setup.plane.pools["main"])
     events = [each for each in await following if each]
     assert events[-1].startswith("event: end\n")
     last = json.loads(events[-1].partition("data: ")[2])
@@ -72,7 +74,7 @@ async def test_a_graph_is_run_and_followed_to_its_end(shop: Shop, ada: Customer)
     assert {each["id"]: each["status"] for each in run["nodes"]}["draw"] == "done"
 
 
-async def test_a_graph_may_come_as_yaml(shop: Shop, ada: Customer) -> None:
+async def test_a_graph_may_come_as_yaml(effect_setup: EffectSetup, ada: Customer) -> None:
     graph_id = await made(ada, {"document": YAML})
     found = await ada.get(f"graphs/{graph_id}")
     assert "flowchart" in found["mermaid"]
@@ -81,7 +83,9 @@ async def test_a_graph_may_come_as_yaml(shop: Shop, ada: Customer) -> None:
     assert (await ada.get(f"graphs/{graph_id}", version=1))["document"]["name"] == "two"
 
 
-async def test_all_problems_are_told_with_their_places(shop: Shop, ada: Customer) -> None:
+async def test_all_problems_are_told_with_their_places(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
     broken = {**GRAPH, "nodes": [*GRAPH["nodes"], {"id": "x", "type": "workflow", "workflow": "?"}]}
     refused = await ada.client.post("/api/graphs", json=broken)
     assert refused.status_code == 422
@@ -96,7 +100,7 @@ async def test_all_problems_are_told_with_their_places(shop: Shop, ada: Customer
     assert (quote.json()["jobs_min"], quote.json()["jobs_max"]) == (1, 1)
 
 
-async def test_a_run_is_cancelled_and_not_retried(shop: Shop, ada: Customer) -> None:
+async def test_a_run_is_cancelled_and_not_retried(effect_setup: EffectSetup, ada: Customer) -> None:
     graph_id = await made(ada)
     run_id = (await ada.client.post(f"/api/graphs/{graph_id}/runs", json={})).json()["id"]
     cancelled = await ada.client.post(f"/api/graph-runs/{run_id}/cancel")
@@ -106,7 +110,9 @@ async def test_a_run_is_cancelled_and_not_retried(shop: Shop, ada: Customer) -> 
     assert answered.status_code == 409
 
 
-async def test_graphs_and_runs_are_listed_page_by_page(shop: Shop, ada: Customer) -> None:
+async def test_graphs_and_runs_are_listed_page_by_page(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
     graphs = [await made(ada, {**GRAPH, "name": name}) for name in ("one", "two", "three")]
     runs = []
     for graph_id in (graphs[0], graphs[0], graphs[2]):
@@ -137,7 +143,9 @@ async def test_graphs_and_runs_are_listed_page_by_page(shop: Shop, ada: Customer
     assert unknown.status_code == 422
 
 
-async def test_a_file_is_named_by_its_id_or_that_of_its_media(shop: Shop, ada: Customer) -> None:
+async def test_a_file_is_named_by_its_id_or_that_of_its_media(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
     document = {
         "name": "given",
         "nodes": [
@@ -166,18 +174,20 @@ async def test_a_file_is_named_by_its_id_or_that_of_its_media(shop: Shop, ada: C
     assert refused.status_code == 409
 
 
-async def test_progress_is_told_while_something_changes(shop: Shop, ada: Customer) -> None:
+async def test_progress_is_told_while_something_changes(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
     graph_id = await made(ada)
     run_id = (await ada.client.post(f"/api/graphs/{graph_id}/runs", json={})).json()["id"]
     following = asyncio.create_task(ada.client.get(f"/api/graph-runs/{run_id}/events"))
-    async with shop.yard.worker() as worker:
+    async with effect_setup.fleet_setup.worker() as worker:
         job = await worker.job()
         for percent, step in ((25, 1), (75, 3)):
             said = {"percent": percent, "node": "3", "step": step, "steps": 4}
-            await worker.of(job, "heartbeat", started=True, progress=said)
+            await worker.call_for(job, "heartbeat", started=True, progress=said)
             await asyncio.sleep(1.2)
         await worker.deliver(job)
-        await read_outbox(shop.plane.graphs, shop.plane.pools["main"])
+        await read_outbox(effect_setup.plane.graphs, effect_setup.plane.pools["main"])
     texts = [each for each in (await following).text.split("\n\n") if each.startswith("event")]
     events = [json.loads(each.partition("data: ")[2]) for each in texts]
     seen = [each["running_nodes"] for each in events if each["running_nodes"]]
@@ -207,7 +217,9 @@ async def test_progress_is_told_while_something_changes(shop: Shop, ada: Custome
     }
 
 
-async def test_a_graph_is_stored_once_and_run_by_its_name(shop: Shop, ada: Customer) -> None:
+async def test_a_graph_is_stored_once_and_run_by_its_name(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
     graph_id = await made(ada)
     again = await ada.client.post("/api/graphs", json=GRAPH)
     assert (again.status_code, again.json()["id"]) == (200, graph_id)
@@ -219,10 +231,14 @@ async def test_a_graph_is_stored_once_and_run_by_its_name(shop: Shop, ada: Custo
     assert (await ada.client.post("/api/graphs/nope/runs", json={})).status_code == 404
 
 
-async def test_a_run_that_is_refused_stores_no_graph(shop: Shop, ada: Customer) -> None:
+async def test_a_run_that_is_refused_stores_no_graph(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
     body: dict[str, Any] = {"document": YAML}
     for wrong in ({"inputs": {"x": 1}}, {"max_tokens": 0}):
-        await shop.yard.admin.patch("/api/admin/workflows/draw", json={"price_tokens": 1})
+        await effect_setup.fleet_setup.admin.patch(
+            "/api/admin/workflows/draw", json={"price_tokens": 1}
+        )
         refused = await ada.client.post("/api/graph-runs", json={**body, **wrong})
         assert refused.status_code in (409, 422), refused.text
         assert (await ada.get("graphs"))["graphs"] == []
@@ -231,22 +247,22 @@ async def test_a_run_that_is_refused_stores_no_graph(shop: Shop, ada: Customer) 
     assert {each["graph_id"] for each in runs} == {stored["id"]}
 
 
-async def test_a_deleted_graph_leaves_its_runs(shop: Shop, ada: Customer) -> None:
+async def test_a_deleted_graph_leaves_its_runs(effect_setup: EffectSetup, ada: Customer) -> None:
     graph_id = await made(ada)
     run = (await ada.client.post(f"/api/graphs/{graph_id}/runs", json={})).json()
     assert (await ada.client.delete(f"/api/graphs/{graph_id}")).status_code == 204
     assert (await ada.client.delete(f"/api/graphs/{graph_id}")).status_code == 404
     assert (await ada.get("graphs"))["graphs"] == []
-    await shop.work()
-    await read_outbox(shop.plane.graphs, shop.plane.pools["main"])
+    await effect_setup.work()
+    await read_outbox(effect_setup.plane.graphs, effect_setup.plane.pools["main"])
     assert (await ada.get(f"graph-runs/{run['id']}"))["status"] == "completed"
     assert (await ada.get("graph-runs"))["runs"][0]["name"] == "two"
     assert await made(ada) != graph_id
 
 
-async def test_customers_see_what_nodes_may_name(shop: Shop, ada: Customer) -> None:
-    await shop.yard.register_workflow("hidden", price_tokens=None)
-    await shop.change(shop.invert, locked=("prefix",), overrides={"prefix": "mine"})
+async def test_customers_see_what_nodes_may_name(effect_setup: EffectSetup, ada: Customer) -> None:
+    await effect_setup.fleet_setup.register_workflow("hidden", price_tokens=None)
+    await effect_setup.change(effect_setup.invert, locked=("prefix",), overrides={"prefix": "mine"})
     found = (await ada.get("workflows"))["workflows"]
     assert [(each["kind"], each["name"]) for each in found] == [
         ("effect", "draw"),
@@ -264,16 +280,18 @@ async def test_customers_see_what_nodes_may_name(shop: Shop, ada: Customer) -> N
     }
 
 
-async def test_an_answer_without_a_backend_says_which_there_are(shop: Shop, ada: Customer) -> None:
+async def test_an_answer_without_a_backend_says_which_there_are(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
     node = {"backend_affinity": "worker:w2", "fallback_strategy": "ask_user"}
     asking = {
         **GRAPH,
         "nodes": [{**each, **node} if each["id"] == "draw" else each for each in GRAPH["nodes"]],
     }
-    async with shop.yard.worker("w1"), shop.yard.worker("w2") as lost:
+    async with effect_setup.fleet_setup.worker("w1"), effect_setup.fleet_setup.worker("w2") as lost:
         graph_id = await made(ada, asking)
-        await lost.say("deregister", worker_id="w2")
-        shop.plane.graphs.environment._at = None
+        await lost.call("deregister", worker_id="w2")
+        effect_setup.plane.graphs.environment._at = None
         run = (await ada.client.post(f"/api/graphs/{graph_id}/runs", json={})).json()
         assert run["status"] == "waiting_for_user", run
         path = f"/api/graph-runs/{run['id']}/answer"

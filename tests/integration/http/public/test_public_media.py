@@ -11,17 +11,17 @@ import httpx
 import pytest
 from tests.support.databases.factory import Databases
 from tests.support.server.control_plane import plane_on
-from tests.support.server.customers import Customer, Shop, png, shop_on
+from tests.support.server.customers import Customer, EffectSetup, effect_setup_on, png
 
 from comfyfleet.transport.fetch import PublicHttpClient
 
 PUBLIC_ADDRESS = "93.184.216.34"
 
 
-async def stored(shop: Shop, customer: Customer) -> list[str]:
+async def stored(effect_setup: EffectSetup, customer: Customer) -> list[str]:
     prefix = f"tenants/{customer.tenant_id}/files/"
-    await shop.plane.context.deferred.flush()
-    return [key async for key in shop.plane.store.keys(prefix)]
+    await effect_setup.plane.context.deferred.flush()
+    return [key async for key in effect_setup.plane.store.keys(prefix)]
 
 
 async def link(customer: Customer, file_id: str) -> httpx.Response:
@@ -45,11 +45,11 @@ async def test_what_can_not_be_media_is_refused_before_a_byte_is_sent(ada: Custo
 
 
 async def test_an_effect_says_what_it_takes_before_a_byte_is_sent(
-    shop: Shop, ada: Customer
+    effect_setup: EffectSetup, ada: Customer
 ) -> None:
-    small = await shop.publish("small", "invert", max_upload_bytes=10)
+    small = await effect_setup.publish("small", "invert", max_upload_bytes=10)
     body = {"filename": "a.png", "content_type": "image/png", "size": 11}
-    for effect, status in ((small, 413), (shop.draw, 422), (shop.invert, 201)):
+    for effect, status in ((small, 413), (effect_setup.draw, 422), (effect_setup.invert, 201)):
         answer = await ada.client.post(
             "/api/videos/uploads", json={**body, "effect_id": str(effect.id)}
         )
@@ -81,14 +81,16 @@ async def test_linking_again_gives_the_same_media(ada: Customer) -> None:
     assert len((await ada.get("videos"))["videos"]) == 1
 
 
-async def test_the_same_content_is_stored_once_per_user(shop: Shop, ada: Customer) -> None:
-    colleague = await shop.customer(ada.tenant_id)
-    stranger = await shop.customer()
+async def test_the_same_content_is_stored_once_per_user(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
+    colleague = await effect_setup.customer(ada.tenant_id)
+    stranger = await effect_setup.customer()
     mine, twin_file = await ada.video(), await ada.upload()
     twin = (await link(ada, twin_file)).json()
     theirs = await colleague.video()
     assert len({mine, twin["id"], theirs}) == 3
-    assert len(await stored(shop, ada)) == 2  # one of each user
+    assert len(await stored(effect_setup, ada)) == 2  # one of each user
     # The answer may have been lost: the file is gone, and its media is not.
     again = await link(ada, twin_file)
     assert (again.status_code, again.json()["id"]) == (200, twin["id"])
@@ -96,12 +98,15 @@ async def test_the_same_content_is_stored_once_per_user(shop: Shop, ada: Custome
     assert (await colleague.client.get(shown["original_file_url"])).content == png()
     await ada.video(png(colour=1))
     await stranger.video()
-    assert (len(await stored(shop, ada)), len(await stored(shop, stranger))) == (3, 1)
+    assert (len(await stored(effect_setup, ada)), len(await stored(effect_setup, stranger))) == (
+        3,
+        1,
+    )
 
 
-async def test_a_name_never_becomes_a_path(shop: Shop, ada: Customer) -> None:
+async def test_a_name_never_becomes_a_path(effect_setup: EffectSetup, ada: Customer) -> None:
     await ada.video(filename="../../../etc/passwd.png")
-    (key,) = await stored(shop, ada)
+    (key,) = await stored(effect_setup, ada)
     assert "passwd" not in key
     assert key.endswith(".png")
 
@@ -115,9 +120,9 @@ async def test_media_is_listed_page_by_page(ada: Customer) -> None:
     assert rest["videos"][0]["status"] == "uploaded"
 
 
-async def test_a_signed_url_can_not_be_bent(shop: Shop, ada: Customer) -> None:
+async def test_a_signed_url_can_not_be_bent(effect_setup: EffectSetup, ada: Customer) -> None:
     video = await ada.get(f"videos/{await ada.video()}")
-    stranger = await shop.customer()
+    stranger = await effect_setup.customer()
     other = await stranger.get(f"videos/{await stranger.video(png(colour=7))}")
     url = httpx.URL(video["original_file_url"])
     bent = [
@@ -176,12 +181,14 @@ def outside() -> Outside:
 
 
 @pytest.fixture
-async def open_shop(databases: Databases, tmp_path: Path, outside: Outside) -> AsyncIterator[Shop]:
+async def open_shop(
+    databases: Databases, tmp_path: Path, outside: Outside
+) -> AsyncIterator[EffectSetup]:
     async with (
         plane_on(databases, tmp_path, max_upload_bytes=1000) as plane,
-        shop_on(replace(plane, outward=outside.outward())) as shop,
+        effect_setup_on(replace(plane, outward=outside.outward())) as effect_setup,
     ):
-        yield shop
+        yield effect_setup
 
 
 async def fetch(customer: Customer, url: str) -> httpx.Response:
@@ -189,7 +196,7 @@ async def fetch(customer: Customer, url: str) -> httpx.Response:
 
 
 async def test_media_is_fetched_from_a_url_and_stored_once(
-    open_shop: Shop, outside: Outside
+    open_shop: EffectSetup, outside: Outside
 ) -> None:
     customer = await open_shop.customer()
     outside.answer = sending(png())
@@ -207,7 +214,7 @@ async def test_media_is_fetched_from_a_url_and_stored_once(
 
 
 async def test_what_is_no_media_or_too_large_is_not_fetched(
-    open_shop: Shop, outside: Outside
+    open_shop: EffectSetup, outside: Outside
 ) -> None:
     customer = await open_shop.customer()
     for content, status, code in (
@@ -220,7 +227,7 @@ async def test_what_is_no_media_or_too_large_is_not_fetched(
     assert await stored(open_shop, customer) == []
 
 
-async def test_nothing_is_fetched_from_inside(open_shop: Shop, outside: Outside) -> None:
+async def test_nothing_is_fetched_from_inside(open_shop: EffectSetup, outside: Outside) -> None:
     customer = await open_shop.customer()
     outside.answer = sending(png())
     for url in (
@@ -235,7 +242,9 @@ async def test_nothing_is_fetched_from_inside(open_shop: Shop, outside: Outside)
         assert (await fetch(customer, url)).status_code == 422, url
 
 
-async def test_a_name_that_leads_inside_is_not_followed(open_shop: Shop, outside: Outside) -> None:
+async def test_a_name_that_leads_inside_is_not_followed(
+    open_shop: EffectSetup, outside: Outside
+) -> None:
     customer = await open_shop.customer()
     outside.answer = sending(png())
     outside.address = "10.0.0.7"
@@ -243,13 +252,13 @@ async def test_a_name_that_leads_inside_is_not_followed(open_shop: Shop, outside
     assert (refused.status_code, refused.json()["error"]["code"]) == (422, "input_unavailable")
 
 
-async def test_a_user_fetches_so_much_at_once(open_shop: Shop, outside: Outside) -> None:
+async def test_a_user_fetches_so_much_at_once(open_shop: EffectSetup, outside: Outside) -> None:
     customer = await open_shop.customer()
-    go_on = asyncio.Event()
+    advance = asyncio.Event()
 
     class Slow(Outside):
         async def __call__(self, request: httpx.Request) -> httpx.Response:
-            await go_on.wait()
+            await advance.wait()
             return sending(png())(request)
 
     slow = replace(open_shop.plane, outward=Slow().outward())
@@ -258,44 +267,46 @@ async def test_a_user_fetches_so_much_at_once(open_shop: Shop, outside: Outside)
     done, _ = await asyncio.wait(fetching, return_when=asyncio.FIRST_COMPLETED)
     refused = done.pop().result()
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_calls")
-    go_on.set()
+    advance.set()
     answers = await asyncio.gather(*fetching)
     assert sorted(each.status_code for each in answers) == [201, 201, 201, 429]
 
 
-async def test_a_result_belongs_to_its_job(shop: Shop, ada: Customer) -> None:
+async def test_a_result_belongs_to_its_job(effect_setup: EffectSetup, ada: Customer) -> None:
     video = await ada.video()
-    first = await ada.job(shop.invert, video_id=video)
-    await shop.work(png(colour=1))
+    first = await ada.job(effect_setup.invert, video_id=video)
+    await effect_setup.work(png(colour=1))
     done = await ada.get(f"videos/{video}")
     assert (await ada.client.get(done["processed_file_url"])).content == png(colour=1)
-    second = await ada.job(shop.invert, video_id=video)
+    second = await ada.job(effect_setup.invert, video_id=video)
     waiting = await ada.get(f"videos/{video}")
     assert (waiting["status"], waiting["processed_file_url"]) == ("queued", None)
-    await shop.fail()
+    await effect_setup.fail()
     failed = await ada.get(f"videos/{video}")
     assert (failed["status"], failed["processed_file_url"]) == ("failed", None)
     assert [(each["job_id"], each["status"], bool(each["url"])) for each in failed["results"]] == [
         (second, "failed", False),
         (first, "completed", True),
     ]
-    assert {each["effect_id"] for each in failed["results"]} == {str(shop.invert.id)}
+    assert {each["effect_id"] for each in failed["results"]} == {str(effect_setup.invert.id)}
     kept = failed["results"][1]["url"]
     assert (await ada.client.get(kept)).content == png(colour=1)
 
 
-async def test_several_jobs_run_on_one_media_at_once(shop: Shop, ada: Customer) -> None:
+async def test_several_jobs_run_on_one_media_at_once(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
     video = await ada.video()
-    ids = [await ada.job(shop.invert, video_id=video) for _ in range(2)]
-    await shop.work(png(colour=1))
+    ids = [await ada.job(effect_setup.invert, video_id=video) for _ in range(2)]
+    await effect_setup.work(png(colour=1))
     seen = await ada.get(f"videos/{video}")
     assert (seen["job_id"], seen["status"], seen["processed_file_url"]) == (ids[1], "queued", None)
-    await shop.work(png(colour=2))
+    await effect_setup.work(png(colour=2))
     seen = await ada.get(f"videos/{video}")
     assert (await ada.client.get(seen["processed_file_url"])).content == png(colour=2)
     items = [{"video_id": video} for _ in range(8)]
     batch = await ada.client.post(
-        "/api/ai-jobs/batches", json={"effect_id": str(shop.invert.id), "items": items}
+        "/api/ai-jobs/batches", json={"effect_id": str(effect_setup.invert.id), "items": items}
     )
     assert batch.status_code == 201, batch.text
     assert len((await ada.get(f"videos/{video}"))["results"]) == 10

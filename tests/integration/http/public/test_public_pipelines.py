@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from tests.support.server.customers import Customer, Shop, png
+from tests.support.server.customers import Customer, EffectSetup, png
 
 from comfyfleet.server.http.public import pipelines
 from comfyfleet.server.maintenance.sweeps import advance_pipelines
@@ -41,11 +41,11 @@ async def started(customer: Customer, base: int = 2) -> str:
     return run_id
 
 
-async def work_off(shop: Shop) -> None:
-    async with shop.yard.worker() as worker:
+async def work_off(effect_setup: EffectSetup) -> None:
+    async with effect_setup.fleet_setup.worker() as worker:
         for number in range(20):
-            for _, pool in shop.plane.pools.items():
-                await advance_pipelines(shop.plane.context, pool)
+            for _, pool in effect_setup.plane.pools.items():
+                await advance_pipelines(effect_setup.plane.context, pool)
             polled = await worker.poll(wait_seconds=0)
             if polled["job"] is None:
                 return
@@ -54,9 +54,11 @@ async def work_off(shop: Shop) -> None:
     raise AssertionError("still not done")
 
 
-async def test_a_run_by_the_api_from_start_to_tree(shop: Shop, ada: Customer) -> None:
+async def test_a_run_by_the_api_from_start_to_tree(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
     run_id = await started(ada)
-    await work_off(shop)
+    await work_off(effect_setup)
     run = await ada.get(f"pipeline-runs/{run_id}")
     assert run["reason"] == "complete"
     assert [(each["name"], each["wanted"], each["made"]) for each in run["steps"]] == [
@@ -78,9 +80,11 @@ async def test_a_run_by_the_api_from_start_to_tree(shop: Shop, ada: Customer) ->
     assert [each["id"] for each in listed["runs"]] == [run_id]
 
 
-async def test_candidates_are_judged_and_compared_by_the_api(shop: Shop, ada: Customer) -> None:
+async def test_candidates_are_judged_and_compared_by_the_api(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
     run_id = await started(ada)
-    await work_off(shop)
+    await work_off(effect_setup)
     found = (await ada.get(f"pipeline-runs/{run_id}/candidates", step=0))["candidates"]
     one, two = found[0]["id"], found[1]["id"]
     at = f"pipeline-runs/{run_id}/candidates/{one}"
@@ -97,7 +101,9 @@ async def test_candidates_are_judged_and_compared_by_the_api(shop: Shop, ada: Cu
     assert undone["scores"] == {one: 1000.0, two: 1000.0}
 
 
-async def test_a_run_is_paused_changed_and_cancelled_by_the_api(shop: Shop, ada: Customer) -> None:
+async def test_a_run_is_paused_changed_and_cancelled_by_the_api(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
     run_id = await started(ada)
     assert (await post(ada, f"pipeline-runs/{run_id}/pause"))["status"] == "paused"
     changed = await ada.client.patch(
@@ -127,11 +133,11 @@ async def told(customer: Customer, run_id: str, *, after: int = 0) -> list[Any]:
 
 
 async def test_the_stream_tells_what_happened_and_to_whom(
-    shop: Shop, ada: Customer, monkeypatch: pytest.MonkeyPatch
+    effect_setup: EffectSetup, ada: Customer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipelines, "STREAM_SECONDS_MAX", 0.2)
     run_id = await started(ada, base=1)
-    await work_off(shop)
+    await work_off(effect_setup)
     (one,) = (await ada.get(f"pipeline-runs/{run_id}/candidates", step=0))["candidates"]
     at = f"pipeline-runs/{run_id}/candidates/{one['id']}"
     for act in ("approve", "reject", "undo"):
@@ -164,13 +170,13 @@ async def test_the_stream_tells_what_happened_and_to_whom(
 
 
 async def test_the_stream_tells_failures_votes_and_what_comes_while_it_is_read(
-    shop: Shop, ada: Customer, monkeypatch: pytest.MonkeyPatch
+    effect_setup: EffectSetup, ada: Customer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipelines, "STREAM_SECONDS_MAX", 0.2)
     run_id = await started(ada, base=2)
-    await advance_pipelines(shop.plane.context, shop.plane.pools["main"])
-    await shop.fail("RuntimeError: out of memory")
-    await advance_pipelines(shop.plane.context, shop.plane.pools["main"])
+    await advance_pipelines(effect_setup.plane.context, effect_setup.plane.pools["main"])
+    await effect_setup.fail("RuntimeError: out of memory")
+    await advance_pipelines(effect_setup.plane.context, effect_setup.plane.pools["main"])
     events = await told(ada, run_id)
     failed = next(data for _, kind, data in events if kind == "job_failed")
     assert (failed["step"], failed["job_id"]) == (0, events[1][2]["job_id"])
@@ -178,7 +184,7 @@ async def test_the_stream_tells_failures_votes_and_what_comes_while_it_is_read(
     monkeypatch.setattr(pipelines, "STREAM_SECONDS_MAX", LIVE_SECONDS)
     reading = asyncio.create_task(told(ada, run_id, after=events[-1][0]))
     await post(ada, f"pipeline-runs/{run_id}/retry", job_id=failed["job_id"])
-    await work_off(shop)
+    await work_off(effect_setup)
     pair = [
         each["id"] for each in (await ada.get(f"pipeline-runs/{run_id}/pair", step=0))["candidates"]
     ]

@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import Table, func, insert, join, select, true
 from tests.support.databases.query_plans import statements_of
 from tests.support.server.control_plane import client_of
-from tests.support.server.customers import Customer, Shop, png
+from tests.support.server.customers import Customer, EffectSetup, png
 
 from comfyfleet.server.db import Database, Tx, metrics_queries
 from comfyfleet.server.db.tenant_tables import ai_jobs, graph_runs
@@ -25,10 +25,12 @@ GRAPH: dict[str, Any] = {
 PIPELINE = {"name": "secret-pipeline", "steps": [{"name": "Base", "workflow": "draw"}]}
 
 
-async def read(shop: Shop, monkeypatch: Any) -> tuple[dict[tuple[str, ...], float], str]:
+async def read(
+    effect_setup: EffectSetup, monkeypatch: Any
+) -> tuple[dict[tuple[str, ...], float], str]:
     """(name, values of its labels, which are sorted by their names) → value."""
     monkeypatch.setattr(health, "FRESH_SECONDS", -1.0)
-    async with client_of(shop.plane, None) as client:
+    async with client_of(effect_setup.plane, None) as client:
         answer = await client.get("/metrics")
     found = {
         (
@@ -49,25 +51,25 @@ async def made(ada: Customer, path: str, **body: Any) -> dict[str, Any]:
 
 
 async def test_runs_are_counted_by_state_and_outcome(
-    shop: Shop, ada: Customer, monkeypatch: Any
+    effect_setup: EffectSetup, ada: Customer, monkeypatch: Any
 ) -> None:
-    plane = shop.plane
+    plane = effect_setup.plane
     graph = await made(ada, "graphs", **GRAPH)
     runs = [await made(ada, f"graphs/{graph['id']}/runs") for _ in range(4)]
-    found, _ = await read(shop, monkeypatch)
+    found, _ = await read(effect_setup, monkeypatch)
     assert found["graph_runs", "main", "running"] == 4
     assert found["graph_runs", "main", "waiting_for_user"] == 0
     assert found["run_jobs", "graph", "main", "queued"] == 4
     assert found["graph_runs_ended_total", "completed"] == 0
-    await shop.work(png())
-    await shop.fail()
+    await effect_setup.work(png())
+    await effect_setup.fail()
     await read_outbox(plane.graphs, plane.pools["main"])
     statuses = [(await ada.get(f"graph-runs/{each['id']}"))["status"] for each in runs]
     left = [each["id"] for each, status in zip(runs, statuses, strict=True) if status == "running"]
     for run_id in left:
         for _ in range(2):  # the second time it is over already
             await ada.client.post(f"/api/graph-runs/{run_id}/cancel")
-    found, text_ = await read(shop, monkeypatch)
+    found, text_ = await read(effect_setup, monkeypatch)
     ended = {name: found["graph_runs_ended_total", name] for name in ("completed", "failed")}
     assert ended == {"completed": 1, "failed": 1}
     assert found["graph_runs_ended_total", "cancelled"] == 2
@@ -77,32 +79,32 @@ async def test_runs_are_counted_by_state_and_outcome(
 
 
 async def test_pipelines_are_counted_by_what_became_of_their_jobs(
-    shop: Shop, ada: Customer, monkeypatch: Any
+    effect_setup: EffectSetup, ada: Customer, monkeypatch: Any
 ) -> None:
-    plane, pool = shop.plane, shop.plane.pools["main"]
+    plane, pool = effect_setup.plane, effect_setup.plane.pools["main"]
     pipeline = await made(ada, "pipelines", **PIPELINE)
     body = {"base_candidates": 4, "limits": {"concurrent_jobs": 4}}
     run = await made(ada, f"pipelines/{pipeline['id']}/runs", **body)
     await advance_pipelines(plane.context, pool)
-    found, _ = await read(shop, monkeypatch)
+    found, _ = await read(effect_setup, monkeypatch)
     assert found["pipeline_runs", "main", "active"] == 1
     assert found["run_jobs", "pipeline", "main", "queued"] == 4
-    await shop.work(png())
-    await shop.fail()
-    async with shop.yard.worker("busy") as worker:
+    await effect_setup.work(png())
+    await effect_setup.fail()
+    async with effect_setup.fleet_setup.worker("busy") as worker:
         await worker.job()
-        found, _ = await read(shop, monkeypatch)
+        found, _ = await read(effect_setup, monkeypatch)
         assert found["run_jobs", "pipeline", "main", "queued"] == 1
     for _ in range(2):  # heard twice, counted once
         await advance_pipelines(plane.context, pool)
     await made(ada, f"pipeline-runs/{run['id']}/pause")
-    found, _ = await read(shop, monkeypatch)
+    found, _ = await read(effect_setup, monkeypatch)
     assert (found["pipeline_runs", "main", "active"], found["pipeline_runs", "main", "paused"]) == (
         0,
         1,
     )
     await made(ada, f"pipeline-runs/{run['id']}/cancel")
-    found, text_ = await read(shop, monkeypatch)
+    found, text_ = await read(effect_setup, monkeypatch)
     counts = {name: found["pipeline_jobs_ended_total", name] for name in ("done", "failed")}
     assert counts == {"done": 1, "failed": 1}
     assert found["pipeline_jobs_ended_total", "cancelled"] == 1
@@ -110,16 +112,16 @@ async def test_pipelines_are_counted_by_what_became_of_their_jobs(
     assert "secret" not in text_
 
 
-async def test_an_index_answers_whoever_watches(shop: Shop, ada: Customer) -> None:
+async def test_an_index_answers_whoever_watches(effect_setup: EffectSetup, ada: Customer) -> None:
     """A look every few seconds must not read all that ever was: what it sends, with figures or not."""
-    pool = shop.plane.pools["main"]
+    pool = effect_setup.plane.pools["main"]
     if not pool.is_sqlite:
         return
     graph = await made(ada, "graphs", **GRAPH)
     for _ in range(3):
         await made(ada, f"graphs/{graph['id']}/runs")
-    await shop.work(png())
-    await read_outbox(shop.plane.graphs, pool)
+    await effect_setup.work(png())
+    await read_outbox(effect_setup.plane.graphs, pool)
     async with pool.transaction() as tx:
         await copy_completed(tx, ai_jobs)
         await copy_completed(tx, graph_runs)

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 from tests.support.databases.factory import Databases
 from tests.support.server.control_plane import client_of, plane_on
-from tests.support.server.customers import shop_on
+from tests.support.server.customers import effect_setup_on
 
 
 async def shown(client: httpx.AsyncClient, job_id: str, percent: float) -> None:
@@ -30,14 +30,14 @@ async def test_progress_is_seen_at_any_control_plane(
     async with (
         plane_on(postgres_databases, tmp_path, **both) as here,
         plane_on(postgres_databases, tmp_path, **both) as there,
-        shop_on(here) as shop,
-        shop.yard.worker() as worker,
+        effect_setup_on(here) as effect_setup,
+        effect_setup.fleet_setup.worker() as worker,
     ):
-        ada = await shop.customer()
-        job_id = await ada.job(shop.draw)
+        ada = await effect_setup.customer()
+        job_id = await ada.job(effect_setup.draw)
         job = await worker.job()
-        await worker.of(job, "heartbeat", started=True, progress={"percent": 40})
+        await worker.call_for(job, "heartbeat", started=True, progress={"percent": 40})
         async with client_of(there, ada.key) as client:
             await shown(client, job_id, 40)
-            await worker.of(job, "heartbeat", started=True, progress={"percent": 80})
+            await worker.call_for(job, "heartbeat", started=True, progress={"percent": 80})
             await shown(client, job_id, 80)

@@ -14,7 +14,7 @@ from uuid import UUID
 import httpx
 import pytest
 from tests.support.server.control_plane import ADMIN_KEY, client_of, documented_routes
-from tests.support.server.customers import TOKENS, Customer, Shop, png
+from tests.support.server.customers import TOKENS, Customer, EffectSetup, png
 
 from comfyfleet.clock import utc_now
 from comfyfleet.server.maintenance.sweeps import advance_pipelines
@@ -80,15 +80,15 @@ class Route:
         return await client.request(self.method, self.filled(ids), json=body)
 
 
-def routes_of(shop: Shop) -> Iterator[Route]:
-    for path, methods in documented_routes(shop.plane).items():
+def routes_of(effect_setup: EffectSetup) -> Iterator[Route]:
+    for path, methods in documented_routes(effect_setup.plane).items():
         for method in methods:
             if path.startswith("/api/"):
                 yield Route(method.upper(), path)
 
 
-def customers_routes(shop: Shop) -> list[Route]:
-    return [each for each in routes_of(shop) if not each.path.startswith(FACES)]
+def customers_routes(effect_setup: EffectSetup) -> list[Route]:
+    return [each for each in routes_of(effect_setup) if not each.path.startswith(FACES)]
 
 
 @dataclass
@@ -128,17 +128,17 @@ async def made(customer: Customer, path: str, **body: Any) -> dict[str, Any]:
     return found
 
 
-async def runs_of(shop: Shop, ada: Customer) -> dict[str, str]:
+async def runs_of(effect_setup: EffectSetup, ada: Customer) -> dict[str, str]:
     """A graph whose run goes on, and a pipeline's run with two candidates that were compared."""
     pipeline = await made(ada, "pipelines", **PIPELINE)
     limits = {"concurrent_jobs": 2}
     path = f"pipelines/{pipeline['id']}/runs"
     run = await made(ada, path, base_candidates=2, limits=limits)
-    pool = await shop.plane.context.pool_of(ada.tenant_id)
-    await advance_pipelines(shop.plane.context, pool)
+    pool = await effect_setup.plane.context.pool_of(ada.tenant_id)
+    await advance_pipelines(effect_setup.plane.context, pool)
     for colour in (1, 2):
-        await shop.work(png(colour=colour))
-    await advance_pipelines(shop.plane.context, pool)
+        await effect_setup.work(png(colour=colour))
+    await advance_pipelines(effect_setup.plane.context, pool)
     found = (await ada.get(f"pipeline-runs/{run['id']}/candidates"))["candidates"]
     one, two = (each["id"] for each in found)
     vote = await made(ada, f"pipeline-runs/{run['id']}/vote", winner=one, loser=two)
@@ -155,34 +155,39 @@ async def runs_of(shop: Shop, ada: Customer) -> dict[str, str]:
 
 
 @pytest.fixture
-async def estate(shop: Shop, ada: Customer) -> Estate:
-    runs = await runs_of(shop, ada)
+async def estate(effect_setup: EffectSetup, ada: Customer) -> Estate:
+    runs = await runs_of(effect_setup, ada)
     hook = await ada.client.post("/api/webhooks", json={"url": "https://shop.example/hook"})
     hook_id = hook.json()["id"]
-    await ada.client.delete(f"/api/ai-jobs/{await ada.job(shop.draw)}")
+    await ada.client.delete(f"/api/ai-jobs/{await ada.job(effect_setup.draw)}")
     (delivery,) = (await ada.get(f"webhooks/{hook_id}/deliveries"))["deliveries"]
     video_id = await ada.video()
     batch = await ada.client.post(
-        "/api/ai-jobs/batches", json={"effect_id": str(shop.draw.id), "items": [{}]}
+        "/api/ai-jobs/batches", json={"effect_id": str(effect_setup.draw.id), "items": [{}]}
     )
     key = await ada.client.post("/api/keys", json={"name": "second"})
     ids = {
         **runs,
         "video_id": video_id,
-        "job_id": await ada.job(shop.invert, video_id=video_id),
+        "job_id": await ada.job(effect_setup.invert, video_id=video_id),
         "batch_id": batch.json()["id"],
         "webhook_id": hook_id,
         "key_id": key.json()["id"],
-        "effect_id": str(shop.draw.id),
+        "effect_id": str(effect_setup.draw.id),
     }
     return Estate(ada, ids, await ada.upload(png(colour=9)), delivery["id"])
 
 
-async def test_every_id_is_its_owners_alone(shop: Shop, estate: Estate) -> None:
+async def test_every_id_is_its_owners_alone(effect_setup: EffectSetup, estate: Estate) -> None:
     before = await estate.seen()
-    stranger, colleague = await shop.customer(), await shop.customer(estate.owner.tenant_id)
+    stranger, colleague = (
+        await effect_setup.customer(),
+        await effect_setup.customer(estate.owner.tenant_id),
+    )
     with_ids = [
-        each for each in customers_routes(shop) if each.names and set(each.names) - EVERYBODYS
+        each
+        for each in customers_routes(effect_setup)
+        if each.names and set(each.names) - EVERYBODYS
     ]
     assert len(with_ids) >= 40
     for route in with_ids:
@@ -195,9 +200,11 @@ async def test_every_id_is_its_owners_alone(shop: Shop, estate: Estate) -> None:
     assert await estate.seen() == before
 
 
-async def test_a_graph_is_its_tenants_and_each_run_its_users(shop: Shop, estate: Estate) -> None:
-    colleague = await shop.customer(estate.owner.tenant_id)
-    tenants = [each for each in customers_routes(shop) if each.names and each.is_tenants]
+async def test_a_graph_is_its_tenants_and_each_run_its_users(
+    effect_setup: EffectSetup, estate: Estate
+) -> None:
+    colleague = await effect_setup.customer(estate.owner.tenant_id)
+    tenants = [each for each in customers_routes(effect_setup) if each.names and each.is_tenants]
     assert len(tenants) == 6
     for route in tenants:
         answer = await route.asked_by(colleague.client, estate.ids)
@@ -209,11 +216,16 @@ async def test_a_graph_is_its_tenants_and_each_run_its_users(shop: Shop, estate:
     assert theirs.status_code == 404
 
 
-async def test_ids_in_bodies_and_cursors_are_their_owners_alone(shop: Shop, estate: Estate) -> None:
-    ids, effect_id = estate.ids, str(shop.invert.id)
+async def test_ids_in_bodies_and_cursors_are_their_owners_alone(
+    effect_setup: EffectSetup, estate: Estate
+) -> None:
+    ids, effect_id = estate.ids, str(effect_setup.invert.id)
     before = await estate.seen()
-    styled = await shop_with_two_pictures(shop)
-    for other in (await shop.customer(), await shop.customer(estate.owner.tenant_id)):
+    styled = await shop_with_two_pictures(effect_setup)
+    for other in (
+        await effect_setup.customer(),
+        await effect_setup.customer(estate.owner.tenant_id),
+    ):
         own = await other.video(png(colour=3))
         calls: list[tuple[str, dict[str, Any]]] = [
             ("/api/videos", {"file_id": estate.file_id}),
@@ -250,14 +262,20 @@ async def test_ids_in_bodies_and_cursors_are_their_owners_alone(shop: Shop, esta
     assert await estate.seen() == before
 
 
-async def test_candidates_and_votes_are_of_one_run_alone(shop: Shop, estate: Estate) -> None:
+async def test_candidates_and_votes_are_of_one_run_alone(
+    effect_setup: EffectSetup, estate: Estate
+) -> None:
     """A run of one's own opens no candidate of another's."""
     before = await estate.seen()
-    other = await shop.customer(estate.owner.tenant_id)
+    other = await effect_setup.customer(estate.owner.tenant_id)
     pipeline = await made(other, "pipelines", **PIPELINE)
     own = await made(other, f"pipelines/{pipeline['id']}/runs", base_candidates=1)
     mixed = {**estate.ids, "pipeline_run_id": own["id"]}
-    inner = [each for each in customers_routes(shop) if {"candidate_id", "vote_id"} & {*each.names}]
+    inner = [
+        each
+        for each in customers_routes(effect_setup)
+        if {"candidate_id", "vote_id"} & {*each.names}
+    ]
     assert len(inner) >= 6
     for route in inner:
         answer = await route.asked_by(other.client, mixed)
@@ -290,8 +308,13 @@ GIVEN: dict[str, Any] = {
 }
 
 
-async def test_a_run_takes_no_file_of_others_as_an_input(shop: Shop, estate: Estate) -> None:
-    for other in (await shop.customer(), await shop.customer(estate.owner.tenant_id)):
+async def test_a_run_takes_no_file_of_others_as_an_input(
+    effect_setup: EffectSetup, estate: Estate
+) -> None:
+    for other in (
+        await effect_setup.customer(),
+        await effect_setup.customer(estate.owner.tenant_id),
+    ):
         graph = await made(other, "graphs", **GIVEN)
         for named in (estate.file_id, estate.ids["video_id"]):
             body = {"inputs": {"photo": named}}
@@ -302,28 +325,33 @@ async def test_a_run_takes_no_file_of_others_as_an_input(shop: Shop, estate: Est
 
 
 async def test_nor_one_that_is_written_into_a_graph_or_a_pipeline(
-    shop: Shop, estate: Estate
+    effect_setup: EffectSetup, estate: Estate
 ) -> None:
     draw, picture = GRAPH["nodes"]
     bound = {**draw, "workflow": "invert", "properties": {"input": estate.file_id}}
     steps = [{"name": "Base", "workflow": "invert", "properties": {"input": estate.file_id}}]
-    for other in (await shop.customer(), await shop.customer(estate.owner.tenant_id)):
+    for other in (
+        await effect_setup.customer(),
+        await effect_setup.customer(estate.owner.tenant_id),
+    ):
         graph = await made(other, "graphs", **{**GRAPH, "nodes": [bound, picture]})
         run = await made(other, f"graphs/{graph['id']}/runs")
         assert run["status"] == "failed"
         assert "there is no file" in run["error"]["message"]
         pipeline = await made(other, "pipelines", name="x", steps=steps)
         path = f"pipelines/{pipeline['id']}/runs"
-        studio = (await made(other, path, base_candidates=1))["id"]
-        for _, pool in shop.plane.pools.items():
-            await advance_pipelines(shop.plane.context, pool)
-        seen = await other.get(f"pipeline-runs/{studio}")
+        pipeline_setup = (await made(other, path, base_candidates=1))["id"]
+        for _, pool in effect_setup.plane.pools.items():
+            await advance_pipelines(effect_setup.plane.context, pool)
+        seen = await other.get(f"pipeline-runs/{pipeline_setup}")
         assert "there is no file" in seen["trouble"]
         assert await other.balance() == TOKENS
 
 
-async def test_the_same_content_of_two_users_is_each_ones_own(shop: Shop, estate: Estate) -> None:
-    other = await shop.customer(estate.owner.tenant_id)
+async def test_the_same_content_of_two_users_is_each_ones_own(
+    effect_setup: EffectSetup, estate: Estate
+) -> None:
+    other = await effect_setup.customer(estate.owner.tenant_id)
     mine = await estate.owner.video(png(colour=77))
     theirs = await other.video(png(colour=77))
     assert mine != theirs
@@ -335,7 +363,7 @@ async def test_the_same_content_of_two_users_is_each_ones_own(shop: Shop, estate
     assert answer.status_code == 422, answer.text
 
 
-async def shop_with_two_pictures(shop: Shop) -> str:
+async def shop_with_two_pictures(effect_setup: EffectSetup) -> str:
     """An effect that takes a second picture, as a property."""
     document = {
         "1": {"class_type": "LoadImage", "inputs": {"image": "a.png"}},
@@ -346,37 +374,39 @@ async def shop_with_two_pictures(shop: Shop) -> str:
         {"name": "input", "type": "image", "binding": "1.image"},
         {"name": "style", "type": "image", "binding": "2.image"},
     ]
-    made = await shop.yard.register_workflow("styled", document=document, properties=properties)
+    made = await effect_setup.fleet_setup.register_workflow(
+        "styled", document=document, properties=properties
+    )
     assert made.status_code == 201, made.text
-    return str((await shop.publish("styled")).id)
+    return str((await effect_setup.publish("styled")).id)
 
 
 async def test_only_a_good_key_of_a_customer_opens_a_customers_route(
-    shop: Shop, estate: Estate
+    effect_setup: EffectSetup, estate: Estate
 ) -> None:
     owner = estate.owner
     soon = utc_now() + timedelta(seconds=0.01)
-    expired, _ = await shop.key(owner.tenant_id, owner.user_id, expires_at=soon)
-    revoked, key = await shop.key(owner.tenant_id, owner.user_id)
-    async with shop.plane.central.transaction() as tx:
+    expired, _ = await effect_setup.key(owner.tenant_id, owner.user_id, expires_at=soon)
+    revoked, key = await effect_setup.key(owner.tenant_id, owner.user_id)
+    async with effect_setup.plane.central.transaction() as tx:
         await service.revoke_key(tx, owner.tenant_id, owner.user_id, key.id, now=utc_now())
-    of_worker = (await shop.yard.register("w1")).json()["token"]
+    of_worker = (await effect_setup.fleet_setup.register("w1")).json()["token"]
     before = await estate.seen()
     wanted = [(None, 401), ("cf_nonsense", 401), (expired, 401), (revoked, 401)]
     wanted += [(ADMIN_KEY, 403), (of_worker, 403)]
     async with AsyncExitStack() as stack:
         for text, status in wanted:
-            client = await stack.enter_async_context(client_of(shop.plane, text))
-            for route in customers_routes(shop):
+            client = await stack.enter_async_context(client_of(effect_setup.plane, text))
+            for route in customers_routes(effect_setup):
                 answer = await route.asked_by(client, estate.ids)
                 assert answer.status_code == status, (route, text, answer.text)
     assert await estate.seen() == before
 
 
 async def test_a_customers_key_opens_nothing_of_operators_or_workers(
-    shop: Shop, estate: Estate
+    effect_setup: EffectSetup, estate: Estate
 ) -> None:
-    for route in routes_of(shop):
+    for route in routes_of(effect_setup):
         if not route.path.startswith(FACES) or route.path.endswith("/register"):
             continue
         ids = dict.fromkeys(route.names, "1")
@@ -386,11 +416,13 @@ async def test_a_customers_key_opens_nothing_of_operators_or_workers(
             assert answer.status_code in (401, 403), (route, answer.text)
 
 
-async def test_a_key_without_the_scope_is_told_so(shop: Shop, estate: Estate) -> None:
+async def test_a_key_without_the_scope_is_told_so(
+    effect_setup: EffectSetup, estate: Estate
+) -> None:
     owner = estate.owner
-    text, _ = await shop.key(owner.tenant_id, owner.user_id, scopes=["read"])
-    async with client_of(shop.plane, text) as reader:
-        for route in customers_routes(shop):
+    text, _ = await effect_setup.key(owner.tenant_id, owner.user_id, scopes=["read"])
+    async with client_of(effect_setup.plane, text) as reader:
+        for route in customers_routes(effect_setup):
             if route.path.endswith(("/keys", "/events")) and route.method == "GET":
                 continue
             answer = await route.asked_by(reader, estate.ids)
@@ -400,12 +432,14 @@ async def test_a_key_without_the_scope_is_told_so(shop: Shop, estate: Estate) ->
                 assert answer.status_code == 403, (route, answer.text)
 
 
-async def test_what_is_one_tenants_reaches_no_other_in_answers(shop: Shop, estate: Estate) -> None:
+async def test_what_is_one_tenants_reaches_no_other_in_answers(
+    effect_setup: EffectSetup, estate: Estate
+) -> None:
     """Whatever a stranger can list, nothing of the estate is in it."""
-    stranger = await shop.customer()
+    stranger = await effect_setup.customer()
     private = {each for name, each in estate.ids.items() if name not in EVERYBODYS}
     private |= {estate.file_id, estate.delivery_id, str(estate.owner.user_id)}
-    for route in customers_routes(shop):
+    for route in customers_routes(effect_setup):
         if route.method == "GET" and not route.names:
             answer: httpx.Response = await stranger.client.get(route.path)
             assert answer.status_code == 200

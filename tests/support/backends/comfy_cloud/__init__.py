@@ -1,7 +1,7 @@
-"""The engine dressed as Comfy Cloud, API v1: for tests of clients that talk to it.
+"""The engine behind Comfy Cloud's API v1, for tests of clients.
 
-Keys, server-chosen ids, content-hash names of uploads, downloads by redirect, raw job states, and
-its own shapes of queue and history. What a cloud has beyond that (credits, models) it has not.
+It has keys, server-chosen ids, content-hash names of uploads, downloads by redirect, raw job
+states, and the cloud's shapes of queue and history. It has no credits and no models.
 """
 
 from tests.support.backends.comfy_cloud.cloud import CloudAccount, StandInCloud

@@ -1,4 +1,4 @@
-"""What a Comfy Cloud does for its users, on one engine: accounts, jobs, signed URLs, and its shapes of answers."""
+"""A Comfy Cloud on one engine: accounts, jobs, signed URLs, and the cloud's shapes of answers."""
 
 import hashlib
 import hmac
@@ -20,7 +20,7 @@ JOBS_KEPT_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class CloudAccount:
-    """A user of the cloud, known by the key; without credits nothing is accepted."""
+    """A user of the cloud, identified by the key; without credits nothing is accepted."""
 
     user: str
     has_credits: bool = True
@@ -28,7 +28,7 @@ class CloudAccount:
 
 @dataclass(frozen=True, slots=True)
 class CloudJob:
-    """What the cloud knows of a job beside queue and history."""
+    """What the cloud stores of a job besides queue and history."""
 
     user: str
     created_ms: int
@@ -38,7 +38,7 @@ class CloudJob:
 
 
 class AccountJobs:
-    """The jobs of all users. Only the event loop touches it."""
+    """The jobs of all users. Used by the event loop only."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, CloudJob] = {}
@@ -60,7 +60,7 @@ URL_SECONDS = 300
 
 @dataclass(frozen=True, slots=True)
 class StorageUrlSigner:
-    """Signs what a URL names, so that nothing else can be had with it."""
+    """Signs the name in a URL, so that the URL gives access to nothing else."""
 
     secret: bytes
 
@@ -85,7 +85,7 @@ RAW_ENDED = {"completed": "success", "failed": "error", "cancelled": "cancelled"
 
 
 def cancelled_job(job_id: str, job: CloudJob) -> Job:
-    """A job that was taken back before it ran."""
+    """A job that was cancelled before it ran."""
     return {
         "id": job_id,
         "status": "cancelled",
@@ -96,7 +96,7 @@ def cancelled_job(job_id: str, job: CloudJob) -> Job:
 
 
 def cloud_job(job: Job) -> Job:
-    """A job of the engine as the cloud lists it: created in seconds, counted when over."""
+    """A job of the engine as the cloud lists it: created in seconds, with counts when it has ended."""
     shown = {**job, "create_time": job["create_time"] // 1000}
     shown.pop("priority", None)
     if shown["status"] not in ENDED:
@@ -111,7 +111,7 @@ def cloud_detail(job: Job, meta: Mapping[str, Any] | None, prompt: Mapping[str, 
 
 
 def raw_status(job_id: str, job: Job, waiting: Sequence[str]) -> dict[str, Any]:
-    """The light status, with one of the internal states that clients must cope with."""
+    """The short status, with one of the internal states that clients must handle."""
     error = job.get("execution_error", {})
     updated = _moment(job.get("execution_end_time") or job["create_time"])
     return {
@@ -138,7 +138,7 @@ def _moment(milliseconds: int) -> str:
 
 
 def queue_row(position: int, item: QueuedPrompt) -> list[Any]:
-    """Not the order of a ComfyUI: outputs before what it knows of the submission."""
+    """A row of the queue, in another order than on a ComfyUI: outputs before the data of the submission."""
     create_time = item.extra_data.get("create_time")
     return [
         position,
@@ -150,7 +150,7 @@ def queue_row(position: int, item: QueuedPrompt) -> list[Any]:
 
 
 def history_entry(job_id: str, record: Record) -> dict[str, Any]:
-    """The light form: without the prompt, and without the workflow that came with it."""
+    """The short form: without the prompt and without its workflow."""
     number, _, _, extra_data, _ = record["prompt"]
     shown = {key: value for key, value in extra_data.items() if key != "extra_pnginfo"}
     return {
@@ -232,7 +232,7 @@ class StandInCloud:
         return accepted
 
     def jobs(self, user: str) -> dict[str, Job]:
-        """All jobs of a user, as the engine shows them or as they were cancelled."""
+        """All jobs of a user, from the engine or as cancelled."""
         own = self._jobs.of(user)
         running, waiting = self.engine.queue.listed()
         shown = all_jobs(running, waiting, self.engine.history.page())
@@ -257,7 +257,7 @@ class StandInCloud:
         return [item for item in self.engine.queue.listed()[0] if item.client_id == user]
 
     def waiting(self, user: str) -> list[QueuedPrompt]:
-        """Oldest first, whatever the heap says."""
+        """Waiting jobs, oldest first, whatever the order of the heap."""
         waiting = [item for item in self.engine.queue.listed()[1] if item.client_id == user]
         return sorted(waiting, key=lambda item: item.number)
 
@@ -281,7 +281,7 @@ class StandInCloud:
 
 
 def _submitted(body: object, user: str) -> object:
-    """What the engine gets to see: the user is the client, so all his sockets are told."""
+    """The body for the engine: the user is the client, so all of the user's sockets get the messages."""
     if not isinstance(body, dict):
         return body
     kept: dict[str, Any] = {key: body[key] for key in SUBMITTED if key in body}

@@ -1,4 +1,4 @@
-"""Uploads under the name of their content, downloads by redirect."""
+"""Uploads named by their content, downloads by redirect."""
 
 import hashlib
 import os
@@ -67,7 +67,7 @@ async def _keep(
 def _store(
     folder: Path, upload: BinaryIO, name: str, save: Callable[[BinaryIO, Path], None]
 ) -> str:
-    """The same bytes have the same name, whoever uploads them and whatever he calls them."""
+    """The same bytes get the same name, whoever uploads them and under whatever name."""
     extension = os.path.splitext(name)[1].lower()
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         path = Path(scratch, f"upload{extension}")
@@ -108,7 +108,7 @@ async def get_view(cloud: StandInCloud, account: CloudAccount, request: Request)
 
 
 def _signed_url(cloud: StandInCloud, path: Path, request: Request) -> str:
-    """On another host, as storage is: who follows must not take the key along."""
+    """A URL on another host, like real storage: a client must not send the key there."""
     root = cloud.engine.data.root
     kind, _, name = path.relative_to(root).as_posix().partition("/")
     own = urlsplit(str(request.base_url))

@@ -1,4 +1,4 @@
-"""The routes of Comfy Cloud, API v1, as a web application, and one for the length of a `with`."""
+"""The routes of Comfy Cloud, API v1, as a web application, and a server of them inside a `with` block."""
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -52,7 +52,7 @@ UserHandler = Callable[[StandInCloud, CloudAccount, Request], Awaitable[Response
 
 
 def signed_in(handler: UserHandler) -> Handler[StandInCloud]:
-    """Only with a key; errors of ours become the cloud's."""
+    """Requires a key; our errors become the cloud's."""
 
     async def answer(cloud: StandInCloud, request: Request) -> Response:
         account = cloud.account_of(request.headers.get("x-api-key"))
@@ -69,7 +69,7 @@ def signed_in(handler: UserHandler) -> Handler[StandInCloud]:
 
 
 def of_engine(handler: Handler[Engine]) -> UserHandler:
-    """A route that the cloud answers as the engine does."""
+    """A route that the cloud answers like the engine."""
 
     async def answer(cloud: StandInCloud, account: CloudAccount, request: Request) -> Response:
         return await handler(cloud.engine, request)
@@ -205,7 +205,7 @@ async def get_user(cloud: StandInCloud, account: CloudAccount, request: Request)
 
 
 async def talk(cloud: StandInCloud, websocket: WebSocket) -> None:
-    """The key decides what is heard; `clientId` is ignored."""
+    """The key decides which messages are sent; `clientId` is ignored."""
     account = cloud.account_of(websocket.query_params.get("token"))
     if account is None:
         await websocket.close()
@@ -259,7 +259,7 @@ def cloud_app(cloud: StandInCloud) -> Router[StandInCloud]:
 
 @contextlib.contextmanager
 def serving_cloud(accounts: Mapping[str, CloudAccount], **options: Any) -> Iterator[Served]:
-    """As `serving`, with accounts by their key."""
+    """Serves a cloud with these accounts, by key."""
     with serve_in_thread(
         app_of=lambda engine: cloud_app(StandInCloud(engine, accounts)), **options
     ) as served:

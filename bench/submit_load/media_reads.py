@@ -14,7 +14,7 @@ from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants.model import NewApiKey, new_api_key
-from submitting.ground import TENANT, Ground
+from submit_load.submit_setup import TENANT, SubmitSetup
 
 SHOWN = 100
 COPIED: tuple[tuple[Table, dict[str, str]], ...] = (
@@ -26,12 +26,12 @@ COPIED: tuple[tuple[Table, dict[str, str]], ...] = (
 
 @dataclass(frozen=True)
 class Reader:
-    ground: Ground
+    submit_setup: SubmitSetup
     key: str
     media_ids: tuple[UUID, ...]
 
     async def times(self, client: httpx.AsyncClient, rounds: int) -> list[float]:
-        """Milliseconds of each answer; none of them runs beside another."""
+        """Milliseconds of each answer; one at a time."""
         taken = []
         for media_id in self.media_ids * rounds:
             start = time.perf_counter()
@@ -41,31 +41,31 @@ class Reader:
         return taken
 
 
-async def reader_of(ground: Ground, jobs: int) -> Reader:
-    """A user with media that are being processed, among so many jobs of the tenant."""
-    user_id = (await ground.users(1))[0]
+async def reader_of(submit_setup: SubmitSetup, jobs: int) -> Reader:
+    """A user with media in processing, among this many jobs of the tenant."""
+    user_id = (await submit_setup.users(1))[0]
     key = new_api_key()
-    async with ground.plane.central.transaction() as tx:
+    async with submit_setup.plane.central.transaction() as tx:
         new = NewApiKey(id=uuid4(), key=key, tenant_id=TENANT, user_id=user_id, name="bench")
         await tenants.create_key(tx, new, now=utc_now())
-    shown = [await _applied(ground, user_id) for _ in range(min(SHOWN, jobs))]
-    await _fill(ground, jobs - len(shown))
-    return Reader(ground, key, tuple(shown))
+    shown = [await _applied(submit_setup, user_id) for _ in range(min(SHOWN, jobs))]
+    await _fill(submit_setup, jobs - len(shown))
+    return Reader(submit_setup, key, tuple(shown))
 
 
-async def _applied(ground: Ground, user_id: UUID) -> UUID:
+async def _applied(submit_setup: SubmitSetup, user_id: UUID) -> UUID:
     file = File(
         id=uuid4(),
         tenant_id=TENANT,
         user_id=user_id,
-        disk=ground.plane.store.disk,
+        disk=submit_setup.plane.store.disk,
         path=f"tenants/{TENANT}/uploads/{uuid4()}/photo.png",
         filename="photo.png",
         mime_type="image/png",
         size=1,
         created_at=utc_now(),
     )
-    async with ground.plane.pools["main"].transaction() as tx:
+    async with submit_setup.plane.pools["main"].transaction() as tx:
         await media.add_file(tx, file)
         made = await media.create_media(
             tx,
@@ -76,16 +76,16 @@ async def _applied(ground: Ground, user_id: UUID) -> UUID:
             original_file_id=file.id,
             now=utc_now(),
         )
-    wanted = JobRequest(effect_id=ground.soften_id, user_id=user_id, video_id=made.id)
-    await submit_effect(ground.plane.context, await ground.tenant(), wanted)
+    wanted = JobRequest(effect_id=submit_setup.soften_id, user_id=user_id, video_id=made.id)
+    await submit_effect(submit_setup.plane.context, await submit_setup.tenant(), wanted)
     return made.id
 
 
-async def _fill(ground: Ground, rows: int) -> None:
-    """With copies of what is there, ended; and the events that such jobs leave."""
+async def _fill(submit_setup: SubmitSetup, rows: int) -> None:
+    """Copies the existing rows as ended ones, with the events that such jobs leave."""
     if rows <= 0:
         return
-    async with ground.plane.pools["main"].transaction() as tx:
+    async with submit_setup.plane.pools["main"].transaction() as tx:
         for table, changed in COPIED:
             names = [each.name for each in table.columns]
             values = ", ".join(changed.get(name, f"one.{name}") for name in names)
@@ -103,6 +103,6 @@ async def _fill(ground: Ground, rows: int) -> None:
                 "FROM ai_jobs CROSS JOIN generate_series(1, 3)"
             )
         )
-    engine = ground.plane.pools["main"].engine
+    engine = submit_setup.plane.pools["main"].engine
     async with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
         await connection.execute(text("VACUUM ANALYZE"))

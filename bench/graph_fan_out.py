@@ -1,6 +1,6 @@
 """A fan-out advanced in this process: each job is completed as a worker would, and the run hears.
 
-    python bench/graphing.py ITEMS [JOBS]     only so many of its jobs
+    python bench/graph_fan_out.py ITEMS [JOBS]     only so many of its jobs
 
 Figures are of CPU time: what else the machine does must not look like growth.
 """
@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from sqlalchemy import select, update
 from tests.support.databases.factory import Databases
-from tests.support.jobs.graphs import graph, node, output, play_on
+from tests.support.jobs.graphs import graph, graph_setup_on, node, output
 
 from comfyfleet.server.db import Database
 from comfyfleet.server.db.tenant_tables import ai_jobs, outbox
@@ -46,7 +46,7 @@ DOCUMENT = graph(
 
 
 class Figures(NamedTuple):
-    """In milliseconds of CPU time; the jobs' own work is left out."""
+    """In milliseconds of CPU time, without the jobs' own work."""
 
     jobs: int
     start: float
@@ -58,22 +58,22 @@ class Figures(NamedTuple):
 
 
 async def fan_out(items: int, jobs_max: int | None = None) -> Figures:
-    """To its very end, unless only so many jobs are wanted."""
+    """Runs to the end, unless only some jobs are wanted."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "databases").mkdir()
         databases = Databases(folder / "databases")
-        async with play_on(databases, folder / "plane", tokens=10**9) as play:
-            pool = play.plane.pools["main"]
+        async with graph_setup_on(databases, folder / "plane", tokens=10**9) as graph_setup:
+            pool = graph_setup.plane.pools["main"]
             began = time.process_time()
-            kept = await play.started(DOCUMENT, inputs={"widths": [64] * items})
+            kept = await graph_setup.started(DOCUMENT, inputs={"widths": [64] * items})
             start = time.process_time() - began
             spent: list[float] = []
             while len(spent) != jobs_max and await complete_one(pool):
                 began = time.process_time()
-                await read_outbox(play.graphs, pool)
+                await read_outbox(graph_setup.graphs, pool)
                 spent.append(time.process_time() - began)
-            kept = await play.now(kept)
+            kept = await graph_setup.now(kept)
             is_over = len(spent) == items
             assert kept.run.status == ("completed" if is_over else "running"), kept.run.error
             return figures(start, spent, is_over=is_over)
@@ -94,7 +94,7 @@ def figures(start: float, spent: list[float], *, is_over: bool) -> Figures:
 
 
 async def complete_one(pool: Database) -> bool:
-    """The oldest of those that wait, as if a worker had done it; with its word, and nothing else."""
+    """Completes the oldest waiting job as a worker would, with its report only."""
     oldest = select(ai_jobs.c.id).where(ai_jobs.c.status == "queued").limit(1)
     result: dict[str, Any] = {"outputs": [], "execution_seconds": 0.1}
     async with pool.transaction() as tx:

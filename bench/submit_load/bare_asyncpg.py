@@ -1,4 +1,4 @@
-"""The same statements and commits, sent by asyncpg with nothing of ours in between."""
+"""The same statements and commits, sent by asyncpg without our code."""
 
 import sys
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 
 sys.path.append(str(Path(__file__).parents[2]))
-from tests.support.databases.recorder import BEGIN, COMMIT, ENDS, Record, Said
+from tests.support.databases.recorder import BEGIN, COMMIT, ENDS, Record, RecordedStatement
 
 Pools = Mapping[str, asyncpg.Pool]
 
@@ -23,7 +23,7 @@ async def open_pools(urls: Mapping[str, str], size: int) -> dict[str, Any]:
 
 
 async def _plain(connection: asyncpg.Connection) -> None:
-    """JSON goes as the text that was written down."""
+    """JSON is sent as the recorded text."""
     for kind in ("json", "jsonb"):
         await connection.set_type_codec(
             kind, schema="pg_catalog", encoder=str, decoder=str, format="text"
@@ -31,11 +31,12 @@ async def _plain(connection: asyncpg.Connection) -> None:
 
 
 async def _as_it_is(_connection: asyncpg.Connection) -> None:
-    """Nothing is said that we don't say: asyncpg's own pool would reset each connection."""
+    """Skips the reset that asyncpg's own pool would send for each connection."""
 
 
-async def say(pools: Pools, record: Record, new: Mapping[Any, Any]) -> None:
-    """With `new` values in place of those recorded, and numbers that the database gives anew."""
+async def replay(pools: Pools, record: Record, new: Mapping[Any, Any]) -> None:
+    """Sends the recorded statements with `new` values in place of the recorded ones, and with newly
+    generated ids."""
     known = dict(new)
     connections: dict[str, Any] = {}
     open_transactions: dict[str, Any] = {}
@@ -73,7 +74,7 @@ async def _ended(connection: Any, transaction: Any, text: str) -> None:
         await (transaction.commit() if text == COMMIT else transaction.rollback())
 
 
-async def _send(connection: Any, said: Said, known: dict[Any, Any]) -> None:
+async def _send(connection: Any, said: RecordedStatement, known: dict[Any, Any]) -> None:
     rows = await connection.fetch(said.text, *(_renewed(value, known) for value in said.values))
     for before, now in zip(said.answered, rows, strict=False):
         for old, fresh in zip(before, now, strict=True):
@@ -82,7 +83,7 @@ async def _send(connection: Any, said: Said, known: dict[Any, Any]) -> None:
                 known[old] = fresh
 
 
-# Sequences of the recorded databases begin here, so that a row's number is told from any other.
+# Sequences of the recorded databases begin here, so that a row's number can't be confused with another.
 NUMBERS_BEGIN = 1_000_000_000
 
 

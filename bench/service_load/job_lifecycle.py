@@ -1,6 +1,6 @@
-"""The way of a job over the public API, route by route, as customers and workers take it.
+"""The life of a job over the public API, route by route, as customers and workers call it.
 
-It speaks what every version understands.
+Uses only what every version understands.
 """
 
 import asyncio
@@ -71,10 +71,10 @@ class Worker:
 
     def poll(self, *, wait_seconds: float = 0) -> Call:
         body = {"worker_id": self.id, "max_concurrency": 1, "wait_seconds": wait_seconds}
-        return self._say("poll", body)
+        return self._call("poll", body)
 
     def heartbeat(self, job: dict[str, Any]) -> Call:
-        return self._say(
+        return self._call(
             "heartbeat", {**lease_of(job), "started": True, "progress": {"percent": 50}}
         )
 
@@ -83,16 +83,16 @@ class Worker:
 
     def complete(self, job: dict[str, Any], **more: Any) -> Call:
         made = {"name": job["outputs"][0]["name"], "size": len(PICTURE)}
-        # As our own worker says it; for others we take the metadata out.
+        # As our own worker reports it; for others the server strips the metadata.
         outputs = [{**made, "content_type": "image/png", "is_stripped": True}]
-        return self._say("complete", {**lease_of(job), "outputs": outputs, **more})
+        return self._call("complete", {**lease_of(job), "outputs": outputs, **more})
 
     def complete_and_poll(self, job: dict[str, Any]) -> Call:
         poll = {"worker_id": self.id, "max_concurrency": 1, "wait_seconds": 0, "held": []}
         return self.complete(job, poll=poll)
 
-    def _say(self, word: str, body: dict[str, Any]) -> Call:
-        return json_call("POST", f"/api/worker/{word}", self.token, body)
+    def _call(self, endpoint: str, body: dict[str, Any]) -> Call:
+        return json_call("POST", f"/api/worker/{endpoint}", self.token, body)
 
 
 def lease_of(job: dict[str, Any]) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def put(slot: dict[str, Any]) -> Call:
 
 
 @dataclass(frozen=True)
-class Life:
+class JobLifecycle:
     """A control plane with customers, effects and workers."""
 
     connections: Connections
@@ -121,7 +121,7 @@ class Life:
         return json_call("POST", "/api/ai-jobs", self.keys[number % len(self.keys)], body)
 
     async def cycle(self, measure: Measure, count: int) -> None:
-        """So many jobs through every route, all of one route before the next."""
+        """Sends this many jobs through every route, all of one route before the next."""
         workers = self.workers[:count]
         made = await measure("submit", [self.submit(number) for number in range(count)])
         polled = await measure("poll", [each.poll(wait_seconds=5) for each in workers])
@@ -152,7 +152,7 @@ class Life:
             for worker, each in zip(workers, answers, strict=True)
             if each["next"] and each["next"]["job"]
         ]
-        # Who was told to poll, polls.
+        # Workers whose answer has no next job poll.
         late = [each for each in workers if each not in [worker for worker, _ in after]]
         polled = await ask([each.poll(wait_seconds=5) for each in late])
         after += [(worker, each["job"]) for worker, each in zip(late, polled, strict=True)]
@@ -164,8 +164,8 @@ class Life:
 
 
 @dataclass(frozen=True)
-class Floor:
-    """The same calls to the bare server, which looks at none of them."""
+class BareCalls:
+    """The same calls to the bare server, which ignores their content."""
 
     connections: Connections
 
@@ -181,7 +181,7 @@ class Floor:
             await measure(route, [call] * count)
 
 
-async def set_up(connections: Connections, workers: int) -> Life:
+async def set_up(connections: Connections, workers: int) -> JobLifecycle:
     ask = connections.ask
 
     async def admin(method: str, path: str, **body: Any) -> Any:
@@ -209,10 +209,10 @@ async def set_up(connections: Connections, workers: int) -> Life:
         keys.append(tenant["key"])
     staff = await register_all(connections, secret, workers, "worker")
     videos = [await _video(connections, keys[number % TENANTS]) for number in range(VIDEOS)]
-    life = Life(connections, keys, effects, staff, videos, secret, has_next=False)
+    lifecycle = JobLifecycle(connections, keys, effects, staff, videos, secret, has_next=False)
     for number, (_, video_id) in enumerate(videos):
-        answer = await _applied(life, number, video_id)
-    return replace(life, has_next="next" in answer)
+        answer = await _applied(lifecycle, number, video_id)
+    return replace(lifecycle, has_next="next" in answer)
 
 
 async def register_all(
@@ -237,9 +237,9 @@ async def _video(connections: Connections, key: str) -> tuple[str, str]:
     return key, (await ask(json_call("POST", "/api/videos", key, file)))["id"]
 
 
-async def _applied(life: Life, number: int, video_id: str) -> dict[str, Any]:
-    ask, worker = life.connections.ask, life.workers[number]
-    await ask(life.submit(number, TURN, video_id=video_id))
+async def _applied(lifecycle: JobLifecycle, number: int, video_id: str) -> dict[str, Any]:
+    ask, worker = lifecycle.connections.ask, lifecycle.workers[number]
+    await ask(lifecycle.submit(number, TURN, video_id=video_id))
     job = (await ask(worker.poll(wait_seconds=5)))["job"]
     await ask(worker.put(job))
     answer: dict[str, Any] = await ask(worker.complete_and_poll(job))
@@ -247,9 +247,9 @@ async def _applied(life: Life, number: int, video_id: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def living(
+async def running_control_plane(
     command: list[str | Path], environ: dict[str, str], workers: int
-) -> AsyncIterator[tuple[ServerProcess, Life]]:
+) -> AsyncIterator[tuple[ServerProcess, JobLifecycle]]:
     # In a thread: while a server starts, a relay of ours must answer it.
     process = running(command, environ)
     server = await asyncio.to_thread(process.__enter__)

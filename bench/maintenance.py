@@ -1,6 +1,6 @@
 """Reconcile with 100,000 queued, and leases while 1,000,000 old rows are removed, on PostgreSQL.
 
-make bench        or        python bench/upkeep.py [ROWS]
+make bench        or        python bench/maintenance.py [ROWS]
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from time import perf_counter
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.support.databases.factory import Databases
 from tests.support.databases.postgres import running_postgres
-from tests.support.jobs.context import START, ByHand, sides_on, waiter
+from tests.support.jobs.context import START, ManualClock, job_context_on, waiter
 
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.reconcile import reconcile
@@ -39,7 +39,7 @@ AUDIT = """
 
 
 async def remove_all(context: JobContext) -> int:
-    """As the sweep does, pass after pass, until nothing old is left."""
+    """Repeats the sweep, pass after pass, until nothing old is left."""
     total = 0
     while gone := (await delete_expired_rows(context))["audit"]:
         total += gone
@@ -47,7 +47,7 @@ async def remove_all(context: JobContext) -> int:
 
 
 async def leases(context: JobContext, goes_on: Callable[[], bool]) -> list[float]:
-    """How long each took, in milliseconds; as often as a fleet of a thousand would."""
+    """How long each lease took, in milliseconds; as many a second as in a fleet of a thousand."""
     took: list[float] = []
     while goes_on() and len(took) < QUEUED // 2:
         await asyncio.sleep(0.002)
@@ -57,14 +57,14 @@ async def leases(context: JobContext, goes_on: Callable[[], bool]) -> list[float
     return took
 
 
-def told(name: str, took: list[float]) -> str:
+def speed_text(name: str, took: list[float]) -> str:
     parts = quantiles(took, n=100)
     return f"{name}: {len(took)} leases, median {parts[49]:.1f} ms, p99 {parts[98]:.1f} ms"
 
 
 async def main(url: str, folder: Path) -> None:
-    clock = ByHand()
-    async with sides_on(Databases(folder, url), folder, clock) as (context, tenant_id):
+    clock = ManualClock()
+    async with job_context_on(Databases(folder, url), folder, clock) as (context, tenant_id):
 
         async def fill(statement: str, count: int, *, is_central: bool) -> None:
             for name, value in {"TENANT": tenant_id, "AT": START, "COUNT": count}.items():
@@ -82,10 +82,12 @@ async def main(url: str, folder: Path) -> None:
         print(f"reconcile of {repairs.rows_read:,} rows: {perf_counter() - begun:.1f} s")
         await fill(AUDIT, OLD, is_central=True)
         until = perf_counter() + 10
-        print(told("alone", await leases(context, lambda: perf_counter() < until)))
+        print(speed_text("alone", await leases(context, lambda: perf_counter() < until)))
         begun = perf_counter()
         removing = asyncio.create_task(remove_all(context))
-        print(told("while rows are removed", await leases(context, lambda: not removing.done())))
+        print(
+            speed_text("while rows are removed", await leases(context, lambda: not removing.done()))
+        )
         print(f"removed: {await removing:,} in {perf_counter() - begun:.0f} s")
 
 

@@ -1,4 +1,4 @@
-"""The version that this one is held against: taken from git, in an environment of its own."""
+"""The baseline version for comparisons: taken from git, in its own environment."""
 
 import subprocess
 import tempfile
@@ -11,8 +11,8 @@ COMMIT = "022d355"
 
 
 @contextmanager
-def before_at(given: Path | None) -> Iterator[Path]:
-    """Its tree with a .venv: the one that was given, or one that is made here and removed again."""
+def baseline_at(given: Path | None) -> Iterator[Path]:
+    """Its tree with a .venv: the given one, or one that is made here and removed again."""
     if given is not None:
         yield given.resolve()
         return

@@ -1,4 +1,4 @@
-"""Workflows of any size, made up of what real ones have."""
+"""Generates workflows of any size from the parts of real ones."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ BYPASSED = 5
 
 
 def generated(size: int) -> dict[str, Any]:
-    """Chains of six behind one source, each with an output node, until there are enough nodes."""
+    """Chains of six nodes behind one source, each with an output node, until there are enough nodes."""
     nodes: list[dict[str, Any]] = [saved(1, "Make", None, [64])]
     links: list[list[Any]] = []
 

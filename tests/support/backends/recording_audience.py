@@ -1,4 +1,4 @@
-"""An audience that writes down what it hears."""
+"""An audience that records the engine's messages, and an executor that sends to it."""
 
 import copy
 import threading
@@ -15,30 +15,30 @@ from comfyfleet.engine.queue import RunningPrompt
 from comfyfleet.protocol.payloads import QueuedPrompt, RunOutcome
 
 
-class Listener:
+class RecordingAudience:
     def __init__(self) -> None:
-        self.heard: list[tuple[Any, str, Any]] = []
+        self.received: list[tuple[Any, str, Any]] = []
         self.metadata = False
         self.deaf = False
 
     def send(self, event: str, data: Mapping[str, Any], to: Any = None) -> None:
         if self.deaf:
             return
-        self.heard.append((to, event, copy.deepcopy(data)))
+        self.received.append((to, event, copy.deepcopy(data)))
 
     def send_frame(self, frame: bytes, to: Any = None) -> None:
-        self.heard.append((to, "binary", frame))
+        self.received.append((to, "binary", frame))
 
     def wants_metadata(self, client_id: Any) -> bool:
         return self.metadata
 
     def events(self) -> list[str]:
-        """Event and node, short: `executing 2`, `executed 9`; states as `1+ 2-` (done, at work)."""
-        return [short for _, event, data in self.heard if (short := _short(event, data))]
+        """Event and node, short: `executing 2`, `executed 9`; node states as `1+ 2-` (done, running)."""
+        return [short for _, event, data in self.received if (short := _short(event, data))]
 
     def take(self) -> list[str]:
         events = self.events()
-        self.heard.clear()
+        self.received.clear()
         return events
 
 
@@ -54,12 +54,12 @@ def _short(event: str, data: Any) -> str:
     return f"{name} {data.get('node_id') or data.get('node') or ''}".strip()
 
 
-class Bench:
-    """An executor on a test bench: run a prompt, read what was told."""
+class ExecutorSetup:
+    """An executor with a recording audience: run a prompt, read the messages."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.folders = Folders(folder, folder, folder)
-        self.listener = Listener()
+        self.listener = RecordingAudience()
         self.executor = Executor(
             nodes=NODES,
             folders=self.folders,

@@ -30,7 +30,7 @@ JOBS_PER_USER = 4
 
 
 @dataclass(frozen=True)
-class Ground:
+class SubmitSetup:
     plane: ControlPlane
     effect_id: UUID
     soften_id: UUID
@@ -59,7 +59,7 @@ class Ground:
 
 
 @asynccontextmanager
-async def ground_on(databases: Databases, folder: Path) -> AsyncIterator[Ground]:
+async def submit_setup_on(databases: Databases, folder: Path) -> AsyncIterator[SubmitSetup]:
     settings: dict[str, Any] = {
         "max_queued_per_tenant": 10_000_000,
         "max_queued_total": 10_000_000,
@@ -69,7 +69,7 @@ async def ground_on(databases: Databases, folder: Path) -> AsyncIterator[Ground]
         "calls_at_once": 1_000_000,
     }
     async with plane_on(databases, folder, **settings) as plane:
-        yield Ground(
+        yield SubmitSetup(
             plane,
             await _effect(plane, "negative", {"type": "integer", "binding": "2.width"}, "width"),
             await _effect(plane, "soften", {"type": "image", "binding": "1.image"}, "input"),

@@ -1,7 +1,7 @@
-"""Pickup: how long after its submit a waiting worker has a job, one at a time.
+"""Pickup: how long after its submit a waiting worker gets a job, one at a time.
 
-Told twice: from the moment that the submit was committed, and from the moment that it was called. Our
-submit ranks the job fairly and writes its audit row; a peer's is one insert.
+Measured twice: from the commit of the submit, and from its call. Our submit ranks the job fairly
+and writes its audit row; a peer's is one insert.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from pgqueuer.core.qm import QueueManager
 
 from comfyfleet.server.db import Database
 from comfyfleet.server.queue.model import NewDispatch, QueueLane
-from queueing import ours
-from queueing.peers import ENTRYPOINTS, pgqueuer_queries
+from queue_load import comfyfleet_queue
+from queue_load.peers import ENTRYPOINTS, pgqueuer_queries
 
 PAUSE_SECONDS = 0.01
 
@@ -29,7 +29,7 @@ class Pickup(NamedTuple):
 
 
 def median(times: list[tuple[float, float, float]]) -> Pickup:
-    """Of called, committed, picked."""
+    """The medians of called, committed, picked."""
     return Pickup(
         1000 * statistics.median(picked - committed for _, committed, picked in times),
         1000 * statistics.median(picked - called for called, _, picked in times),
@@ -38,9 +38,11 @@ def median(times: list[tuple[float, float, float]]) -> Pickup:
 
 async def of_ours(database: Database, *, jobs: int) -> Pickup:
     times = []
-    async with ours.opened(database) as queue:
+    async with comfyfleet_queue.opened(database) as queue:
         for number in range(jobs):
-            wait = asyncio.create_task(queue.lease(ours.worker(number), wait_seconds=10))
+            wait = asyncio.create_task(
+                queue.lease(comfyfleet_queue.worker(number), wait_seconds=10)
+            )
             await asyncio.sleep(PAUSE_SECONDS)
             start = time.perf_counter()
             job = NewDispatch(uuid.uuid4(), uuid.uuid4(), QueueLane(1, "production", "self_hosted"))

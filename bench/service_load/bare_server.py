@@ -1,6 +1,6 @@
 """The least that a server could cost: bare Starlette and the driver, with as many statements.
 
-    floor.py FOLDER URL PROFILE
+    bare_server.py FOLDER URL PROFILE
 
 PROFILE is JSON: for each route how many statements `read`, `write`, and how many transactions `begin`.
 Without a URL the database is SQLite in the folder, as durable as ours.
@@ -55,7 +55,7 @@ async def on_postgres(url: str) -> Send:
     import asyncpg
 
     async def as_it_is(_: object) -> None:
-        """asyncpg's pool would reset each connection by a statement of its own."""
+        """Skips the reset statement that asyncpg's pool would send for each connection."""
 
     pool = await asyncpg.create_pool(url, min_size=1, max_size=CONNECTIONS, reset=as_it_is)
     await pool.execute(MAKE.replace("INTEGER", "BIGSERIAL"))

@@ -1,4 +1,7 @@
-"""Submissions a second against bare asyncpg, and the time to show media. Ratios count: they run in turn."""
+"""Submissions a second against bare asyncpg, and the time to show media.
+
+Compare the ratios: both run in turn.
+"""
 
 import argparse
 import asyncio
@@ -17,8 +20,8 @@ from rich.table import Table
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
-from submitting import bare, reading
-from submitting.ground import JOBS_PER_USER, Ground, ground_on
+from submit_load import bare_asyncpg, media_reads
+from submit_load.submit_setup import JOBS_PER_USER, SubmitSetup, submit_setup_on
 
 sys.path.append(str(Path(__file__).parents[2]))
 from tests.support.databases.factory import Databases
@@ -53,9 +56,9 @@ def main() -> None:
 
 async def submits(databases: Databases, folder: Path, given: Any) -> None:
     jobs, rounds = (200, 2) if given.quick else (given.jobs, given.rounds)
-    async with ground_on(databases, folder) as ground:
-        await _number_from_far(ground)
-        record, template = await _recorded(ground)
+    async with submit_setup_on(databases, folder) as submit_setup:
+        await _number_from_far(submit_setup)
+        record, template = await _recorded(submit_setup)
         console.print(
             f"PostgreSQL, {'in haste' if given.hasty else 'durable'}; a submit is "
             f"{record.statements()} statements and {record.ends(COMMIT)} commits; "
@@ -63,7 +66,7 @@ async def submits(databases: Databases, folder: Path, given: Any) -> None:
         )
         table = Table("clients", "comfyfleet /s", "bare asyncpg /s", "ratio", "target")
         for clients in CLIENTS:
-            ours, bares = await _in_turn(ground, record, template, clients, jobs, rounds)
+            ours, bares = await _in_turn(submit_setup, record, template, clients, jobs, rounds)
             ratio = statistics.median(a / b for a, b in zip(ours, bares, strict=True))
             table.add_row(
                 str(clients),
@@ -74,7 +77,7 @@ async def submits(databases: Databases, folder: Path, given: Any) -> None:
             )
         console.print(table)
         if given.profile:
-            await _profiled(ground, jobs)
+            await _profiled(submit_setup, jobs)
 
 
 async def shows(databases: Databases, folder: Path, given: Any) -> None:
@@ -82,9 +85,11 @@ async def shows(databases: Databases, folder: Path, given: Any) -> None:
     async with AsyncExitStack() as stack:
         readers = {}
         for jobs in (FEW, many):
-            ground = await stack.enter_async_context(ground_on(databases, folder / str(jobs)))
-            reader = await reading.reader_of(ground, jobs)
-            client = await stack.enter_async_context(client_of(ground.plane, reader.key))
+            submit_setup = await stack.enter_async_context(
+                submit_setup_on(databases, folder / str(jobs))
+            )
+            reader = await media_reads.reader_of(submit_setup, jobs)
+            client = await stack.enter_async_context(client_of(submit_setup.plane, reader.key))
             await reader.times(client, 1)
             readers[jobs] = (reader, client)
         p95s: dict[int, list[float]] = {FEW: [], many: []}
@@ -100,41 +105,46 @@ async def shows(databases: Databases, folder: Path, given: Any) -> None:
     console.print(table)
 
 
-async def _recorded(ground: Ground) -> tuple[Record, dict[str, Any]]:
-    """One submit, when caches are warm and connections open."""
-    user_id, key = (await ground.users(1))[0], "key-of-the-recorded-one"
+async def _recorded(submit_setup: SubmitSetup) -> tuple[Record, dict[str, Any]]:
+    """One submit with warm caches and open connections."""
+    user_id, key = (await submit_setup.users(1))[0], "key-of-the-recorded-one"
     for number in range(JOBS_PER_USER - 1):
-        await ground.submit(user_id, f"warm-{number}")
-    context = {make_url(url).database or "": side for side, url in _urls(ground).items()}
+        await submit_setup.submit(user_id, f"warm-{number}")
+    context = {make_url(url).database or "": side for side, url in _urls(submit_setup).items()}
     with recording(context) as record:
-        job = await ground.submit(user_id, key)
+        job = await submit_setup.submit(user_id, key)
     return record, {"user_id": user_id, "job_id": job.id, "key": key}
 
 
-def _urls(ground: Ground) -> dict[str, str]:
-    return {"central": ground.plane.central.url, "tenant": ground.plane.pools["main"].url}
+def _urls(submit_setup: SubmitSetup) -> dict[str, str]:
+    return {
+        "central": submit_setup.plane.central.url,
+        "tenant": submit_setup.plane.pools["main"].url,
+    }
 
 
-async def _number_from_far(ground: Ground) -> None:
-    for database in (ground.plane.central, ground.plane.pools["main"]):
+async def _number_from_far(submit_setup: SubmitSetup) -> None:
+    for database in (submit_setup.plane.central, submit_setup.plane.pools["main"]):
         async with database.transaction() as tx:
             found = await tx.execute(text("SELECT sequencename FROM pg_sequences"))
             for (name,) in found.all():
-                await tx.execute(text(f'ALTER SEQUENCE "{name}" RESTART WITH {bare.NUMBERS_BEGIN}'))
+                await tx.execute(
+                    text(f'ALTER SEQUENCE "{name}" RESTART WITH {bare_asyncpg.NUMBERS_BEGIN}')
+                )
 
 
 async def _in_turn(
-    ground: Ground,
+    submit_setup: SubmitSetup,
     record: Record,
     template: dict[str, Any],
     clients: int,
     jobs: int,
     rounds: int,
 ) -> tuple[list[float], list[float]]:
-    pools = await bare.open_pools(_urls(ground), clients)
+    pools = await bare_asyncpg.open_pools(_urls(submit_setup), clients)
 
     async def one_of_ours(user_id: UUID) -> None:
-        await ground.submit(user_id, str(uuid4()))
+        await submit_setup.submit(user_id, str(uuid4()))
 
     async def bare_one(user_id: UUID) -> None:
         new = {
@@ -143,20 +153,20 @@ async def _in_turn(
             template["key"]: str(uuid4()),
         }
         new |= {str(old): str(fresh) for old, fresh in new.items()}
-        await bare.say(pools, record, new)
+        await bare_asyncpg.replay(pools, record, new)
 
     ours, bares = [], []
     for _ in range(rounds):
-        ours.append(await _speed(ground, one_of_ours, clients, jobs))
-        bares.append(await _speed(ground, bare_one, clients, jobs))
+        ours.append(await _speed(submit_setup, one_of_ours, clients, jobs))
+        bares.append(await _speed(submit_setup, bare_one, clients, jobs))
     for pool in pools.values():
         await pool.close()
     return ours, bares
 
 
-async def _speed(ground: Ground, one: One, clients: int, jobs: int) -> float:
-    """Submits a second by so many clients, each for users of its own."""
-    users = await ground.users(jobs // JOBS_PER_USER + clients)
+async def _speed(submit_setup: SubmitSetup, one: One, clients: int, jobs: int) -> float:
+    """Submits a second by this many clients, each with its own users."""
+    users = await submit_setup.users(jobs // JOBS_PER_USER + clients)
     for user_id in users[:clients]:
         await one(user_id)
     left = iter([each for each in users[clients:] for _ in range(JOBS_PER_USER)])
@@ -173,12 +183,12 @@ async def _speed(ground: Ground, one: One, clients: int, jobs: int) -> float:
     return sum(counts) / (time.perf_counter() - start)
 
 
-async def _profiled(ground: Ground, jobs: int) -> None:
+async def _profiled(submit_setup: SubmitSetup, jobs: int) -> None:
     import cProfile
     import pstats
 
     profile = cProfile.Profile()
     profile.enable()
-    await _speed(ground, lambda user_id: ground.submit(user_id, str(uuid4())), 1, jobs)
+    await _speed(submit_setup, lambda user_id: submit_setup.submit(user_id, str(uuid4())), 1, jobs)
     profile.disable()
     pstats.Stats(profile).sort_stats("cumulative").print_stats(60)

@@ -1,4 +1,5 @@
-"""The peers at store level too: their own fetch and finish, called by as many as is best for them."""
+"""The peers at store level, too: their own fetch and finish, called with the concurrency that is
+best for them."""
 
 import asyncio
 import time
@@ -46,7 +47,7 @@ async def fill_pgqueuer(url: str, rows: int) -> None:
 
 
 async def pgqueuer_cycles(url: str, *, jobs: int, loops: int = CONNECTIONS) -> float:
-    """Batches of ten, by so many loops at once."""
+    """Batches of ten, by this many concurrent loops."""
     wanted: dict[Any, Any] = {
         name: EntrypointExecutionParameter(concurrency_limit=0) for name in ENTRYPOINTS
     }
@@ -74,7 +75,7 @@ async def pgqueuer_cycles(url: str, *, jobs: int, loops: int = CONNECTIONS) -> f
 
 
 async def pgqueuer_drained(url: str, *, jobs: int) -> float:
-    """By its own QueueManager, which takes whatever is queued."""
+    """Drained by its own QueueManager, which takes whatever is queued."""
     async with pgqueuer_queries(url) as queries:
         queue = QueueManager(queries)
 

@@ -29,7 +29,7 @@ from comfyfleet.server.db.central_tables import fleets, worker_workflows, worker
 from comfyfleet.server.queue.model import NewDispatch, QueueLane
 from comfyfleet.server.queue.queue import DispatchQueue
 from comfyfleet.settings import Settings
-from queueing import ours
+from queue_load import comfyfleet_queue
 from support import free_port, raise_file_limit
 
 POLLS_MAX = 10_000
@@ -43,20 +43,20 @@ BENCH = Path(__file__).resolve().parents[1]
 
 
 def polls_possible() -> int:
-    """As many as the limit on open files allows."""
+    """As many as the limit of open files allows."""
     return min(POLLS_MAX, raise_file_limit() - SPARE_FILES)
 
 
 def serve(url: str, port: int, *, is_whole: bool) -> None:
-    """The process that is measured."""
+    """The measured process."""
     polls_possible()
     asyncio.run(_serve_whole(url, port) if is_whole else _serve_bare(url, port))
 
 
 async def _serve_bare(url: str, port: int) -> None:
-    async with ours.opened(open_database(url)) as queue:
+    async with comfyfleet_queue.opened(open_database(url)) as queue:
         background = asyncio.create_task(queue.run())
-        await _listen(Facts(queue), port)
+        await _listen(QueueApp(queue), port)
         background.cancel()
 
 
@@ -67,7 +67,7 @@ async def _serve_whole(url: str, port: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(central_database_url=url)
         async with open_control_plane(settings, Path(folder), utc_now) as plane:
-            await _listen(Facts(plane.context.queue, create_app(plane)), port)
+            await _listen(QueueApp(plane.context.queue, create_app(plane)), port)
 
 
 async def _listen(app: Any, port: int) -> None:
@@ -77,19 +77,20 @@ async def _listen(app: Any, port: int) -> None:
     await uvicorn.Server(config).serve()
 
 
-class Facts:
-    """An ASGI application that tells of a queue, and lets polls into it or into another one."""
+class QueueApp:
+    """An ASGI application that reports a queue's figures, and passes polls to it or to another
+    application."""
 
     def __init__(self, queue: DispatchQueue, polled: Any = None) -> None:
         self._queue = queue
         self._polled = polled
-        self._looks = 0
-        self._look = queue._hot.lease
+        self._lease_queries = 0
+        self._lease = queue._hot.lease
         queue._hot.lease = self._counted  # type: ignore[method-assign]
 
     async def _counted(self, *args: Any, **more: Any) -> Any:
-        self._looks += 1
-        return await self._look(*args, **more)
+        self._lease_queries += 1
+        return await self._lease(*args, **more)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         path = scope["path"]
@@ -98,12 +99,12 @@ class Facts:
             return
         if path == POLL:
             number = int(dict(scope["headers"])[b"authorization"].rpartition(b"-")[2])
-            await self._queue.lease(ours.worker(number), wait_seconds=BARE_WAIT_SECONDS)
+            await self._queue.lease(comfyfleet_queue.worker(number), wait_seconds=BARE_WAIT_SECONDS)
         elif path == "/put":
             job = NewDispatch(uuid.uuid4(), uuid.uuid4(), QueueLane(1, "production", "self_hosted"))
             await self._queue.enqueue([job])
         megabytes = psutil.Process().memory_info().rss / 1e6
-        facts = {"waiting": self._queue.parked(), "looks": self._looks, "mb": megabytes}
+        facts = {"waiting": self._queue.parked(), "looks": self._lease_queries, "mb": megabytes}
         body = json.dumps(facts).encode()
         headers = [(b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -111,7 +112,7 @@ class Facts:
 
 
 async def add_workers(database: Database, number: int) -> None:
-    """A fleet that may run everything, with so many workers."""
+    """A fleet that may run everything, with this many workers."""
     now = utc_now()
     async with database.transaction() as tx:
         for table in (worker_workflows, workers, workflow_fleets, fleets):
@@ -120,7 +121,7 @@ async def add_workers(database: Database, number: int) -> None:
         fleet_id = (await tx.execute(insert(fleets).values(fleet).returning(fleets.c.id))).scalar()
         assigned = [
             {"workflow_id": each, "fleet_id": fleet_id, "created_at": now}
-            for each in range(1, ours.WORKFLOWS + 1)
+            for each in range(1, comfyfleet_queue.WORKFLOWS + 1)
         ]
         await tx.execute(insert(workflow_fleets), assigned)
         rows = [_worker_row(each, fleet_id, now) for each in range(number)]
@@ -152,7 +153,9 @@ def key_of(number: int) -> str:
 @asynccontextmanager
 async def served(database: Database, *, is_whole: bool) -> AsyncIterator[int]:
     port = free_port()
-    call = f"from queueing.idle import serve; serve({database.url!r}, {port}, is_whole={is_whole})"
+    call = (
+        f"from queue_load.idle import serve; serve({database.url!r}, {port}, is_whole={is_whole})"
+    )
     folder = str(BENCH)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-c", f"import sys; sys.path.append({folder!r}); {call}"
@@ -160,7 +163,7 @@ async def served(database: Database, *, is_whole: bool) -> AsyncIterator[int]:
     try:
         for _ in range(200):
             with contextlib.suppress(OSError):
-                await asked(port, "/facts")
+                await call_json(port, "/facts")
                 break
             await asyncio.sleep(0.1)
         yield port
@@ -169,7 +172,7 @@ async def served(database: Database, *, is_whole: bool) -> AsyncIterator[int]:
         await process.wait()
 
 
-async def asked(port: int, path: str) -> Any:
+async def call_json(port: int, path: str) -> Any:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
     answer = await reader.read()
@@ -192,16 +195,16 @@ async def poll(port: int, number: int) -> None:
 async def measured(database: Database, polls: int, *, is_whole: bool) -> dict[str, float]:
     await add_workers(database, polls)
     async with served(database, is_whole=is_whole) as port:
-        empty = (await asked(port, "/facts"))["mb"]
+        empty = (await call_json(port, "/facts"))["mb"]
         held = [asyncio.create_task(poll(port, number)) for number in range(polls)]
         facts = await _until_all_wait(port, polls)
         start = time.perf_counter()
         for _ in range(ARRIVALS):
-            await asked(port, "/put")
+            await call_json(port, "/put")
         seconds = time.perf_counter() - start
         while sum(each.done() for each in held) < ARRIVALS:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-        after = await asked(port, "/facts")
+        after = await call_json(port, "/facts")
         for each in held:
             each.cancel()
         await asyncio.wait(held)
@@ -216,7 +219,7 @@ async def measured(database: Database, polls: int, *, is_whole: bool) -> dict[st
 
 async def _until_all_wait(port: int, polls: int) -> Any:
     for _ in range(600):
-        facts = await asked(port, "/facts")
+        facts = await call_json(port, "/facts")
         if facts["waiting"] >= polls:
             return facts
         await asyncio.sleep(0.2)

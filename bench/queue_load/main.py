@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from comfyfleet.server.db import Database
-from queueing import idle, ours, peers, pickup
+from queue_load import comfyfleet_queue, idle_polls, peers, pickup
 
 sys.path.append(str(Path(__file__).parents[2]))
 from tests.support.databases.postgres import create_database, running_postgres
@@ -47,7 +47,7 @@ class Bench:
         self.rounds = rounds
         self.jobs = 2_000 if quick else 6_000
         self.many = 100_000 if quick else 1_000_000
-        self.polls = min(idle.polls_possible(), 1_000 if quick else idle.POLLS_MAX)
+        self.polls = min(idle_polls.polls_possible(), 1_000 if quick else idle_polls.POLLS_MAX)
 
     async def on_postgres(self, url: str, synchronous_commit: str) -> None:
         server = await asyncpg.connect(url)
@@ -57,19 +57,19 @@ class Bench:
         console.print(
             f"PostgreSQL, synchronous_commit={synchronous_commit} for all, {self.rounds} rounds in turn"
         )
-        database = await ours.prepare(await create_database(url), 1_000)
+        database = await comfyfleet_queue.prepare(await create_database(url), 1_000)
         await self.against_peers(database, url)
         await self.pickup(database, url)
-        deep = await ours.prepare(await create_database(url), self.many)
+        deep = await comfyfleet_queue.prepare(await create_database(url), self.many)
         await self.depth(database, deep)
         await deep.close()
-        await self.idle(database)
+        await self.idle_polls(database)
         await database.close()
 
     async def on_sqlite(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            database = await ours.prepare(f"sqlite:///{folder}/shallow.sqlite3", 1_000)
-            deep = await ours.prepare(f"sqlite:///{folder}/deep.sqlite3", self.many)
+            database = await comfyfleet_queue.prepare(f"sqlite:///{folder}/shallow.sqlite3", 1_000)
+            deep = await comfyfleet_queue.prepare(f"sqlite:///{folder}/deep.sqlite3", self.many)
             table = Table("SQLite, synchronous=FULL", "jobs a second")
             for workers in (1, 8, WORKERS):
                 speed = await self._shallow(database, workers)
@@ -77,16 +77,16 @@ class Bench:
             console.print(table)
             await self.depth(database, deep)
             await deep.close()
-            await ours.empty(database)
+            await comfyfleet_queue.empty(database)
             picked = await pickup.of_ours(database, jobs=100)
             table = Table("a waiting worker has the job, p50 ms", "after commit", "after the call")
             table.add_row("SQLite", *(f"{each:.1f}" for each in picked))
             console.print(table)
-            await self.idle(database)
+            await self.idle_polls(database)
             await database.close()
 
     async def against_peers(self, database: Database, url: str) -> None:
-        """Lease and complete, with as many jobs in hand."""
+        """Leases and completes, with the same number of jobs in progress."""
         pgqueuer, procrastinate = await create_database(url), await create_database(url)
         await peers.prepare_pgqueuer(pgqueuer)
         await peers.prepare_procrastinate(procrastinate)
@@ -131,15 +131,15 @@ class Bench:
         return speeds
 
     async def _shallow(self, database: Database, workers: int) -> float:
-        """With about 1,000 rows queued whenever somebody looks."""
-        await ours.empty(database)
-        await ours.fill(database, self.jobs + 1_000)
-        return await ours.cycles(database, jobs=self.jobs, workers=workers)
+        """With about 1,000 rows queued at any time."""
+        await comfyfleet_queue.empty(database)
+        await comfyfleet_queue.fill(database, self.jobs + 1_000)
+        return await comfyfleet_queue.cycles(database, jobs=self.jobs, workers=workers)
 
     async def pickup(self, database: Database, url: str) -> None:
         peer = await create_database(url)
         await peers.prepare_pgqueuer(peer)
-        await ours.empty(database)
+        await comfyfleet_queue.empty(database)
         mine, theirs = [], []
         for _ in range(self.rounds):
             mine.append(await pickup.of_ours(database, jobs=100))
@@ -155,7 +155,9 @@ class Bench:
         speeds = await self._in_turn(
             {
                 "1,000": lambda: self._shallow(shallow, WORKERS),
-                f"{self.many:,}": lambda: ours.cycles(deep, jobs=self.jobs, workers=WORKERS),
+                f"{self.many:,}": lambda: comfyfleet_queue.cycles(
+                    deep, jobs=self.jobs, workers=WORKERS
+                ),
             }
         )
         few, many = (statistics.median(each) for each in speeds.values())
@@ -164,7 +166,7 @@ class Bench:
         table.add_row(f"{self.many:,}", f"{many:,.0f}", f"{many / few:.2f}", "≥ 0.7")
         console.print(table)
 
-    async def idle(self, database: Database) -> None:
+    async def idle_polls(self, database: Database) -> None:
         table = Table(
             "idle long polls over HTTP",
             "polls",
@@ -174,10 +176,10 @@ class Bench:
             "claims per job (target 1)",
             "ms per job",
         )
-        whole = min(self.polls, idle.WHOLE_POLLS_MAX)
+        whole = min(self.polls, idle_polls.WHOLE_POLLS_MAX)
         for name, polls in (("queue alone", self.polls), ("whole application", whole)):
-            await ours.empty(database)
-            facts = await idle.measured(database, polls, is_whole=name == "whole application")
+            await comfyfleet_queue.empty(database)
+            facts = await idle_polls.measured(database, polls, is_whole=name == "whole application")
             table.add_row(
                 name,
                 f"{facts['polls']:,.0f}",

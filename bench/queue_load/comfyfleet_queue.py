@@ -1,4 +1,4 @@
-"""Our queue at store level: 64 workers in one process that lease and complete, audit rows included."""
+"""Our queue at store level: 64 workers in one process that lease and complete, with audit rows."""
 
 import asyncio
 import time
@@ -71,7 +71,7 @@ async def prepare(url: str, rows: int) -> Database:
 
 
 async def _add_workers(tx: Tx, number: int) -> list[Waiter]:
-    """Real ones, with keys: each claim is held against the orders to them."""
+    """Real workers with keys, because each claim is checked against the orders to its worker."""
     for table in (worker_workflows, workers_table, workflow_fleets, fleets_table):
         await tx.execute(delete(table))
     now = utc_now()

@@ -1,4 +1,4 @@
-"""Everything on one machine: a stage on which a test starts, breaks and looks at processes."""
+"""A whole deployment on one machine, whose processes a test starts, kills and inspects."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ class EngineProcess:
     url: str
 
     def history(self) -> dict[str, Any]:
-        """Every prompt that it began to execute and has ended."""
+        """Every prompt that it started and that has ended."""
         found: dict[str, Any] = httpx.get(f"{self.url}/history").json()
         return found
 
@@ -41,7 +41,7 @@ class EngineProcess:
 
 @dataclass(frozen=True)
 class WorkerProcess:
-    """`metadata`: its own instance metadata service, through which it gets notices."""
+    """`metadata`: its own instance metadata service, which sends it notices."""
 
     worker_id: str
     process: Process
@@ -49,8 +49,8 @@ class WorkerProcess:
     metadata: MetadataServer
 
 
-class Stage:
-    """PostgreSQL and an upgraded schema are there from the start; the rest is started by the test."""
+class Deployment:
+    """PostgreSQL and the migrated schema are there from the start; the test starts the rest."""
 
     def __init__(
         self, folder: Path, environ: Mapping[str, str] | None = None, **settings: str
@@ -66,7 +66,7 @@ class Stage:
         self.postgres: PostgresProcess
         self.control: Process
 
-    async def __aenter__(self) -> "Stage":
+    async def __aenter__(self) -> "Deployment":
         self._stack.callback(self.admin.close)
         self.postgres = self._stack.enter_context(restartable_postgres())
         await self.postgres.create("central", "tenants")
@@ -83,13 +83,13 @@ class Stage:
             process.kill()
         self._stack.close()
         if error is not None:
-            self._tell()
+            self._print_logs()
 
     def at_end(self, act: Callable[[], object]) -> None:
         self._stack.callback(act)
 
-    def _tell(self) -> None:
-        """What everybody said last, beside the failed test."""
+    def _print_logs(self) -> None:
+        """Prints the end of every process's log beside the failed test."""
         for log in sorted({process.log for process in self._processes}):
             text = log.read_text(errors="replace")[-LOG_TAIL_CHARACTERS:]
             sys.stdout.write(f"\n--- {log.name}\n{text}")
@@ -123,19 +123,19 @@ class Stage:
         until(is_ready, seconds=READY_SECONDS_MAX, what=self.control.said)
 
     def start_engines(self, *names: str) -> list[EngineProcess]:
-        """All at once: each takes seconds to load what it needs."""
+        """All at once, because each takes seconds to start."""
         started = [
             self._start(
                 name, "engine", "--port", "0", "--data", str(self._folder / name), environ={}
             )
             for name in names
         ]
-        return [EngineProcess(each, each.hears(r"http://\S+:\d+")[0]) for each in started]
+        return [EngineProcess(each, each.wait_for_line(r"http://\S+:\d+")[0]) for each in started]
 
     def start_worker(
         self, worker_id: str, engine: EngineProcess, *, fleet: str, secret: str
     ) -> WorkerProcess:
-        """A worker of that name whose state is kept: started again, it goes on as itself."""
+        """A worker of that name whose state is kept: a restarted one continues."""
         metadata = self._stack.enter_context(serving_metadata())
         environ = {
             "COMFYFLEET_FLEET_SECRET": secret,
@@ -155,6 +155,6 @@ class Stage:
         self.postgres.start()
 
     def restart_control(self) -> None:
-        """Killed, not asked."""
+        """Kills it, without a shutdown."""
         self.control.kill()
         self.start_control()
