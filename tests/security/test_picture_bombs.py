@@ -10,11 +10,12 @@ from pathlib import Path
 import PIL.Image
 import pytest
 
-from comfyfleet.engine.file_routes import alpha_only
+from comfyfleet.engine.node import require_small
 from comfyfleet.engine.nodes.files import load_picture
 from comfyfleet.errors import LimitExceeded
 from comfyfleet.media import measure_picture
 from comfyfleet.protocol.payloads import UnforeseenInput
+from comfyfleet.protocol.pictures import alpha_only
 
 MEMORY_MIB_MAX = 300
 
@@ -44,7 +45,7 @@ def test_a_bomb_is_refused_before_it_is_decoded(path: Path) -> None:
     with pytest.raises(LimitExceeded, match="10000x10000"):
         load_picture(path)
     with pytest.raises(UnforeseenInput, match="10000x10000"):
-        alpha_only(path)
+        alpha_only(path, require_small)
 
 
 def test_refusing_it_takes_little_memory(path: Path) -> None:

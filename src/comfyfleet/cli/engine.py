@@ -170,11 +170,11 @@ def engine(
 
 def _serve(host: str, port: int, data: Path | None, context: CliContext, *, pace: bool) -> None:
     # Here, so that help and the other commands do without numpy and its friends.
-    from comfyfleet.engine.info_routes import COMFYUI_VERSION
     from comfyfleet.engine.node import limit_memory, limits_of
     from comfyfleet.engine.nodes import registry
     from comfyfleet.engine.nodes.diagnostics import with_cpu_pace
     from comfyfleet.engine.serve import listen, serve, url_of
+    from comfyfleet.protocol.server_info import COMFYUI_VERSION
 
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(host, port))

@@ -1,125 +1,56 @@
 """Routes for files: uploads, views of the three folders (whole or in ranges), and previews of pictures."""
 
 import asyncio
-import json
-import mimetypes
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from email.utils import formatdate, parsedate_to_datetime
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
-from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeVar, get_args
+from typing import BinaryIO, Protocol, get_args
 
-import PIL.Image
-from PIL.PngImagePlugin import PngImageFile, PngInfo
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import FormData, UploadFile
+from starlette.datastructures import FormData
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from comfyfleet.engine.engine import Engine
 from comfyfleet.engine.node import FolderName, Folders, require_small
-from comfyfleet.errors import InvalidInput, LimitExceeded
-from comfyfleet.media import measure_picture
+from comfyfleet.protocol.files import (
+    FileReply,
+    FileStamp,
+    OutsideFolder,
+    ViewedFile,
+    ViewRefused,
+    disposition_of,
+    file_headers,
+    numbered_name,
+    parse_original,
+    parse_upload,
+    parse_view,
+    plan_reply,
+)
 from comfyfleet.protocol.http import Route, empty_reply, json_reply, open_form
 from comfyfleet.protocol.payloads import UnforeseenInput
-from comfyfleet.transport.ranges import ByteRange, file_etag, names_etag, select_range
+from comfyfleet.protocol.pictures import put_mask, shown_picture
 
 CHUNK_BYTES = 256 * 1024
-NANOSECONDS = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class FileStamp:
-    """Identifies one state of a file."""
-
-    size: int
-    modified_ns: int
-
-    @property
-    def etag(self) -> str:
-        return file_etag(self.size, self.modified_ns)
-
-    @property
-    def modified(self) -> int:
-        return self.modified_ns // NANOSECONDS
-
-
-def plan_reply(headers: Mapping[str, str], stamp: FileStamp) -> ByteRange:
-    """Evaluates the preconditions first, then the range."""
-    if (status := _precondition(headers, stamp)) is not None:
-        return ByteRange(status)
-    wanted = headers.get("range")
-    if wanted is None or not _range_still_holds(headers, stamp):
-        return ByteRange(200, 0, stamp.size)
-    return select_range(wanted, stamp.size, is_strict=True)
-
-
-def _precondition(headers: Mapping[str, str], stamp: FileStamp) -> int | None:
-    if "if-match" in headers:
-        if not names_etag(headers["if-match"], stamp.etag):
-            return 412
-    elif (before := _date(headers, "if-unmodified-since")) and stamp.modified > before:
-        return 412
-    if "if-none-match" in headers:
-        return 304 if names_etag(headers["if-none-match"], stamp.etag) else None
-    since = _date(headers, "if-modified-since")
-    return 304 if since is not None and stamp.modified <= since else None
-
-
-def _range_still_holds(headers: Mapping[str, str], stamp: FileStamp) -> bool:
-    date = _date(headers, "if-range")
-    return date is None or stamp.modified <= date
-
-
-def _date(headers: Mapping[str, str], name: str) -> float | None:
-    try:
-        return parsedate_to_datetime(headers[name]).timestamp()
-    except (KeyError, ValueError):
-        return None
-
-
-class FileReply(Response):
+def path_reply(path: Path, request: Request, headers: dict[str, str]) -> FileReply:
     """Streams a file from disk."""
+    found = path.stat()
+    stamp = FileStamp(found.st_size, found.st_mtime_ns)
+    plan = plan_reply(request.headers, stamp)
+    has_body = request.method != "HEAD" and plan.length > 0
+    chunks = _chunks(path, plan.start, plan.length) if has_body else None
+    return FileReply(plan, stamp, headers, chunks)
 
-    def __init__(
-        self, path: Path, request_headers: Mapping[str, str], headers: Mapping[str, str]
-    ) -> None:
-        found = path.stat()
-        stamp = FileStamp(found.st_size, found.st_mtime_ns)
-        self._path = path
-        self._plan = plan_reply(request_headers, stamp)
-        super().__init__(b"", self._plan.status, dict(headers))
-        self.headers["content-length"] = str(self._plan.length)
-        self._describe(stamp)
 
-    def _describe(self, stamp: FileStamp) -> None:
-        status = self._plan.status
-        if status in (200, 206, 304):
-            self.headers["etag"] = stamp.etag
-            self.headers["last-modified"] = formatdate(stamp.modified, usegmt=True)
-        if status in (200, 206):
-            self.headers["accept-ranges"] = "bytes"
-        self.headers.update(self._plan.headers(stamp.size))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send(
-            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        )
-        if scope["method"] != "HEAD" and self._plan.length:
-            await self._send_bytes(send)
-        await send({"type": "http.response.body", "body": b""})
-
-    async def _send_bytes(self, send: Send) -> None:
-        with self._path.open("rb") as file:
-            file.seek(self._plan.start)
-            left = self._plan.length
-            while left > 0 and (chunk := await _read(file.fileno(), min(left, CHUNK_BYTES))):
-                left -= len(chunk)
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+async def _chunks(path: Path, start: int, left: int) -> AsyncIterator[bytes]:
+    with path.open("rb") as file:
+        file.seek(start)
+        while left > 0 and (chunk := await _read(file.fileno(), min(left, CHUNK_BYTES))):
+            left -= len(chunk)
+            yield chunk
 
 
 async def _read(descriptor: int, size: int) -> bytes:
@@ -136,10 +67,6 @@ class SaveUpload(Protocol):
     """Writes an upload to its path."""
 
     def __call__(self, upload: BinaryIO, path: Path) -> None: ...
-
-
-class OutsideFolder(InvalidInput):
-    code = "outside_folder"
 
 
 def upload_path(folder: Path, subfolder: str, name: str) -> Path:
@@ -178,18 +105,13 @@ def _free_name(
     """A name that is free, or None if a file with the same bytes has it and nothing must be written."""
     if overwrite:
         return name, path, False
-    stem, extension = os.path.splitext(name)
     number, candidate = 0, path
     while candidate.exists():
         if _same_bytes(upload, candidate):
-            return _numbered(stem, number, extension), candidate, True
+            return numbered_name(name, number), candidate, True
         number += 1
-        candidate = path.parent / os.path.basename(_numbered(stem, number, extension))
-    return _numbered(stem, number, extension), candidate, False
-
-
-def _numbered(stem: str, number: int, extension: str) -> str:
-    return f"{stem} ({number}){extension}" if number else f"{stem}{extension}"
+        candidate = path.parent / os.path.basename(numbered_name(name, number))
+    return numbered_name(name, number), candidate, False
 
 
 def _same_bytes(upload: BinaryIO, path: Path) -> bool:
@@ -206,95 +128,6 @@ def _same_bytes(upload: BinaryIO, path: Path) -> bool:
     return False
 
 
-T = TypeVar("T")
-
-PREVIEW_QUALITY = 90
-MASK_COMPRESSION = 4
-
-
-def picture_preview(path: Path, wanted: str, channel: str) -> tuple[bytes, str]:
-    """Encodes `webp;90` or `jpeg;q`; any other format is webp. Returns the bytes and the content type."""
-    kind, _, _ = wanted.partition(";")
-    if kind not in ("webp", "jpeg") or "a" in channel:
-        kind = "webp"
-    last = wanted.split(";")[-1]
-    quality = int(last) if last.isdecimal() else PREVIEW_QUALITY
-
-    def encode(picture: PIL.Image.Image) -> bytes:
-        flat = kind == "jpeg" or channel == "rgb"
-        shown = picture.convert("RGB") if flat else picture
-        buffer = BytesIO()
-        shown.save(buffer, format=kind, quality=quality)
-        return buffer.getvalue()
-
-    return _with_picture(path, encode), f"image/{kind}"
-
-
-def without_alpha(path: Path) -> bytes:
-    return _with_picture(path, lambda picture: _png(picture.convert("RGB")))
-
-
-def alpha_only(path: Path) -> bytes:
-    """A black picture with the alpha of the original; without alpha it is opaque."""
-
-    def encode(picture: PIL.Image.Image) -> bytes:
-        opaque = PIL.Image.new("L", picture.size, 255)
-        alpha = picture.getchannel("A") if picture.mode == "RGBA" else opaque
-        shown = PIL.Image.new("RGBA", picture.size)
-        shown.putalpha(alpha)
-        return _png(shown)
-
-    return _with_picture(path, encode)
-
-
-def put_mask(mask: BinaryIO, original: Path, path: Path) -> None:
-    """Writes the original with the alpha of the mask, keeping its text metadata."""
-
-    def combine(picture: PIL.Image.Image) -> None:
-        texts = PngInfo()
-        for key, value in picture.text.items() if isinstance(picture, PngImageFile) else ():
-            texts.add_text(key, value)
-        combined = picture.convert("RGBA")
-        with PIL.Image.open(mask) as shape:
-            require_small(shape.size)
-            combined.putalpha(shape.convert("RGBA").getchannel("A"))
-        combined.save(path, compress_level=MASK_COMPRESSION, pnginfo=texts)
-
-    _with_picture(original, combine)
-
-
-def _png(picture: PIL.Image.Image) -> bytes:
-    buffer = BytesIO()
-    picture.save(buffer, format="PNG")
-    return buffer.getvalue()
-
-
-def _with_picture(path: Path, use: Callable[[PIL.Image.Image], T]) -> T:
-    try:
-        require_small(measure_picture(path))
-        with PIL.Image.open(path) as picture:
-            require_small(picture.size)
-            return use(picture)
-    except (LimitExceeded, OSError, ValueError, SyntaxError, KeyError) as error:
-        raise UnforeseenInput(f"{path.name} can't be shown as a picture: {error}") from error
-
-
-FOLDERS: tuple[FolderName, ...] = get_args(FolderName)
-
-# Types that a browser would run or render: they are downloaded instead.
-ACTIVE_TYPES = frozenset(
-    {
-        "application/ecmascript",
-        "application/javascript",
-        "application/x-javascript",
-        "message/rfc822",
-        "text/css",
-        "text/html",
-        "text/javascript",
-    }
-)
-
-
 async def post_image(engine: Engine, request: Request) -> Response:
     async with open_form(request) as form:
         return await _store(engine.folders, form, save_bytes)
@@ -306,81 +139,55 @@ async def post_mask(engine: Engine, request: Request) -> Response:
 
 
 async def _store(folders: Folders, form: FormData, save: SaveUpload) -> Response:
-    folder = _folder_named(form.get("type", "input"))
-    image = form.get("image")
-    if not image:
+    upload = parse_upload(form)
+    if upload is None:
         return empty_reply(400)
-    if not isinstance(image, UploadFile) or not image.filename:
-        raise UnforeseenInput("image is no file with a name")
-    subfolder = str(form.get("subfolder", ""))
     store = partial(
         store_upload,
-        image.file,
-        folders.of(folder),
-        subfolder=subfolder,
-        name=image.filename,
-        overwrite=form.get("overwrite") in ("true", "1"),
+        upload.image.file,
+        folders.of(_folder_named(upload.folder)),
+        subfolder=upload.subfolder,
+        name=upload.name,
+        overwrite=upload.overwrites,
         save=save,
     )
     try:
         name = await run_in_threadpool(store)
     except OutsideFolder:
         return empty_reply(400)
-    return json_reply({"name": name, "subfolder": subfolder, "type": folder})
+    return json_reply({"name": name, "subfolder": upload.subfolder, "type": upload.folder})
 
 
-def _folder_named(name: object) -> FolderName:
-    for folder in FOLDERS:
-        if folder == name:
-            return folder
-    raise UnforeseenInput(f"there is no folder of type {name!r}")
+def _folder_named(name: str) -> FolderName:
+    return next(folder for folder in get_args(FolderName) if folder == name)
 
 
 def save_mask(folders: Folders, form: FormData, upload: BinaryIO, path: Path) -> None:
     """Without the original it writes nothing and raises nothing, as ComfyUI does."""
-    original = _find_original(folders, form.get("original_ref"))
+    original = _find_original(folders, form)
     if original is not None and original.is_file():
-        put_mask(upload, original, path)
+        put_mask(upload, original, path, require_small)
 
 
-def _find_original(folders: Folders, reference: object) -> Path | None:
+def _find_original(folders: Folders, form: FormData) -> Path | None:
+    viewed = parse_original(form)
     try:
-        named: dict[str, str] = json.loads(reference if isinstance(reference, str) else "")
-        query = {key: value for key, value in named.items() if isinstance(value, str)}
-        parent, name = resolve_view(folders, query)
-    except (ValueError, TypeError, KeyError) as error:
-        raise UnforeseenInput("original_ref must name a file") from error
+        return None if viewed is None else _parent(folders, viewed) / viewed.name
     except ViewRefused:
         return None
-    return parent / name
-
-
-class ViewRefused(Exception):
-    """A file that may not be viewed, with the HTTP status."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(status)
-        self.status = status
 
 
 def resolve_view(folders: Folders, query: Mapping[str, str]) -> tuple[Path, str]:
     """The folder and name for `filename`, `type` and `subfolder`; they need not exist."""
-    name, folder = _split_annotation(query["filename"], query.get("type", "output"))
-    if not name or name.startswith("/") or ".." in name or folder not in FOLDERS:
-        raise ViewRefused(400)
+    viewed = parse_view(query)
+    return _parent(folders, viewed), viewed.base
+
+
+def _parent(folders: Folders, viewed: ViewedFile) -> Path:
     try:
-        parent = upload_path(folders.of(_folder_named(folder)), query.get("subfolder", ""), "")
+        return upload_path(folders.of(_folder_named(viewed.folder)), viewed.subfolder, "")
     except OutsideFolder as error:
         raise ViewRefused(403) from error
-    return parent, name
-
-
-def _split_annotation(name: str, folder: str) -> tuple[str, str]:
-    """Splits `a.png [temp]` into name and folder, without the space before the bracket."""
-    for known in FOLDERS:
-        if name.endswith(f"[{known}]"):
-            return name[: -len(known) - 3], known
-    return name, folder
 
 
 async def get_view(engine: Engine, request: Request) -> Response:
@@ -391,8 +198,7 @@ async def get_view(engine: Engine, request: Request) -> Response:
         parent, name = resolve_view(engine.folders, query)
     except ViewRefused as refused:
         return empty_reply(refused.status)
-    # A path in the name does not count; `subfolder` is for that.
-    path = parent / os.path.basename(name)
+    path = parent / name
     if not _is_file(path):
         return empty_reply(404)
     return await reply_with_file(path, query, request)
@@ -405,41 +211,14 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-async def reply_with_file(path: Path, query: dict[str, str], request: Request) -> Response:
-    channel = query.get("channel", "rgba")
-    if "preview" in query:
-        wanted = query["preview"], query.get("channel", "")
-        content, kind = await run_in_threadpool(picture_preview, path, *wanted)
-    elif channel == "rgb":
-        content, kind = await run_in_threadpool(without_alpha, path), "image/png"
-    elif channel == "a":
-        content, kind = await run_in_threadpool(alpha_only, path), "image/png"
-    else:
-        return FileReply(path, request.headers, file_headers(path.name))
-    headers = {"content-type": kind, "content-disposition": _disposition(path.name)}
+async def reply_with_file(path: Path, query: Mapping[str, str], request: Request) -> Response:
+    wanted = query.get("preview"), query.get("channel")
+    shown = await run_in_threadpool(shown_picture, path, *wanted, require_small)
+    if shown is None:
+        return path_reply(path, request, file_headers(path.name))
+    content, kind = shown
+    headers = {"content-type": kind, "content-disposition": disposition_of(path.name)}
     return Response(content, headers=headers)
-
-
-def file_headers(name: str) -> dict[str, str]:
-    kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
-    disposition = _disposition(name)
-    if _is_active(kind):
-        kind, disposition = "application/octet-stream", f"attachment; {disposition}"
-    return {
-        "content-type": kind,
-        "content-disposition": disposition,
-        "x-content-type-options": "nosniff",
-    }
-
-
-def _disposition(name: str) -> str:
-    quoted = name.replace("\\", "\\\\").replace('"', '\\"')
-    # Headers go out as Latin-1; ComfyUI's have names in UTF-8.
-    return f'filename="{quoted}"'.encode().decode("latin-1")
-
-
-def _is_active(kind: str) -> bool:
-    return kind in ACTIVE_TYPES or kind.endswith(("+xml", "/xml"))
 
 
 ROUTES = (

@@ -5,26 +5,19 @@ workflows."""
 import json
 import os
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import unquote
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from comfyfleet.engine.engine import Engine
-from comfyfleet.engine.file_routes import (
-    FOLDERS,
-    FileReply,
-    OutsideFolder,
-    file_headers,
-    upload_path,
-)
+from comfyfleet.engine.file_routes import path_reply, upload_path
+from comfyfleet.engine.node import FolderName
+from comfyfleet.protocol.files import OutsideFolder, file_headers
 from comfyfleet.protocol.http import (
-    BODY_BYTES_MAX,
-    Handler,
     Route,
     empty_reply,
     json_reply,
@@ -32,57 +25,16 @@ from comfyfleet.protocol.http import (
     text_reply,
 )
 from comfyfleet.protocol.payloads import MalformedBody
-
-COMFYUI_VERSION = "0.28.0"
-
-FEATURES: Mapping[str, Any] = {
-    "supports_preview_metadata": True,
-    "supports_model_type_tags": True,
-    "max_upload_size": BODY_BYTES_MAX,
-    "extension": {"manager": {"supports_v4": True}},
-    "node_replacements": True,
-    "assets": False,
-}
-
-MODEL_FOLDERS = (
-    "checkpoints",
-    "configs",
-    "loras",
-    "vae",
-    "text_encoders",
-    "diffusion_models",
-    "clip_vision",
-    "style_models",
-    "embeddings",
-    "diffusers",
-    "vae_approx",
-    "controlnet",
-    "gligen",
-    "upscale_models",
-    "latent_upscale_models",
-    "custom_nodes",
-    "hypernetworks",
-    "photomaker",
-    "classifiers",
-    "model_patches",
-    "audio_encoders",
-    "background_removal",
-    "frame_interpolation",
-    "geometry_estimation",
-    "optical_flow",
-    "detection",
+from comfyfleet.protocol.server_info import (
+    ALONE,
+    FEATURES,
+    LOG_ROUTES,
+    MODEL_FOLDERS,
+    MODEL_FOLDERS_DESCRIBED,
+    constant_reply,
+    describe_system,
+    not_found,
 )
-
-# Packages that a ComfyUI names in its system statistics; none of them is part of the engine.
-PACKAGES = (
-    "comfyui-frontend-package",
-    "comfyui-workflow-templates",
-    "comfyui-embedded-docs",
-    "comfy-kitchen",
-    "comfy-aimdo",
-)
-NOT_INSTALLED = "0.0.0"
-
 
 PAGE = (
     "<!doctype html><title>comfyfleet engine</title>"
@@ -114,28 +66,8 @@ async def get_system_stats(engine: Engine, request: Request) -> Response:
         "torch_vram_total": total,
         "torch_vram_free": free,
     }
-    return json_reply({"system": _system(total, free), "devices": [{**device, **figures}]})
-
-
-def _system(ram_total: int, ram_free: int) -> dict[str, Any]:
-    packages = [
-        {"name": name, "installed": NOT_INSTALLED, "required": NOT_INSTALLED} for name in PACKAGES
-    ]
-    return {
-        "os": sys.platform,
-        "ram_total": ram_total,
-        "ram_free": ram_free,
-        "comfyui_version": COMFYUI_VERSION,
-        "required_frontend_version": NOT_INSTALLED,
-        "installed_templates_version": NOT_INSTALLED,
-        "required_templates_version": NOT_INSTALLED,
-        "comfy_package_versions": packages,
-        "python_version": sys.version,
-        "pytorch_version": NOT_INSTALLED,
-        "embedded_python": False,
-        "deploy_environment": "local-git",
-        "argv": ["comfyfleet engine"],
-    }
+    system = describe_system(["comfyfleet engine"], total, free)
+    return json_reply({"system": system, "devices": [{**device, **figures}]})
 
 
 def _memory_bytes() -> tuple[int, int]:
@@ -163,21 +95,6 @@ async def get_metadata(engine: Engine, request: Request) -> Response:
     return empty_reply(404)
 
 
-def constant_reply(body: Any) -> Handler[Any]:
-    """A handler that always returns this body, for things that this server does not have."""
-
-    async def answer(engine: Engine, request: Request) -> Response:
-        return json_reply(body)
-
-    return answer
-
-
-_MODEL_FOLDERS_DESCRIBED = [
-    {"name": name, "folders": [], "extensions": []}
-    for name in MODEL_FOLDERS
-    if name not in ("configs", "custom_nodes")
-]
-
 INFO_ROUTES = (
     Route("GET", "/", get_root),
     Route("GET", "/object_info", get_object_info),
@@ -187,7 +104,7 @@ INFO_ROUTES = (
     Route("GET", "/embeddings", constant_reply([])),
     Route("GET", "/models", constant_reply(MODEL_FOLDERS)),
     Route("GET", "/models/{folder}", get_models_in),
-    Route("GET", "/experiment/models", constant_reply(_MODEL_FOLDERS_DESCRIBED)),
+    Route("GET", "/experiment/models", constant_reply(MODEL_FOLDERS_DESCRIBED)),
     Route("GET", "/experiment/models/{folder}", get_models_in),
     Route("GET", "/view_metadata/{folder}", get_metadata),
     Route("GET", "/extensions", constant_reply([])),
@@ -199,33 +116,13 @@ INFO_ROUTES = (
 )
 
 
-TERMINAL_COLUMNS, TERMINAL_ROWS = 80, 24
-ALONE = ("",)
-
-
-async def get_logs(engine: Engine, request: Request) -> Response:
-    return json_reply("")
-
-
-async def get_raw_logs(engine: Engine, request: Request) -> Response:
-    size = {"cols": TERMINAL_COLUMNS, "rows": TERMINAL_ROWS}
-    return json_reply({"entries": [], "size": size})
-
-
-async def subscribe_logs(engine: Engine, request: Request) -> Response:
-    body = await read_json(request)
-    if not isinstance(body, dict) or not {"clientId", "enabled"} <= body.keys():
-        raise MalformedBody("clientId and enabled are expected")
-    return empty_reply()
-
-
 async def get_folder_paths(engine: Engine, request: Request) -> Response:
     return json_reply({name: [] for name in MODEL_FOLDERS})
 
 
 async def get_files(engine: Engine, request: Request) -> Response:
     kind = request.path_params["kind"]
-    for folder in FOLDERS:
+    for folder in get_args(FolderName):
         if folder == kind:
             names = _newest_first(engine.folders.of(folder))
             return json_reply([f"{name} [{kind}]" for name in names])
@@ -238,14 +135,8 @@ def _newest_first(folder: Path) -> list[str]:
         return [e.name for e in sorted(files, key=lambda entry: -entry.stat().st_mtime)]
 
 
-async def not_found(engine: Engine, request: Request) -> Response:
-    return text_reply("404: Not Found", 404)
-
-
 INTERNAL_ROUTES = (
-    Route("GET", "/internal/logs", get_logs, ALONE),
-    Route("GET", "/internal/logs/raw", get_raw_logs, ALONE),
-    Route("PATCH", "/internal/logs/subscribe", subscribe_logs, ALONE),
+    *LOG_ROUTES,
     Route("GET", "/internal/folder_paths", get_folder_paths, ALONE),
     Route("GET", "/internal/files/{kind}", get_files, ALONE),
     Route("GET", "/internal/{rest:path}", not_found, ALONE),
@@ -363,7 +254,7 @@ async def get_file(engine: Engine, request: Request) -> Response:
         return empty_reply(404)
     # Whatever it is, it is not for showing in the editor's own origin.
     headers = {**file_headers(path.name), "content-disposition": "attachment"}
-    return FileReply(path, request.headers, headers)
+    return path_reply(path, request, headers)
 
 
 async def post_file(engine: Engine, request: Request) -> Response:

@@ -13,7 +13,6 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from comfyfleet.engine.engine import Engine
-from comfyfleet.engine.info_routes import FEATURES
 from comfyfleet.protocol import sockets
 from comfyfleet.protocol.http import Route, empty_reply, json_reply, read_json
 from comfyfleet.protocol.payloads import (
@@ -27,6 +26,7 @@ from comfyfleet.protocol.payloads import (
     read_query,
     waiting_job,
 )
+from comfyfleet.protocol.server_info import FEATURES
 from comfyfleet.protocol.sockets import Socket
 
 

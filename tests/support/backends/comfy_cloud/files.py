@@ -17,14 +17,13 @@ from starlette.responses import Response
 from tests.support.backends.comfy_cloud.cloud import CloudAccount, StandInCloud
 
 from comfyfleet.engine.file_routes import (
-    FileReply,
-    ViewRefused,
-    file_headers,
+    path_reply,
     reply_with_file,
     resolve_view,
     save_bytes,
     save_mask,
 )
+from comfyfleet.protocol.files import ViewRefused, file_headers
 from comfyfleet.protocol.http import json_reply, open_form
 from comfyfleet.protocol.payloads import UnforeseenInput
 
@@ -99,7 +98,7 @@ async def get_view(cloud: StandInCloud, account: CloudAccount, request: Request)
         parent, name = resolve_view(cloud.engine.folders, query)
     except ViewRefused:
         return refusal(400, "BAD_REQUEST", "no such place")
-    path = parent / os.path.basename(name)
+    path = parent / name
     if not path.is_file():
         return refusal(404, "NOT_FOUND", "no such file")
     if query.get("channel"):
@@ -126,4 +125,4 @@ async def get_stored(cloud: StandInCloud, request: Request) -> Response:
     path = cloud.engine.data.root / kind / name
     if not path.is_file():
         return Response(status_code=404)
-    return FileReply(path, request.headers, file_headers(path.name))
+    return path_reply(path, request, file_headers(path.name))

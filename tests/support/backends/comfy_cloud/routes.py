@@ -23,7 +23,6 @@ from tests.support.backends.comfy_cloud.files import refusal
 
 from comfyfleet.engine import info_routes
 from comfyfleet.engine.engine import Engine
-from comfyfleet.engine.info_routes import FEATURES
 from comfyfleet.engine.prompt_routes import pump_socket, send_greeting
 from comfyfleet.engine.serve import Served, serve_in_thread
 from comfyfleet.errors import FleetError
@@ -36,6 +35,7 @@ from comfyfleet.protocol.payloads import (
     UnforeseenInput,
     read_statuses,
 )
+from comfyfleet.protocol.server_info import FEATURES, constant_reply
 
 LIMIT_DEFAULT, LIMIT_MAX = 100, 1000
 STATUSES: dict[type[FleetError], int] = {
@@ -247,7 +247,7 @@ ROUTES: tuple[Route[StandInCloud], ...] = (
     route("GET", "/api/object_info", of_engine(info_routes.get_object_info)),
     route("GET", "/api/object_info/{node_class}", of_engine(info_routes.get_object_info_of)),
     route("GET", "/api/user", get_user),
-    Route("GET", "/api/features", info_routes.constant_reply(FEATURES), ("",)),
+    Route("GET", "/api/features", constant_reply(FEATURES), ("",)),
     Route("GET", "/api/system_stats", get_system_stats, ("",)),
     Route("GET", "/storage/{kind}/{name:path}", files.get_stored, ("",)),
 )

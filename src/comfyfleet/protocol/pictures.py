@@ -1,0 +1,100 @@
+"""Pictures as /view shows them: previews, single channels; and masks put into them. Needs Pillow, and blocks."""
+
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+import PIL.Image
+from PIL.PngImagePlugin import PngImageFile, PngInfo
+
+from comfyfleet.errors import LimitExceeded
+from comfyfleet.media import Size, measure_picture
+from comfyfleet.protocol.payloads import UnforeseenInput
+
+T = TypeVar("T")
+# Refuses a size that is too large, before anything is decoded.
+CheckSize = Callable[[Size | None], None]
+
+PREVIEW_QUALITY = 90
+MASK_COMPRESSION = 4
+
+
+def shown_picture(
+    path: Path, preview: str | None, channel: str | None, check: CheckSize
+) -> tuple[bytes, str] | None:
+    """The bytes and their content type; None: the file itself is wanted."""
+    if preview is not None:
+        return picture_preview(path, preview, channel or "", check)
+    if channel == "rgb":
+        return without_alpha(path, check), "image/png"
+    if channel == "a":
+        return alpha_only(path, check), "image/png"
+    return None
+
+
+def picture_preview(path: Path, wanted: str, channel: str, check: CheckSize) -> tuple[bytes, str]:
+    """Encodes `webp;90` or `jpeg;q`; any other format is webp. Returns the bytes and the content type."""
+    kind, _, _ = wanted.partition(";")
+    if kind not in ("webp", "jpeg") or "a" in channel:
+        kind = "webp"
+    last = wanted.split(";")[-1]
+    quality = int(last) if last.isdecimal() else PREVIEW_QUALITY
+
+    def encode(picture: PIL.Image.Image) -> bytes:
+        flat = kind == "jpeg" or channel == "rgb"
+        shown = picture.convert("RGB") if flat else picture
+        buffer = BytesIO()
+        shown.save(buffer, format=kind, quality=quality)
+        return buffer.getvalue()
+
+    return _with_picture(path, encode, check), f"image/{kind}"
+
+
+def without_alpha(path: Path, check: CheckSize) -> bytes:
+    return _with_picture(path, lambda picture: _png(picture.convert("RGB")), check)
+
+
+def alpha_only(path: Path, check: CheckSize) -> bytes:
+    """A black picture with the alpha of the original; without alpha it is opaque."""
+
+    def encode(picture: PIL.Image.Image) -> bytes:
+        opaque = PIL.Image.new("L", picture.size, 255)
+        alpha = picture.getchannel("A") if picture.mode == "RGBA" else opaque
+        shown = PIL.Image.new("RGBA", picture.size)
+        shown.putalpha(alpha)
+        return _png(shown)
+
+    return _with_picture(path, encode, check)
+
+
+def put_mask(mask: BinaryIO, original: Path, path: Path, check: CheckSize) -> None:
+    """Writes the original with the alpha of the mask, keeping its text metadata."""
+
+    def combine(picture: PIL.Image.Image) -> None:
+        texts = PngInfo()
+        for key, value in picture.text.items() if isinstance(picture, PngImageFile) else ():
+            texts.add_text(key, value)
+        combined = picture.convert("RGBA")
+        with PIL.Image.open(mask) as shape:
+            check(shape.size)
+            combined.putalpha(shape.convert("RGBA").getchannel("A"))
+        combined.save(path, compress_level=MASK_COMPRESSION, pnginfo=texts)
+
+    _with_picture(original, combine, check)
+
+
+def _png(picture: PIL.Image.Image) -> bytes:
+    buffer = BytesIO()
+    picture.save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def _with_picture(path: Path, use: Callable[[PIL.Image.Image], T], check: CheckSize) -> T:
+    try:
+        check(measure_picture(path))
+        with PIL.Image.open(path) as picture:
+            check(picture.size)
+            return use(picture)
+    except (LimitExceeded, OSError, ValueError, SyntaxError, KeyError) as error:
+        raise UnforeseenInput(f"{path.name} can't be shown as a picture: {error}") from error
