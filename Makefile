@@ -66,6 +66,7 @@ bench:  ## Measure, against named peers
 	$(BIN)/python bench/affinity.py
 	$(BIN)/python bench/submit.py
 	$(BIN)/python bench/service.py --processes 1,2
+	$(BIN)/python bench/gateway.py
 	$(BIN)/python bench/idle.py
 	$(BIN)/python bench/graphs.py
 	$(BIN)/python bench/maintenance.py

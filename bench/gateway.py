@@ -1,0 +1,236 @@
+"""What the gateway costs a ComfyUI client: the same 20 ms prompts, direct to engines and through the fleet.
+
+Engines, control plane (`comfyfleet up` on SQLite) and workers are processes of their own, one worker for each engine.
+
+Latency: one client, one prompt at a time, direct and through the gateway by turns, to the same engine: from
+POST /prompt to its last message on the websocket. Throughput: all prompts are in flight at once, spread by hand
+over the engines or sent to the gateway, by turns.
+
+`--quick`: fewer prompts, and no verdict on figures that need the whole run.
+"""
+
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from websockets.asyncio.client import ClientConnection, connect
+
+from overhead import is_last, prompt
+from support import ADMIN_KEY, COMFYFLEET, exit_on_sigterm, first_url, free_port, process, wait_for
+
+ENGINES = 4
+OVERHEAD_MS_MAX = 25.0
+THROUGHPUT_MIN = 0.95
+# Prompts that are sent and not counted: caches, connections and statements are made.
+WARM_UP = 10
+SENDERS = 8
+PROMPT_SECONDS_MAX = 300.0
+FLEET = "default"
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Load:
+    latency_prompts: int
+    flood_prompts: int
+    rounds: int
+
+
+WHOLE = Load(latency_prompts=200, flood_prompts=500, rounds=3)
+QUICK = Load(latency_prompts=30, flood_prompts=60, rounds=1)
+
+
+@dataclass(frozen=True)
+class Servers:
+    gateway: str
+    engines: Sequence[str]
+    pids: Mapping[str, Sequence[int]]  # by part
+
+    def cpu_seconds(self) -> dict[str, float]:
+        return {part: sum(map(cpu_seconds, pids)) for part, pids in self.pids.items()}
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
+
+
+@contextmanager
+def servers(folder: Path, count: int) -> Iterator[Servers]:
+    with ExitStack() as stack:
+        engines = [
+            stack.enter_context(process(COMFYFLEET, "engine", "--port", "0")) for _ in range(count)
+        ]
+        urls = [first_url(each) for each in engines]
+        port = str(free_port())
+        up = (COMFYFLEET, "up", "--no-worker", "--port", port, "--data", folder / "plane")
+        plane = stack.enter_context(process(*up, COMFYFLEET_ADMIN_KEY=ADMIN_KEY))
+        gateway = f"http://127.0.0.1:{port}"
+        wait_for((folder / "plane" / "fleet.secret").exists)
+        secret = (folder / "plane" / "fleet.secret").read_text().strip()
+        environ = {"COMFYFLEET_FLEET_SECRET": secret, "AWS_EC2_METADATA_DISABLED": "true"}
+        workers = [
+            stack.enter_context(
+                process(
+                    *(COMFYFLEET, "worker", "--control", gateway, "--fleet", FLEET),
+                    *("--backend", url, "--worker-id", f"worker-{number}"),
+                    *("--state", folder / f"worker-{number}", "--log-level", "error"),
+                    **environ,
+                )
+            )
+            for number, url in enumerate(urls)
+        ]
+        wait_for(lambda: workers_online(gateway) == count)
+        parts = {"control plane": [plane], "workers": workers, "engines": engines}
+        yield Servers(gateway, urls, {name: [p.pid for p in own] for name, own in parts.items()})
+
+
+def workers_online(gateway: str) -> int:
+    """Those whose node types are known."""
+    headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
+    try:
+        listed = httpx.get(f"{gateway}/api/admin/workers", headers=headers, timeout=10).json()
+        offered = httpx.get(f"{gateway}/object_info", timeout=10).json()
+    except httpx.TransportError:
+        return 0
+    return len(listed["workers"]) if offered else 0
+
+
+class Client:
+    """One websocket, and connections for prompts."""
+
+    def __init__(self, http: httpx.AsyncClient, socket: ClientConnection, client_id: str) -> None:
+        self._http = http
+        self._socket = socket
+        self._client_id = client_id
+
+    async def post(self) -> str:
+        prompt_id = str(uuid.uuid4())
+        body = {"prompt": prompt(), "prompt_id": prompt_id, "client_id": self._client_id}
+        (await self._http.post("/prompt", json=body)).raise_for_status()
+        return prompt_id
+
+    async def run(self) -> float:
+        """Returns the seconds from POST to the last message."""
+        started = time.perf_counter()
+        await self.wait_for([await self.post()])
+        return time.perf_counter() - started
+
+    async def wait_for(self, prompt_ids: Sequence[str]) -> None:
+        left = set(prompt_ids)
+        async with asyncio.timeout(PROMPT_SECONDS_MAX):
+            while left:
+                message = json.loads(await self._socket.recv())
+                left -= {each for each in left if is_last(message, each)} if _ends(message) else set()
+
+    async def flood(self, count: int) -> None:
+        """All are sent as fast as they are taken, while ends are listened for."""
+        unsent = iter(range(count))
+        ended = asyncio.create_task(self._hear_ends(count))
+
+        async def send() -> None:
+            for _ in unsent:
+                await self.post()
+
+        await asyncio.gather(*(send() for _ in range(min(SENDERS, count))))
+        await ended
+
+    async def _hear_ends(self, count: int) -> None:
+        async with asyncio.timeout(PROMPT_SECONDS_MAX):
+            while count:
+                count -= _ends(json.loads(await self._socket.recv()))
+
+
+def _ends(message: dict[str, Any]) -> bool:
+    return message["type"] == "executing" and message["data"]["node"] is None
+
+
+async def open_client(stack: AsyncExitStack, url: str) -> Client:
+    client_id = str(uuid.uuid4())
+    http = await stack.enter_async_context(
+        httpx.AsyncClient(base_url=url, timeout=PROMPT_SECONDS_MAX, trust_env=False)
+    )
+    socket_url = f"{url.replace('http', 'ws', 1)}/ws?clientId={client_id}"
+    socket = await stack.enter_async_context(
+        connect(socket_url, compression=None, proxy=None, max_queue=None)
+    )
+    await socket.recv()
+    return Client(http, socket, client_id)
+
+
+async def latency(found: Servers, count: int) -> dict[str, list[float]]:
+    async with AsyncExitStack() as stack:
+        sides = {
+            "direct": await open_client(stack, found.engines[0]),
+            "gateway": await open_client(stack, found.gateway),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in sides}
+        for number in range(WARM_UP + count):
+            for name, client in sides.items():
+                took = await client.run()
+                if number >= WARM_UP:
+                    seconds[name].append(took)
+        return seconds
+
+
+async def throughput(found: Servers, load: Load) -> dict[str, list[float]]:
+    """Prompts a second, of each round."""
+    rates: dict[str, list[float]] = {"by hand": [], "gateway": []}
+    for _ in range(load.rounds):
+        for name, urls in (("by hand", found.engines), ("gateway", [found.gateway])):
+            before = found.cpu_seconds()
+            rates[name].append(await flood(urls, load.flood_prompts))
+            spent = {
+                part: 1000 * (after - before[part]) / load.flood_prompts
+                for part, after in found.cpu_seconds().items()
+            }
+            cpu = ", ".join(f"{part} {ms:.1f}" for part, ms in spent.items())
+            print(f"  {name:8} {rates[name][-1]:7.1f} prompts/s; CPU ms a prompt: {cpu}", flush=True)
+    return rates
+
+
+async def flood(urls: Sequence[str], count: int) -> float:
+    async with AsyncExitStack() as stack:
+        clients = [await open_client(stack, url) for url in urls]
+        started = time.perf_counter()
+        await asyncio.gather(*(each.flood(count // len(urls)) for each in clients))
+        return count / (time.perf_counter() - started)
+
+
+def measure(load: Load) -> tuple[float, float]:
+    """Returns the median overhead in milliseconds, and the gateway's part of the throughput."""
+    with tempfile.TemporaryDirectory() as folder:
+        with servers(Path(folder) / "one", 1) as found:
+            seconds = asyncio.run(latency(found, load.latency_prompts))
+        medians = {name: 1000 * statistics.median(each) for name, each in seconds.items()}
+        for name, each in seconds.items():
+            low = 1000 * statistics.quantiles(each, n=4)[0]
+            print(f"  {name:8} median {medians[name]:6.1f} ms, lower quartile {low:6.1f} ms")
+        with servers(Path(folder) / "four", ENGINES) as found:
+            rates = asyncio.run(throughput(found, load))
+    part = statistics.median(rates["gateway"]) / statistics.median(rates["by hand"])
+    return medians["gateway"] - medians["direct"], part
+
+
+def main() -> int:
+    exit_on_sigterm()
+    is_quick = "--quick" in sys.argv
+    overhead, part = measure(QUICK if is_quick else WHOLE)
+    print(f"median overhead {overhead:.1f} ms (at most {OVERHEAD_MS_MAX:.0f})")
+    print(f"throughput {part:.2f} of by hand (at least {THROUGHPUT_MIN})")
+    return 0 if is_quick or (overhead <= OVERHEAD_MS_MAX and part >= THROUGHPUT_MIN) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
