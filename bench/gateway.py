@@ -132,7 +132,9 @@ class Client:
         async with asyncio.timeout(PROMPT_SECONDS_MAX):
             while left:
                 message = json.loads(await self._socket.recv())
-                left -= {each for each in left if is_last(message, each)} if _ends(message) else set()
+                left -= (
+                    {each for each in left if is_last(message, each)} if _ends(message) else set()
+                )
 
     async def flood(self, count: int) -> None:
         """All are sent as fast as they are taken, while ends are listened for."""
@@ -196,7 +198,9 @@ async def throughput(found: Servers, load: Load) -> dict[str, list[float]]:
                 for part, after in found.cpu_seconds().items()
             }
             cpu = ", ".join(f"{part} {ms:.1f}" for part, ms in spent.items())
-            print(f"  {name:8} {rates[name][-1]:7.1f} prompts/s; CPU ms a prompt: {cpu}", flush=True)
+            print(
+                f"  {name:8} {rates[name][-1]:7.1f} prompts/s; CPU ms a prompt: {cpu}", flush=True
+            )
     return rates
 
 
