@@ -1,7 +1,7 @@
 """Submits, cancels and interrupts the prompts of ComfyUI's clients."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -32,10 +32,25 @@ NO_LIMIT = ActiveJobLimits(1_000_000, 1_000_000)
 
 @dataclass(frozen=True, slots=True)
 class PromptReceipt:
+    """`is_new`: no prompt with this id, or with its idempotency key, was there before."""
+
     prompt_id: str
     job_id: UUID
     number: float
     node_errors: Mapping[str, Any]
+    is_new: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOptions:
+    """What other protocols than ComfyUI's can say of a prompt; `kept` is stored with it."""
+
+    idempotency_key: str | None = None
+    priority: int = 0
+    kept: Mapping[str, Any] = field(default_factory=dict)
+
+
+PLAIN = PromptOptions()
 
 
 async def submit_prompt(
@@ -45,6 +60,7 @@ async def submit_prompt(
     number: float,
     usage_source: str | None = None,
     *,
+    options: PromptOptions = PLAIN,
     at_id: Callable[[UUID], None] = lambda job_id: None,
 ) -> PromptReceipt:
     """Raises RefusedPrompt, with ComfyUI's own words, before anything is queued or charged.
@@ -72,16 +88,23 @@ async def submit_prompt(
         "extra_data": extra_data,
         "outputs": list(verdict.outputs),
         "prompt": None if sent == verdict.prompt else verdict.prompt,
+        **options.kept,
     }
+    asked = replace(
+        spec,
+        gateway=gateway,
+        idempotency_key=options.idempotency_key,
+        priority=options.priority,
+    )
     at_id(job_id)
-    await job_submit.submit_many(
+    added = await job_submit.submit_many(
         plane.context,
         caller.tenant.id,
-        {job_id: replace(spec, gateway=gateway)},
+        {job_id: asked},
         tenant=caller.tenant,
         active_max=NO_LIMIT,
     )
-    return PromptReceipt(prompt_id, job_id, number, verdict.node_errors or {})
+    return PromptReceipt(prompt_id, job_id, number, verdict.node_errors or {}, bool(added))
 
 
 def _client_id(extra_data: Mapping[str, Any]) -> str | None:
@@ -153,12 +176,14 @@ def needed_part(prompt: Prompt, outputs: Collection[str]) -> Prompt:
     return {node_id: node for node_id, node in prompt.items() if node_id in wanted}
 
 
-async def cancel_prompt(plane: ControlPlane, caller: Caller, prompt_id: str) -> bool:
+async def cancel_prompt(
+    plane: ControlPlane, caller: Caller, prompt_id: str, *, leaves_trace: bool = False
+) -> bool:
     """Stops it or takes it back, whatever it needs; False: there was nothing to stop."""
     job = await find_job(plane, caller, prompt_id)
     if job is None or not job.status.is_active:
         return False
-    return await _cancel(plane, caller, job)
+    return await _cancel(plane, caller, job, leaves_trace=leaves_trace)
 
 
 async def delete_waiting(plane: ControlPlane, caller: Caller, prompt_ids: Collection[str]) -> None:
@@ -182,9 +207,11 @@ async def interrupt(plane: ControlPlane, caller: Caller, prompt_id: str | None) 
             await _cancel(plane, caller, job)
 
 
-async def _cancel(plane: ControlPlane, caller: Caller, job: Job) -> bool:
-    """One that had not begun leaves no trace, as in ComfyUI."""
-    was_running = is_running(job)
+async def _cancel(
+    plane: ControlPlane, caller: Caller, job: Job, *, leaves_trace: bool = False
+) -> bool:
+    """One that had not begun leaves no trace, as in ComfyUI, unless it shall."""
+    was_running = is_running(job) or leaves_trace
     ended = await job_submit.cancel_job(plane.context, caller.tenant.id, job.id)
     if ended.status != JobStatus.CANCELLED:
         return False

@@ -13,7 +13,7 @@ from comfyfleet.errors import InvalidInput, LeaseLost, NotFound, TooManyActive
 from comfyfleet.server.db import Tx
 from comfyfleet.server.db.dialect import is_sqlite
 from comfyfleet.server.db.driver import StatementCall, execute_together
-from comfyfleet.server.jobs import store, store_statements
+from comfyfleet.server.jobs import store, store_prompts, store_statements
 from comfyfleet.server.jobs.caches import ActiveJobLimits
 from comfyfleet.server.jobs.model import Failure, Job, JobSpec, JobStatus, added_job, new_job_row
 from comfyfleet.server.jobs.store_statements import NewJobRows
@@ -423,14 +423,45 @@ PROMPTS_LISTED_MAX = 10_000
 
 async def active_prompts(tx: Tx, tenant_id: UUID, user_id: UUID) -> list[Job]:
     """A user's prompts of the gateway that wait or run, as they came."""
-    return await store.active_prompts(tx, tenant_id, user_id, limit=PROMPTS_LISTED_MAX)
+    return await store_prompts.active_prompts(tx, tenant_id, user_id, limit=PROMPTS_LISTED_MAX)
 
 
 async def ended_prompts(
     tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int, offset: int = 0
 ) -> list[Job]:
     """A user's prompts of the gateway that have ended, the last first."""
-    return await store.ended_prompts(tx, tenant_id, user_id, limit=limit, offset=offset)
+    return await store_prompts.ended_prompts(tx, tenant_id, user_id, limit=limit, offset=offset)
+
+
+async def list_prompts(
+    tx: Tx,
+    tenant_id: UUID,
+    user_id: UUID,
+    *,
+    statuses: Sequence[JobStatus],
+    before: tuple[datetime, UUID] | None = None,
+    limit: int,
+) -> list[Job]:
+    """A user's prompts of the gateway, the newest first; `before`: place of the last page's last."""
+    return await store_prompts.list_prompts(
+        tx, tenant_id, user_id, statuses=statuses, before=before, limit=limit
+    )
+
+
+async def count_prompts_ahead(tx: Tx, job: Job) -> int:
+    """How many prompts of its user wait that came before it."""
+    return await store_prompts.count_prompts_ahead(tx, job)
+
+
+async def is_key_used(
+    tx: Tx, tenant_id: UUID, user_id: UUID, idempotency_key: str, *, since: datetime
+) -> bool:
+    """Releases a key that was used before then."""
+    job = await store.by_idempotency_key(tx, tenant_id, user_id, idempotency_key)
+    if job is not None and job.submitted_at < since:
+        await store_prompts.release_key(tx, tenant_id, user_id, idempotency_key, used_before=since)
+        return False
+    return job is not None
 
 
 async def find(tx: Tx, tenant_id: UUID, job_id: UUID) -> Job | None:
@@ -441,4 +472,4 @@ async def hide_prompts(
     tx: Tx, tenant_id: UUID, user_id: UUID, job_ids: Sequence[UUID] | None, *, now: datetime
 ) -> None:
     """Removes ended prompts from their user's history; None: all of them."""
-    await store.hide_prompts(tx, tenant_id, user_id, job_ids, now=now)
+    await store_prompts.hide_prompts(tx, tenant_id, user_id, job_ids, now=now)

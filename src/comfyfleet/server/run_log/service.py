@@ -129,8 +129,10 @@ async def last_id(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
     return await store.last_id(tx, tenant_id, user_id)
 
 
-async def events_of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> list[LoggedEvents]:
-    return await store.events_of_job(tx, tenant_id, job_id)
+async def events_of_job(
+    tx: Tx, tenant_id: UUID, job_id: UUID, *, after_id: int = 0
+) -> list[LoggedEvents]:
+    return await store.events_of_job(tx, tenant_id, job_id, after_id=after_id)
 
 
 async def records_of(
@@ -144,6 +146,27 @@ async def get_file(
     tx: Tx, tenant_id: UUID, user_id: UUID, folder: str, path: str
 ) -> UserFile | None:
     return await store.get_file(tx, tenant_id, user_id, folder, path)
+
+
+async def files_of_jobs(
+    tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]
+) -> dict[UUID, list[UserFile]]:
+    """The names of what each job has made."""
+    found: dict[UUID, list[UserFile]] = {}
+    for each in await store.files_of_jobs(tx, tenant_id, job_ids) if job_ids else ():
+        if each.job_id is not None:
+            found.setdefault(each.job_id, []).append(each)
+    return found
+
+
+async def names_of_file(tx: Tx, tenant_id: UUID, user_id: UUID, file_id: UUID) -> list[UserFile]:
+    """Of an upload, by all names that its user gave it."""
+    return await store.names_of_file(tx, tenant_id, user_id, file_id)
+
+
+async def delete_names(tx: Tx, tenant_id: UUID, user_id: UUID, file_id: UUID) -> None:
+    """Of an upload that is deleted."""
+    await store.delete_names(tx, tenant_id, user_id, file_id)
 
 
 async def list_files(

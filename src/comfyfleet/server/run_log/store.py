@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Select, delete, func, insert, select
+from sqlalchemy import ColumnElement, Select, and_, delete, func, insert, select
 
 from comfyfleet.server.db import Tx
 from comfyfleet.server.db.dialect import insert_if_new, is_one_of, upsert_sum
@@ -53,10 +53,16 @@ async def events_after(
     return [_events(row) for row in await tx.execute(query)]
 
 
-async def events_of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> list[LoggedEvents]:
+async def events_of_job(
+    tx: Tx, tenant_id: UUID, job_id: UUID, *, after_id: int = 0
+) -> list[LoggedEvents]:
     query = (
         select(run_events)
-        .where(run_events.c.tenant_id == tenant_id, run_events.c.job_id == job_id)
+        .where(
+            run_events.c.tenant_id == tenant_id,
+            run_events.c.job_id == job_id,
+            run_events.c.id > after_id,
+        )
         .order_by(run_events.c.id)
     )
     return [_events(row) for row in await tx.execute(query)]
@@ -171,6 +177,31 @@ async def files_of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> list[UserFile]:
         gateway_files.c.tenant_id == tenant_id, gateway_files.c.job_id == job_id
     )
     return [_file(row) for row in await tx.execute(query)]
+
+
+async def files_of_jobs(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[UserFile]:
+    query = select(gateway_files).where(
+        gateway_files.c.tenant_id == tenant_id, is_one_of(tx, gateway_files.c.job_id, job_ids)
+    )
+    return [_file(row) for row in await tx.execute(query)]
+
+
+def _is_file(tenant_id: UUID, user_id: UUID, file_id: UUID) -> ColumnElement[bool]:
+    return and_(
+        gateway_files.c.tenant_id == tenant_id,
+        gateway_files.c.user_id == user_id,
+        gateway_files.c.file_id == file_id,
+    )
+
+
+async def names_of_file(tx: Tx, tenant_id: UUID, user_id: UUID, file_id: UUID) -> list[UserFile]:
+    query = select(gateway_files).where(_is_file(tenant_id, user_id, file_id))
+    rows = await tx.execute(query.order_by(gateway_files.c.folder, gateway_files.c.path))
+    return [_file(row) for row in rows]
+
+
+async def delete_names(tx: Tx, tenant_id: UUID, user_id: UUID, file_id: UUID) -> None:
+    await tx.execute(delete(gateway_files).where(_is_file(tenant_id, user_id, file_id)))
 
 
 async def list_files(
