@@ -174,3 +174,48 @@ def test_a_tenant_that_is_named_by_its_name_is_found_by_its_id(admin: Admin) -> 
     refused = admin("tenants", "show", "Grace")
     assert (refused.code, "it is named by its id" in refused.err) == (1, True), refused.err
     assert tenant in refused.err
+
+
+def test_a_fleet_takes_prompts_on_the_terms_that_an_operator_sets(
+    admin: Admin, fleet: str
+) -> None:
+    assert admin("fleets", "prompts", "spare", "--json").json["is_open"] is False
+    opened = admin("fleets", "prompts", "spare", "--open", "--price", "3", "--deny", "KSampler*")
+    assert (opened.code, "KSampler*" in opened.out) == (0, True), opened.err
+    shown = admin("fleets", "prompts", "spare", "--per-second", "0.5", "--json")
+    assert shown.code != 0
+    shown = admin("fleets", "prompts", "spare", "--price-per-second", "0.5", "--json").json
+    kept = ("is_open", "price_tokens", "price_per_second", "deny")
+    assert [shown[each] for each in kept] == [True, 0, 0.5, ["KSampler*"]]
+    assert admin("fleets", "prompts", "spare", "--deny", "", "--json").json["deny"] == []
+    assert admin("fleets", "prompts", "spare", "--close", "--json").json["is_open"] is False
+    of_fleet = ("--action", "set_prompts", "--subject", "fleet:spare/production")
+    noted = admin("audit", *of_fleet, "--json").json["entries"]
+    assert len(noted) == 4
+    assert noted[0]["details"]["is_open"] is False
+
+
+def test_terms_of_prompts_that_make_no_sense_are_refused(admin: Admin, fleet: str) -> None:
+    for wrong in (
+        ("--price", "-1"),
+        ("--nodes-max", "0"),
+        ("--allow", "a\nb"),
+        ("--passthrough", "/api/../admin"),
+        ("--passthrough", "/"),
+        ("--price-per-second", "0"),
+    ):
+        refused = admin("fleets", "prompts", "spare", *wrong)
+        assert (refused.code, refused.out) == (1, ""), wrong
+    assert admin("fleets", "prompts", "nowhere").code == 1
+
+
+def test_a_tenants_prompts_may_use_the_fleets_that_an_operator_names(
+    admin: Admin, fleet: str
+) -> None:
+    tenant = admin("tenants", "create", "Terms", "--json").json["id"]
+    assert admin("tenants", "prompts", tenant, "--json").json["fleets"] is None
+    named = ("--fleet", "spare/production", "--deny", "LoadImage")
+    set_terms = admin("tenants", "prompts", tenant, *named, "--json").json
+    assert set_terms == {"fleets": ["spare/production"], "allow": [], "deny": ["LoadImage"]}
+    assert admin("tenants", "prompts", tenant, "--fleet", "no-such/one").code == 1
+    assert admin("tenants", "prompts", tenant, "--any-fleet", "--json").json["fleets"] is None

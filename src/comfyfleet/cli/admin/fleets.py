@@ -234,6 +234,95 @@ def approval(
     plane.tell(answer, f"workers that join {slug}/{stage} are approved: {approval}")
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class FleetPromptOptions:
+    """What to change."""
+
+    is_open: Annotated[
+        bool | None,
+        Parameter(name="--open", negative="--close", help="Take such prompts, or take no more."),
+    ] = None
+    price_tokens: Annotated[
+        int | None, Parameter(name="--price", help="Tokens for each prompt.")
+    ] = None
+    price_per_second: Annotated[
+        float | None, Parameter(help="Tokens for each second on the GPU, instead of a fixed price.")
+    ] = None
+    allow: Annotated[
+        tuple[str, ...] | None,
+        Parameter(help="Node types that may run, such as 'VHS_*'. Repeatable; replaces the list."),
+    ] = None
+    deny: Annotated[
+        tuple[str, ...] | None,
+        Parameter(help="Node types that may not. Repeatable; replaces the list."),
+    ] = None
+    allows_unknown: Annotated[
+        bool | None,
+        Parameter(
+            name="--allow-unknown",
+            negative="--deny-unknown",
+            help="Node types that are not ComfyUI's own may run, unless they take a path, a URL, "
+            "code or a command.",
+        ),
+    ] = None
+    nodes_max: Annotated[int | None, Parameter(help="Most nodes of a prompt.")] = None
+    prompt_bytes_max: Annotated[int | None, Parameter(help="Most bytes of a prompt.")] = None
+    run_limit_seconds: Annotated[
+        int | None, Parameter(help="A run that takes longer is stopped.")
+    ] = None
+    passthrough: Annotated[
+        tuple[str, ...] | None,
+        Parameter(
+            help="Routes that are passed on to a backend, such as /api/etn. Repeatable; replaces "
+            "the list."
+        ),
+    ] = None
+
+
+NO_CHANGE = FleetPromptOptions()
+
+
+@fleets_app.command
+def prompts(
+    slug: Slug,
+    /,
+    *,
+    stage: Stage = PRODUCTION,
+    wanted: FleetPromptOptions = NO_CHANGE,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Show or change the terms on which a fleet runs prompts of ComfyUI's clients."""
+    changes = changed_terms(wanted)
+    # One price replaces the other.
+    if changes.get("price_tokens") is not None:
+        changes.setdefault("price_per_second", None)
+    elif "price_per_second" in changes:
+        changes["price_tokens"] = 0
+    with connect(options, context) as plane:
+        answer = plane.get("fleets", slug, stage, "prompts")
+        if changes:
+            answer = plane.put("fleets", slug, stage, "prompts", **{**answer, **changes})
+    tell_terms(answer, options, context)
+
+
+def changed_terms(wanted: Any) -> dict[str, Any]:
+    """The options that were given. An empty text empties a list."""
+    return {
+        name: [each for each in value if each] if isinstance(value, tuple) else value
+        for name, value in asdict(wanted).items()
+        if value is not None
+    }
+
+
+def tell_terms(answer: dict[str, Any], options: ApiOptions, context: InjectedContext) -> None:
+    if options.as_json:
+        print_json(answer, context)
+    else:
+        print_fields(answer, context)
+
+
 @fleets_app.command
 def assign(
     slug: Slug,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, Group, Parameter
 
+from comfyfleet.cli.admin.fleets import changed_terms, tell_terms
 from comfyfleet.cli.context import CliContext, InjectedContext, counted
 from comfyfleet.cli.control_plane import API_DEFAULTS, ApiOptions, ApiSession, connect
 from comfyfleet.cli.job_waiter import JobWaiter
@@ -553,6 +554,57 @@ def limits(
     most = "as many jobs as the settings say" if max_queued is None else f"{max_queued} jobs"
     said = f"tenant {tenant}: priorities {min_priority} to {max_priority}, at most {most} may wait"
     plane.tell(answer, said)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class TenantPromptOptions:
+    """What to change."""
+
+    fleets: Annotated[
+        tuple[str, ...] | None,
+        Parameter(
+            name="--fleet",
+            metavar="SLUG/STAGE",
+            help="A fleet that its prompts may use. Repeatable; replaces the list.",
+        ),
+    ] = None
+    any_fleet: Annotated[
+        bool, Parameter(negative="", help="They may use all fleets that take prompts.")
+    ] = False
+    allow: Annotated[
+        tuple[str, ...] | None,
+        Parameter(help="Node types that they may use. Repeatable; replaces the list."),
+    ] = None
+    deny: Annotated[
+        tuple[str, ...] | None,
+        Parameter(help="Node types that they may not use. Repeatable; replaces the list."),
+    ] = None
+
+
+NO_CHANGE = TenantPromptOptions()
+
+
+@tenants_app.command
+def prompts(
+    tenant: TenantId,
+    /,
+    *,
+    wanted: TenantPromptOptions = NO_CHANGE,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Show or change which fleets and node types a tenant's prompts may use."""
+    if wanted.any_fleet and wanted.fleets:
+        raise InvalidInput("--any-fleet names all of them, so leave out --fleet")
+    changes = changed_terms(wanted)
+    if changes.pop("any_fleet"):
+        changes["fleets"] = None
+    with connect(options, context) as plane:
+        answer = plane.get("tenants", tenant, "prompts")
+        if changes:
+            answer = plane.put("tenants", tenant, "prompts", **{**answer, **changes})
+    tell_terms(answer, options, context)
 
 
 @tenants_app.command

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from comfyfleet.api.prompts import FleetPrompts
 from comfyfleet.api.values import is_storable
 from comfyfleet.api.worker import BackendFacts
 from comfyfleet.errors import Conflict, InvalidInput, NotFound, Refused, install_line
@@ -223,6 +224,16 @@ async def open_workflow_of(tx: Tx, fleet: Fleet, *, now: datetime) -> Registered
     assigned = {each.workflow_id for each in await fleets.assigned_to(tx, fleet)}
     await fleets.assign(tx, fleet, assigned | {workflow.id}, now=now)
     return workflow
+
+
+async def set_prompt_terms(tx: Tx, fleet: Fleet, terms: FleetPrompts, *, now: datetime) -> Fleet:
+    """Sets the terms on which the fleet runs prompts of ComfyUI's clients; prompts that were accepted
+    keep their price."""
+    fleet = await fleets.set_prompts(tx, fleet, terms)
+    if fleet.prompts is not None or fleet.open_workflow_id is not None:
+        workflow = await open_workflow_of(tx, fleet, now=now)
+        await change_terms(tx, workflow, WorkflowTerms(run_limit_seconds=terms.run_limit_seconds))
+    return await fleets.fleet_by_id(tx, fleet.id)
 
 
 def _new_row(slug: str, now: datetime) -> dict[str, Any]:
@@ -585,6 +596,7 @@ __all__ = [
     "properties_in_use",
     "register_workflow",
     "resume_workflow",
+    "set_prompt_terms",
     "versions_of",
     "workflow_by_slug",
 ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+from comfyfleet.api.prompts import FleetPrompts
 from comfyfleet.api.values import is_storable
 from comfyfleet.api.worker import BackendFacts, Reading
 from comfyfleet.errors import InvalidInput
@@ -195,6 +196,12 @@ class Fleet:
     @property
     def name(self) -> str:
         return f"{self.slug}/{self.stage}"
+
+    @property
+    def prompts(self) -> FleetPrompts | None:
+        """The terms on which it runs prompts of ComfyUI's clients; None: it runs none."""
+        terms = None if self.gateway is None else FleetPrompts.model_validate(self.gateway)
+        return terms if terms is not None and terms.is_open else None
 
     @property
     def subject(self) -> str:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from comfyfleet.api.prompts import FleetPrompts
 from comfyfleet.api.values import is_storable
 from comfyfleet.api.worker import BackendFacts
 from comfyfleet.errors import (
@@ -601,6 +602,11 @@ async def set_approval(tx: Tx, fleet: Fleet, *, approval: str) -> Fleet:
     )
 
 
+async def set_prompts(tx: Tx, fleet: Fleet, terms: FleetPrompts) -> Fleet:
+    values = {"gateway": terms.model_dump(mode="json")}
+    return _require_fleet(await store.update_fleet(tx, fleet.id, values), fleet.name)
+
+
 async def set_object_info(tx: Tx, fleet: Fleet, *, key: str, content_hash: str) -> Fleet:
     values = {"object_info_key": key, "object_info_hash": content_hash}
     return _require_fleet(await store.update_fleet(tx, fleet.id, values), fleet.name)
@@ -712,6 +718,7 @@ __all__ = [
     "set_cap",
     "set_object_info",
     "set_open_workflow",
+    "set_prompts",
     "stale_workers",
     "take_next_key",
     "with_keys",

@@ -101,7 +101,7 @@ class Offer:
 async def offer_to(plane: ControlPlane, caller: Caller) -> Offer:
     """What this user's prompts may run on."""
     async with plane.central.read() as tx:
-        found = [each for each in await fleets.list_fleets(tx) if each.open_workflow_id is not None]
+        found = [each for each in await fleets.list_fleets(tx) if each.prompts is not None]
     infos = [await _object_info(plane, each) for each in found]
     told = json.dumps([each.object_info_hash for each in found])
     return Offer(found, merged(infos), told)

@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from uuid import UUID, uuid5
 
+from comfyfleet.api.prompts import FleetPrompts
 from comfyfleet.api.worker import BackendFacts
 from comfyfleet.errors import NotFound, Unauthenticated
 from comfyfleet.server.app import ControlPlane
@@ -39,10 +40,18 @@ async def embedded_fleet_secret(plane: ControlPlane, data: Path) -> str:
 
 
 async def open_embedded_fleet(plane: ControlPlane) -> None:
-    """Its workers run the prompts of ComfyUI's clients, whatever they are."""
+    """Its workers run the prompts of ComfyUI's clients, unless an operator has said otherwise.
+
+    Custom nodes may run: whoever starts `up` has installed them, and its prompts come from this machine.
+    """
+    now = plane.clock()
     async with plane.central.transaction() as tx:
         fleet = await fleets.get_fleet(tx, FLEET, STAGE)
-        await catalog.open_workflow_of(tx, fleet, now=plane.clock())
+        if fleet.gateway is None:
+            terms = FleetPrompts(allows_unknown=True)
+            await catalog.set_prompt_terms(tx, fleet, terms, now=now)
+            told = terms.model_dump(mode="json")
+            await record_audit(tx, "system", "set_prompts", fleet.subject, now, **told)
 
 
 async def local_user_key(plane: ControlPlane, data: Path) -> str:

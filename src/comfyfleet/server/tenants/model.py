@@ -11,6 +11,7 @@ from comfyfleet.api.account import Scope as Scope
 from comfyfleet.api.account import TransactionType as TransactionType
 from comfyfleet.api.admin import Fault as Fault
 from comfyfleet.api.admin import Role as Role
+from comfyfleet.api.prompts import TenantPrompts
 from comfyfleet.api.values import is_storable
 from comfyfleet.errors import Forbidden, InvalidInput
 from comfyfleet.server.secrets import new_key
@@ -42,6 +43,11 @@ class Tenant:
     @property
     def subject(self) -> str:
         return f"tenant:{self.id}"
+
+    @property
+    def prompts(self) -> TenantPrompts:
+        """What its prompts of ComfyUI's clients may use."""
+        return TenantPrompts.model_validate(self.gateway or {})
 
     def clamped(self, priority: int) -> int:
         """Returns the nearest priority that this tenant may use."""

@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from comfyfleet.api.prompts import TenantPrompts
 from comfyfleet.api.values import is_storable
 from comfyfleet.errors import (
     Conflict,
@@ -97,6 +98,12 @@ async def set_retention(tx: Tx, tenant_id: UUID, days: int | None) -> Tenant:
 async def set_quota(tx: Tx, tenant_id: UUID, max_storage_bytes: int | None) -> Tenant:
     """Sets how many bytes the tenant may store; None uses the setting."""
     values = {"max_storage_bytes": max_storage_bytes}
+    return _require_tenant(await store.update_tenant(tx, tenant_id, values), tenant_id)
+
+
+async def set_prompts(tx: Tx, tenant_id: UUID, terms: TenantPrompts) -> Tenant:
+    """Sets which fleets and node types its prompts may use; queued ones stay."""
+    values = {"gateway": terms.model_dump(mode="json")}
     return _require_tenant(await store.update_tenant(tx, tenant_id, values), tenant_id)
 
 

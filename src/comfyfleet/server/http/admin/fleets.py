@@ -22,6 +22,7 @@ from comfyfleet.api.admin import (
     WorkerDetail,
     Workers,
 )
+from comfyfleet.api.prompts import FleetPrompts
 from comfyfleet.errors import InvalidInput
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog import service
@@ -388,6 +389,47 @@ async def assign(
     # Those that wait for jobs ask anew, as what they now may run.
     plane.queue.order(worker.worker_id for worker in workers)
     return answer
+
+
+class WantedPrompts(FleetPrompts, Body):
+    """All terms: one that is left out is the default."""
+
+
+@router.get("/fleets/{slug}/{stage}/prompts")
+async def show_prompts(slug: Slug, stage: Stage, plane: PlaneDep) -> FleetPrompts:
+    """The terms on which the fleet runs prompts of ComfyUI's clients."""
+    async with plane.central.read() as tx:
+        fleet = await fleets.get_fleet(tx, slug, stage)
+    return _prompts(fleet)
+
+
+@router.put("/fleets/{slug}/{stage}/prompts")
+async def set_prompts(
+    slug: Slug,
+    stage: Stage,
+    body: WantedPrompts,
+    plane: PlaneDep,
+    now: NowDep,
+    operator: OperatorDep,
+) -> FleetPrompts:
+    """Sets whether the fleet runs prompts of ComfyUI's clients, and on which terms.
+
+    Prompts that were accepted stay in the queue, at the price they were accepted for.
+    """
+    async with plane.central.transaction() as tx:
+        fleet = await fleets.get_fleet(tx, slug, stage)
+        fleet = await service.set_prompt_terms(tx, fleet, body, now=now)
+        terms = _prompts(fleet)
+        told = terms.model_dump(mode="json")
+        await record_audit(tx, operator, "set_prompts", fleet.subject, now, **told)
+        workers = await fleets.workers_of(tx, fleet)
+    # Those that wait for jobs ask anew: the fleet may just have got its open workflow.
+    plane.queue.order(worker.worker_id for worker in workers)
+    return terms
+
+
+def _prompts(fleet: Fleet) -> FleetPrompts:
+    return FleetPrompts.model_validate(fleet.gateway or {"is_open": False})
 
 
 async def _fleet_answer(tx: Tx, fleet: Fleet) -> FleetAnswer:

@@ -26,8 +26,10 @@ from comfyfleet.api.admin import (
     UserAnswer,
     Users,
 )
+from comfyfleet.api.prompts import TenantPrompts
 from comfyfleet.api.values import ROW_ID_MAX
 from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.http.admin.auth import (
     Body,
     OperatorDep,
@@ -177,6 +179,31 @@ async def storage(tenant_id: UUID, plane: PlaneDep) -> Storage:
         used = await media.used_bytes(tx, tenant_id)
     own, usual = tenant.max_storage_bytes, plane.settings.max_storage_bytes_per_tenant
     return Storage(used_bytes=used, max_storage_bytes=usual if own is None else own)
+
+
+class WantedTenantPrompts(TenantPrompts, Body):
+    """All of it: what is left out is the default."""
+
+
+@router.get("/tenants/{tenant_id}/prompts")
+async def show_prompts(tenant_id: UUID, plane: PlaneDep) -> TenantPrompts:
+    """Which fleets and node types its prompts of ComfyUI's clients may use."""
+    async with plane.central.read() as tx:
+        return (await tenants.get_tenant(tx, tenant_id)).prompts
+
+
+@router.put("/tenants/{tenant_id}/prompts")
+async def set_prompts(
+    tenant_id: UUID, body: WantedTenantPrompts, plane: PlaneDep, now: NowDep, operator: OperatorDep
+) -> TenantPrompts:
+    """Sets which fleets and node types its prompts may use. Accepted prompts stay in the queue."""
+    async with plane.central.transaction() as tx:
+        for name in body.fleets or ():
+            await fleets.get_fleet(tx, *name.split("/"))
+        tenant = await tenants.set_prompts(tx, tenant_id, body)
+        told = tenant.prompts.model_dump(mode="json")
+        await record_audit(tx, operator, "set_prompts", tenant.subject, now, tenant.id, **told)
+    return tenant.prompts
 
 
 def answer_of(tenant: Tenant) -> TenantAnswer:

@@ -1,0 +1,184 @@
+"""Which node types a prompt of a stranger may use. Pure.
+
+Judged in this order: what operators deny, what they allow, the list of denied types below, types of
+ComfyUI itself that were looked at and are harmless (`core_nodes.txt`), and a rule for all others: one
+that takes a path, a URL, code or a command from a widget, or calls another service, is denied; the rest
+of the unknown types runs only where the fleet `allows_unknown`."""
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from comfyfleet.api.prompts import FleetPrompts, TenantPrompts
+
+CORE_FILE = Path(__file__).with_name("core_nodes.txt")
+
+BACKEND_FOLDER = "It reads a folder of the backend, which is not the caller's."
+SAVES_TO_FOLDER = "It writes to a folder that a widget names."
+SAVES_MODEL = "It writes a whole model to the backend's disk, where nobody gets it from."
+BROWSER_FILE = "Its widget names a file of the backend that is not checked as an upload is."
+DEVELOPERS = "It is for tests of ComfyUI's own editor."
+OTHER_SERVICE = "It calls another service."
+UNKNOWN = "It is not one of ComfyUI's own nodes, and nobody has allowed it here."
+BY_OPERATOR = "An operator has denied it."
+
+# By pattern, with the reason.
+DENIED: Mapping[str, str] = {
+    "LoadLatent": BACKEND_FOLDER,
+    "LoadImageDataSetFromFolder": BACKEND_FOLDER,
+    "LoadImageTextDataSetFromFolder": BACKEND_FOLDER,
+    "LoadVideoDataSetFromFolder": BACKEND_FOLDER,
+    "LoadVideoTextDataSetFromFolder": BACKEND_FOLDER,
+    "LoadTrainingDataset": BACKEND_FOLDER,
+    "SaveTrainingDataset": SAVES_TO_FOLDER,
+    "SaveImageDataSetToFolder": SAVES_TO_FOLDER,
+    "SaveImageTextDataSetToFolder": SAVES_TO_FOLDER,
+    "SaveLoRA": SAVES_TO_FOLDER,
+    "CheckpointSave": SAVES_MODEL,
+    "CLIPSave": SAVES_MODEL,
+    "ImageOnlyCheckpointSave": SAVES_MODEL,
+    "LoraSave": SAVES_MODEL,
+    "ModelSave": SAVES_MODEL,
+    "VAESave": SAVES_MODEL,
+    "Load3D": BROWSER_FILE,
+    "Load3DAdvanced": BROWSER_FILE,
+    "RecordAudio": BROWSER_FILE,
+    "WebcamCapture": BROWSER_FILE,
+    "ComfyMathExpression": "It evaluates an expression from a widget.",
+    "GLSLShader": "It compiles code from a widget for the GPU.",
+    "StringFormat": "It evaluates a Python format string, which reads attributes of any object.",
+    "DevTools*": DEVELOPERS,
+}
+
+# Types of ComfyUI that the rule below would deny, and why they may run.
+HARMLESS: Mapping[str, str] = {
+    "Preview3D": "It tells its client the name that it was given, and reads no file.",
+}
+
+# Words in the name of a text widget, or of the node type itself.
+RISKY_WIDGETS: Mapping[str, str] = {
+    word: reason
+    for words, reason in (
+        (
+            "path paths file files filename filepath folder dir directory",
+            "It takes a path from a widget: {name}.",
+        ),
+        (
+            "url urls uri link host hostname address endpoint server webhook repo repository",
+            "It takes an address from a widget: {name}.",
+        ),
+        (
+            "code script python javascript lua expression formula eval exec jinja template lambda "
+            "function sql",
+            "It takes code from a widget: {name}.",
+        ),
+        (
+            "command cmd shell bash args argv arguments executable program",
+            "It takes a command from a widget: {name}.",
+        ),
+        (
+            "token apikey secret password credentials",
+            "It takes a key of another service from a widget: {name}.",
+        ),
+    )
+    for word in words.split()
+}
+RISKY_TYPES: Mapping[str, str] = {
+    word: what
+    for words, what in (
+        ("eval exec execute python script javascript lua", "code"),
+        ("shell bash command cmd terminal subprocess", "a command"),
+        ("url http https download downloader webhook ftp", "a URL"),
+    )
+    for word in words.split()
+}
+RISKY_PLACES = frozenset({"path", "filepath", "folder", "directory", "dir"})
+TRANSFERS = frozenset({"load", "save", "read", "write", "from"})  # not: text along a path
+# Confined to the job's folder before it is sent.
+PREFIX = "filename_prefix"
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+TEXT = "STRING"
+PARTNERS = ("partner/", "api node")
+
+
+@dataclass(frozen=True, slots=True)
+class NodePolicy:
+    """What operators have set for one tenant on one fleet."""
+
+    deny: tuple[str, ...] = ()
+    allow: tuple[str, ...] = ()
+    allows_unknown: bool = False
+
+    def refusal(self, class_type: str, info: Mapping[str, Any]) -> str | None:
+        """Why a node type may not run; None if it may. `info`: its entry of object_info."""
+        if _matches(class_type, self.deny):
+            return BY_OPERATOR
+        if _matches(class_type, self.allow):
+            return None
+        reason = default_refusal(class_type, info)
+        return None if reason == UNKNOWN and self.allows_unknown else reason
+
+
+def policy_of(fleet: FleetPrompts, tenant: TenantPrompts) -> NodePolicy:
+    return NodePolicy(
+        (*fleet.deny, *tenant.deny), (*fleet.allow, *tenant.allow), fleet.allows_unknown
+    )
+
+
+def default_refusal(class_type: str, info: Mapping[str, Any]) -> str | None:
+    """Why a type may not run as long as no operator has said anything about it; None if it may."""
+    listed = next((why for name, why in DENIED.items() if fnmatchcase(class_type, name)), None)
+    if listed or class_type in core_nodes() or class_type in HARMLESS:
+        return listed
+    return _refusal_by_rule(class_type, info) or UNKNOWN
+
+
+def _refusal_by_rule(class_type: str, info: Mapping[str, Any]) -> str | None:
+    if info.get("api_node") or str(info.get("category", "")).lower().startswith(PARTNERS):
+        return OTHER_SERVICE
+    for name in _text_widgets(info):
+        reason = next((RISKY_WIDGETS[word] for word in _words(name) if word in RISKY_WIDGETS), None)
+        if reason and name != PREFIX:
+            return reason.format(name=name)
+    return _refusal_by_name(set(_words(class_type)))
+
+
+def _refusal_by_name(words: Collection[str]) -> str | None:
+    what = next((RISKY_TYPES[word] for word in words if word in RISKY_TYPES), None)
+    if what is None and RISKY_PLACES.intersection(words) and TRANSFERS.intersection(words):
+        what = "a path"
+    return f"It takes {what}, by its name." if what else None
+
+
+def _text_widgets(info: Mapping[str, Any]) -> Iterator[str]:
+    groups = info.get("input")
+    for group in ("required", "optional"):
+        inputs = groups.get(group) if isinstance(groups, Mapping) else None
+        for name, spec in (inputs if isinstance(inputs, Mapping) else {}).items():
+            if isinstance(spec, list) and spec and _is_text(spec[0]):
+                yield str(name)
+
+
+def _is_text(kind: Any) -> bool:
+    """Whatever its options say: an input that wants a link takes a value, too."""
+    return isinstance(kind, str) and TEXT in kind.split(",")
+
+
+def _words(name: str) -> Iterator[str]:
+    """`loadFromURL`, `load_from_url` → load, from, url."""
+    return (word.lower() for word in _WORDS.findall(name))
+
+
+def _matches(class_type: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(class_type, pattern) for pattern in patterns)
+
+
+@cache
+def core_nodes() -> frozenset[str]:
+    """Types of ComfyUI, and of our engine, that may run everywhere."""
+    lines = CORE_FILE.read_text(encoding="utf-8").splitlines()
+    return frozenset(line for line in lines if line and not line.startswith("#"))
