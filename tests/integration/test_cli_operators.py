@@ -176,9 +176,7 @@ def test_a_tenant_that_is_named_by_its_name_is_found_by_its_id(admin: Admin) -> 
     assert tenant in refused.err
 
 
-def test_a_fleet_takes_prompts_on_the_terms_that_an_operator_sets(
-    admin: Admin, fleet: str
-) -> None:
+def test_a_fleet_takes_prompts_on_the_terms_that_an_operator_sets(admin: Admin, fleet: str) -> None:
     assert admin("fleets", "prompts", "spare", "--json").json["is_open"] is False
     opened = admin("fleets", "prompts", "spare", "--open", "--price", "3", "--deny", "KSampler*")
     assert (opened.code, "KSampler*" in opened.out) == (0, True), opened.err
