@@ -9,7 +9,7 @@ from tests.support.databases.factory import Databases
 from comfyfleet.clock import utc_now
 from comfyfleet.errors import Unavailable
 from comfyfleet.server.app import ProcessMetrics
-from comfyfleet.server.db import Database, open_database
+from comfyfleet.server.db import Database, Pools, for_each_pool, open_database
 from comfyfleet.server.db.coordination import AdvisoryLocks
 from comfyfleet.server.maintenance.runner import Sweep, SweepRunner, run_sweeps
 
@@ -65,6 +65,30 @@ async def test_a_sweep_that_fails_runs_again_and_stops_no_other(
     assert failed == bad.passes
     assert value("comfyfleet_sweep_last_pass_timestamp_seconds", {"sweep": "bad"}) is None
     assert value("comfyfleet_sweep_last_pass_timestamp_seconds", {"sweep": "good"})
+
+
+async def test_a_sweep_that_left_out_a_pool_is_not_counted_as_done(
+    turns: AdvisoryLocks, central: Database
+) -> None:
+    acted = 0
+
+    async def fail_once(pool: Database) -> None:
+        nonlocal acted
+        acted += 1
+        if acted == 1:
+            raise Unavailable("on purpose")
+
+    async def sweep_pools() -> None:
+        pools = Pools({"a": central, "b": central})
+        await for_each_pool(pools, fail_once, "nothing is done", at_once=True)
+
+    meters = ProcessMetrics()
+    sweeps = sweeps_of(turns, meters=meters)
+    await sweeps.pass_once(Sweep("pools", sweep_pools, 1))
+    value = meters.registry.get_sample_value
+    assert value("comfyfleet_sweep_passes_total", {"sweep": "pools", "outcome": "partial"}) == 1
+    assert value("comfyfleet_sweep_last_pass_timestamp_seconds", {"sweep": "pools"}) is None
+    assert acted == 2
 
 
 async def test_a_sweep_is_woken_before_its_time(turns: AdvisoryLocks) -> None:

@@ -3,6 +3,13 @@
 Internal: may change without notice.
 """
 
-from comfyfleet.server.db.database import Database, Pools, Tx, for_each_pool, open_database
+from comfyfleet.server.db.database import (
+    Database,
+    Pools,
+    Tx,
+    count_failed_pools,
+    for_each_pool,
+    open_database,
+)
 
-__all__ = ["Database", "Pools", "Tx", "for_each_pool", "open_database"]
+__all__ = ["Database", "Pools", "Tx", "count_failed_pools", "for_each_pool", "open_database"]

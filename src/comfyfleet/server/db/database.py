@@ -15,6 +15,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -723,18 +724,35 @@ class Pools:
             await database.close()
 
 
+_failed_pools: ContextVar[set[str] | None] = ContextVar("failed_pools", default=None)
+
+
+@contextmanager
+def count_failed_pools() -> Iterator[set[str]]:
+    """The names of pools for which `for_each_pool` failed inside of the block."""
+    failures: set[str] = set()
+    token = _failed_pools.set(failures)
+    try:
+        yield failures
+    finally:
+        _failed_pools.reset(token)
+
+
 async def for_each_pool(
     pools: Pools, act: Callable[[Database], Awaitable[T]], failed: str, *, at_once: bool = False
 ) -> dict[str, T]:
     """Calls `act` for each pool and returns the results by pool; a failing pool is logged and left out.
 
-    `failed` is the log text for what was not done.
+    `failed` is the log text for what was not done. A sweep learns of it by `count_failed_pools`.
     """
     done: dict[str, T] = {}
 
     async def act_on(name: str, pool: Database) -> None:
         with errors_logged(f"pool {name}: {failed}"):
             done[name] = await act(pool)
+            return
+        if (failures := _failed_pools.get()) is not None:
+            failures.add(name)
 
     if at_once:
         await asyncio.gather(*(act_on(*each) for each in pools.items()))

@@ -202,6 +202,7 @@ WARN_SECONDS = 60.0
 HEAD_BYTES_MAX = 64 * 1024
 # Requests sent without waiting for the response to the one before.
 PIPELINED_MAX = 16
+HEADERS_MAX = 200
 _POLL_PATH = "/api/worker/poll"
 _POLL = f"POST {_POLL_PATH} ".encode()
 _TOO_MANY_CONNECTIONS = (
@@ -545,7 +546,8 @@ class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
     def _check_head(self) -> None:
         hosts = sum(name == b"host" for name, _ in self.headers)
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-        if size > HEAD_BYTES_MAX or len(self.pipeline) >= PIPELINED_MAX:
+        is_long = size > HEAD_BYTES_MAX or len(self.headers) > HEADERS_MAX
+        if is_long or len(self.pipeline) >= PIPELINED_MAX:
             raise _Refused
         if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
             raise _Refused

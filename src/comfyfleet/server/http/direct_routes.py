@@ -51,6 +51,7 @@ _PARAMETER_SOURCES: Mapping[str, Callable[[_Call], Any]] = {
     "body": lambda call: call.body,
     "response": lambda call: call.response,
     "job_id": lambda call: UUID(call.scope["path"][-_ID_CHARACTERS:]),
+    "idempotency_header": lambda call: _text(call.scope, b"idempotency-key"),
     "if_none_match": lambda call: _header(call.scope, b"if-none-match").decode("latin-1"),
 }
 
@@ -168,6 +169,11 @@ async def _read(receive: Receive) -> bytes:
         parts.append(message.get("body", b""))
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _text(scope: Scope, wanted: bytes) -> str | None:
+    found = next((value for name, value in scope["headers"] if name == wanted), None)
+    return None if found is None else found.decode("latin-1")
 
 
 def _header(scope: Scope, wanted: bytes) -> bytes:

@@ -11,13 +11,14 @@ from comfyfleet.clock import Clock
 from comfyfleet.errors import Unavailable
 from comfyfleet.log_context import bind_ids
 from comfyfleet.server.app import ProcessMetrics
+from comfyfleet.server.db import count_failed_pools
 from comfyfleet.server.db.coordination import AdvisoryLocks
 from comfyfleet.server.db.errors import is_logged
 
 logger = logging.getLogger(__name__)
 # A pass that a stop finds at work may end in order for so long.
 STOP_SECONDS_MAX = 5.0
-DONE, FAILED, ELSEWHERE = "done", "failed", "elsewhere"
+DONE, PARTIAL, FAILED, ELSEWHERE = "done", "partial", "failed", "elsewhere"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +108,19 @@ class SweepRunner:
         if sweep.is_due is not None and not await sweep.is_due():
             return DONE, False
         if not sweep.in_turn:
-            return DONE, await sweep.run() is True
+            return await self._pass(sweep)
         if not await self._turns.take(sweep.name):
             return ELSEWHERE, False
         try:
-            return DONE, await sweep.run() is True
+            return await self._pass(sweep)
         finally:
             await self._turns.give(sweep.name)
+
+    async def _pass(self, sweep: Sweep) -> tuple[str, bool]:
+        """A pass that leaves out a pool is not one that is done: alerts wait for those."""
+        with count_failed_pools() as failed:
+            has_more = await sweep.run() is True
+        return PARTIAL if failed else DONE, has_more
 
 
 @asynccontextmanager

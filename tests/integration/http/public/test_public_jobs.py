@@ -105,6 +105,26 @@ async def test_the_same_key_is_the_same_job_and_another_body_a_conflict(
     assert await ada.balance() == TOKENS - PRICE
 
 
+async def test_the_usual_header_is_a_key_too(effect_setup: EffectSetup, ada: Customer) -> None:
+    body: dict[str, object] = {
+        "effect_id": str(effect_setup.draw.id),
+        "properties": {"width": 32},
+    }
+    batch = {"effect_id": str(effect_setup.draw.id), "items": [{"properties": {"width": 32}}]}
+    for path, sent in (("ai-jobs", body), ("ai-jobs?wait=0", body), ("ai-jobs/batches", batch)):
+        key = {"Idempotency-Key": f"of {path.partition('?')[0]}"}
+        answers = [await ada.client.post(f"/api/{path}", json=sent, headers=key) for _ in range(2)]
+        assert answers[0].json()["id"] == answers[1].json()["id"]
+        assert answers[1].status_code == 200
+    both = {**body, "idempotency_key": "a"}
+    refused = await ada.client.post("/api/ai-jobs", json=both, headers={"Idempotency-Key": "b"})
+    assert (refused.status_code, refused.json()["error"]["details"]["field"]) == (
+        422,
+        "idempotency_key",
+    )
+    assert await ada.balance() == TOKENS - 2 * PRICE
+
+
 async def test_a_key_is_its_users_own(effect_setup: EffectSetup, ada: Customer) -> None:
     bob = await effect_setup.customer(ada.tenant_id)
     wanted = {"idempotency_key": "order-1", "properties": {"width": 32}}

@@ -8,10 +8,10 @@ from datetime import datetime
 from typing import Annotated, TypeAlias
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from comfyfleet.errors import Forbidden, TooManyCalls, Unauthenticated
+from comfyfleet.errors import Forbidden, InvalidInput, TooManyCalls, Unauthenticated
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.db import Tx
 from comfyfleet.server.fleets import service as fleets
@@ -161,6 +161,8 @@ FetchLimiterDep: TypeAlias = Annotated[FetchLimiter, Depends(fetch_limiter_of)]
 PAGE_MAX = 100
 PAGE_USUAL = 20
 WAIT_SECONDS_MAX = 60
+KEY_CHARACTERS_MAX = 200
+IDEMPOTENCY_HEADER = "Idempotency-Key"
 
 
 Limit: TypeAlias = Annotated[int, Query(ge=1, le=PAGE_MAX, description="Maximum number of rows.")]
@@ -172,6 +174,34 @@ Wait: TypeAlias = Annotated[
         description="Respond when it has ended, or after so many seconds.",
     ),
 ]
+
+
+IdempotencyHeader: TypeAlias = Annotated[
+    str | None,
+    Header(
+        alias=IDEMPOTENCY_HEADER,
+        min_length=1,
+        max_length=KEY_CHARACTERS_MAX,
+        description="The same as `idempotency_key` of the body.",
+    ),
+]
+
+
+def idempotency_key(of_body: str | None, of_header: str | None) -> str | None:
+    """The key of a request, wherever it stands. A key that is overlooked would pay twice."""
+    if of_header is None or of_header == of_body:
+        return of_body
+    if of_body is not None:
+        raise InvalidInput(
+            f"idempotency_key and the header {IDEMPOTENCY_HEADER} are not the same",
+            field="idempotency_key",
+        )
+    if not 0 < len(of_header) <= KEY_CHARACTERS_MAX:
+        raise InvalidInput(
+            f"{IDEMPOTENCY_HEADER} has 1 to {KEY_CHARACTERS_MAX} characters",
+            field="idempotency_key",
+        )
+    return of_header
 
 
 def public_router(tag: str) -> APIRouter:

@@ -52,10 +52,12 @@ from comfyfleet.server.http.public import views
 from comfyfleet.server.http.public.auth import (
     PAGE_USUAL,
     Body,
+    IdempotencyHeader,
     Limit,
     Reader,
     Text,
     Writer,
+    idempotency_key,
     public_router,
 )
 from comfyfleet.server.http.request_body import ItemIndex, Tokens, VersionNumber
@@ -331,11 +333,17 @@ class AnswerBody(Body):
     },
 )
 async def start(
-    graph_id: GraphName, body: RunBody, plane: PlaneDep, caller: Writer, response: Response
+    graph_id: GraphName,
+    body: RunBody,
+    plane: PlaneDep,
+    caller: Writer,
+    response: Response,
+    idempotency_header: IdempotencyHeader = None,
 ) -> GraphRunAnswer:
     """Starts a run. The caller pays: each job reserves its price when it starts."""
     found = await find_graph_id(plane, caller, graph_id)
-    kept, is_new = await actions.start_run(plane.graphs, owner_of(caller), found, _new_run(body))
+    new = _new_run(body, idempotency_header)
+    kept, is_new = await actions.start_run(plane.graphs, owner_of(caller), found, new)
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
     return await _run_answer(plane, kept)
 
@@ -349,18 +357,23 @@ async def start(
     },
 )
 async def start_document(
-    body: NewGraphRunBody, plane: PlaneDep, caller: Writer, response: Response
+    body: NewGraphRunBody,
+    plane: PlaneDep,
+    caller: Writer,
+    response: Response,
+    idempotency_header: IdempotencyHeader = None,
 ) -> GraphRunAnswer:
     """Runs a graph and stores it, once; if it is refused, nothing is stored."""
     document = await actions.read_body(body.document)
-    owner = owner_of(caller)
-    kept, is_new = await actions.start_document_run(plane.graphs, owner, document, _new_run(body))
+    owner, new = owner_of(caller), _new_run(body, idempotency_header)
+    kept, is_new = await actions.start_document_run(plane.graphs, owner, document, new)
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
     return await _run_answer(plane, kept)
 
 
-def _new_run(body: RunBody) -> NewGraphRun:
-    return NewGraphRun(body.inputs, body.version, body.max_tokens, body.idempotency_key)
+def _new_run(body: RunBody, of_header: str | None) -> NewGraphRun:
+    key = idempotency_key(body.idempotency_key, of_header)
+    return NewGraphRun(body.inputs, body.version, body.max_tokens, key)
 
 
 @router.get("/graph-runs", responses=problems(404))

@@ -32,13 +32,16 @@ from comfyfleet.server.db import Database
 from comfyfleet.server.http.deps import NowDep, PlaneDep, problems
 from comfyfleet.server.http.public import views
 from comfyfleet.server.http.public.auth import (
+    KEY_CHARACTERS_MAX,
     PAGE_USUAL,
     Body,
+    IdempotencyHeader,
     Limit,
     Reader,
     Text,
     Wait,
     Writer,
+    idempotency_key,
     public_router,
 )
 from comfyfleet.server.http.streams import MEDIA_TYPE, EventStream, StreamKeyCheck, run_shielded
@@ -63,7 +66,6 @@ from comfyfleet.server.notifications.model import EventKind, StoredJobEvent
 from comfyfleet.server.tenants.model import Caller
 
 router = public_router("ai-jobs")
-KEY_CHARACTERS_MAX = 200
 WAITS = "No backend can run this at the moment: the job waits until one can."
 IdempotencyKey = Annotated[
     Text | None,
@@ -105,6 +107,7 @@ async def submit_job(
     now: NowDep,
     caller: Writer,
     response: Response,
+    idempotency_header: IdempotencyHeader = None,
     wait: Wait = 0,
 ) -> JobAnswer:
     """Applies an effect: checks everything, reserves its price, queues it."""
@@ -113,7 +116,7 @@ async def submit_job(
         values=body.properties,
         video_id=body.video_id,
         user_id=caller.user_id,
-        idempotency_key=body.idempotency_key,
+        idempotency_key=idempotency_key(body.idempotency_key, idempotency_header),
     )
     made = await submit_effect(plane.context, caller.tenant, wanted)
     response.status_code = status.HTTP_201_CREATED if made.is_new else status.HTTP_200_OK
@@ -308,7 +311,11 @@ class NewBatch(Body):
     name="submit",
 )
 async def submit_batch(
-    body: NewBatch, plane: PlaneDep, caller: Writer, response: Response
+    body: NewBatch,
+    plane: PlaneDep,
+    caller: Writer,
+    response: Response,
+    idempotency_header: IdempotencyHeader = None,
 ) -> BatchAnswer:
     """Submits a batch, paid for at once; with too few tokens the whole batch is refused."""
     has_media = any(each.video_id for each in body.items)
@@ -316,7 +323,7 @@ async def submit_batch(
         effect_id=body.effect_id,
         sets=tuple(each.properties for each in body.items),
         video_ids=tuple(each.video_id for each in body.items) if has_media else (),
-        idempotency_key=body.idempotency_key,
+        idempotency_key=idempotency_key(body.idempotency_key, idempotency_header),
     )
     batch, is_new = await batches.submit_batch(
         plane.context, caller.tenant.id, caller.user_id, wanted

@@ -36,10 +36,12 @@ from comfyfleet.server.http.public.auth import (
     PAGE_MAX,
     PAGE_USUAL,
     Body,
+    IdempotencyHeader,
     Limit,
     Reader,
     Text,
     Writer,
+    idempotency_key,
     public_router,
 )
 from comfyfleet.server.http.public.jobs import (
@@ -184,6 +186,7 @@ async def start(
     plane: PlaneDep,
     caller: Writer,
     response: Response,
+    idempotency_header: IdempotencyHeader = None,
 ) -> PipelineRunAnswer:
     """Starts a run at once. The caller pays, job by job."""
     new = NewPipelineRun(
@@ -191,7 +194,7 @@ async def start(
         variables=body.variables,
         target_folder=body.target_folder,
         limits=body.limits.said(),
-        idempotency_key=body.idempotency_key,
+        idempotency_key=idempotency_key(body.idempotency_key, idempotency_header),
     )
     named = await _find_pipeline_id(plane, caller, pipeline_id)
     run, is_new = await actions.start_run(
