@@ -15,7 +15,13 @@ from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.http import admin, deps, errors, health, public, worker
 from comfyfleet.server.http.admin.auth import authenticate_operator
 from comfyfleet.server.http.direct_routes import DirectRoutes
-from comfyfleet.server.http.gateway import GatewayRoutes, KeyInPath, gateway_router
+from comfyfleet.server.http.gateway import (
+    EditorRoutes,
+    GatewayRoutes,
+    KeyInPath,
+    editor_router,
+    gateway_router,
+)
 from comfyfleet.server.http.middleware import AccessLog, CallerAuth, Check, WrongKeyThrottle
 from comfyfleet.server.http.objects import objects_routes
 from comfyfleet.server.http.request_body import BodyLimits
@@ -238,7 +244,9 @@ def create_app(plane: ControlPlane, local_key: str | None = None) -> FastAPI:
     app.add_middleware(DirectRoutes, plane=plane, declared=often)
     app.add_middleware(BodyLimits, of_customers=plane.settings.max_body_bytes)
     app.add_middleware(CallerAuth, checks=CHECKS)
-    app.add_middleware(GatewayRoutes, router=gateway_router(plane, local_key))
+    gateway = gateway_router(plane, local_key)
+    app.add_middleware(GatewayRoutes, router=gateway)
+    app.add_middleware(EditorRoutes, editor=editor_router(gateway), gateway=gateway)
     app.add_middleware(AccessLog, meters=plane.meters)
     app.add_middleware(KeyInPath)
     return app

@@ -8,6 +8,8 @@ from comfyfleet.server.http.gateway import files, info, prompts, sockets
 from comfyfleet.server.http.gateway.app import Gateway, GatewayRouter
 from comfyfleet.server.http.gateway.app import GatewayRoutes as GatewayRoutes
 from comfyfleet.server.http.gateway.auth import KeyInPath as KeyInPath
+from comfyfleet.server.http.gateway.editor import Editor, EditorRouter, installed_files
+from comfyfleet.server.http.gateway.editor import EditorRoutes as EditorRoutes
 
 ROUTES = (*prompts.ROUTES, *files.ROUTES, *info.ROUTES)
 
@@ -15,3 +17,7 @@ ROUTES = (*prompts.ROUTES, *files.ROUTES, *info.ROUTES)
 def gateway_router(plane: ControlPlane, local_key: str | None = None) -> GatewayRouter:
     """`local_key`: of programs of this machine that bring none."""
     return GatewayRouter(Gateway(plane, local_key), ROUTES, sockets.SOCKETS)
+
+
+def editor_router(router: GatewayRouter) -> EditorRouter:
+    return EditorRouter(Editor(router.gateway, installed_files()))

@@ -54,10 +54,10 @@ class GatewayCall:
 class GatewayRouter(Router[GatewayCall]):
     def __init__(self, gateway: Gateway, routes: Any, sockets: Any) -> None:
         super().__init__(None, None, routes, sockets)  # type: ignore[arg-type]
-        self._gateway = gateway
+        self.gateway = gateway
 
     async def served_to(self, request: Request) -> GatewayCall:
-        gateway = self._gateway
+        gateway = self.gateway
         return GatewayCall(gateway, await authenticate(gateway.plane, request, gateway.local_key))
 
     async def answer(self, request: Request) -> Response:
@@ -75,7 +75,7 @@ class GatewayRouter(Router[GatewayCall]):
         if handler is None or is_foreign(socket.headers):
             await socket.close()
             return
-        gateway = self._gateway
+        gateway = self.gateway
         try:
             caller = await authenticate(gateway.plane, socket, gateway.local_key)
         except FleetError:
@@ -84,7 +84,7 @@ class GatewayRouter(Router[GatewayCall]):
         await handler(GatewayCall(gateway, caller), socket)
 
 
-class _NamedRoute:
+class NamedRoute:
     """For logs and figures."""
 
     def __init__(self, path: str) -> None:
@@ -105,5 +105,5 @@ class GatewayRoutes:
         if route is None:
             await self._app(scope, receive, send)
             return
-        scope["route"] = _NamedRoute(route)
+        scope["route"] = NamedRoute(route)
         await self._router(scope, receive, send)

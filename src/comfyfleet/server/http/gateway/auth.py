@@ -4,13 +4,13 @@ machine without any."""
 import base64
 import binascii
 from collections.abc import Iterator
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from comfyfleet.errors import Unauthenticated
+from comfyfleet.errors import Forbidden, Unauthenticated
 from comfyfleet.protocol.http import is_local_name
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.tenants import service as tenants
@@ -49,7 +49,7 @@ class KeyInPath:
 
 
 def keys_in(connection: HTTPConnection) -> Iterator[str]:
-    """Every key that a request carries, in the order in which they count."""
+    """Every key that a request names itself, in the order in which they count."""
     headers: Headers = connection.headers
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and given:
@@ -58,8 +58,28 @@ def keys_in(connection: HTTPConnection) -> Iterator[str]:
         yield from _basic(given)
     query: str = connection.scope.get("query_string", b"").decode("latin-1")
     yield from parse_qs(query).get("token", [])[:1]
-    if cookie := connection.cookies.get(COOKIE):
-        yield cookie
+
+
+def _cookie_key(connection: HTTPConnection, public_url: str) -> str | None:
+    """A browser sends its cookie whatever page makes it call: only pages of ours may change anything."""
+    key = connection.cookies.get(COOKIE)
+    is_reading = connection.scope.get("method") in ("GET", "HEAD")
+    if key and not is_reading and not is_same_origin(connection, public_url):
+        raise Forbidden("a cookie counts only for pages of this server")
+    return key
+
+
+def is_same_origin(connection: HTTPConnection, public_url: str) -> bool:
+    """Whether no page of another origin has made a browser send this. Programs name no origin."""
+    headers = connection.headers
+    if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        return False
+    origin = headers.get("origin")
+    if origin is None:
+        return True
+    # Behind a proxy that ends TLS the scheme is not ours to compare.
+    own = (headers.get("host", ""), urlsplit(public_url).netloc)
+    return urlsplit(origin).netloc.lower() in [each.lower() for each in own if each]
 
 
 def _basic(given: str) -> Iterator[str]:
@@ -76,7 +96,7 @@ async def authenticate(
     plane: ControlPlane, connection: HTTPConnection, local_key: str | None
 ) -> Caller:
     """Raises Unauthenticated."""
-    key = next(keys_in(connection), None)
+    key = next(keys_in(connection), None) or _cookie_key(connection, plane.settings.public_url)
     if key is None and local_key is not None and is_from_here(connection):
         key = local_key
     if key is None:
@@ -84,6 +104,11 @@ async def authenticate(
             "an API key is needed",
             hint="Send it as Authorization: Bearer KEY, as ?token=KEY, or use the address /k/KEY/.",
         )
+    return await authenticate_key(plane, key)
+
+
+async def authenticate_key(plane: ControlPlane, key: str) -> Caller:
+    """Raises Unauthenticated, or Forbidden where it may only look."""
     async with plane.central.read() as tx:
         caller = await tenants.authenticate_key(tx, key, now=plane.clock())
     caller.require(KeyScope.WRITE)

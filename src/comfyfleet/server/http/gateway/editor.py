@@ -1,0 +1,387 @@
+"""ComfyUI's own editor on the fleet: its page and files, and the log-in that gives its browser a key.
+
+The editor finds everything relative to its own address: below `/editor/` there are, beside its files, all routes of
+ComfyUI's API.
+"""
+
+import asyncio
+import gzip
+import hashlib
+import mimetypes
+import re
+from base64 import b64encode
+from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
+from importlib import metadata, util
+from pathlib import Path
+from urllib.parse import parse_qs
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from comfyfleet.errors import FleetError, Forbidden, Unauthenticated
+from comfyfleet.protocol.http import BodyTooLarge, Route, Router, empty_reply, json_reply
+from comfyfleet.server.http.gateway.app import Gateway, GatewayRouter, NamedRoute
+from comfyfleet.server.http.gateway.auth import (
+    COOKIE,
+    authenticate,
+    authenticate_key,
+    is_same_origin,
+)
+from comfyfleet.server.tenants.model import Caller
+
+PREFIX = "/editor"
+PACKAGE = "comfyui_frontend_package"
+INSTALL = "pip install 'comfyfleet[editor]'"
+EXTENSION = "extensions/comfyfleet/editor.js"
+LOGIN_BYTES_MAX = 8192
+# Names the user whose drafts a browser keeps; it opens nothing.
+DRAFTS_COOKIE = "comfyfleet_drafts_of"
+DRAFTS_SECONDS = 365 * 24 * 3600
+
+FOREVER = "public, max-age=31536000, immutable"
+REVALIDATED = "no-cache"
+COMPRESSED_BYTES_MIN = 1024
+COMPRESSED = ("text/", "application/json", "application/wasm", "image/svg+xml")
+MIME_TYPES = {
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".css": "text/css",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+    ".wasm": "application/wasm",
+    ".webp": "image/webp",
+    ".woff2": "font/woff2",
+}
+# A build's name is in the name of each of its files there.
+_NAMED_BY_CONTENT = re.compile(r"assets/.*-[\w-]{8}\.\w+")
+_INLINE_SCRIPT = re.compile(r"<script>(.*?)</script>", re.S)
+
+
+@dataclass(frozen=True)
+class EditorFile:
+    """A file as it is sent. `gzipped`: None where compressing gains nothing."""
+
+    content: bytes
+    gzipped: bytes | None
+    mime_type: str
+    etag: str
+    cache_control: str
+
+
+@dataclass
+class EditorFiles:
+    """The files of one folder, compressed once."""
+
+    folder: Path
+    version: str
+    _compressed: dict[str, bytes] = field(default_factory=dict)
+
+    @cached_property
+    def paths(self) -> frozenset[str]:
+        """Nothing else is opened, whatever is asked for."""
+        found = (each for each in self.folder.rglob("*") if each.suffix != ".map")
+        return frozenset(
+            each.relative_to(self.folder).as_posix() for each in found if each.is_file()
+        )
+
+    @cached_property
+    def index(self) -> str:
+        return (self.folder / "index.html").read_text(encoding="utf-8")
+
+    def read(self, path: str) -> EditorFile | None:
+        if path not in self.paths:
+            return None
+        content = (self.folder / path).read_bytes()
+        mime_type = _mime_type(path)
+        return EditorFile(
+            content,
+            self._gzipped(path, content, mime_type),
+            mime_type,
+            f'"{self.version}-{hashlib.sha256(content).hexdigest()[:16]}"',
+            FOREVER if _NAMED_BY_CONTENT.fullmatch(path) else REVALIDATED,
+        )
+
+    def _gzipped(self, path: str, content: bytes, mime_type: str) -> bytes | None:
+        if len(content) < COMPRESSED_BYTES_MIN or not mime_type.startswith(COMPRESSED):
+            return None
+        if path not in self._compressed:
+            self._compressed[path] = gzip.compress(content, mtime=0)
+        return self._compressed[path]
+
+
+def _mime_type(path: str) -> str:
+    suffix = Path(path).suffix.lower()
+    return MIME_TYPES.get(suffix) or mimetypes.guess_type(path)[0] or "application/octet-stream"
+
+
+def installed_files() -> EditorFiles | None:
+    """Of the extra `editor`, if it is there."""
+    found = util.find_spec(PACKAGE)
+    if found is None or not found.submodule_search_locations:
+        return None
+    folder = Path(found.submodule_search_locations[0]) / "static"
+    return EditorFiles(folder, metadata.version(PACKAGE)) if folder.is_dir() else None
+
+
+OWN_FILES = EditorFiles(Path(__file__).with_name("editor_files"), "own")
+
+
+@dataclass(frozen=True)
+class Editor:
+    """`files`: of the installed package, if there is one."""
+
+    gateway: Gateway
+    files: EditorFiles | None
+
+    def read(self, path: str) -> EditorFile | None:
+        found = OWN_FILES.read(path)
+        return self.files.read(path) if found is None and self.files else found
+
+
+class EditorRouter(Router[Editor]):
+    """What is below `/editor` and not ComfyUI's API."""
+
+    def __init__(self, editor: Editor) -> None:
+        super().__init__(editor, None, ROUTES, {})
+        self._public_url = editor.gateway.plane.settings.public_url
+
+    def is_page(self, path: str) -> bool:
+        return path in self._fixed
+
+    async def answer(self, request: Request) -> Response:
+        if request.method in ("GET", "HEAD"):
+            # Pages and files hold nothing of anybody, and other sites may link to them.
+            return await self._dispatch(request)
+        if not is_same_origin(request, self._public_url):
+            return empty_reply(403)
+        return await super().answer(request)
+
+
+class EditorRoutes:
+    """ASGI middleware: below `/editor` are the editor's own pages, then ComfyUI's routes, then the editor's files."""
+
+    def __init__(self, app: ASGIApp, editor: EditorRouter, gateway: GatewayRouter) -> None:
+        self._app = app
+        self._editor = editor
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket") or not _is_below(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        path: str = scope["path"].removeprefix(PREFIX)
+        route = None if self._editor.is_page(scope["path"]) else self._gateway.route_of(path)
+        scope["route"] = NamedRoute(PREFIX + (route or "/"))
+        if route is None:
+            await self._editor(scope, receive, send)
+            return
+        raw: bytes = scope.get("raw_path") or scope["path"].encode()
+        inner = {**scope, "path": path, "raw_path": raw.removeprefix(PREFIX.encode())}
+        await self._gateway(inner, receive, send)
+
+
+def _is_below(path: str) -> bool:
+    return path == PREFIX or path.startswith(f"{PREFIX}/")
+
+
+async def get_bare(editor: Editor, request: Request) -> Response:
+    return _redirect("editor/")
+
+
+async def get_index(editor: Editor, request: Request) -> Response:
+    if (files := editor.files) is None:
+        return _page(f"<h1>The editor is not installed</h1><p><code>{INSTALL}</code></p>", 404)
+    if request.headers.get("sec-fetch-site") == "cross-site":
+        # The cookie does not come with a link of another site, but with our own.
+        return _page('<meta http-equiv="refresh" content="0"><p>One moment…</p>')
+    try:
+        await authenticate(editor.gateway.plane, request, editor.gateway.local_key)
+    except FleetError:
+        return _redirect("login")
+    index = await asyncio.to_thread(lambda: files.index)
+    headers = {"cache-control": REVALIDATED, **_security_headers(_policy(index))}
+    return Response(index, headers=headers, media_type="text/html")
+
+
+def _policy(index: str) -> str:
+    """The editor talks to us alone; it draws styles and pictures of its own making."""
+    scripts = " ".join(_source(each) for each in _INLINE_SCRIPT.findall(index))
+    return (
+        f"default-src 'self'; script-src 'self' 'wasm-unsafe-eval' blob: {scripts};"
+        " style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; media-src 'self' data: blob:;"
+        " font-src 'self' data:; connect-src 'self' data: blob:; worker-src 'self' blob:;"
+        " object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    )
+
+
+def _source(script: str) -> str:
+    return f"'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _security_headers(policy: str) -> dict[str, str]:
+    return {
+        "content-security-policy": policy,
+        "referrer-policy": "no-referrer",
+        "x-content-type-options": "nosniff",
+    }
+
+
+async def get_file(editor: Editor, request: Request) -> Response:
+    found = await asyncio.to_thread(editor.read, request.path_params["path"])
+    return empty_reply(404) if found is None else _sent(found, request)
+
+
+def _sent(file: EditorFile, request: Request) -> Response:
+    headers = {
+        "cache-control": file.cache_control,
+        "etag": file.etag,
+        "vary": "accept-encoding",
+        "x-content-type-options": "nosniff",
+    }
+    if file.etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    content = file.content
+    if file.gzipped is not None and "gzip" in request.headers.get("accept-encoding", ""):
+        content = file.gzipped
+        headers["content-encoding"] = "gzip"
+    return Response(content, headers=headers, media_type=file.mime_type)
+
+
+async def get_extensions(editor: Editor, request: Request) -> Response:
+    return json_reply([f"/{EXTENSION}"])
+
+
+async def get_session(editor: Editor, request: Request) -> Response:
+    """Whether somebody has logged in here, and so can log out."""
+    return json_reply({"by_cookie": COOKIE in request.cookies})
+
+
+async def get_login(editor: Editor, request: Request) -> Response:
+    return _login_page()
+
+
+async def post_login(editor: Editor, request: Request) -> Response:
+    key = await _key_in_form(request)
+    wrong, address = request.app.state.wrong_keys, request.client.host if request.client else ""
+    wrong.admit(address, key)
+    try:
+        caller = await authenticate_key(editor.gateway.plane, key)
+    except Unauthenticated:
+        await wrong.slow_down(address)
+        return _login_page("This key is not valid.", 401)
+    except Forbidden:
+        return _login_page("This key may not submit prompts.", 403)
+    response = _redirect("./")
+    drafts_of = _drafts_owner(caller)
+    if request.cookies.get(DRAFTS_COOKIE) != drafts_of:
+        response = _cleared('<meta http-equiv="refresh" content="0;url=./"><p>One moment…</p>')
+    is_secure = _is_secure(request)
+    response.set_cookie(COOKIE, key, httponly=True, samesite="strict", secure=is_secure)
+    response.set_cookie(
+        DRAFTS_COOKIE,
+        drafts_of,
+        max_age=DRAFTS_SECONDS,
+        httponly=True,
+        samesite="strict",
+        secure=is_secure,
+    )
+    return response
+
+
+async def post_logout(editor: Editor, request: Request) -> Response:
+    response = _cleared(_login_form("You are logged out."))
+    for name in (COOKIE, DRAFTS_COOKIE):
+        response.delete_cookie(name, httponly=True, samesite="strict", secure=_is_secure(request))
+    return response
+
+
+async def _key_in_form(request: Request) -> str:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > LOGIN_BYTES_MAX:
+            raise BodyTooLarge(f"the form has more than {LOGIN_BYTES_MAX} bytes")
+    return parse_qs(body.decode("latin-1")).get("key", [""])[0].strip()
+
+
+def _is_secure(request: Request) -> bool:
+    return "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
+
+
+def _drafts_owner(caller: Caller) -> str:
+    return hashlib.sha256(f"{caller.tenant.id}/{caller.user_id}".encode()).hexdigest()[:32]
+
+
+_STYLE = """
+body { background: #171718; color: #ddd; font: 16px/1.5 system-ui, sans-serif; display: grid; place-items: center;
+  min-height: 100vh; margin: 0 }
+main { width: min(26rem, 90vw); padding: 2rem; background: #262729; border-radius: 12px }
+h1 { font-size: 1.25rem; margin: 0 0 1rem; color: #fff }
+label { display: block; margin-bottom: .25rem }
+input, button { box-sizing: border-box; width: 100%; padding: .6rem .75rem; font: inherit; border-radius: 8px }
+input { background: #171718; color: #fff; border: 1px solid #55565e }
+button { margin-top: 1rem; border: 0; background: #0b8ce9; color: #fff; cursor: pointer }
+:focus-visible { outline: 2px solid #8cf; outline-offset: 2px }
+[role=alert] { color: #ffb4a9 }
+"""
+# What browsers on plain HTTP do not do for `Clear-Site-Data`.
+_CLEAR = "localStorage.clear(); sessionStorage.clear()"
+
+
+def _page(body: str, status: int = 200, script: str = "") -> Response:
+    scripts = f"script-src {_source(script)}; " if script else ""
+    policy = (
+        f"default-src 'none'; {scripts}style-src {_source(_STYLE)}; form-action 'self';"
+        " base-uri 'none'; frame-ancestors 'none'"
+    )
+    text = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>comfyfleet</title><style>{_STYLE}</style></head><body><main>{body}</main>"
+        f"{f'<script>{script}</script>' if script else ''}</body></html>"
+    )
+    headers = {"cache-control": "no-store", **_security_headers(policy)}
+    return Response(text, status, headers, "text/html")
+
+
+def _cleared(body: str) -> Response:
+    """A page after which the browser keeps nothing of whoever was here before."""
+    response = _page(body, script=_CLEAR)
+    response.headers["clear-site-data"] = '"storage"'
+    return response
+
+
+def _login_page(problem: str = "", status: int = 200) -> Response:
+    return _page(_login_form(problem), status)
+
+
+def _login_form(said: str = "") -> str:
+    alert = f'<p role="alert">{escape(said)}</p>' if said else ""
+    return (
+        f'<h1>ComfyUI on comfyfleet</h1>{alert}<form method="post" action="login">'
+        '<label for="key">API key</label>'
+        '<input id="key" name="key" type="password" autocomplete="current-password" required autofocus>'
+        "<button>Log in</button></form>"
+    )
+
+
+def _redirect(to: str) -> Response:
+    """Relative: a proxy, or a key in the path, may stand before our own paths."""
+    return Response(status_code=303, headers={"location": to, "cache-control": "no-store"})
+
+
+_ALONE = ("",)
+ROUTES = (
+    Route("GET", PREFIX, get_bare, _ALONE),
+    Route("GET", f"{PREFIX}/", get_index, _ALONE),
+    Route("GET", f"{PREFIX}/index.html", get_index, _ALONE),
+    Route("GET", f"{PREFIX}/session", get_session, _ALONE),
+    Route("GET", f"{PREFIX}/login", get_login, _ALONE),
+    Route("POST", f"{PREFIX}/login", post_login, _ALONE),
+    Route("POST", f"{PREFIX}/logout", post_logout, _ALONE),
+    Route("GET", f"{PREFIX}/api/extensions", get_extensions, _ALONE),
+    Route("GET", f"{PREFIX}/{{path:path}}", get_file, _ALONE),
+)
