@@ -12,7 +12,7 @@ SIDE_BY_SIDE := -q -n 4 --dist loadfile --no-loadscope-reorder --durations=30
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-pipeline test test-all check format docs bench constraints clean
+.PHONY: help setup demo demo-pipeline test test-all browser check format docs bench constraints clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -40,6 +40,9 @@ test: setup  ## Run the tests
 
 test-all: setup  ## Run the tests, slow ones too
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m "" $(SIDE_BY_SIDE)
+
+browser:  ## Install Chromium, in which the editor is tested
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || sh tools/browser.sh
 
 check: setup  ## Lint, format, types, import contracts, tidiness
 	$(BIN)/ruff format --check .

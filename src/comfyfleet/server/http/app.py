@@ -246,7 +246,7 @@ def create_app(plane: ControlPlane, local_key: str | None = None) -> FastAPI:
     app.add_middleware(CallerAuth, checks=CHECKS)
     gateway = gateway_router(plane, local_key)
     app.add_middleware(GatewayRoutes, router=gateway)
-    app.add_middleware(EditorRoutes, editor=editor_router(gateway), gateway=gateway)
+    app.add_middleware(EditorRoutes, router=editor_router(gateway))
     app.add_middleware(AccessLog, meters=plane.meters)
     app.add_middleware(KeyInPath)
     return app

@@ -4,12 +4,13 @@ Internal: may change without notice.
 """
 
 from comfyfleet.server.app import ControlPlane
-from comfyfleet.server.http.gateway import files, info, prompts, sockets
+from comfyfleet.server.http.gateway import files, info, prompts, sockets, stub
 from comfyfleet.server.http.gateway.app import Gateway, GatewayRouter
 from comfyfleet.server.http.gateway.app import GatewayRoutes as GatewayRoutes
 from comfyfleet.server.http.gateway.auth import KeyInPath as KeyInPath
 from comfyfleet.server.http.gateway.editor import Editor, EditorRouter, installed_files
 from comfyfleet.server.http.gateway.editor import EditorRoutes as EditorRoutes
+from comfyfleet.server.http.gateway.templates import installed_templates
 
 ROUTES = (*prompts.ROUTES, *files.ROUTES, *info.ROUTES)
 
@@ -20,4 +21,4 @@ def gateway_router(plane: ControlPlane, local_key: str | None = None) -> Gateway
 
 
 def editor_router(router: GatewayRouter) -> EditorRouter:
-    return EditorRouter(Editor(router.gateway, installed_files()))
+    return EditorRouter(Editor(router, installed_files(), installed_templates()))

@@ -51,6 +51,14 @@ class GatewayCall:
         return self.gateway.plane
 
 
+def error_reply(error: FleetError) -> Response:
+    body = {"error": {"code": error.code, "message": error.message, "details": {}}}
+    response = json_reply(body, status_of(error))
+    if isinstance(error, Unauthenticated):
+        response.headers["www-authenticate"] = "Bearer"
+    return response
+
+
 class GatewayRouter(Router[GatewayCall]):
     def __init__(self, gateway: Gateway, routes: Any, sockets: Any) -> None:
         super().__init__(None, None, routes, sockets)  # type: ignore[arg-type]
@@ -64,11 +72,7 @@ class GatewayRouter(Router[GatewayCall]):
         try:
             return await super().answer(request)
         except FleetError as error:
-            body = {"error": {"code": error.code, "message": error.message, "details": {}}}
-            headers = {"www-authenticate": "Bearer"} if isinstance(error, Unauthenticated) else {}
-            response = json_reply(body, status_of(error))
-            response.headers.update(headers)
-            return response
+            return error_reply(error)
 
     async def talk(self, socket: WebSocket) -> None:
         handler = self._sockets.get(socket.scope["path"])

@@ -7,13 +7,14 @@ ComfyUI's API.
 import asyncio
 import gzip
 import hashlib
+import json
 import mimetypes
 import re
 from base64 import b64encode
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 from urllib.parse import parse_qs
 
@@ -23,19 +24,30 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from comfyfleet.errors import FleetError, Forbidden, Unauthenticated
 from comfyfleet.protocol.http import BodyTooLarge, Route, Router, empty_reply, json_reply
-from comfyfleet.server.http.gateway.app import Gateway, GatewayRouter, NamedRoute
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.gateway.offers import offer_to
+from comfyfleet.server.http.gateway.app import GatewayRouter, NamedRoute, error_reply
 from comfyfleet.server.http.gateway.auth import (
     COOKIE,
     authenticate,
     authenticate_key,
     is_same_origin,
 )
+from comfyfleet.server.http.gateway.templates import INDEX, Templates
 from comfyfleet.server.tenants.model import Caller
 
 PREFIX = "/editor"
 PACKAGE = "comfyui_frontend_package"
 INSTALL = "pip install 'comfyfleet[editor]'"
 EXTENSION = "extensions/comfyfleet/editor.js"
+NO_PICTURE = "assets/images/default-template.png"
+# The editor asks for these at the root, wherever it is served.
+FAVICONS = "/assets/images/favicon_progress_16x16"
+# Whatever the user has chosen: the canvas that shows live previews, and no calls to hosts of others.
+FORCED_SETTINGS = {
+    "Comfy.VueNodes.Enabled": False,
+    "Comfy.Notification.ShowVersionUpdates": False,
+}
 LOGIN_BYTES_MAX = 8192
 # Names the user whose drafts a browser keeps; it opens nothing.
 DRAFTS_COOKIE = "comfyfleet_drafts_of"
@@ -76,7 +88,6 @@ class EditorFiles:
     """The files of one folder, compressed once."""
 
     folder: Path
-    version: str
     _compressed: dict[str, bytes] = field(default_factory=dict)
 
     @cached_property
@@ -94,13 +105,13 @@ class EditorFiles:
     def read(self, path: str) -> EditorFile | None:
         if path not in self.paths:
             return None
-        content = (self.folder / path).read_bytes()
-        mime_type = _mime_type(path)
+        file = self.folder / path
+        content, mime_type = file.read_bytes(), _mime_type(path)
         return EditorFile(
             content,
             self._gzipped(path, content, mime_type),
             mime_type,
-            f'"{self.version}-{hashlib.sha256(content).hexdigest()[:16]}"',
+            f'"{file.stat().st_mtime_ns:x}-{len(content):x}"',
             FOREVER if _NAMED_BY_CONTENT.fullmatch(path) else REVALIDATED,
         )
 
@@ -123,18 +134,30 @@ def installed_files() -> EditorFiles | None:
     if found is None or not found.submodule_search_locations:
         return None
     folder = Path(found.submodule_search_locations[0]) / "static"
-    return EditorFiles(folder, metadata.version(PACKAGE)) if folder.is_dir() else None
+    return EditorFiles(folder) if folder.is_dir() else None
 
 
-OWN_FILES = EditorFiles(Path(__file__).with_name("editor_files"), "own")
+OWN_FILES = EditorFiles(Path(__file__).with_name("editor_files"))
 
 
 @dataclass(frozen=True)
 class Editor:
     """`files`: of the installed package, if there is one."""
 
-    gateway: Gateway
+    router: GatewayRouter
     files: EditorFiles | None
+    templates: Templates
+
+    @property
+    def plane(self) -> ControlPlane:
+        return self.router.gateway.plane
+
+    async def caller_of(self, request: Request) -> Caller:
+        return await authenticate(self.plane, request, self.router.gateway.local_key)
+
+    async def comfyui_answer(self, request: Request) -> Response:
+        """To the same request, where it is not below `/editor`."""
+        return await self.router.answer(Request(_above(request.scope), request.receive))
 
     def read(self, path: str) -> EditorFile | None:
         found = OWN_FILES.read(path)
@@ -146,27 +169,30 @@ class EditorRouter(Router[Editor]):
 
     def __init__(self, editor: Editor) -> None:
         super().__init__(editor, None, ROUTES, {})
-        self._public_url = editor.gateway.plane.settings.public_url
+        self.gateway_router = editor.router
+        self._public_url = editor.plane.settings.public_url
 
     def is_page(self, path: str) -> bool:
         return path in self._fixed
 
     async def answer(self, request: Request) -> Response:
-        if request.method in ("GET", "HEAD"):
-            # Pages and files hold nothing of anybody, and other sites may link to them.
-            return await self._dispatch(request)
-        if not is_same_origin(request, self._public_url):
+        is_reading = request.method in ("GET", "HEAD")
+        if not is_reading and not is_same_origin(request, self._public_url):
             return empty_reply(403)
-        return await super().answer(request)
+        try:
+            # Other sites may link to pages and files: they hold nothing of anybody.
+            return await (self._dispatch(request) if is_reading else super().answer(request))
+        except FleetError as error:
+            return error_reply(error)
 
 
 class EditorRoutes:
     """ASGI middleware: below `/editor` are the editor's own pages, then ComfyUI's routes, then the editor's files."""
 
-    def __init__(self, app: ASGIApp, editor: EditorRouter, gateway: GatewayRouter) -> None:
+    def __init__(self, app: ASGIApp, router: EditorRouter) -> None:
         self._app = app
-        self._editor = editor
-        self._gateway = gateway
+        self._editor = router
+        self._gateway = router.gateway_router
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket") or not _is_below(scope["path"]):
@@ -178,13 +204,18 @@ class EditorRoutes:
         if route is None:
             await self._editor(scope, receive, send)
             return
-        raw: bytes = scope.get("raw_path") or scope["path"].encode()
-        inner = {**scope, "path": path, "raw_path": raw.removeprefix(PREFIX.encode())}
-        await self._gateway(inner, receive, send)
+        await self._gateway(_above(scope), receive, send)
+
+
+def _above(scope: Scope) -> Scope:
+    """The same request without `/editor` in its path."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    path = scope["path"].removeprefix(PREFIX)
+    return {**scope, "path": path, "raw_path": raw.removeprefix(PREFIX.encode())}
 
 
 def _is_below(path: str) -> bool:
-    return path == PREFIX or path.startswith(f"{PREFIX}/")
+    return path == PREFIX or path.startswith((f"{PREFIX}/", f"{FAVICONS}/"))
 
 
 async def get_bare(editor: Editor, request: Request) -> Response:
@@ -198,7 +229,7 @@ async def get_index(editor: Editor, request: Request) -> Response:
         # The cookie does not come with a link of another site, but with our own.
         return _page('<meta http-equiv="refresh" content="0"><p>One moment…</p>')
     try:
-        await authenticate(editor.gateway.plane, request, editor.gateway.local_key)
+        await editor.caller_of(request)
     except FleetError:
         return _redirect("login")
     index = await asyncio.to_thread(lambda: files.index)
@@ -250,6 +281,52 @@ def _sent(file: EditorFile, request: Request) -> Response:
     return Response(content, headers=headers, media_type=file.mime_type)
 
 
+async def get_favicon(editor: Editor, request: Request) -> Response:
+    request.scope["path_params"] = {"path": f"{FAVICONS[1:]}/{request.path_params['name']}"}
+    return await get_file(editor, request)
+
+
+async def get_template(editor: Editor, request: Request) -> Response:
+    name = request.path_params["name"]
+    if INDEX.fullmatch(name):
+        caller = await editor.caller_of(request)
+        offer = await offer_to(editor.plane, caller)
+        found = await asyncio.to_thread(editor.templates.index, name, offer.object_info.keys())
+        return json_reply(found)
+    if not name.endswith(".json"):
+        # Their pictures are in packages of hundreds of megabytes.
+        request.scope["path_params"] = {"path": NO_PICTURE}
+        return await get_file(editor, request)
+    document = await asyncio.to_thread(editor.templates.document, name)
+    if document is None:
+        return json_reply({}, 200 if name == "index_logo.json" else 404)
+    return Response(document, media_type="application/json")
+
+
+async def get_settings(editor: Editor, request: Request) -> Response:
+    answer = await editor.comfyui_answer(request)
+    if answer.status_code != 200:
+        return answer
+    return json_reply({**json.loads(bytes(answer.body)), **FORCED_SETTINGS})
+
+
+async def get_user_files(editor: Editor, request: Request) -> Response:
+    """An empty folder where there is none: the editor looks into folders that it has not made yet."""
+    return _or_else(await editor.comfyui_answer(request), json_reply([]))
+
+
+async def get_user_styles(editor: Editor, request: Request) -> Response:
+    return _or_else(await editor.comfyui_answer(request), Response(b"", media_type="text/css"))
+
+
+async def get_node_templates(editor: Editor, request: Request) -> Response:
+    return _or_else(await editor.comfyui_answer(request), json_reply([]))
+
+
+def _or_else(answer: Response, nothing: Response) -> Response:
+    return nothing if answer.status_code == 404 else answer
+
+
 async def get_extensions(editor: Editor, request: Request) -> Response:
     return json_reply([f"/{EXTENSION}"])
 
@@ -268,7 +345,7 @@ async def post_login(editor: Editor, request: Request) -> Response:
     wrong, address = request.app.state.wrong_keys, request.client.host if request.client else ""
     wrong.admit(address, key)
     try:
-        caller = await authenticate_key(editor.gateway.plane, key)
+        caller = await authenticate_key(editor.plane, key)
     except Unauthenticated:
         await wrong.slow_down(address)
         return _login_page("This key is not valid.", 401)
@@ -383,5 +460,11 @@ ROUTES = (
     Route("POST", f"{PREFIX}/login", post_login, _ALONE),
     Route("POST", f"{PREFIX}/logout", post_logout, _ALONE),
     Route("GET", f"{PREFIX}/api/extensions", get_extensions, _ALONE),
+    Route("GET", f"{PREFIX}/api/settings", get_settings, _ALONE),
+    Route("GET", f"{PREFIX}/api/userdata", get_user_files, _ALONE),
+    Route("GET", f"{PREFIX}/api/userdata/user.css", get_user_styles, _ALONE),
+    Route("GET", f"{PREFIX}/api/userdata/comfy.templates.json", get_node_templates, _ALONE),
+    Route("GET", f"{PREFIX}/templates/{{name}}", get_template, _ALONE),
+    Route("GET", f"{FAVICONS}/{{name}}", get_favicon, _ALONE),
     Route("GET", f"{PREFIX}/{{path:path}}", get_file, _ALONE),
 )

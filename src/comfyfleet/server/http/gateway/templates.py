@@ -1,0 +1,83 @@
+"""Workflows to begin with, in ComfyUI's editor: of all that are known, those that the caller's fleets can run."""
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+PACKAGE = "comfyui_workflow_templates_json"
+OWN_FOLDER = Path(__file__).with_name("editor_files") / "templates"
+INDEX = re.compile(r"index(?:\.[A-Za-z-]{2,10})?\.json")
+# Nodes that the editor itself resolves.
+OF_THE_EDITOR = frozenset({"MarkdownNote", "Note", "PrimitiveNode", "Reroute"})
+# How LiteGraph marks nodes that don't run: muted, and bypassed.
+NOT_RUN = (2, 4)
+# They name files on hosts of others.
+_LEFT_OUT = ("io", "thumbnail", "logos")
+
+
+@dataclass
+class Templates:
+    """In `folders`, each with an index; what the first has counts."""
+
+    folders: tuple[Path, ...]
+    _types: dict[str, frozenset[str] | None] = field(default_factory=dict)
+
+    def index(self, name: str, offered: Collection[str]) -> list[dict[str, Any]]:
+        """By category, as the editor shows them."""
+        found = []
+        for folder in self.folders:
+            for category in _read(folder / name) or _read(folder / "index.json") or ():
+                entries = [*self._runnable(category.get("templates", ()), offered)]
+                if entries:
+                    found.append({**category, "templates": entries})
+        return found
+
+    def document(self, name: str) -> bytes | None:
+        """`name` is a file's name alone: it has no slash."""
+        paths = (folder / name for folder in self.folders)
+        return next((path.read_bytes() for path in paths if path.is_file()), None)
+
+    def _runnable(
+        self, entries: Collection[Mapping[str, Any]], offered: Collection[str]
+    ) -> Iterator[dict[str, Any]]:
+        for entry in entries:
+            needed = self._needed(str(entry.get("name")))
+            if needed is not None and needed <= set(offered):
+                yield {key: value for key, value in entry.items() if key not in _LEFT_OUT}
+
+    def _needed(self, name: str) -> frozenset[str] | None:
+        if name not in self._types:
+            document = self.document(f"{name}.json")
+            self._types[name] = None if document is None else node_types(json.loads(document))
+        return self._types[name]
+
+
+def installed_templates() -> Templates:
+    found = util.find_spec(PACKAGE)
+    locations = found.submodule_search_locations if found else None
+    theirs = (Path(locations[0]) / "templates",) if locations else ()
+    return Templates((OWN_FOLDER, *theirs))
+
+
+def node_types(workflow: Mapping[str, Any]) -> frozenset[str]:
+    """The node types that a workflow in the editor's format runs, in its subgraphs too."""
+    subgraphs = (workflow.get("definitions") or {}).get("subgraphs") or ()
+    used = {
+        node["type"]
+        for graph in (workflow, *subgraphs)
+        for node in graph.get("nodes") or ()
+        if node.get("mode") not in NOT_RUN
+    }
+    return frozenset(used) - OF_THE_EDITOR - {each["id"] for each in subgraphs}
+
+
+def _read(path: Path) -> list[dict[str, Any]] | None:
+    try:
+        found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return found
