@@ -4,7 +4,7 @@ Internal: may change without notice.
 """
 
 from comfyfleet.server.app import ControlPlane
-from comfyfleet.server.http.gateway import files, info, prompts, sockets, stub
+from comfyfleet.server.http.gateway import files, info, prompts, sockets
 from comfyfleet.server.http.gateway.app import Gateway, GatewayRouter
 from comfyfleet.server.http.gateway.app import GatewayRoutes as GatewayRoutes
 from comfyfleet.server.http.gateway.auth import KeyInPath as KeyInPath
