@@ -4,17 +4,17 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import httpx
 from tests.support.backends.engine_client import EngineClient, open_engine_client
 from tests.support.databases.factory import Databases
 from tests.support.server.asgi import free_listener, url_of
 from tests.support.server.command_process import CommandProcess, started
-from tests.support.server.control_plane import ADMIN_KEY, plane_on
+from tests.support.server.control_plane import ADMIN_KEY, client_of, plane_on
 from tests.support.workers.workers import running_worker
 
 from comfyfleet.engine import Served, serve_in_thread
@@ -29,6 +29,8 @@ from comfyfleet.server.maintenance.embedded_fleet import (
     local_user_key,
     open_embedded_fleet,
 )
+from comfyfleet.server.tenants import service as tenants
+from comfyfleet.server.tenants.model import ALL_SCOPES, NewApiKey, new_api_key
 from comfyfleet.worker.settings import WorkerSettings
 
 LONG_KEY = "a" * 64
@@ -208,3 +210,41 @@ def worker_settings(
         heartbeat_seconds=1.0,
         grace_seconds=5.0,
     )
+
+
+@dataclass(frozen=True)
+class GatewayClients:
+    """Users of a control plane that has no workers, each with a client that is called in this process."""
+
+    plane: ControlPlane
+    stack: contextlib.AsyncExitStack
+    users: dict[httpx.AsyncClient, tuple[UUID, UUID]] = field(default_factory=dict)
+
+    async def new_client(
+        self, *, of_tenant_of: httpx.AsyncClient | None = None
+    ) -> httpx.AsyncClient:
+        """Of a new user, and of a new tenant unless another's client is named."""
+        now, user_id = self.plane.clock(), uuid4()
+        if of_tenant_of is None:
+            tenant_id = uuid4()
+            async with self.plane.central.transaction() as tx:
+                await tenants.create_tenant(
+                    tx, tenant_id=tenant_id, name="Ada & Co", pool="main", now=now
+                )
+        else:
+            tenant_id, _ = self.users[of_tenant_of]
+        async with self.plane.context.tenant_transaction(tenant_id) as tx:
+            await tenants.create_user(tx, user_id=user_id, tenant_id=tenant_id, now=now)
+        key = new_api_key()
+        new = NewApiKey(uuid4(), key, tenant_id, user_id, "test", ALL_SCOPES, None)
+        async with self.plane.central.transaction() as tx:
+            await tenants.create_key(tx, new, now=now)
+        client = await self.stack.enter_async_context(client_of(self.plane, key))
+        self.users[client] = tenant_id, user_id
+        return client
+
+
+@contextlib.asynccontextmanager
+async def clients_of(plane: ControlPlane) -> AsyncIterator[GatewayClients]:
+    async with contextlib.AsyncExitStack() as stack:
+        yield GatewayClients(plane, stack)

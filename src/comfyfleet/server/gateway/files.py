@@ -24,6 +24,7 @@ from comfyfleet.server.tenants.model import Caller
 # `cat.png [output]` names a file of another folder than that of inputs.
 _ANNOTATED = re.compile(r"(?P<path>.*?) ?\[(?P<folder>input|output|temp)\]\s*")
 NAMES_TRIED_MAX = 10_000
+NAMES_LISTED_MAX = 10_000
 
 
 def split_annotation(name: str, folder: str = "input") -> tuple[str, str]:
@@ -98,6 +99,15 @@ async def find_file(plane: ControlPlane, caller: Caller, folder: str, path: str)
         if file_id is None:
             raise NotFound(f"there is no file {path}")
         return await media.get_file(tx, caller.tenant.id, file_id)
+
+
+async def list_names(plane: ControlPlane, caller: Caller, folder: str) -> list[str]:
+    """The newest first, without those of subfolders."""
+    async with plane.context.tenant(caller.tenant.id) as tx:
+        found = await run_log.list_files(
+            tx, caller.tenant.id, caller.user_id, folder, limit=NAMES_LISTED_MAX
+        )
+    return [each.path for each in found if not each.subfolder]
 
 
 async def store_upload(

@@ -1,7 +1,8 @@
 """Prompts of the gateway as ComfyUI shows them: in its queue, in its history, among its jobs. Pure."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
 from comfyfleet.protocol.payloads import QueuedPrompt, Record
@@ -98,3 +99,17 @@ def _executed(told: Iterable[Event]) -> set[str]:
 
 def events_in(rows: Iterable[LoggedEvents]) -> list[Event]:
     return [event for row in rows for event in row.events]
+
+
+class UserdataEntry(NamedTuple):
+    """A file that an editor stores on its server, without its content."""
+
+    path: str
+    size: int
+    created_at: datetime
+    modified_at: datetime
+
+
+class StoredUserdata(NamedTuple):
+    entry: UserdataEntry
+    data: bytes

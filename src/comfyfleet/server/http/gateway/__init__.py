@@ -4,7 +4,7 @@ Internal: may change without notice.
 """
 
 from comfyfleet.server.app import ControlPlane
-from comfyfleet.server.http.gateway import files, info, prompts, sockets
+from comfyfleet.server.http.gateway import files, info, prompts, sockets, userdata
 from comfyfleet.server.http.gateway.app import Gateway, GatewayRouter
 from comfyfleet.server.http.gateway.app import GatewayRoutes as GatewayRoutes
 from comfyfleet.server.http.gateway.auth import KeyInPath as KeyInPath
@@ -12,7 +12,7 @@ from comfyfleet.server.http.gateway.editor import Editor, EditorRouter, installe
 from comfyfleet.server.http.gateway.editor import EditorRoutes as EditorRoutes
 from comfyfleet.server.http.gateway.templates import installed_templates
 
-ROUTES = (*prompts.ROUTES, *files.ROUTES, *info.ROUTES)
+ROUTES = (*prompts.ROUTES, *files.ROUTES, *info.ROUTES, *userdata.ROUTES)
 
 
 def gateway_router(plane: ControlPlane, local_key: str | None = None) -> GatewayRouter:

@@ -16,6 +16,7 @@ from comfyfleet.protocol.http import Router, is_foreign, json_reply
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.gateway.feed import GatewayFeeds
 from comfyfleet.server.gateway.history import EntryCache
+from comfyfleet.server.gateway.inventory import InventoryCache
 from comfyfleet.server.http.errors import status_of
 from comfyfleet.server.http.gateway.auth import authenticate
 from comfyfleet.server.tenants.model import Caller
@@ -31,6 +32,7 @@ class Gateway:
     local_key: str | None = None
     entries: EntryCache = field(default_factory=EntryCache)
     numbers: dict[UUID, "count[int]"] = field(default_factory=dict)
+    inventories: InventoryCache = field(default_factory=InventoryCache)
 
     def __post_init__(self) -> None:
         self.feeds = GatewayFeeds(self.plane)

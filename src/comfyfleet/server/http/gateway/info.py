@@ -1,22 +1,32 @@
 """ComfyUI's routes about the server: node types, features, figures."""
 
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import Response
 
 from comfyfleet import __version__
-from comfyfleet.protocol.http import BODY_BYTES_MAX, Route, json_reply
+from comfyfleet.protocol.http import Route, empty_reply, json_reply
+from comfyfleet.protocol.server_info import (
+    ALONE,
+    FEATURES,
+    LOG_ROUTES,
+    MODEL_FOLDERS,
+    MODEL_FOLDERS_DESCRIBED,
+    constant_reply,
+    describe_system,
+    not_found,
+)
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.gateway import files
+from comfyfleet.server.gateway.inventory import Device, Inventory
 from comfyfleet.server.gateway.offers import offer_to
 from comfyfleet.server.http.gateway.app import GatewayCall
+from comfyfleet.server.run_log.model import FOLDERS
 
-COMFYUI_VERSION = "0.28.0"
-FEATURES = {
-    "supports_preview_metadata": True,
-    "supports_model_type_tags": True,
-    "max_upload_size": BODY_BYTES_MAX,
-    "extension": {"manager": {"supports_v4": True}},
-    "node_replacements": True,
-    "assets": False,
-}
+
+def features_of(plane: ControlPlane) -> dict[str, Any]:
+    return {**FEATURES, "max_upload_size": plane.settings.max_upload_bytes}
 
 
 async def get_object_info(call: GatewayCall, request: Request) -> Response:
@@ -31,16 +41,57 @@ async def get_object_info_of(call: GatewayCall, request: Request) -> Response:
 
 
 async def get_features(call: GatewayCall, request: Request) -> Response:
-    return json_reply(FEATURES)
+    return json_reply(features_of(call.plane))
+
+
+async def _inventory(call: GatewayCall) -> Inventory:
+    offer = await offer_to(call.plane, call.caller)
+    return await call.gateway.inventories.get(call.plane, offer.fleets)
 
 
 async def get_system_stats(call: GatewayCall, request: Request) -> Response:
-    system = {
-        "os": "posix",
-        "comfyui_version": COMFYUI_VERSION,
-        "argv": [f"comfyfleet {__version__}"],
+    found = await _inventory(call)
+    system = describe_system([f"comfyfleet {__version__}"], 0, 0)
+    devices = [_device(index, each) for index, each in enumerate(found.devices)]
+    return json_reply({"system": system, "devices": devices})
+
+
+def _device(index: int, device: Device) -> dict[str, Any]:
+    """Free memory is not told: who runs next decides it."""
+    named = {
+        "name": f"cuda:{index} {device.name}" if device.is_gpu else "cpu",
+        "type": "cuda" if device.is_gpu else "cpu",
+        "index": index if device.is_gpu else None,
     }
-    return json_reply({"system": system, "devices": []})
+    figures = ("vram_total", "vram_free", "torch_vram_total", "torch_vram_free")
+    return {**named, **dict.fromkeys(figures, device.memory_bytes)}
+
+
+async def get_models_in(call: GatewayCall, request: Request) -> Response:
+    folder = request.path_params["folder"]
+    if folder not in MODEL_FOLDERS:
+        return empty_reply(404)
+    return json_reply((await _inventory(call)).models.get(folder, []))
+
+
+async def get_described_models(call: GatewayCall, request: Request) -> Response:
+    folder = request.path_params["folder"]
+    if folder not in MODEL_FOLDERS:
+        return empty_reply(404)
+    found = (await _inventory(call)).models.get(folder, [])
+    return json_reply([{"name": name, "pathIndex": 0} for name in found])
+
+
+async def get_metadata(call: GatewayCall, request: Request) -> Response:
+    return empty_reply(404)
+
+
+async def get_files(call: GatewayCall, request: Request) -> Response:
+    kind = request.path_params["kind"]
+    if kind not in FOLDERS:
+        return json_reply({"error": "Invalid directory type"}, 400)
+    names = await files.list_names(call.plane, call.caller, kind)
+    return json_reply([f"{name} [{kind}]" for name in names])
 
 
 ROUTES = (
@@ -48,4 +99,23 @@ ROUTES = (
     Route("GET", "/object_info/{node_class}", get_object_info_of),
     Route("GET", "/features", get_features),
     Route("GET", "/system_stats", get_system_stats),
+    Route("GET", "/embeddings", constant_reply([])),
+    Route("GET", "/models", constant_reply(MODEL_FOLDERS)),
+    Route("GET", "/models/{folder}", get_models_in),
+    Route("GET", "/experiment/models", constant_reply(MODEL_FOLDERS_DESCRIBED)),
+    Route("GET", "/experiment/models/{folder}", get_described_models),
+    Route("GET", "/view_metadata/{folder}", get_metadata),
+    Route("GET", "/extensions", constant_reply([])),
+    Route("GET", "/i18n", constant_reply({})),
+    Route("GET", "/workflow_templates", constant_reply({})),
+    Route("GET", "/global_subgraphs", constant_reply({})),
+    Route("GET", "/global_subgraphs/{id}", constant_reply(None)),
+    Route("GET", "/node_replacements", constant_reply({})),
+    Route("GET", "/manager/version", not_found),
+    *LOG_ROUTES,
+    Route(
+        "GET", "/internal/folder_paths", constant_reply({each: [] for each in MODEL_FOLDERS}), ALONE
+    ),
+    Route("GET", "/internal/files/{kind}", get_files, ALONE),
+    Route("GET", "/internal/{rest:path}", not_found, ALONE),
 )

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import json
 import uuid
+from collections.abc import Mapping
+from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -12,7 +14,7 @@ from comfyfleet.server.gateway.feed import GatewaySocket
 from comfyfleet.server.gateway.history import active_jobs
 from comfyfleet.server.gateway.model import CLIENT_ID_CHARACTERS_MAX
 from comfyfleet.server.http.gateway.app import GatewayCall
-from comfyfleet.server.http.gateway.info import FEATURES
+from comfyfleet.server.http.gateway.info import features_of
 
 
 async def serve_socket(call: GatewayCall, websocket: WebSocket) -> None:
@@ -26,16 +28,20 @@ async def serve_socket(call: GatewayCall, websocket: WebSocket) -> None:
     socket.push(json_frame("status", {"status": status, "sid": client_id}))
     feeds.of(call.caller).add(socket)
     try:
-        await pump(websocket, socket)
+        await pump(websocket, socket, features_of(call.plane))
     finally:
         await feeds.leave(call.caller, socket)
 
 
-async def pump(websocket: WebSocket, socket: GatewaySocket) -> None:
+async def pump(websocket: WebSocket, socket: GatewaySocket, features: Mapping[str, Any]) -> None:
     """Writes and listens until the client goes, or has stopped reading for too long."""
     running = [
         asyncio.ensure_future(part)
-        for part in (_write(websocket, socket), _listen(websocket, socket), socket.overrun.wait())
+        for part in (
+            _write(websocket, socket),
+            _listen(websocket, socket, features),
+            socket.overrun.wait(),
+        )
     ]
     try:
         await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -56,7 +62,7 @@ async def _write(websocket: WebSocket, socket: GatewaySocket) -> None:
             await websocket.send_bytes(frame)
 
 
-async def _listen(websocket: WebSocket, socket: GatewaySocket) -> None:
+async def _listen(websocket: WebSocket, socket: GatewaySocket, features: Mapping[str, Any]) -> None:
     """Only the first text that is JSON counts, and only if it is `feature_flags`."""
     is_first = True
     while True:
@@ -68,9 +74,9 @@ async def _listen(websocket: WebSocket, socket: GatewaySocket) -> None:
         except ValueError:
             continue
         if is_first and isinstance(said, dict) and said.get("type") == "feature_flags":
-            features = said.get("data")
-            socket.features = features if isinstance(features, dict) else {}
-            socket.push(json_frame("feature_flags", FEATURES))
+            supported = said.get("data")
+            socket.features = supported if isinstance(supported, dict) else {}
+            socket.push(json_frame("feature_flags", features))
         is_first = False
 
 

@@ -1,0 +1,116 @@
+"""What the online workers of a user's fleets have: GPUs, and model files by ComfyUI's names of their folders."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from time import monotonic
+
+from comfyfleet.api.worker import BackendFacts
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.fleets.model import Fleet
+
+# Clients poll figures of the machine to see whether a server lives.
+KEPT_SECONDS = 5.0
+INVENTORIES_MAX = 1_000
+DEVICES_PER_FLEET_MAX = 64
+
+# `Class.input` where the input's name alone does not tell the folder.
+FOLDER_OF_CLASS: Mapping[str, str] = {
+    "CLIPVisionLoader.clip_name": "clip_vision",
+    "UpscaleModelLoader.model_name": "upscale_models",
+    "LatentUpscaleModelLoader.model_name": "latent_upscale_models",
+    "ModelPatchLoader.name": "model_patches",
+    "DiffusersLoader.model_path": "diffusers",
+    "FrameInterpolationModelLoader.model_name": "frame_interpolation",
+    "OpticalFlowLoader.model_name": "optical_flow",
+}
+FOLDER_OF_INPUT: Mapping[str, str] = {
+    "ckpt_name": "checkpoints",
+    "config_name": "configs",
+    "lora_name": "loras",
+    "vae_name": "vae",
+    "clip_name": "text_encoders",
+    "clip_name1": "text_encoders",
+    "clip_name2": "text_encoders",
+    "clip_name3": "text_encoders",
+    "clip_name4": "text_encoders",
+    "text_encoder_name": "text_encoders",
+    "unet_name": "diffusion_models",
+    "control_net_name": "controlnet",
+    "style_model_name": "style_models",
+    "gligen_name": "gligen",
+    "hypernetwork_name": "hypernetworks",
+    "photomaker_model_name": "photomaker",
+    "audio_encoder_name": "audio_encoders",
+    "bg_removal_name": "background_removal",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A worker's GPU, or its CPU."""
+
+    name: str
+    is_gpu: bool
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    devices: Sequence[Device] = ()
+    models: Mapping[str, Sequence[str]] = field(default_factory=dict)  # folder → files
+
+
+def folder_of(model_input: str) -> str | None:
+    """The model folder that an input such as `CheckpointLoaderSimple.ckpt_name` chooses from."""
+    return FOLDER_OF_CLASS.get(model_input) or FOLDER_OF_INPUT.get(model_input.rpartition(".")[2])
+
+
+def models_by_folder(facts: Iterable[BackendFacts]) -> dict[str, list[str]]:
+    """The union over all backends."""
+    found: dict[str, set[str]] = {}
+    for each in facts:
+        for model_input, files in each.model_files.items():
+            if folder := folder_of(model_input):
+                found.setdefault(folder, set()).update(files)
+    return {folder: sorted(files) for folder, files in found.items()}
+
+
+def device_of(facts: BackendFacts) -> Device:
+    return Device(facts.gpu or "cpu", facts.gpu is not None, facts.gpu_memory_bytes or 0)
+
+
+async def read_inventory(plane: ControlPlane, of_fleets: Sequence[Fleet]) -> Inventory:
+    seen_since = plane.clock() - timedelta(seconds=plane.settings.offline_after_seconds)
+    devices: list[Device] = []
+    kinds: list[BackendFacts] = []
+    async with plane.central.read() as tx:
+        for fleet in of_fleets:
+            workers = await fleets.workers_of(
+                tx, fleet, seen_since=seen_since, limit=DEVICES_PER_FLEET_MAX
+            )
+            facts = await fleets.facts_of(tx, [each for each in workers if each.takes_jobs])
+            devices += [device_of(each) for each in facts.values()]
+            distinct = await fleets.one_of_each_kind(tx, fleet, seen_since=seen_since)
+            kinds += (await fleets.facts_of(tx, distinct)).values()
+    return Inventory(devices, models_by_folder(kinds))
+
+
+class InventoryCache:
+    """Keeps each for some seconds, whoever asks."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._kept: dict[tuple[int, ...], tuple[float, Inventory]] = {}
+
+    async def get(self, plane: ControlPlane, of_fleets: Sequence[Fleet]) -> Inventory:
+        key = tuple(sorted(fleet.id for fleet in of_fleets))
+        read_at, inventory = self._kept.get(key, (float("-inf"), Inventory()))
+        if self._clock() - read_at < KEPT_SECONDS:
+            return inventory
+        inventory = await read_inventory(plane, of_fleets)
+        if len(self._kept) >= INVENTORIES_MAX:
+            self._kept.clear()
+        self._kept[key] = (self._clock(), inventory)
+        return inventory

@@ -1,0 +1,223 @@
+"""ComfyUI's routes of what an editor stores on its server: users, settings, files."""
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import unquote
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from comfyfleet.errors import Conflict, InvalidInput, NotFound
+from comfyfleet.protocol.files import (
+    FileReply,
+    FileStamp,
+    OutsideFolder,
+    file_headers,
+    path_inside,
+    plan_reply,
+)
+from comfyfleet.protocol.http import Route, empty_reply, json_reply, read_json, text_reply
+from comfyfleet.protocol.payloads import MalformedBody
+from comfyfleet.server.gateway import userdata
+from comfyfleet.server.gateway.model import UserdataEntry
+from comfyfleet.server.http.gateway.app import GatewayCall
+
+
+async def get_users(call: GatewayCall, request: Request) -> Response:
+    migrated = await userdata.has_any(call.plane, call.caller)
+    return json_reply({"storage": "server", "migrated": migrated})
+
+
+async def get_settings(call: GatewayCall, request: Request) -> Response:
+    return json_reply(await userdata.read_settings(call.plane, call.caller))
+
+
+async def get_setting(call: GatewayCall, request: Request) -> Response:
+    settings = await userdata.read_settings(call.plane, call.caller)
+    return json_reply(settings.get(request.path_params["id"]))
+
+
+async def post_settings(call: GatewayCall, request: Request) -> Response:
+    body = await read_json(request)
+    if not isinstance(body, dict):
+        raise MalformedBody("settings are an object")
+    await userdata.change_settings(call.plane, call.caller, body)
+    return empty_reply()
+
+
+async def post_setting(call: GatewayCall, request: Request) -> Response:
+    value = await read_json(request)
+    changes = {request.path_params["id"]: value}
+    await userdata.change_settings(call.plane, call.caller, changes)
+    return empty_reply()
+
+
+async def list_files(call: GatewayCall, request: Request) -> Response:
+    query = request.query_params
+    if not query.get("dir"):
+        return text_reply("Directory not provided", 400)
+    try:
+        folder = path_inside("", unquote(query["dir"]))
+    except OutsideFolder:
+        return text_reply("Invalid directory", 403)
+    found = await userdata.list_files(call.plane, call.caller, folder)
+    if not found:
+        return text_reply("Directory not found", 404)
+    entries = [entry._replace(path=_relative(entry.path, folder)) for entry in found]
+    if not _is_true(query, "recurse"):
+        entries = [entry for entry in entries if "/" not in entry.path]
+    return json_reply([_listed(entry, query) for entry in entries])
+
+
+def _relative(path: str, folder: str) -> str:
+    return path[len(folder) + 1 :] if folder else path
+
+
+def _listed(entry: UserdataEntry, query: Mapping[str, str]) -> Any:
+    if _is_true(query, "full_info"):
+        return _info(entry)
+    return [entry.path, *entry.path.split("/")] if _is_true(query, "split") else entry.path
+
+
+def _info(entry: UserdataEntry) -> dict[str, Any]:
+    return {
+        "path": entry.path,
+        "size": entry.size,
+        "modified": int(entry.modified_at.timestamp() * 1000),
+        "created": int(entry.created_at.timestamp() * 1000),
+    }
+
+
+async def list_tree(call: GatewayCall, request: Request) -> Response:
+    wanted = request.query_params.get("path", "")
+    try:
+        folder = path_inside("", unquote(wanted))
+    except OutsideFolder:
+        return text_reply("Invalid path requested", 400)
+    found = await userdata.list_files(call.plane, call.caller, folder)
+    if not found:
+        return await _no_tree(call, wanted, folder)
+    entries = [*_folders(found, folder), *_files(found)]
+    return json_reply(sorted(entries, key=_folders_first))
+
+
+async def _no_tree(call: GatewayCall, wanted: str, folder: str) -> Response:
+    if not wanted:
+        return json_reply([])
+    try:
+        await userdata.read(call.plane, call.caller, folder)
+    except NotFound:
+        return text_reply("Requested path not found", 404)
+    return text_reply("Requested path is not a directory", 400)
+
+
+def _folders(entries: Iterable[UserdataEntry], folder: str) -> Iterator[dict[str, Any]]:
+    above = {str(each) for entry in entries for each in PurePosixPath(entry.path).parents}
+    for path in above - {".", folder}:
+        if not folder or path.startswith(f"{folder}/"):
+            yield {"name": path.rpartition("/")[2], "path": path, "type": "directory"}
+
+
+def _files(entries: Iterable[UserdataEntry]) -> Iterator[dict[str, Any]]:
+    for path, size, _, modified_at in entries:
+        named = {"name": path.rpartition("/")[2], "path": path, "type": "file"}
+        yield {**named, "size": size, "modified": modified_at.timestamp()}
+
+
+def _folders_first(entry: Mapping[str, Any]) -> tuple[bool, str]:
+    return entry["type"] != "directory", entry["name"].lower()
+
+
+async def get_file(call: GatewayCall, request: Request) -> Response:
+    try:
+        path = _path(request, "file")
+        entry, data = await userdata.read(call.plane, call.caller, path)
+    except OutsideFolder:
+        return empty_reply(403)
+    except (InvalidInput, NotFound):
+        return empty_reply(404)
+    stamp = FileStamp(entry.size, int(entry.modified_at.timestamp() * 1_000_000) * 1000)
+    plan = plan_reply(request.headers, stamp)
+    # Whatever it is, it is not for showing in the editor's own origin.
+    headers = {**file_headers(path.rpartition("/")[2]), "content-disposition": "attachment"}
+    has_body = request.method != "HEAD" and plan.length > 0
+    body = _once(data[plan.start : plan.start + plan.length]) if has_body else None
+    return FileReply(plan, stamp, headers, body)
+
+
+async def _once(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
+async def post_file(call: GatewayCall, request: Request) -> Response:
+    try:
+        path = _path(request, "file")
+        entry = await userdata.write(
+            call.plane, call.caller, path, await request.body(), overwrites=_overwrites(request)
+        )
+    except OutsideFolder:
+        return empty_reply(403)
+    except Conflict:
+        return text_reply("File already exists", 409)
+    except InvalidInput:
+        return empty_reply(400)
+    return json_reply(_path_or_info(entry, request))
+
+
+async def delete_file(call: GatewayCall, request: Request) -> Response:
+    try:
+        await userdata.delete(call.plane, call.caller, _path(request, "file"))
+    except OutsideFolder:
+        return empty_reply(403)
+    except (InvalidInput, NotFound):
+        return empty_reply(404)
+    return empty_reply(204)
+
+
+async def move_file(call: GatewayCall, request: Request) -> Response:
+    try:
+        source, target = _path(request, "file"), _path(request, "dest")
+        entry = await userdata.move(
+            call.plane, call.caller, source, target, overwrites=_overwrites(request)
+        )
+    except OutsideFolder:
+        return empty_reply(403)
+    except NotFound:
+        return empty_reply(404)
+    except Conflict:
+        return text_reply("File already exists", 409)
+    except InvalidInput:
+        return empty_reply(400)
+    return json_reply(_path_or_info(entry, request))
+
+
+def _path(request: Request, name: str) -> str:
+    return userdata.checked_path(unquote(request.path_params[name]))
+
+
+def _path_or_info(entry: UserdataEntry, request: Request) -> Any:
+    return _info(entry) if _is_true(request.query_params, "full_info") else entry.path
+
+
+def _overwrites(request: Request) -> bool:
+    return request.query_params.get("overwrite") != "false"
+
+
+def _is_true(query: Mapping[str, str], name: str) -> bool:
+    return query.get(name, "").lower() == "true"
+
+
+ROUTES = (
+    Route("GET", "/users", get_users),
+    Route("GET", "/settings", get_settings),
+    Route("POST", "/settings", post_settings),
+    Route("GET", "/settings/{id}", get_setting),
+    Route("POST", "/settings/{id}", post_setting),
+    Route("GET", "/userdata", list_files),
+    Route("GET", "/v2/userdata", list_tree),
+    Route("POST", "/userdata/{file:path}/move/{dest:path}", move_file),
+    Route("GET", "/userdata/{file:path}", get_file),
+    Route("POST", "/userdata/{file:path}", post_file),
+    Route("DELETE", "/userdata/{file:path}", delete_file),
+)
