@@ -8,9 +8,12 @@ import httpx
 import pytest
 from tests.support.databases.factory import Databases
 from tests.support.server.control_plane import plane_on
-from tests.support.server.fleet import Yard, yard_on
+from tests.support.server.fleet import FleetSetup, fleet_setup_on
 from tests.support.server.gateway import GatewayClients, clients_of
 
+from comfyfleet.api.prompts import FleetPrompts
+from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.gateway.inventory import folder_of
 
 FACTS: dict[str, Any] = {
@@ -31,14 +34,14 @@ OTHER_FACTS: dict[str, Any] = {
 
 
 @pytest.fixture
-async def yard(sqlite_databases: Databases, tmp_path: Path) -> AsyncIterator[Yard]:
-    async with plane_on(sqlite_databases, tmp_path) as plane, yard_on(plane) as yard:
-        yield yard
+async def setup(sqlite_databases: Databases, tmp_path: Path) -> AsyncIterator[FleetSetup]:
+    async with plane_on(sqlite_databases, tmp_path) as plane, fleet_setup_on(plane) as setup:
+        yield setup
 
 
 @pytest.fixture
-async def clients(yard: Yard) -> AsyncIterator[GatewayClients]:
-    async with clients_of(yard.plane) as clients:
+async def clients(setup: FleetSetup) -> AsyncIterator[GatewayClients]:
+    async with clients_of(setup.plane) as clients:
         yield clients
 
 
@@ -93,19 +96,21 @@ async def test_logs_are_empty_and_can_be_subscribed_to(client: httpx.AsyncClient
 
 
 async def test_features_tell_how_much_may_be_uploaded(
-    client: httpx.AsyncClient, yard: Yard
+    client: httpx.AsyncClient, setup: FleetSetup
 ) -> None:
     features = (await client.get("/features")).json()
-    assert features["max_upload_size"] == yard.plane.settings.max_upload_bytes
+    assert features["max_upload_size"] == setup.plane.settings.max_upload_bytes
     assert features["supports_preview_metadata"] is True
 
 
 async def test_models_and_devices_are_those_of_all_online_workers(
-    client: httpx.AsyncClient, yard: Yard
+    client: httpx.AsyncClient, setup: FleetSetup
 ) -> None:
-    await yard.open_to_prompts()
+    async with setup.plane.central.transaction() as tx:
+        fleet = await fleets.get_fleet(tx, "gpu", "production")
+        await catalog.set_prompt_terms(tx, fleet, FleetPrompts(), now=setup.plane.clock())
     for name, facts in (("w1", FACTS), ("w2", OTHER_FACTS)):
-        joined = await yard.register(name, backend=facts)
+        joined = await setup.register(name, backend=facts)
         assert joined.status_code == 200, joined.text
     models = await client.get("/models/checkpoints")
     assert models.json() == ["a.safetensors", "b.safetensors", "c.safetensors"]
@@ -125,9 +130,7 @@ async def test_files_are_listed_newest_first_and_only_the_callers(clients: Gatew
     ada, other = await clients.new_client(), await clients.new_client()
     for name in ("a.png", "b.png"):
         await ada.post("/upload/image", files={"image": (name, name.encode())})
-    await ada.post(
-        "/upload/image", files={"image": ("c.png", b"c")}, data={"subfolder": "deep"}
-    )
+    await ada.post("/upload/image", files={"image": ("c.png", b"c")}, data={"subfolder": "deep"})
     assert (await ada.get("/internal/files/input")).json() == ["b.png [input]", "a.png [input]"]
     assert (await ada.get("/internal/files/output")).json() == []
     assert (await ada.get("/internal/files/nope")).status_code == 400
