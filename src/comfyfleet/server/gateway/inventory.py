@@ -48,7 +48,7 @@ FOLDER_OF_INPUT: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class WorkerDevice:
     """A worker's GPU, or its CPU."""
 
     name: str
@@ -58,7 +58,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    devices: Sequence[Device] = ()
+    devices: Sequence[WorkerDevice] = ()
     models: Mapping[str, Sequence[str]] = field(default_factory=dict)  # folder → files
 
 
@@ -77,13 +77,13 @@ def models_by_folder(facts: Iterable[BackendFacts]) -> dict[str, list[str]]:
     return {folder: sorted(files) for folder, files in found.items()}
 
 
-def device_of(facts: BackendFacts) -> Device:
-    return Device(facts.gpu or "cpu", facts.gpu is not None, facts.gpu_memory_bytes or 0)
+def device_of(facts: BackendFacts) -> WorkerDevice:
+    return WorkerDevice(facts.gpu or "cpu", facts.gpu is not None, facts.gpu_memory_bytes or 0)
 
 
 async def read_inventory(plane: ControlPlane, of_fleets: Sequence[Fleet]) -> Inventory:
     seen_since = plane.clock() - timedelta(seconds=plane.settings.offline_after_seconds)
-    devices: list[Device] = []
+    devices: list[WorkerDevice] = []
     kinds: list[BackendFacts] = []
     async with plane.central.read() as tx:
         for fleet in of_fleets:

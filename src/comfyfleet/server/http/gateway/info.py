@@ -19,7 +19,7 @@ from comfyfleet.protocol.server_info import (
 )
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.gateway import files
-from comfyfleet.server.gateway.inventory import Device, Inventory
+from comfyfleet.server.gateway.inventory import WorkerDevice, Inventory
 from comfyfleet.server.gateway.offers import offer_to
 from comfyfleet.server.http.gateway.app import GatewayCall
 from comfyfleet.server.run_log.model import FOLDERS
@@ -56,7 +56,7 @@ async def get_system_stats(call: GatewayCall, request: Request) -> Response:
     return json_reply({"system": system, "devices": devices})
 
 
-def _device(index: int, device: Device) -> dict[str, Any]:
+def _device(index: int, device: WorkerDevice) -> dict[str, Any]:
     """Free memory is not told: who runs next decides it."""
     named = {
         "name": f"cuda:{index} {device.name}" if device.is_gpu else "cpu",
