@@ -19,7 +19,7 @@ from comfyfleet.protocol.server_info import (
 )
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.gateway import files
-from comfyfleet.server.gateway.inventory import WorkerDevice, Inventory
+from comfyfleet.server.gateway.inventory import Inventory, WorkerDevice
 from comfyfleet.server.gateway.offers import offer_to
 from comfyfleet.server.http.gateway.app import GatewayCall
 from comfyfleet.server.run_log.model import FOLDERS
