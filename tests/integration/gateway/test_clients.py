@@ -35,7 +35,7 @@ MCP = "comfyui-mcp@0.52.203"
 
 SCRIPTS = Path(__file__).parent / "clients"
 PHOTO = EXAMPLES / "inputs" / "photo.png"
-NOTHING_QUEUED = {"queue_running": [], "queue_pending": []}
+NOTHING_QUEUED: Mapping[str, Any] = {"queue_running": [], "queue_pending": []}
 WAIT_SECONDS_MAX = 30.0
 LOOK_SECONDS = 0.05
 
