@@ -7,6 +7,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterable
 from datetime import timedelta
+from itertools import takewhile
 from time import monotonic
 from uuid import UUID
 
@@ -19,11 +20,9 @@ from comfyfleet.server.gateway.model import (
     end_events,
     events_in,
     gateway_data,
-    is_running,
     prompt_id_of,
 )
 from comfyfleet.server.jobs import service as jobs
-from comfyfleet.server.jobs.model import Job
 from comfyfleet.server.run_log import service as run_log
 from comfyfleet.server.run_log.model import Event, LoggedEvents
 from comfyfleet.server.tenants.model import Caller
@@ -31,8 +30,8 @@ from comfyfleet.server.tenants.model import Caller
 logger = logging.getLogger(__name__)
 # Changes that another control plane saw are noticed after so long, where no hint tells of them.
 BUSY_SECONDS, IDLE_SECONDS = 0.5, 5.0
-# A run's last report is there a moment before its job has ended.
-SETTLE_SECONDS = 0.05
+# A feed that has much to tell rests as long as it took, at most: it then tells many changes at once.
+REST_SECONDS_MAX = 0.05
 # For so long a client that was away may come back and miss nothing.
 REMEMBERED_SECONDS = 600.0
 CURSORS_MAX = 10_000
@@ -64,7 +63,7 @@ class UserFeed:
         self._caller = caller
         self._sockets: set[GatewaySocket] = set()
         self._woken = asyncio.Event()
-        self._active: dict[UUID, Job] = {}
+        self._active: frozenset[UUID] = frozenset()
         self._held: dict[UUID, asyncio.Event] = {}
         self._remaining: int | None = None
         self._task: asyncio.Task[None] | None = None
@@ -106,56 +105,62 @@ class UserFeed:
                 async with asyncio.timeout(pause):
                     await self._woken.wait()
             self._woken.clear()
+            started = monotonic()
             try:
                 await self._tell()
             except FleetError as error:
                 logger.warning("live messages are late: %s", error.message)
                 await asyncio.sleep(BUSY_SECONDS)
+            await asyncio.sleep(min(monotonic() - started, REST_SECONDS_MAX))
 
     async def _tell(self) -> None:
-        """What has happened since the last look, in the order in which ComfyUI would tell it."""
-        active = {job.id: job for job in await active_jobs(self._plane, self._caller)}
-        rows = await self._unseen()
-        if any(each in self._held for each in (*active, *(row.job_id for row in rows))):
-            return  # released soon, and then looked at again
-        self._tell_status(len({*active, *self._active}))
+        """What has happened since the last look, in the order in which ComfyUI would tell it.
+
+        A run's last report and the end of its job are seen together, as they are written together.
+        """
+        active, rows = await self._look()
+        # Of one whose POST has not been answered nothing is told, nor of what came after.
+        rows = list(takewhile(lambda row: row.job_id not in self._held, rows))
+        active -= self._held.keys()
+        self._tell_status(len(active | self._active))
         ended: set[UUID] = set()
         for row in rows:
-            is_last = row.record is not None
-            if is_last and row.job_id in active:
-                # Its report is there, and its job is about to end.
-                asyncio.get_running_loop().call_later(SETTLE_SECONDS, self._woken.set)
-                break
-            ended |= {row.job_id} if is_last else set()
-            self._tell_row(row, len({*active, *self._active} - ended))
+            if row.record is not None:
+                ended.add(row.job_id)
+            self._tell_row(row, len((active | self._active) - ended))
+        if len(rows) == run_log.EVENTS_PER_READ_MAX:
+            self._woken.set()
         else:
-            await self._tell_other_ends(active, ended)
-        self._active = active
-        self._tell_status(len(active))
+            await self._tell_other_ends(self._active - active - ended, len(active - ended))
+        self._active = active - ended
+        self._tell_status(len(self._active))
 
-    async def _unseen(self) -> list[LoggedEvents]:
+    async def _look(self) -> tuple[frozenset[UUID], list[LoggedEvents]]:
+        """Prompts that have not ended, and what no socket, or not all of them, have been sent."""
         tenant_id, user_id = self._caller.tenant.id, self._caller.user_id
         after = min((socket.seen for socket in self._sockets), default=None)
-        if after is None:
-            return []
         async with self._plane.context.tenant(tenant_id) as tx:
-            return await run_log.events_after(tx, tenant_id, user_id, after_id=after)
+            active = await jobs.active_prompt_ids(tx, tenant_id, user_id)
+            if after is None:
+                return active, []
+            return active, await run_log.events_after(tx, tenant_id, user_id, after_id=after)
 
-    async def _tell_other_ends(self, active: dict[UUID, Job], told: set[UUID]) -> None:
+    async def _tell_other_ends(self, gone: Iterable[UUID], remaining: int) -> None:
         """Of jobs that have ended without a report: cancelled, or given up."""
-        for job_id, job in self._active.items():
-            if job_id in active or job_id in told:
+        tenant_id = self._caller.tenant.id
+        for job_id in gone:
+            async with self._plane.context.tenant(tenant_id) as tx:
+                ended = await jobs.find(tx, tenant_id, job_id)
+                rows = await run_log.events_of_job(tx, tenant_id, job_id)
+            if ended is None:
                 continue
-            async with self._plane.context.tenant(job.tenant_id) as tx:
-                ended = await jobs.find(tx, job.tenant_id, job_id)
-                rows = await run_log.events_of_job(tx, job.tenant_id, job_id)
-            was_told = any(row.record and row.lease_number == job.lease_number for row in rows)
-            if ended is None or was_told or not (is_running(job) or rows):
+            was_told = any(row.record and row.lease_number == ended.lease_number for row in rows)
+            if was_told or not (ended.started_at or rows):
                 continue
-            client_id = gateway_data(job).get("client_id")
+            client_id = gateway_data(ended).get("client_id")
             for socket in self._sockets:
                 self._push(socket, end_events(ended, events_in(rows)), client_id)
-                self._push_end(socket, client_id, prompt_id_of(ended), len(active))
+                self._push_end(socket, client_id, prompt_id_of(ended), remaining)
 
     def _tell_row(self, row: LoggedEvents, remaining: int) -> None:
         for socket in self._sockets:

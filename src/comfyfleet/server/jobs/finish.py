@@ -11,7 +11,8 @@ from comfyfleet.api import worker as wire
 from comfyfleet.api.worker import Complete
 from comfyfleet.errors import InvalidInput, LeaseLost, NotFound
 from comfyfleet.server.catalog.model import models_of
-from comfyfleet.server.db import Database
+from comfyfleet.server.db import Database, Tx
+from comfyfleet.server.db.dialect import is_sqlite
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import FleetWorker, MissingRequirements, ModelUse
 from comfyfleet.server.jobs import files, service, store
@@ -63,22 +64,22 @@ async def log_live(
 
 
 async def _log_end(
-    context: JobContext, pool: Database, row: Dispatch, message: Complete | wire.Fail
+    tx: Tx, context: JobContext, job: Job | None, message: Complete | wire.Fail
 ) -> None:
-    """Before the job ends: whoever is told of the end finds the record. It counts for this lease only."""
+    """In the transaction in which the job ends: whoever sees the one sees the other."""
+    run = _logged_run(job, message.lease_token)
+    if run is None:
+        return
     is_success = isinstance(message, Complete)
-    async with pool.transaction() as tx:
-        run = _logged_run(await store.get(tx, row.tenant_id, row.job_id), message.lease_token)
-        if run is not None:
-            await run_log.log_end(
-                tx,
-                run,
-                message.events,
-                is_success=is_success,
-                outputs=message.outputs if isinstance(message, Complete) else (),
-                history=message.history if isinstance(message, Complete) else None,
-                now=context.clock(),
-            )
+    await run_log.log_end(
+        tx,
+        run,
+        message.events,
+        is_success=is_success,
+        outputs=message.outputs if isinstance(message, Complete) else (),
+        history=message.history if isinstance(message, Complete) else None,
+        now=context.clock(),
+    )
 
 
 def _logged_run(job: Job | None, token: UUID) -> LoggedRun | None:
@@ -107,8 +108,6 @@ async def complete(
     row = await require_lease(context, message.dispatch_id, message.lease_token, worker_id)
     pool = await context.pool_of(row.tenant_id)
     taken = await _store_outputs(context, pool, row, message)
-    if message.events or message.history is not None:
-        await _log_end(context, pool, row, message)
     try:
         ended = await _complete_job(context, pool, row, message, [each.file for each in taken])
     except (NotFound, *REFUSALS) as error:
@@ -155,14 +154,34 @@ async def _complete_job(
     context: JobContext, pool: Database, row: Dispatch, message: Complete, stored: Sequence[File]
 ) -> FinishedJob:
     one = (row.tenant_id, row.job_id, message.lease_token, _result(message, stored))
-    now = context.clock()
+    if message.events or message.history is not None:
+        async with pool.transaction() as tx:
+            job = await store.get(tx, row.tenant_id, row.job_id)
+            await _log_end(tx, context, job, message)
+            return await _complete_in(tx, context, one, stored)
     if not pool.is_sqlite:
         async with pool.execute_one() as tx:
-            ended = await service.complete_at_once(tx, *one, files=stored, now=now)
+            ended = await service.complete_at_once(tx, *one, files=stored, now=context.clock())
         if ended:
             return ended
     async with pool.transaction() as tx:
-        return await service.complete(tx, *one, files=stored, new_id=context.new_id, now=now)
+        return await service.complete(
+            tx, *one, files=stored, new_id=context.new_id, now=context.clock()
+        )
+
+
+async def _complete_in(
+    tx: Tx,
+    context: JobContext,
+    one: tuple[UUID, UUID, UUID, dict[str, Any]],
+    stored: Sequence[File],
+) -> FinishedJob:
+    now = context.clock()
+    if not is_sqlite(tx):
+        ended = await service.complete_at_once(tx, *one, files=stored, now=now)
+        if ended:
+            return ended
+    return await service.complete(tx, *one, files=stored, new_id=context.new_id, now=now)
 
 
 async def _complete_dispatch(
@@ -229,10 +248,11 @@ async def fail(
     """Fails the job at once, whatever attempts remain: the job itself is at fault."""
     row = await require_lease(context, dispatch_id, token, worker_id)
     pool = await context.pool_of(row.tenant_id)
-    if message is not None and message.events:
-        await _log_end(context, pool, row, message)
     try:
         async with pool.transaction() as tx:
+            if message is not None and message.events:
+                job = await store.get(tx, row.tenant_id, row.job_id)
+                await _log_end(tx, context, job, message)
             ended = await service.fail(
                 tx,
                 row.tenant_id,

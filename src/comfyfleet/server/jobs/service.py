@@ -426,6 +426,12 @@ async def active_prompts(tx: Tx, tenant_id: UUID, user_id: UUID) -> list[Job]:
     return await store_prompts.active_prompts(tx, tenant_id, user_id, limit=PROMPTS_LISTED_MAX)
 
 
+async def active_prompt_ids(tx: Tx, tenant_id: UUID, user_id: UUID) -> frozenset[UUID]:
+    """The same without their contents."""
+    found = await store_prompts.active_prompt_ids(tx, tenant_id, user_id, limit=PROMPTS_LISTED_MAX)
+    return frozenset(found)
+
+
 async def ended_prompts(
     tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int, offset: int = 0
 ) -> list[Job]:

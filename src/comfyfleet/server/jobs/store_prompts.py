@@ -5,10 +5,11 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Select, func, literal, select, tuple_, update
+from sqlalchemy import Integer, Select, bindparam, func, literal, select, tuple_, update
 
 from comfyfleet.server.db import Tx
 from comfyfleet.server.db.dialect import Moment, is_one_of
+from comfyfleet.server.db.driver import PreparedStatement
 from comfyfleet.server.db.tenant_tables import ai_jobs
 from comfyfleet.server.jobs.model import Job, JobStatus, job_from_row
 
@@ -27,6 +28,26 @@ async def active_prompts(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) 
     query = _of_gateway(tenant_id, user_id).where(ai_jobs.c.completed_at.is_(None))
     rows = await tx.execute(query.order_by(ai_jobs.c.submitted_at, ai_jobs.c.id).limit(limit))
     return [job_from_row(row._mapping) for row in rows]
+
+
+_ACTIVE_IDS = PreparedStatement(
+    lambda tx: (
+        select(ai_jobs.c.id)
+        .where(
+            ai_jobs.c.tenant_id == bindparam("of_tenant"),
+            ai_jobs.c.user_id == bindparam("of_user"),
+            ai_jobs.c.gateway.is_not(None),
+            ai_jobs.c.hidden_at.is_(None),
+            ai_jobs.c.completed_at.is_(None),
+        )
+        .limit(bindparam("most", type_=Integer))
+    )
+)
+
+
+async def active_prompt_ids(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list[UUID]:
+    values = {"of_tenant": tenant_id, "of_user": user_id, "most": limit}
+    return [row[0] for row in await _ACTIVE_IDS.tuples(tx, values)]
 
 
 async def ended_prompts(

@@ -5,14 +5,41 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Select, and_, delete, func, insert, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Integer,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    select,
+)
 
 from comfyfleet.server.db import Tx
-from comfyfleet.server.db.dialect import insert_if_new, is_one_of, upsert_sum
+from comfyfleet.server.db.dialect import insert_if_new, is_one_of, is_sqlite, upsert_sum
+from comfyfleet.server.db.driver import PreparedStatement
 from comfyfleet.server.db.tenant_tables import gateway_counters, gateway_files, run_events
 from comfyfleet.server.run_log.model import LoggedEvents, LoggedRun, UserFile
 
+_ADDED = (*LoggedRun._fields, "events", "record", "created_at")
+_LOCK_BITS = 2**64 - 1
 _USER_KEY = ("tenant_id", "user_id", "folder", "prefix")
+
+
+_ADD_EVENTS = PreparedStatement(
+    lambda tx: (
+        insert(run_events)
+        .values({name: bindparam(f"new_{name}", type_=run_events.c[name].type) for name in _ADDED})
+        .returning(run_events.c.id)
+    )
+)
+# Ids of a user's rows are in the order in which they are committed: a reader who goes on from one
+# misses none. SQLite has one writer anyway.
+_LOCK_LOG = PreparedStatement(
+    lambda tx: select(func.pg_advisory_xact_lock(bindparam("key", type_=BigInteger)))
+)
 
 
 async def add_events(
@@ -24,33 +51,45 @@ async def add_events(
     now: datetime,
 ) -> int:
     row = {**run._asdict(), "events": list(events), "record": record, "created_at": now}
-    added = await tx.execute(insert(run_events).values(row).returning(run_events.c.id))
-    return int(added.scalar_one())
+    if not is_sqlite(tx):
+        await _LOCK_LOG.first(tx, {"key": (run.user_id.int & _LOCK_BITS) - 2**63})
+    added = await _ADD_EVENTS.first(tx, {f"new_{name}": row[name] for name in _ADDED})
+    assert added is not None  # noqa: S101  an INSERT returns its row
+    return int(added["id"])
 
 
-def _events(row: Any) -> LoggedEvents:
+def _events(row: Mapping[Any, Any]) -> LoggedEvents:
     return LoggedEvents(
-        id=row.id,
-        job_id=row.job_id,
-        lease_number=row.lease_number,
-        client_id=row.client_id,
-        prompt_id=row.prompt_id,
-        events=[(kind, data) for kind, data in row.events],
-        record=row.record,
-        created_at=row.created_at,
+        id=row["id"],
+        job_id=row["job_id"],
+        lease_number=row["lease_number"],
+        client_id=row["client_id"],
+        prompt_id=row["prompt_id"],
+        events=[(kind, data) for kind, data in row["events"]],
+        record=row["record"],
+        created_at=row["created_at"],
     )
+
+
+_EVENTS_AFTER = PreparedStatement(
+    lambda tx: (
+        select(run_events)
+        .where(
+            run_events.c.tenant_id == bindparam("of_tenant"),
+            run_events.c.user_id == bindparam("of_user"),
+            run_events.c.id > bindparam("after"),
+        )
+        .order_by(run_events.c.id)
+        .limit(bindparam("most", type_=Integer))
+    )
+)
 
 
 async def events_after(
     tx: Tx, tenant_id: UUID, user_id: UUID, *, after_id: int, limit: int
 ) -> list[LoggedEvents]:
-    query = (
-        _of_user(tenant_id, user_id)
-        .where(run_events.c.id > after_id)
-        .order_by(run_events.c.id)
-        .limit(limit)
-    )
-    return [_events(row) for row in await tx.execute(query)]
+    values = {"of_tenant": tenant_id, "of_user": user_id, "after": after_id, "most": limit}
+    return [_events(row) for row in await _EVENTS_AFTER.rows(tx, values)]
 
 
 async def events_of_job(
@@ -65,7 +104,7 @@ async def events_of_job(
         )
         .order_by(run_events.c.id)
     )
-    return [_events(row) for row in await tx.execute(query)]
+    return [_events(row._mapping) for row in await tx.execute(query)]
 
 
 async def records_of(
@@ -103,12 +142,6 @@ async def first_id_of_client(
     )
     found = (await tx.execute(query)).scalar()
     return None if found is None else int(found)
-
-
-def _of_user(tenant_id: UUID, user_id: UUID) -> Select[Any]:
-    return select(run_events).where(
-        run_events.c.tenant_id == tenant_id, run_events.c.user_id == user_id
-    )
 
 
 async def was_logged(tx: Tx, run: LoggedRun) -> bool:
