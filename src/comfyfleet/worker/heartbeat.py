@@ -34,6 +34,8 @@ from comfyfleet.worker.run_record import RunRecord
 logger = logging.getLogger(__name__)
 
 PROGRESS_SECONDS_MIN = 0.5
+# A recorded run that ends before tells its start with its end.
+RECORD_START_SECONDS = 0.03
 # Of a run that somebody may be watching in an editor.
 RECORD_SECONDS_MIN = 0.15
 RETRY_SECONDS = 5.0
@@ -84,12 +86,19 @@ class HeartbeatLoop:
         self._sending = asyncio.Lock()
 
     def start(self) -> None:
-        """Reports at once that the prompt runs: from then on it can't be recalled."""
-        if not self._started:
-            self._started = True
-            self._run_started.set()
+        """Reports at once that the prompt runs: from then on it can't be recalled.
+
+        With a record a moment later: many of its prompts are over by then, and need no heartbeat.
+        """
+        if self._started:
+            return
+        self._started = True
+        self._run_started.set()
+        self._changed.set()
+        if self._job.records_run:
+            asyncio.get_running_loop().call_later(RECORD_START_SECONDS, self._urgent.set)
+        else:
             self._urgent.set()
-            self._changed.set()
 
     def set_filled_in(self, filled_in: FilledIn) -> None:
         """Reports the values filled into the prompt with the next heartbeat, which also reports the
