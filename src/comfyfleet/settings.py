@@ -65,6 +65,11 @@ class Settings:
     calls_at_once: int = 100  # burst of API calls of one user
     tenant_calls_per_second: float = 200.0  # API calls of one tenant over all users, on average
     tenant_calls_at_once: int = 1000  # burst of API calls of one tenant
+    gateway_calls_per_second: float = 100.0  # calls of one user by ComfyUI's API, on average
+    gateway_calls_at_once: int = 1000  # burst of calls of one user by ComfyUI's API
+    gateway_tenant_calls_per_second: float = 1000.0  # the same of one tenant over all users
+    gateway_tenant_calls_at_once: int = 5000  # burst of calls of one tenant by ComfyUI's API
+    max_sockets_per_user: int = 100  # open websockets of all of one user's ComfyUI clients
     max_streams_per_key: int = 50  # open event streams of one API key
     max_streams_per_user: int = 100  # open event streams of all keys of one user
     max_body_bytes: int = 8 * 1024**2  # size of a customer's request body; files are sent by URL

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import FormData
 from starlette.formparsers import MultiPartException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
@@ -103,6 +103,8 @@ def not_allowed_reply(methods: Iterable[str]) -> Response:
 BODY_BYTES_MAX = 100 * 1024 * 1024
 FIELD_BYTES_MAX = 1024 * 1024
 PARTS_MAX = 100
+# As proxies call it: nobody reads the answer.
+CLIENT_GONE = 499
 
 
 class BodyTooLarge(LimitExceeded):
@@ -118,7 +120,7 @@ def limit_body(receive: Receive, bytes_max: int = BODY_BYTES_MAX) -> Receive:
         message = await receive()
         received += len(message.get("body", b""))
         if received > bytes_max:
-            raise BodyTooLarge(f"the body has more than {bytes_max} bytes")
+            raise BodyTooLarge(f"the body has more than {bytes_max} bytes", bytes_max=bytes_max)
         return message
 
     return receive_limited
@@ -226,13 +228,15 @@ class Router(Generic[T]):
             return json_reply(refused.body, 400)
         except InvalidQuery as error:
             return json_reply({"error": error.message}, 400)
-        except BodyTooLarge:
-            return too_large_reply(BODY_BYTES_MAX)
+        except BodyTooLarge as error:
+            return too_large_reply(error.details["bytes_max"])
         except UnforeseenInput as error:
             log.info("%s %s: %s", request.method, request.url.path, error.message)
             return internal_error()
         except FleetError:
             raise
+        except ClientDisconnect:
+            return empty_reply(CLIENT_GONE)
         except Exception:
             log.exception("%s %s failed", request.method, request.url.path)
             return internal_error()

@@ -53,6 +53,7 @@ def _format(picture: bytes) -> ImageFormat:
 
 # A client that does not read is cut off rather than fed from ever more memory.
 BACKLOG_FRAMES_MAX = 10_000
+BACKLOG_BYTES_MAX = 64 * 1024 * 1024
 
 Frame = str | bytes
 
@@ -78,15 +79,20 @@ class Socket:
         self.features: Mapping[str, Any] = {}
         self.overrun = asyncio.Event()
         self._backlog: asyncio.Queue[Frame] = asyncio.Queue(BACKLOG_FRAMES_MAX)
+        self._size = 0
 
     def push(self, frame: Frame) -> None:
-        try:
-            self._backlog.put_nowait(frame)
-        except asyncio.QueueFull:
+        """One frame always fits, however large it is."""
+        if self._backlog.full() or (self._size and self._size + len(frame) > BACKLOG_BYTES_MAX):
             self.overrun.set()
+        else:
+            self._backlog.put_nowait(frame)
+            self._size += len(frame)
 
     async def next_frame(self) -> Frame:
-        return await self._backlog.get()
+        frame = await self._backlog.get()
+        self._size -= len(frame)
+        return frame
 
 
 class Sockets:

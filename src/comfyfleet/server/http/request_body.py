@@ -91,10 +91,7 @@ def caller_gone() -> HTTPException:
 
 async def read_json(body: bytes, parse: Callable[[bytes], Any]) -> Any:
     try:
-        if len(body) <= SMALL_BYTES:
-            return parse(body)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(_parsers, parse, body)
+        return await parsed(body, parse)
     except InvalidInput as error:
         # FastAPI lets only HTTPException through while it reads a body.
         raise HTTPException(422, error.message) from None
@@ -102,11 +99,27 @@ async def read_json(body: bytes, parse: Callable[[bytes], Any]) -> Any:
         raise HTTPException(413, error.message) from None
 
 
+async def parsed(body: bytes, parse: Callable[[bytes], Any]) -> Any:
+    """Parses in a thread what takes long."""
+    if len(body) <= SMALL_BYTES:
+        return parse(body)
+    return await asyncio.get_running_loop().run_in_executor(_parsers, parse, body)
+
+
 def parse(body: bytes) -> Any:
     """Parses strictly; raises InvalidInput for values that can't be stored, json.JSONDecodeError
     for invalid JSON."""
+    return _parse(body, _STRICT, _STRICT_IN_STEPS)
+
+
+def parse_leniently(body: bytes) -> Any:
+    """Parses like `parse`, but of a name that occurs twice the last value counts."""
+    return _parse(body, _LENIENT, _LENIENT_IN_STEPS)
+
+
+def _parse(body: bytes, decoder: json.JSONDecoder, in_steps: json.JSONDecoder) -> Any:
     text = _text_of(body)
-    value = _decode(text, _STRICT, _STRICT_IN_STEPS)
+    value = _decode(text, decoder, in_steps)
     if any(each in text for each in _SUSPECT):
         _check_texts(value)
     return value
@@ -213,29 +226,31 @@ def _int_or_none(text: str) -> int | None:
     return None if len(text) > DIGITS_MAX else int(text)
 
 
-def _decoder(*, is_strict: bool, in_steps: bool) -> json.JSONDecoder:
-    decoder = (
-        json.JSONDecoder(
-            object_pairs_hook=_object,
-            parse_float=_float,
-            parse_int=_int,
-            parse_constant=_constant,
-        )
-        if is_strict
-        else json.JSONDecoder(
-            parse_float=_float_or_none, parse_int=_int_or_none, parse_constant=lambda _: None
-        )
-    )
+def _decoder(*, in_steps: bool, **hooks: Any) -> json.JSONDecoder:
+    decoder = json.JSONDecoder(**hooks)
     if in_steps:
         # The C scanner holds the GIL to its end; the Python one lets other threads run.
         decoder.scan_once = json.scanner.py_make_scanner(decoder)  # type: ignore[attr-defined]
     return decoder
 
 
-_STRICT = _decoder(is_strict=True, in_steps=False)
-_STRICT_IN_STEPS = _decoder(is_strict=True, in_steps=True)
-_TOLERANT = _decoder(is_strict=False, in_steps=False)
-_TOLERANT_IN_STEPS = _decoder(is_strict=False, in_steps=True)
+_OF_LENIENT: dict[str, Callable[..., Any]] = {
+    "parse_float": _float,
+    "parse_int": _int,
+    "parse_constant": _constant,
+}
+_OF_STRICT = {**_OF_LENIENT, "object_pairs_hook": _object}
+_OF_TOLERANT: dict[str, Callable[..., Any]] = {
+    "parse_float": _float_or_none,
+    "parse_int": _int_or_none,
+    "parse_constant": lambda _: None,
+}
+_STRICT = _decoder(in_steps=False, **_OF_STRICT)
+_STRICT_IN_STEPS = _decoder(in_steps=True, **_OF_STRICT)
+_LENIENT = _decoder(in_steps=False, **_OF_LENIENT)
+_LENIENT_IN_STEPS = _decoder(in_steps=True, **_OF_LENIENT)
+_TOLERANT = _decoder(in_steps=False, **_OF_TOLERANT)
+_TOLERANT_IN_STEPS = _decoder(in_steps=True, **_OF_TOLERANT)
 
 
 INTEGER_MAX = 2**31 - 1
@@ -322,7 +337,7 @@ class BodyLimits:
             await self._app(scope, receive, send)
             return
         most = self._bytes_max(scope["path"])
-        if _content_length(scope) > most:
+        if content_length(scope) > most:
             await error_response(413, LimitExceeded.code, _message(most))(scope, receive, send)
         else:
             await self._app(scope, _LimitedBody(receive, most, self._seconds_max).receive, send)
@@ -340,7 +355,7 @@ def _message(most: int) -> str:
     return f"a request has at most {most:,} bytes"
 
 
-def _content_length(scope: Scope) -> int:
+def content_length(scope: Scope) -> int:
     length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
     return int(length) if length.isdigit() else 0
 

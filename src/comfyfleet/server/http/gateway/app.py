@@ -1,27 +1,37 @@
 """The gateway in front of the control plane's own routes: it answers what is ComfyUI's, and passes on the rest."""
 
+import json
 import logging
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 from uuid import UUID
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from comfyfleet.errors import FleetError, Unauthenticated
-from comfyfleet.protocol.http import Router, is_foreign, json_reply
+from comfyfleet.errors import FleetError
+from comfyfleet.protocol.http import BODY_BYTES_MAX, Router, empty_reply, is_foreign, json_reply
+from comfyfleet.protocol.validation import fault
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.gateway.feed import GatewayFeeds
 from comfyfleet.server.gateway.history import EntryCache
 from comfyfleet.server.gateway.inventory import InventoryCache
-from comfyfleet.server.http.errors import status_of
+from comfyfleet.server.http.errors import response_to_error
 from comfyfleet.server.http.gateway.auth import authenticate
+from comfyfleet.server.http.gateway.bodies import BodyTimeout, limited
+from comfyfleet.server.http.request_body import content_length
+from comfyfleet.server.http.streams import StreamLimiter
 from comfyfleet.server.tenants.model import Caller
 
 logger = logging.getLogger(__name__)
+# Nothing of a user's may be shown in, or read as a script by, a page of another origin.
+SAFE_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "cross-origin-resource-policy": "same-origin",
+}
 
 
 @dataclass
@@ -36,6 +46,10 @@ class Gateway:
 
     def __post_init__(self) -> None:
         self.feeds = GatewayFeeds(self.plane)
+        settings = self.plane.settings
+        self.sockets = StreamLimiter(
+            per_key=settings.max_sockets_per_user, per_user=settings.max_sockets_per_user
+        )
 
     def next_number(self, caller: Caller) -> int:
         return next(self.numbers.setdefault(caller.user_id, count()))
@@ -53,12 +67,11 @@ class GatewayCall:
         return self.gateway.plane
 
 
-def error_reply(error: FleetError) -> Response:
-    body = {"error": {"code": error.code, "message": error.message, "details": {}}}
-    response = json_reply(body, status_of(error))
-    if isinstance(error, Unauthenticated):
-        response.headers["www-authenticate"] = "Bearer"
-    return response
+# Under these come files, as large as ComfyUI takes them; under all others JSON.
+FILE_PATHS = ("/upload/", "/userdata/", "/v2/assets")
+V2_PATH = "/api/v2/"
+# RFC 6455's "policy violation", where the server can't answer a refused handshake in words.
+REFUSED_CODE = 1008
 
 
 class GatewayRouter(Router[GatewayCall]):
@@ -66,28 +79,78 @@ class GatewayRouter(Router[GatewayCall]):
         super().__init__(None, None, routes, sockets)  # type: ignore[arg-type]
         self.gateway = gateway
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            is_file = scope["path"].removeprefix("/api").startswith(FILE_PATHS)
+            own = self.gateway.plane.settings.max_body_bytes
+            bytes_max = BODY_BYTES_MAX if is_file else own
+            receive = limited(
+                receive, declared=content_length(scope), bytes_max=bytes_max, is_file=is_file
+            )
+        await super().__call__(scope, receive, send)
+
     async def served_to(self, request: Request) -> GatewayCall:
         gateway = self.gateway
         return GatewayCall(gateway, await authenticate(gateway.plane, request, gateway.local_key))
 
     async def answer(self, request: Request) -> Response:
+        if _holds_nul(request):
+            return empty_reply(400)
         try:
-            return await super().answer(request)
+            response = await super().answer(request)
         except FleetError as error:
-            return error_reply(error)
+            response = error_reply(error, request.scope["path"])
+            self.gateway.plane.meters.errors.labels(error.code).inc()
+        for name, value in SAFE_HEADERS.items():
+            response.headers.setdefault(name, value)
+        return response
 
     async def talk(self, socket: WebSocket) -> None:
         handler = self._sockets.get(socket.scope["path"])
-        if handler is None or is_foreign(socket.headers):
+        if handler is None or is_foreign(socket.headers) or _holds_nul(socket):
             await socket.close()
             return
         gateway = self.gateway
         try:
             caller = await authenticate(gateway.plane, socket, gateway.local_key)
-        except FleetError:
-            await socket.close()
+            give_back = gateway.sockets.take(caller)
+        except FleetError as error:
+            await _refuse(socket, error)
             return
-        await handler(GatewayCall(gateway, caller), socket)
+        try:
+            await handler(GatewayCall(gateway, caller), socket)
+        finally:
+            give_back()
+
+
+def error_reply(error: FleetError, path: str) -> Response:
+    """One of our errors as ComfyUI tells its own; under v2's paths as v2 does."""
+    if isinstance(error, BodyTimeout):
+        return Response(b"", 408, {"connection": "close"})
+    response = response_to_error(error, path)
+    if path.startswith(V2_PATH):
+        return response
+    said = json.loads(bytes(response.body))["error"]
+    hint = said["details"].pop("hint", "")
+    body = fault(said["code"], said["message"], hint, **said["details"])
+    reply = json_reply({"error": body, "node_errors": {}}, response.status_code)
+    kept = ("www-authenticate", "retry-after")
+    reply.headers.update(
+        {name: response.headers[name] for name in kept if name in response.headers}
+    )
+    return reply
+
+
+def _holds_nul(connection: HTTPConnection) -> bool:
+    """No name, id or path has one, and databases refuse it."""
+    return "\0" in connection.scope["path"] or b"%00" in connection.scope.get("query_string", b"")
+
+
+async def _refuse(socket: WebSocket, error: FleetError) -> None:
+    if "websocket.http.response" in socket.scope.get("extensions", {}):
+        await socket.send_denial_response(error_reply(error, socket.scope["path"]))
+    else:
+        await socket.close(REFUSED_CODE)
 
 
 class NamedRoute:

@@ -1,89 +1,99 @@
-"""Who calls the gateway: by a bearer key, basic auth, a token in the query, a cookie, a key in the path, or from this
-machine without any."""
+"""Authenticates callers of the gateway: by a bearer key, basic auth, a token in the query, a cookie or a key in the
+path; and, in `comfyfleet up`, programs of this machine without any."""
 
 import base64
 import binascii
+import ipaddress
 from collections.abc import Iterator
+from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from comfyfleet.errors import Forbidden, Unauthenticated
 from comfyfleet.protocol.http import is_local_name
 from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.http.middleware import WrongKeyThrottle
+from comfyfleet.server.http.public.auth import RateLimiter
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants.model import Caller
 from comfyfleet.server.tenants.model import Scope as KeyScope
 
 COOKIE = "comfyfleet_key"
 KEY_PREFIX = "/k/"
-LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
-FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "x-forwarded-host", "via")
+# Whatever a proxy adds: behind one, everybody seems to call from this machine.
+FORWARDED = frozenset(
+    {"forwarded", "via", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "true-client-ip",
+     "cf-connecting-ip", "fastly-client-ip", "x-original-host", "x-envoy-external-address"}
+)  # fmt: skip
+FORWARDED_PREFIX = "x-forwarded-"
+READING = ("GET", "HEAD", "OPTIONS")
 
 
 class KeyInPath:
-    """`/k/<key>/prompt` is `/prompt` with that key: for clients that can only be given an address.
+    """Takes `/k/<key>/prompt` for `/prompt` with that key, for clients that can only be given a URL.
 
-    It stands before everything else, so that no log sees the key.
+    It is the outermost middleware, so that no log contains the key.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket") and scope["path"].startswith(KEY_PREFIX):
-            key, _, rest = scope["path"].removeprefix(KEY_PREFIX).partition("/")
-            raw: bytes = scope.get("raw_path") or scope["path"].encode()
-            raw_rest = raw.split(b"/", 3)[3] if raw.count(b"/") >= 3 else b""
-            headers = [each for each in scope["headers"] if each[0] != b"authorization"]
-            headers.append((b"authorization", f"Bearer {key}".encode("latin-1", "replace")))
-            scope = {
-                **scope,
-                "path": f"/{rest}",
-                "raw_path": b"/" + raw_rest,
-                "headers": headers,
-            }
-        await self._app(scope, receive, send)
+        if scope["type"] not in ("http", "websocket") or not scope["path"].startswith(KEY_PREFIX):
+            await self._app(scope, receive, send)
+            return
+
+        async def send_without_referrer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                # A page's address contains the key: it must not go to other sites.
+                MutableHeaders(scope=message).setdefault("referrer-policy", "no-referrer")
+            await send(message)
+
+        await self._app(_without_key(scope), receive, send_without_referrer)
 
 
-def keys_in(connection: HTTPConnection) -> Iterator[str]:
-    """Every key that a request names itself, in the order in which they count."""
+def _without_key(scope: Scope) -> Scope:
+    key, _, rest = scope["path"].removeprefix(KEY_PREFIX).partition("/")
+    raw: bytes = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0]
+    # Where the key itself has an encoded slash, the raw path has fewer parts than the path.
+    raw_rest = raw.split(b"/", 3)[3] if raw.count(b"/") == scope["path"].count("/") else b""
+    kept = [each for each in scope["headers"] if each[0] != b"authorization"]
+    bearer = (b"authorization", f"Bearer {key}".encode("latin-1", "replace"))
+    return {
+        **scope,
+        "path": f"/{rest}",
+        "raw_path": b"/" + raw_rest,
+        "headers": [*kept, bearer],
+    }
+
+
+class GivenKey(NamedTuple):
+    """`is_ambient`: a browser sends it with requests of any page, so the page's origin counts."""
+
+    key: str
+    is_ambient: bool = False
+    is_local: bool = False
+
+
+def keys_in(connection: HTTPConnection) -> Iterator[GivenKey]:
+    """Every key of a request, in the order in which they count."""
     headers: Headers = connection.headers
     scheme, _, given = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and given:
-        yield given.strip()
+    if scheme.lower() == "bearer" and given.strip():
+        yield GivenKey(given.strip())
     elif scheme.lower() == "basic":
-        yield from _basic(given)
+        yield from (GivenKey(key, is_ambient=True) for key in _basic(given))
     query: str = connection.scope.get("query_string", b"").decode("latin-1")
-    yield from parse_qs(query).get("token", [])[:1]
-
-
-def _cookie_key(connection: HTTPConnection, public_url: str) -> str | None:
-    """A browser sends its cookie whatever page makes it call: only pages of ours may change anything."""
-    key = connection.cookies.get(COOKIE)
-    is_reading = connection.scope.get("method") in ("GET", "HEAD")
-    if key and not is_reading and not is_same_origin(connection, public_url):
-        raise Forbidden("a cookie counts only for pages of this server")
-    return key
-
-
-def is_same_origin(connection: HTTPConnection, public_url: str) -> bool:
-    """Whether no page of another origin has made a browser send this. Programs name no origin."""
-    headers = connection.headers
-    if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        return False
-    origin = headers.get("origin")
-    if origin is None:
-        return True
-    # Behind a proxy that ends TLS the scheme is not ours to compare.
-    own = (headers.get("host", ""), urlsplit(public_url).netloc)
-    return urlsplit(origin).netloc.lower() in [each.lower() for each in own if each]
+    yield from (GivenKey(key) for key in parse_qs(query).get("token", [])[:1])
+    if cookie := connection.cookies.get(COOKIE):
+        yield GivenKey(cookie, is_ambient=True)
 
 
 def _basic(given: str) -> Iterator[str]:
-    """The key as password, or as the name of the user."""
+    """The key as password, or as the user's name."""
     try:
         user, _, password = base64.b64decode(given, validate=True).decode().partition(":")
     except (binascii.Error, UnicodeDecodeError):
@@ -95,29 +105,98 @@ def _basic(given: str) -> Iterator[str]:
 async def authenticate(
     plane: ControlPlane, connection: HTTPConnection, local_key: str | None
 ) -> Caller:
-    """Raises Unauthenticated."""
-    key = next(keys_in(connection), None) or _cookie_key(connection, plane.settings.public_url)
-    if key is None and local_key is not None and is_from_here(connection):
-        key = local_key
-    if key is None:
+    """Raises Unauthenticated, Forbidden or TooManyCalls."""
+    given = next(keys_in(connection), None)
+    if given is None and local_key is not None and is_from_here(connection):
+        given = GivenKey(local_key, is_ambient=True, is_local=True)
+    if given is None:
         raise Unauthenticated(
             "an API key is needed",
             hint="Send it as Authorization: Bearer KEY, as ?token=KEY, or use the address /k/KEY/.",
         )
-    return await authenticate_key(plane, key)
-
-
-async def authenticate_key(plane: ControlPlane, key: str) -> Caller:
-    """Raises Unauthenticated, or Forbidden where it may only look."""
-    async with plane.central.read() as tx:
-        caller = await tenants.authenticate_key(tx, key, now=plane.clock())
-    caller.require(KeyScope.WRITE)
+    if given.is_ambient and not _may_use_ambient_key(connection, plane.settings.public_url):
+        raise Forbidden("a page of another site may not use this browser's key")
+    caller = await authenticate_key(plane, connection, given)
+    caller.require(KeyScope.READ if is_reading(connection) else KeyScope.WRITE)
     return caller
 
 
-def is_from_here(connection: HTTPConnection) -> bool:
-    """From a program of this machine that names it as such: neither a proxy nor a page of another site."""
-    address = connection.client.host if connection.client else ""
+async def authenticate_key(
+    plane: ControlPlane, connection: HTTPConnection, given: GivenKey
+) -> Caller:
+    """Raises Unauthenticated, later and later, or TooManyCalls."""
+    wrong: WrongKeyThrottle = connection.app.state.wrong_keys
+    address, now = connection.client.host if connection.client else "", plane.clock()
+    wrong.admit(address, given.key)
+    try:
+        async with plane.central.read() as tx:
+            caller = await tenants.authenticate_key(tx, given.key, now=now)
+    except Unauthenticated:
+        await wrong.delay(address)
+        raise
+    wrong.note_valid(given.key)
+    # All programs of this machine are one user, and it is their own machine that they keep busy.
+    if not given.is_local:
+        rates: tuple[RateLimiter, RateLimiter] = connection.app.state.gateway_rates
+        rates[0].take(caller.user_id, now)
+        rates[1].take(caller.tenant.id, now)
+    if not caller.key.is_use_recorded(now):
+        async with plane.central.transaction() as tx:
+            await tenants.note_key_use(tx, caller.key, now=now)
+    return caller
+
+
+def is_reading(connection: HTTPConnection) -> bool:
+    return connection.scope["type"] == "websocket" or connection.scope["method"] in READING
+
+
+def _may_use_ambient_key(connection: HTTPConnection, public_url: str) -> bool:
+    """A link that is followed changes nothing, and no other page reads what it leads to."""
+    mode = connection.headers.get("sec-fetch-mode")
+    is_link = is_reading(connection) and mode == "navigate"
+    return is_link or is_same_origin(connection, public_url)
+
+
+def is_same_origin(connection: HTTPConnection, public_url: str) -> bool:
+    """Whether no page of another origin, be it another port of this machine, made a browser send
+    this. Programs name no origin."""
     headers = connection.headers
-    is_forwarded = any(name in headers for name in FORWARDED)
-    return address in LOOPBACK and is_local_name(headers.get("host")) and not is_forwarded
+    if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+        return False
+    origin = headers.get("origin")
+    own = (f"//{headers.get('host', '')}", public_url)
+    return origin is None or _place(origin) in [_place(each) for each in own if each]
+
+
+def _place(url: str) -> tuple[str | None, int | None]:
+    """Host and port; the usual ports are not told apart, as a proxy may have ended TLS."""
+    try:
+        parts = urlsplit(url.lower())
+        port = parts.port
+    except ValueError:
+        return url, None
+    return parts.hostname or url, None if port in (80, 443) else port
+
+
+def is_from_here(connection: HTTPConnection) -> bool:
+    """Whether a program of this machine called by one of its own names, without a proxy between.
+
+    HTTP/1.0 counts as a proxy: some speak it unless told otherwise, with our own address as `Host`.
+    """
+    headers = connection.headers
+    is_forwarded = any(name in FORWARDED or name.startswith(FORWARDED_PREFIX) for name in headers)
+    return (
+        _is_loopback(connection.client.host if connection.client else "")
+        and is_local_name(headers.get("host"))
+        and not is_forwarded
+        and connection.scope.get("http_version") != "1.0"
+    )
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback

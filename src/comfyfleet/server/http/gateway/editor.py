@@ -29,12 +29,14 @@ from comfyfleet.server.gateway.offers import offer_to
 from comfyfleet.server.http.gateway.app import GatewayRouter, NamedRoute, error_reply
 from comfyfleet.server.http.gateway.auth import (
     COOKIE,
+    GivenKey,
     authenticate,
     authenticate_key,
     is_same_origin,
 )
 from comfyfleet.server.http.gateway.templates import INDEX, Templates
 from comfyfleet.server.tenants.model import Caller
+from comfyfleet.server.tenants.model import Scope as KeyScope
 
 PREFIX = "/editor"
 PACKAGE = "comfyui_frontend_package"
@@ -183,7 +185,7 @@ class EditorRouter(Router[Editor]):
             # Other sites may link to pages and files: they hold nothing of anybody.
             return await (self._dispatch(request) if is_reading else super().answer(request))
         except FleetError as error:
-            return error_reply(error)
+            return error_reply(error, request.scope["path"])
 
 
 class EditorRoutes:
@@ -342,12 +344,10 @@ async def get_login(editor: Editor, request: Request) -> Response:
 
 async def post_login(editor: Editor, request: Request) -> Response:
     key = await _key_in_form(request)
-    wrong, address = request.app.state.wrong_keys, request.client.host if request.client else ""
-    wrong.admit(address, key)
     try:
-        caller = await authenticate_key(editor.plane, key)
+        caller = await authenticate_key(editor.plane, request, GivenKey(key))
+        caller.require(KeyScope.WRITE)
     except Unauthenticated:
-        await wrong.slow_down(address)
         return _login_page("This key is not valid.", 401)
     except Forbidden:
         return _login_page("This key may not submit prompts.", 403)
@@ -380,7 +380,7 @@ async def _key_in_form(request: Request) -> str:
     async for chunk in request.stream():
         body += chunk
         if len(body) > LOGIN_BYTES_MAX:
-            raise BodyTooLarge(f"the form has more than {LOGIN_BYTES_MAX} bytes")
+            raise BodyTooLarge("the form is too large", bytes_max=LOGIN_BYTES_MAX)
     return parse_qs(body.decode("latin-1")).get("key", [""])[0].strip()
 
 

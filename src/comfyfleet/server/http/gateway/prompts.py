@@ -1,7 +1,7 @@
 """ComfyUI's routes of prompts: submit, queue, history, jobs, interrupt."""
 
 import contextlib
-import json
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,10 +9,11 @@ from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response
 
-from comfyfleet.protocol.http import Route, empty_reply, json_reply, read_json
+from comfyfleet.protocol.http import Route, empty_reply, json_reply
 from comfyfleet.protocol.payloads import (
     ABSENT,
     MalformedBody,
+    RefusedPrompt,
     body_field,
     detailed_job,
     is_canonical_id,
@@ -22,9 +23,11 @@ from comfyfleet.protocol.payloads import (
     read_query,
     waiting_job,
 )
+from comfyfleet.protocol.validation import fault
 from comfyfleet.server.gateway import history, prompts
 from comfyfleet.server.gateway.model import is_running, job_id_of, queued_prompt
 from comfyfleet.server.http.gateway.app import GatewayCall
+from comfyfleet.server.http.gateway.bodies import read_json
 from comfyfleet.server.jobs import service as jobs
 
 
@@ -51,6 +54,8 @@ def _number(call: GatewayCall, body: object) -> float:
     """A refused prompt uses up its number, too."""
     wanted, front = read_number(body)
     if wanted is not None:
+        if not math.isfinite(wanted):
+            raise RefusedPrompt(fault("invalid_number", "number must be finite", str(wanted)))
         return wanted
     number = call.gateway.next_number(call.caller)
     return -number if front else number
@@ -171,8 +176,8 @@ async def cancel_job(call: GatewayCall, request: Request) -> Response:
 
 async def cancel_jobs(call: GatewayCall, request: Request) -> Response:
     try:
-        body = json.loads(await request.body())
-    except ValueError:
+        body = await read_json(request)
+    except MalformedBody:
         return json_reply({"error": "Invalid JSON"}, 400)
     job_ids = body.get("job_ids") if isinstance(body, dict) else None
     if not isinstance(job_ids, list):

@@ -3,18 +3,25 @@
 import asyncio
 import contextlib
 import json
+import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from comfyfleet.errors import Unavailable
 from comfyfleet.protocol.sockets import json_frame
+from comfyfleet.server.db.errors import log_level_of
 from comfyfleet.server.gateway.feed import GatewaySocket
 from comfyfleet.server.gateway.history import active_jobs
 from comfyfleet.server.gateway.model import CLIENT_ID_CHARACTERS_MAX
+from comfyfleet.server.http import streams
 from comfyfleet.server.http.gateway.app import GatewayCall
 from comfyfleet.server.http.gateway.info import features_of
+from comfyfleet.server.http.streams import StreamKeyCheck
+
+logger = logging.getLogger(__name__)
 
 
 async def serve_socket(call: GatewayCall, websocket: WebSocket) -> None:
@@ -28,21 +35,23 @@ async def serve_socket(call: GatewayCall, websocket: WebSocket) -> None:
     socket.push(json_frame("status", {"status": status, "sid": client_id}))
     feeds.of(call.caller).add(socket)
     try:
-        await pump(websocket, socket, features_of(call.plane))
+        key = StreamKeyCheck(call.plane, call.caller)
+        await pump(websocket, socket, features_of(call.plane), key)
     finally:
         await feeds.leave(call.caller, socket)
 
 
-async def pump(websocket: WebSocket, socket: GatewaySocket, features: Mapping[str, Any]) -> None:
-    """Writes and listens until the client goes, or has stopped reading for too long."""
-    running = [
-        asyncio.ensure_future(part)
-        for part in (
-            _write(websocket, socket),
-            _listen(websocket, socket, features),
-            socket.overrun.wait(),
-        )
-    ]
+async def pump(
+    websocket: WebSocket, socket: GatewaySocket, features: Mapping[str, Any], key: StreamKeyCheck
+) -> None:
+    """Writes and listens until the client goes, has stopped reading for too long, or its key ends."""
+    parts: tuple[Coroutine[Any, Any, object], ...] = (
+        _write(websocket, socket),
+        _listen(websocket, socket, features),
+        socket.overrun.wait(),
+        _watch(key),
+    )
+    running = [asyncio.ensure_future(part) for part in parts]
     try:
         await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -62,6 +71,17 @@ async def _write(websocket: WebSocket, socket: GatewaySocket) -> None:
             await websocket.send_bytes(frame)
 
 
+async def _watch(key: StreamKeyCheck) -> None:
+    """Returns when the key that opened the socket has expired or was revoked."""
+    while True:
+        await asyncio.sleep(streams.KEY_SECONDS)
+        try:
+            if not await key.is_valid():
+                return
+        except Unavailable as error:
+            logger.log(log_level_of(error), "a socket's key can't be checked: %s", error.message)
+
+
 async def _listen(websocket: WebSocket, socket: GatewaySocket, features: Mapping[str, Any]) -> None:
     """Only the first text that is JSON counts, and only if it is `feature_flags`."""
     is_first = True
@@ -69,15 +89,17 @@ async def _listen(websocket: WebSocket, socket: GatewaySocket, features: Mapping
         message = await websocket.receive()
         if message["type"] == "websocket.disconnect":
             return
+        if not is_first:
+            continue
         try:
             said = json.loads(message.get("text") or "")
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if is_first and isinstance(said, dict) and said.get("type") == "feature_flags":
+        is_first = False
+        if isinstance(said, dict) and said.get("type") == "feature_flags":
             supported = said.get("data")
             socket.features = supported if isinstance(supported, dict) else {}
             socket.push(json_frame("feature_flags", features))
-        is_first = False
 
 
 SOCKETS = {"/ws": serve_socket, "/api/ws": serve_socket}

@@ -36,6 +36,18 @@ def install(app: FastAPI, plane: ControlPlane) -> None:
         per_second=settings.tenant_calls_per_second,
         at_once=settings.tenant_calls_at_once,
     )
+    app.state.gateway_rates = (
+        RateLimiter(
+            "user",
+            per_second=settings.gateway_calls_per_second,
+            at_once=settings.gateway_calls_at_once,
+        ),
+        RateLimiter(
+            "tenant",
+            per_second=settings.gateway_tenant_calls_per_second,
+            at_once=settings.gateway_tenant_calls_at_once,
+        ),
+    )
     app.state.fetches = FetchLimiter()
     app.state.streams = StreamLimiter(
         per_key=settings.max_streams_per_key, per_user=settings.max_streams_per_user
