@@ -132,14 +132,15 @@ def serving_engines(
 def up_with_engines(
     folder: Path,
     engines: Sequence[Served],
-    *,
+    *arguments: str,
     port: int = 0,
     **environ: str,
 ) -> Iterator[GatewayProcess]:
     """`comfyfleet up` as a process of its own, with these engines as its backends."""
     backends = [word for each in engines for word in ("--backend", each.url)]
     environ = {"COMFYFLEET_ADMIN_KEY": LONG_KEY, **environ}
-    with started("up", "--port", str(port), *backends, folder=folder, **environ) as running:
+    words = ("up", "--port", str(port), *backends, *arguments)
+    with started(*words, folder=folder, **environ) as running:
         url = running.wait_for_line(r"Control plane at (\S+)")[1]
         server = GatewayProcess(url, LONG_KEY, engines, folder, running)
         running.wait_for_line("Any program that talks to a ComfyUI")
