@@ -296,7 +296,7 @@ async def test_wrong_keys_are_slowed_down_wherever_they_stand(
 async def test_a_client_may_poll_ten_times_a_second_and_not_without_end(
     databases: Databases, tmp_path: Path
 ) -> None:
-    limits = {"gateway_calls_per_second": 12, "gateway_calls_at_once": 20}
+    limits: dict[str, Any] = {"gateway_calls_per_second": 12, "gateway_calls_at_once": 20}
     now = [0.0]
     async with (
         plane_on(databases, tmp_path, **limits) as plane,
