@@ -119,6 +119,16 @@ async def test_a_file_is_put_and_read_again_a_piece_at_a_time(stage: Stage, tmp_
         await anext(stage.store.chunks("a/missing"))
 
 
+async def test_a_part_of_an_object_is_read_alone(stage: Stage) -> None:
+    data = bytes(range(256)) * 10_000
+    await stage.store.put("a/b.mp4", data, "video/mp4")
+    for start, length in ((0, 1), (5, 10), (1_500_000, 1_060_000), (len(data) - 1, 1)):
+        pieces = stage.store.chunks("a/b.mp4", start=start, length=length)
+        assert b"".join([piece async for piece in pieces]) == data[start : start + length]
+    with pytest.raises(NotFound):
+        await anext(stage.store.chunks("a/missing", start=1, length=1))
+
+
 async def test_an_object_may_be_empty(stage: Stage) -> None:
     assert (await stage.put("a/empty", b"")).status_code == 200
     assert await stage.store.head("a/empty") == ObjectFacts(0, "image/png")

@@ -202,7 +202,7 @@ class Router(Generic[T]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            request = Request(scope, limit_body(receive))
+            request = Request(scope, limit_body(receive, self.body_bytes_max(scope["path"])))
             response = await self.answer(request)
             await response(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -240,6 +240,9 @@ class Router(Generic[T]):
         except Exception:
             log.exception("%s %s failed", request.method, request.url.path)
             return internal_error()
+
+    def body_bytes_max(self, path: str) -> int:
+        return BODY_BYTES_MAX
 
     async def served_to(self, request: Request) -> T:
         """What the handler of this request works with."""

@@ -1,36 +1,43 @@
 """A user's files by the names that ComfyUI would give them: uploads, outputs, and which a prompt names."""
 
 import asyncio
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from blake3 import blake3
 
-from comfyfleet.errors import InvalidInput, NotFound
+from comfyfleet.api.values import is_storable
+from comfyfleet.errors import InvalidInput, LimitExceeded, NotFound
+from comfyfleet.media import SNIFF_BYTES, measure_picture, require_pixels, sniff_type
+from comfyfleet.protocol import files as protocol
+from comfyfleet.protocol.payloads import UnforeseenInput
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.db import Tx
 from comfyfleet.server.gateway.offers import upload_inputs
 from comfyfleet.server.jobs import service as jobs
+from comfyfleet.server.jobs.files import REFUSALS, suffix_of
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File, stored_key
 from comfyfleet.server.run_log import service as run_log
-from comfyfleet.server.run_log.model import FOLDERS, PATH_CHARACTERS_MAX, UserFile
+from comfyfleet.server.run_log.model import PATH_CHARACTERS_MAX, UserFile
 from comfyfleet.server.tenants.model import Caller
 
-# `cat.png [output]` names a file of another folder than that of inputs.
-_ANNOTATED = re.compile(r"(?P<path>.*?) ?\[(?P<folder>input|output|temp)\]\s*")
 NAMES_TRIED_MAX = 10_000
 NAMES_LISTED_MAX = 10_000
+# Others may take a name between our look and our insert, so often in a row.
+RACES_MAX = 100
+# What file systems take as one name; backends store uploads as files.
+FILENAME_BYTES_MAX = 255
+GENERIC_TYPES = ("", "application/octet-stream")
 
 
 def split_annotation(name: str, folder: str = "input") -> tuple[str, str]:
     """Folder and path of what a loader's input, or a view, names."""
-    found = _ANNOTATED.fullmatch(name)
-    return (found["folder"], found["path"]) if found else (folder, name)
+    path, named = protocol.split_annotation(name, folder)
+    return named, path
 
 
 @dataclass(frozen=True)
@@ -85,11 +92,24 @@ async def _stored_id(tx: Tx, caller: Caller, named: UserFile) -> UUID | None:
 
 
 def clean_path(path: str) -> str:
-    """Without empty parts, `.` and `..`: a name leads nowhere but into its own folder."""
-    parts = [part for part in path.replace("\\", "/").split("/") if part not in ("", ".")]
-    if ".." in parts:
+    """Without empty parts, `.` and `..`; empty if it leaves its folder, or can't be stored."""
+    try:
+        clean = protocol.path_inside("", path)
+    except InvalidInput:
         return ""
-    return "/".join(parts)[:PATH_CHARACTERS_MAX]
+    return clean if len(clean) <= PATH_CHARACTERS_MAX and is_storable(clean) else ""
+
+
+def upload_path(subfolder: str, name: str) -> str:
+    """The path of an upload; raises OutsideFolder, or InvalidInput for a name that can't be stored."""
+    path = protocol.path_inside(subfolder, name)
+    filename = path.rpartition("/")[2]
+    is_short = len(path) <= PATH_CHARACTERS_MAX
+    if not filename or not is_short or not is_storable(path):
+        raise InvalidInput(f"a name has 1 to {PATH_CHARACTERS_MAX} characters, none of them NUL")
+    if len(filename.encode()) > FILENAME_BYTES_MAX:
+        raise InvalidInput(f"a file's name has at most {FILENAME_BYTES_MAX} bytes")
+    return path
 
 
 async def find_file(plane: ControlPlane, caller: Caller, folder: str, path: str) -> File:
@@ -110,72 +130,186 @@ async def list_names(plane: ControlPlane, caller: Caller, folder: str) -> list[s
     return [each.path for each in found if not each.subfolder]
 
 
+async def read_part(
+    plane: ControlPlane, file: File, start: int, length: int
+) -> AsyncIterator[bytes]:
+    """The bytes of a part, at least one; raises NotFound now, not later, if the object is gone."""
+    chunks = plane.store.chunks(file.path, start=start, length=length)
+    first = await anext(chunks, b"")
+    return _continued(first, chunks)
+
+
+async def _continued(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for chunk in rest:
+        yield chunk
+
+
+async def fetch(plane: ControlPlane, file: File, to: Path) -> None:
+    """Copies a file of a user to this machine; raises NotFound if the object is gone."""
+    with await asyncio.to_thread(to.open, "wb") as target:
+        async for chunk in plane.store.chunks(file.path):
+            await asyncio.to_thread(target.write, chunk)
+
+
+class NameChoice(NamedTuple):
+    named: UserFile
+    is_known: bool  # these very bytes have the name already
+
+
 async def store_upload(
     plane: ControlPlane,
     caller: Caller,
     upload: Path,
     named: UserFile,
-    content_type: str,
+    content_type: str = "",
     *,
     overwrites: bool,
+    compared: Path | None = None,
 ) -> UserFile:
-    """Under the name given, or the next free one; the same bytes under it are that file."""
+    """Under the name given, or the next free one; the same bytes under it are that file.
+
+    `compared`: what is compared with files of that name instead of the bytes that are stored.
+    The object is stored before its row is: without a row it is removed, at once or by a sweep.
+    """
     content_hash = await asyncio.to_thread(_hash, upload)
+    known_by = await asyncio.to_thread(_hash, compared) if compared else content_hash
+    if not overwrites:
+        choice = await choose_name(plane, caller, named, known_by)
+        if choice.is_known:
+            return choice.named
+    file = await _stored(plane, caller, upload, named, content_type, content_hash)
+    try:
+        choice = await _take_name(plane, caller, file, named, known_by, overwrites=overwrites)
+    except (NotFound, *REFUSALS):
+        await plane.store.delete(file.path)
+        raise
+    if choice.is_known:
+        await plane.store.delete(file.path)
+    return choice.named
+
+
+async def choose_name(
+    plane: ControlPlane, caller: Caller, named: UserFile, content_hash: str
+) -> NameChoice:
+    async with plane.context.tenant(caller.tenant.id) as tx:
+        return await _choose_name(tx, caller, named, content_hash)
+
+
+async def _choose_name(tx: Tx, caller: Caller, named: UserFile, content_hash: str) -> NameChoice:
+    """The first of `a.png`, `a (1).png`, … that is free, or has these bytes."""
+    tenant_id, user_id = caller.tenant.id, caller.user_id
+    taken = await run_log.numbered_files(
+        tx, tenant_id, user_id, named.folder, named.path, limit=NAMES_TRIED_MAX
+    )
     for number in range(NAMES_TRIED_MAX):
-        tried = named if number == 0 else named._replace(path=_numbered(named.path, number))
-        try:
-            present = await find_file(plane, caller, tried.folder, tried.path)
-        except NotFound:
-            return await _add(plane, caller, upload, tried, content_type, content_hash)
-        if present.content_hash == content_hash:
-            return tried
-        if overwrites:
-            return await _add(plane, caller, upload, tried, content_type, content_hash)
+        path = numbered(named.path, number)
+        if path not in taken:
+            return NameChoice(named._replace(path=path), is_known=False)
+        other, other_hash = taken[path]
+        if other_hash is None:
+            other_hash = await _output_hash(tx, caller, other)
+        if other_hash == content_hash:
+            return NameChoice(other, is_known=True)
     raise InvalidInput(f"there are too many files like {named.path}")
 
 
-def _hash(path: Path) -> str:
-    return blake3().update_mmap(path).hexdigest()
+async def _output_hash(tx: Tx, caller: Caller, named: UserFile) -> str | None:
+    file_id = await _stored_id(tx, caller, named)
+    found = await media.find_existing(tx, caller.tenant.id, [file_id]) if file_id else {}
+    return found[file_id].content_hash if file_id in found else None
 
 
-def _numbered(path: str, number: int) -> str:
-    stem, dot, ending = path.rpartition(".")
-    return f"{stem} ({number}){dot}{ending}" if dot else f"{path} ({number})"
+def numbered(path: str, number: int) -> str:
+    return protocol.numbered_name(path, number)
 
 
-async def _add(
+async def require_folder(
+    plane: ControlPlane, caller: Caller, named: UserFile, subfolder: str
+) -> None:
+    """Raises UnforeseenInput, as ComfyUI fails, if the name itself has a folder that is not there."""
+    if named.subfolder in ("", protocol.path_inside(subfolder)):
+        return
+    async with plane.context.tenant(caller.tenant.id) as tx:
+        is_there = await run_log.has_files_under(
+            tx, caller.tenant.id, caller.user_id, named.folder, named.subfolder
+        )
+    if not is_there:
+        raise UnforeseenInput(f"there is no folder {named.subfolder}")
+
+
+async def _stored(
     plane: ControlPlane,
     caller: Caller,
     upload: Path,
     named: UserFile,
     content_type: str,
     content_hash: str,
-) -> UserFile:
-    file_id, now = plane.context.new_id(), plane.clock()
-    suffix = Path(named.filename).suffix[:20]
+) -> File:
+    """The object is there, its row not yet."""
+    size, media_type = await asyncio.to_thread(_inspect, plane, upload, named, content_type)
+    file_id = plane.context.new_id()
+    suffix = suffix_of(named.filename, media_type)
     key = stored_key(caller.tenant.id, file_id, plane.context.new_id(), suffix)
-    await plane.store.put_file(key, upload, content_type)
-    file = File(
+    await plane.store.put_file(key, upload, media_type)
+    return File(
         id=file_id,
         tenant_id=caller.tenant.id,
         user_id=caller.user_id,
         disk=plane.store.disk,
         path=key,
-        filename=named.filename[:300],
-        mime_type=content_type,
-        size=(await asyncio.to_thread(upload.stat)).st_size,
+        filename=named.filename,
+        mime_type=media_type,
+        size=size,
         content_hash=content_hash,
-        created_at=now,
-        checked_at=now,
+        created_at=plane.clock(),
     )
-    kept = named._replace(file_id=file_id)
+
+
+def _inspect(
+    plane: ControlPlane, upload: Path, named: UserFile, content_type: str
+) -> tuple[int, str]:
+    """Size and media type: by the first bytes, else as its client says, else by its name."""
+    size, most = upload.stat().st_size, plane.settings.max_upload_bytes
+    if size > most:
+        raise LimitExceeded(f"a file has at most {most:,} bytes, not {size:,}", max_bytes=most)
+    require_pixels(measure_picture(upload), plane.settings.max_picture_pixels)
+    with upload.open("rb") as file:
+        sniffed = sniff_type(file.read(SNIFF_BYTES))
+    told = "" if content_type in GENERIC_TYPES else content_type
+    return size, sniffed or told or protocol.file_headers(named.filename)["content-type"]
+
+
+async def _take_name(
+    plane: ControlPlane,
+    caller: Caller,
+    file: File,
+    named: UserFile,
+    known_by: str,
+    *,
+    overwrites: bool,
+) -> NameChoice:
+    """Rows of the file and its name, in one transaction."""
+    tenant_id, user_id, now = caller.tenant.id, caller.user_id, plane.clock()
+    own = caller.tenant.max_storage_bytes
+    most = plane.settings.max_storage_bytes_per_tenant if own is None else own
     async with plane.pools[caller.tenant.pool].transaction() as tx:
-        await media.add_file(tx, file)
-        await run_log.replace_file(tx, caller.tenant.id, caller.user_id, kept, now=now)
-    return kept
+        await media.require_quota(tx, tenant_id, file.size or 0, most=most)
+        if overwrites:
+            await media.add_file(tx, file)
+            kept = named._replace(file_id=file.id)
+            await run_log.replace_file(tx, tenant_id, user_id, kept, now=now)
+            return NameChoice(kept, is_known=False)
+        for _ in range(RACES_MAX):
+            choice = await _choose_name(tx, caller, named, known_by)
+            if choice.is_known:
+                return choice
+            kept = choice.named._replace(file_id=file.id)
+            if await run_log.add_file(tx, tenant_id, user_id, kept, now=now):
+                await media.add_file(tx, file)
+                return NameChoice(kept, is_known=False)
+    raise InvalidInput(f"there are too many uploads of {named.path} at once")
 
 
-def check_folder(name: str) -> str:
-    if name not in FOLDERS:
-        raise InvalidInput(f"{name!r} is no folder: input, output, temp")
-    return name
+def _hash(path: Path) -> str:
+    return blake3().update_mmap(path).hexdigest()

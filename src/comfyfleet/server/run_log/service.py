@@ -175,6 +175,20 @@ async def list_files(
     return await store.list_files(tx, tenant_id, user_id, folder, limit=limit)
 
 
+async def numbered_files(
+    tx: Tx, tenant_id: UUID, user_id: UUID, folder: str, path: str, *, limit: int
+) -> dict[str, tuple[UserFile, str | None]]:
+    """By path, those called `a.png` or `a (1).png`, each with the hash of its content, if known."""
+    found = await store.numbered_files(tx, tenant_id, user_id, folder, path, limit=limit)
+    return {each.path: (each, content_hash) for each, content_hash in found}
+
+
+async def has_files_under(
+    tx: Tx, tenant_id: UUID, user_id: UUID, folder: str, subfolder: str
+) -> bool:
+    return await store.has_files_under(tx, tenant_id, user_id, folder, subfolder)
+
+
 async def add_file(
     tx: Tx, tenant_id: UUID, user_id: UUID, file: UserFile, *, now: datetime
 ) -> bool:

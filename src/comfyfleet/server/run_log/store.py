@@ -1,5 +1,6 @@
 """The SQL of logged messages and of users' file names. Every row is looked up with its tenant and user."""
 
+import posixpath
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -14,13 +15,14 @@ from sqlalchemy import (
     delete,
     func,
     insert,
+    or_,
     select,
 )
 
 from comfyfleet.server.db import Tx
 from comfyfleet.server.db.dialect import insert_if_new, is_one_of, is_sqlite, upsert_sum
 from comfyfleet.server.db.driver import PreparedStatement
-from comfyfleet.server.db.tenant_tables import gateway_counters, gateway_files, run_events
+from comfyfleet.server.db.tenant_tables import files, gateway_counters, gateway_files, run_events
 from comfyfleet.server.run_log.model import LoggedEvents, LoggedRun, UserFile
 
 _ADDED = (*LoggedRun._fields, "events", "record", "created_at")
@@ -252,6 +254,50 @@ async def list_files(
         .limit(limit)
     )
     return [_file(row) for row in await tx.execute(query)]
+
+
+async def numbered_files(
+    tx: Tx, tenant_id: UUID, user_id: UUID, folder: str, path: str, *, limit: int
+) -> list[tuple[UserFile, str | None]]:
+    """Those called `a.png`, and all that begin with `a (`."""
+    stem = f"{posixpath.splitext(path)[0]} ("
+    query = (
+        select(gateway_files, files.c.content_hash)
+        .outerjoin(
+            files, and_(files.c.id == gateway_files.c.file_id, files.c.tenant_id == tenant_id)
+        )
+        .where(
+            _in_folder(tenant_id, user_id, folder),
+            or_(gateway_files.c.path == path, _begins_with(stem)),
+        )
+        .limit(limit)
+    )
+    return [(_file(row), row.content_hash) for row in await tx.execute(query)]
+
+
+async def has_files_under(
+    tx: Tx, tenant_id: UUID, user_id: UUID, folder: str, subfolder: str
+) -> bool:
+    query = (
+        select(gateway_files.c.path)
+        .where(_in_folder(tenant_id, user_id, folder), _begins_with(f"{subfolder}/"))
+        .limit(1)
+    )
+    return (await tx.execute(query)).first() is not None
+
+
+def _in_folder(tenant_id: UUID, user_id: UUID, folder: str) -> ColumnElement[bool]:
+    return and_(
+        gateway_files.c.tenant_id == tenant_id,
+        gateway_files.c.user_id == user_id,
+        gateway_files.c.folder == folder,
+    )
+
+
+def _begins_with(prefix: str) -> ColumnElement[bool]:
+    """Neither LIKE, which ignores case on SQLite, nor a range, which follows the collation on
+    PostgreSQL."""
+    return func.substr(gateway_files.c.path, 1, len(prefix)) == prefix
 
 
 async def replace_file(

@@ -433,10 +433,15 @@ class LocalStore:
         with opened.file:
             return opened.file.read(size)
 
-    async def chunks(self, key: str) -> AsyncIterator[bytes]:
+    async def chunks(
+        self, key: str, *, start: int = 0, length: int | None = None
+    ) -> AsyncIterator[bytes]:
         opened = await self.open(key)
         with opened.file:
-            while chunk := await asyncio.to_thread(opened.file.read, CHUNK_BYTES):
+            opened.file.seek(start)
+            left = opened.size if length is None else length
+            while chunk := await asyncio.to_thread(opened.file.read, min(left, CHUNK_BYTES)):
+                left -= len(chunk)
                 yield chunk
 
     async def put_file(self, key: str, file: Path, content_type: str) -> None:

@@ -60,8 +60,13 @@ class ObjectStore(Protocol):
         """Returns the first bytes, or all of a shorter object; raises NotFound if there is none."""
         ...
 
-    def chunks(self, key: str) -> AsyncIterator[bytes]:
-        """Yields the object piece by piece, for callers that read it once without keeping it."""
+    def chunks(
+        self, key: str, *, start: int = 0, length: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """Yields the object piece by piece, for callers that read it once without keeping it.
+
+        `length`: of the part that begins at `start`, at least 1; None: all of it.
+        """
         ...
 
     async def put_file(self, key: str, file: Path, content_type: str) -> None:

@@ -99,8 +99,12 @@ class S3Store:
             data: bytes = body.read(size)
             return data
 
-    async def chunks(self, key: str) -> AsyncIterator[bytes]:
-        found = await self._call(key, partial(self._client.get_object, **self._place(key)))
+    async def chunks(
+        self, key: str, *, start: int = 0, length: int | None = None
+    ) -> AsyncIterator[bytes]:
+        # Not by a range if all is wanted: S3 answers 416 for one of an empty object.
+        part = {} if length is None else {"Range": f"bytes={start}-{start + length - 1}"}
+        found = await self._call(key, partial(self._client.get_object, **self._place(key), **part))
         with found["Body"] as body:
             while chunk := await self._call(key, partial(body.read, CHUNK_BYTES)):
                 yield chunk

@@ -1,6 +1,7 @@
 """The gateway in front of the control plane's own routes: it answers what is ComfyUI's, and passes on the rest."""
 
 import json
+import asyncio
 import logging
 from dataclasses import dataclass, field
 from itertools import count
@@ -13,9 +14,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from comfyfleet.errors import FleetError
-from comfyfleet.protocol.http import BODY_BYTES_MAX, Router, empty_reply, is_foreign, json_reply
+from comfyfleet.protocol.http import Router, empty_reply, is_foreign, json_reply
 from comfyfleet.protocol.validation import fault
 from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.gateway import userdata
 from comfyfleet.server.gateway.feed import GatewayFeeds
 from comfyfleet.server.gateway.history import EntryCache
 from comfyfleet.server.gateway.inventory import InventoryCache
@@ -32,6 +34,7 @@ SAFE_HEADERS = {
     "x-content-type-options": "nosniff",
     "cross-origin-resource-policy": "same-origin",
 }
+PICTURES_AT_ONCE_MAX = 2
 
 
 @dataclass
@@ -50,6 +53,8 @@ class Gateway:
         self.sockets = StreamLimiter(
             per_key=settings.max_sockets_per_user, per_user=settings.max_sockets_per_user
         )
+        # Decoding takes a core and much memory.
+        self.pictures = asyncio.Semaphore(PICTURES_AT_ONCE_MAX)
 
     def next_number(self, caller: Caller) -> int:
         return next(self.numbers.setdefault(caller.user_id, count()))
@@ -67,8 +72,11 @@ class GatewayCall:
         return self.gateway.plane
 
 
-# Under these come files, as large as ComfyUI takes them; under all others JSON.
-FILE_PATHS = ("/upload/", "/userdata/", "/v2/assets")
+# Under these come files; under all others JSON.
+USERDATA_PATH = "/userdata/"
+FILE_PATHS = ("/upload/", USERDATA_PATH, "/v2/assets")
+# A form around a file, and its other fields.
+FORM_BYTES_MAX = 1024**2
 V2_PATH = "/api/v2/"
 # RFC 6455's "policy violation", where the server can't answer a refused handshake in words.
 REFUSED_CODE = 1008
@@ -81,13 +89,22 @@ class GatewayRouter(Router[GatewayCall]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            is_file = scope["path"].removeprefix("/api").startswith(FILE_PATHS)
-            own = self.gateway.plane.settings.max_body_bytes
-            bytes_max = BODY_BYTES_MAX if is_file else own
+            path = scope["path"].removeprefix("/api")
             receive = limited(
-                receive, declared=content_length(scope), bytes_max=bytes_max, is_file=is_file
+                receive,
+                declared=content_length(scope),
+                bytes_max=self.body_bytes_max(scope["path"]),
+                is_file=path.startswith(FILE_PATHS),
             )
         await super().__call__(scope, receive, send)
+
+    def body_bytes_max(self, path: str) -> int:
+        settings, path = self.gateway.plane.settings, path.removeprefix("/api")
+        if path.startswith(USERDATA_PATH):
+            return userdata.FILE_BYTES_MAX
+        if path.startswith(FILE_PATHS):
+            return settings.max_upload_bytes + FORM_BYTES_MAX
+        return settings.max_body_bytes
 
     async def served_to(self, request: Request) -> GatewayCall:
         gateway = self.gateway

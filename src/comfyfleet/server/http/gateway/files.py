@@ -3,43 +3,99 @@
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from comfyfleet.errors import NotFound
-from comfyfleet.protocol.http import Route, empty_reply, json_reply, open_form
+from comfyfleet.errors import InvalidInput, NotFound
+from comfyfleet.media import Size, require_pixels
+from comfyfleet.protocol.files import (
+    FileReply,
+    FileStamp,
+    OutsideFolder,
+    UploadForm,
+    ViewedFile,
+    ViewRefused,
+    disposition_of,
+    file_headers,
+    parse_original,
+    parse_upload,
+    parse_view,
+    path_inside,
+    plan_reply,
+)
+from comfyfleet.protocol.http import (
+    Route,
+    empty_reply,
+    json_reply,
+    open_form,
+    text_reply,
+    too_large_reply,
+)
 from comfyfleet.server.gateway import files
 from comfyfleet.server.http.gateway.app import GatewayCall
-from comfyfleet.server.run_log.model import FOLDERS, UserFile
+from comfyfleet.server.media.model import File
+from comfyfleet.server.run_log.model import UserFile
+
+# Larger ones are sent as they are: a preview would cost more than it saves.
+SHOWN_BYTES_MAX = 100 * 1024**2
+NEEDS_PILLOW = "pictures are changed only where Pillow is installed: comfyfleet[engine]"
+TRUE = ("true", "1")
+CheckSize: TypeAlias = Callable[[Size | None], None]
+
+
+def has_pillow() -> bool:
+    return find_spec("PIL") is not None
 
 
 async def post_image(call: GatewayCall, request: Request) -> Response:
     async with open_form(request) as form:
-        upload = form.get("image")
-        if not isinstance(upload, UploadFile):
-            return empty_reply(400)
-        if not upload.filename:
-            return empty_reply(400)
-        folder = str(form.get("type") or "input")
-        subfolder = files.clean_path(str(form.get("subfolder") or ""))
-        path = files.clean_path(f"{subfolder}/{upload.filename}" if subfolder else upload.filename)
-        if folder not in FOLDERS or not path:
-            return empty_reply(400)
-        overwrites = str(form.get("overwrite") or "").lower() in ("true", "1")
-        named = UserFile(folder, path)
-        content_type = upload.content_type or "application/octet-stream"
-        with tempfile.TemporaryDirectory() as scratch:
-            local = Path(scratch) / "upload"
-            await asyncio.to_thread(_save, upload.file, local)
+        return await _store(call, form, is_mask=False)
+
+
+async def post_mask(call: GatewayCall, request: Request) -> Response:
+    async with open_form(request) as form:
+        return await _store(call, form, is_mask=True)
+
+
+async def _store(call: GatewayCall, form: FormData, *, is_mask: bool) -> Response:
+    upload = parse_upload(form)
+    if upload is None:
+        return empty_reply(400)
+    most = call.plane.settings.max_upload_bytes
+    if (upload.image.size or 0) > most:
+        return too_large_reply(most)
+    try:
+        named = UserFile(upload.folder, files.upload_path(upload.subfolder, upload.name))
+    except InvalidInput:
+        return empty_reply(400)
+    await files.require_folder(call.plane, call.caller, named, upload.subfolder)
+    original = parse_original(form) if is_mask else None
+    if is_mask and not has_pillow():
+        return text_reply(NEEDS_PILLOW, 501)
+    with tempfile.TemporaryDirectory(prefix="comfyfleet-") as folder:
+        local = Path(folder) / "upload"
+        await asyncio.to_thread(_save, upload.image.file, local)
+        if is_mask:
+            kept = await _store_masked(call, local, named, original, upload)
+        else:
             kept = await files.store_upload(
-                call.plane, call.caller, local, named, content_type, overwrites=overwrites
+                call.plane, call.caller, local, named, overwrites=upload.overwrites
             )
-    return json_reply({"name": kept.filename, "subfolder": kept.subfolder, "type": kept.folder})
+    return _told(upload, named, kept)
+
+
+def _told(upload: UploadForm, named: UserFile, kept: UserFile) -> Response:
+    """As the client named it, but for a number that was added."""
+    folder, slash, _ = upload.name.rpartition("/")
+    name = upload.name if kept.path == named.path else f"{folder}{slash}{kept.filename}"
+    return json_reply({"name": name, "subfolder": upload.subfolder, "type": upload.folder})
 
 
 def _save(source: BinaryIO, to: Path) -> None:
@@ -47,30 +103,122 @@ def _save(source: BinaryIO, to: Path) -> None:
         shutil.copyfileobj(source, file)
 
 
+async def _store_masked(
+    call: GatewayCall,
+    mask: Path,
+    named: UserFile,
+    original: ViewedFile | None,
+    upload: UploadForm,
+) -> UserFile:
+    """Without the original nothing is stored, and a name is answered all the same, as ComfyUI does."""
+    found = await _find_viewed(call, original) if original else None
+    if found is None:
+        return (await files.choose_name(call.plane, call.caller, named, "")).named
+    source = mask.with_name("original")
+    combined = mask.with_name(f"combined{Path(named.filename).suffix}")
+    await files.fetch(call.plane, found, source)
+    async with call.gateway.pictures:
+        await asyncio.to_thread(_put_mask, mask, source, combined, _size_check(call))
+    return await files.store_upload(
+        call.plane,
+        call.caller,
+        combined,
+        named,
+        overwrites=upload.overwrites,
+        compared=mask,
+    )
+
+
+def _put_mask(mask: Path, original: Path, to: Path, check: CheckSize) -> None:
+    from comfyfleet.protocol.pictures import put_mask
+
+    with mask.open("rb") as file:
+        put_mask(file, original, to, check)
+
+
+def _size_check(call: GatewayCall) -> CheckSize:
+    return partial(require_pixels, pixels_max=call.plane.settings.max_picture_pixels)
+
+
+async def _find_viewed(call: GatewayCall, viewed: ViewedFile) -> File | None:
+    try:
+        path = path_inside(viewed.subfolder, viewed.name)
+        return await files.find_file(call.plane, call.caller, viewed.folder, path)
+    except (OutsideFolder, NotFound):
+        return None
+
+
 async def get_view(call: GatewayCall, request: Request) -> Response:
     query = request.query_params
     if "filename" not in query:
         return empty_reply(404)
-    folder, name = files.split_annotation(query["filename"], query.get("type", "output"))
-    if not name or name.startswith("/") or ".." in name or folder not in FOLDERS:
-        return empty_reply(400)
-    subfolder = query.get("subfolder", "")
-    if ".." in subfolder.replace("\\", "/").split("/") or subfolder.startswith("/"):
-        return empty_reply(403)
-    base = name.replace("\\", "/").rpartition("/")[2]
-    path = f"{subfolder}/{base}" if subfolder else base
     try:
-        file = await files.find_file(call.plane, call.caller, folder, path)
+        viewed = parse_view(query)
+        path = _path(viewed)
+        file = await files.find_file(call.plane, call.caller, viewed.folder, path)
+        return await _reply_with(call, file, viewed.base, request)
+    except ViewRefused as refused:
+        return empty_reply(refused.status)
     except NotFound:
         return empty_reply(404)
-    headers = {"content-disposition": f'filename="{base}"', "x-content-type-options": "nosniff"}
-    if file.size is not None:
-        headers["content-length"] = str(file.size)
-    chunks: AsyncIterator[bytes] = call.plane.store.chunks(file.path)
-    return StreamingResponse(chunks, media_type=file.mime_type, headers=headers)
+
+
+def _path(viewed: ViewedFile) -> str:
+    try:
+        subfolder = path_inside(viewed.subfolder)
+    except OutsideFolder as error:
+        raise ViewRefused(403) from error
+    return f"{subfolder}/{viewed.base}" if subfolder else viewed.base
+
+
+async def _reply_with(call: GatewayCall, file: File, name: str, request: Request) -> Response:
+    query = request.query_params
+    if query.get("redirect") in TRUE:
+        return await _redirect(call, file, name)
+    if "preview" in query or query.get("channel") in ("rgb", "a"):
+        shown = await _shown_picture(call, file, name, query)
+        if shown is not None:
+            return shown
+    stamp = FileStamp(file.size or 0, int(file.created_at.timestamp() * 1_000_000) * 1000)
+    plan = plan_reply(request.headers, stamp)
+    chunks = None
+    if request.method != "HEAD" and plan.length > 0:
+        chunks = await files.read_part(call.plane, file, plan.start, plan.length)
+    return FileReply(plan, stamp, file_headers(name), chunks)
+
+
+async def _redirect(call: GatewayCall, file: File, name: str) -> Response:
+    """For clients that ask for it: the bytes come from the store, not through the control plane."""
+    seconds = call.plane.settings.url_seconds
+    url = await call.plane.store.url_to_get(file.path, seconds=seconds, filename=name)
+    return Response(status_code=302, headers={"location": url, "cache-control": "no-store"})
+
+
+async def _shown_picture(
+    call: GatewayCall, file: File, name: str, query: Mapping[str, str]
+) -> Response | None:
+    """None: the file itself is to be sent."""
+    is_large = (file.size or 0) > SHOWN_BYTES_MAX
+    if is_large or not has_pillow():
+        return None if "preview" in query else text_reply(NEEDS_PILLOW, 413 if is_large else 501)
+    from comfyfleet.protocol.pictures import shown_picture
+
+    with tempfile.TemporaryDirectory(prefix="comfyfleet-") as folder:
+        local = Path(folder) / "picture"
+        await files.fetch(call.plane, file, local)
+        async with call.gateway.pictures:
+            shown = await asyncio.to_thread(
+                shown_picture, local, query.get("preview"), query.get("channel"), _size_check(call)
+            )
+    if shown is None:
+        return None
+    content, kind = shown
+    headers = {"content-type": kind, "content-disposition": disposition_of(name)}
+    return Response(content, headers=headers)
 
 
 ROUTES = (
     Route("POST", "/upload/image", post_image),
+    Route("POST", "/upload/mask", post_mask),
     Route("GET", "/view", get_view),
 )
