@@ -188,7 +188,7 @@ async def test_a_tenants_quota_holds_and_a_refused_upload_leaves_nothing(
         await tenants.set_quota(tx, tenant_id, 10)
     assert (await upload(client, "a.bin", b"123456")).status_code == 200
     refused = await upload(client, "b.bin", b"123456")
-    assert refused.json()["error"]["code"] == "storage_full"
+    assert refused.json()["error"]["type"] == "storage_full"
     assert (await upload(client, "a.bin", b"123456")).status_code == 200  # known already
     assert len(await objects_of(clients.plane)) == 1
     assert (await view(client, "b.bin")).status_code == 404

@@ -229,5 +229,5 @@ async def test_size_and_count_are_limited(
         assert (await save(editor, name, b"1")).status_code == 200
     refused = await save(editor, "c", b"1")
     assert refused.status_code in (413, 422, 507)
-    assert json.loads(refused.content)["error"]["code"] == "storage_full"
+    assert json.loads(refused.content)["error"]["type"] == "storage_full"
     assert (await save(editor, "b", b"2")).status_code == 200

@@ -1,7 +1,7 @@
 """The gateway in front of the control plane's own routes: it answers what is ComfyUI's, and passes on the rest."""
 
-import json
 import asyncio
+import json
 import logging
 from dataclasses import dataclass, field
 from itertools import count
