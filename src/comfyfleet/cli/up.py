@@ -198,9 +198,10 @@ class _AllInOne:
                 f"Worker {name} in fleet {FLEET}/{STAGE} on {kind} at {url_without_password(url)}"
             )
         self.context.say(f"Everything is kept in {self.data.resolve()}; Ctrl-C stops it")
-        self.context.say(
-            f"Any program that talks to a ComfyUI can talk to {listener_url(self.listener)} instead"
-        )
+        url = listener_url(self.listener)
+        self.context.say(f"Any program that talks to a ComfyUI can talk to {url} instead, like")
+        self.context.say(f"      COMFY_LOCAL_URL={url} comfy run --workflow FILE --wait")
+        self.context.say(f"      {url}/editor/ in a browser")
         self.context.say("Next: comfyfleet admin workflows register NAME FILE")
         self.context.say("      comfyfleet admin submit NAME --wait")
 
