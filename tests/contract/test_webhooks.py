@@ -17,6 +17,7 @@ from comfyfleet.server.notifications.model import (
     TRIES_MAX,
     WEBHOOKS_PER_USER_MAX,
     DeliveryStatus,
+    EndOfJob,
     EventKind,
     NewJobEvent,
     RegisteredWebhook,
@@ -43,9 +44,8 @@ async def make(tx: Tx, *wanted: str, url: str = "https://example.com/hook") -> R
 
 
 async def announce(tx: Tx, job_id: UUID = JOB, at: datetime = NOW) -> int:
-    return await webhooks.enqueue(
-        tx, TENANT, USER, job_id, DONE, {"id": str(job_id)}, new_id=uuid4, now=at
-    )
+    end = EndOfJob(job_id, DONE, {"id": str(job_id)})
+    return await webhooks.enqueue(tx, TENANT, USER, end, new_id=uuid4, now=at)
 
 
 async def test_a_webhook_is_its_users_own(pool: Database) -> None:

@@ -21,7 +21,7 @@ from comfyfleet.clock import utc_now
 from comfyfleet.server.app import ControlPlane, open_control_plane
 from comfyfleet.server.notifications import service as notifications
 from comfyfleet.server.notifications import webhooks
-from comfyfleet.server.notifications.model import WebhookEvent
+from comfyfleet.server.notifications.model import EndOfJob, WebhookEvent
 from comfyfleet.server.storage import LocalStore
 from comfyfleet.settings import Settings, misspelt
 from comfyfleet.transport.fetch import PublicHttpClient
@@ -197,9 +197,7 @@ async def test_tenants_take_turns_at_deliveries(
                         tx,
                         tenant_id,
                         user_id,
-                        uuid4(),
-                        WebhookEvent.COMPLETED,
-                        {},
+                        EndOfJob(uuid4(), WebhookEvent.COMPLETED, {}),
                         new_id=uuid4,
                         now=at,
                     )

@@ -492,6 +492,7 @@ webhook_deliveries = Table(
     Column("last_error", Text),
     Column("created_at", Moment, nullable=False),
     Column("ended_at", Moment),
+    Column("url", Text),  # of a job that names where it is to be told; else the webhook's
     UniqueConstraint("webhook_id", "job_id", "event"),
     CheckConstraint("status IN ('pending', 'delivered', 'failed')", name="status"),
     Index(None, "webhook_id", "created_at", "id"),

@@ -81,6 +81,14 @@ async def entry_of(plane: ControlPlane, caller: Caller, job: Job, cache: EntryCa
         return (await _entries(tx, caller, [job], cache))[job.id]
 
 
+async def entries_of(
+    plane: ControlPlane, caller: Caller, ended: Sequence[Job], cache: EntryCache
+) -> dict[UUID, Record]:
+    """Of several prompts that have ended."""
+    async with plane.context.tenant(caller.tenant.id) as tx:
+        return await _entries(tx, caller, ended, cache)
+
+
 async def _entries(
     tx: Tx, caller: Caller, ended: Sequence[Job], cache: EntryCache
 ) -> dict[UUID, Record]:

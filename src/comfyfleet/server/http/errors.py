@@ -169,7 +169,7 @@ def error_response(
 def response_to_error(error: errors.FleetError, path: str) -> Response:
     """Returns a response with all details for operators; others get no details of internal errors,
     which are logged."""
-    headers = _headers_of(error)
+    headers = headers_of(error)
     said = errors.said_to_customers(error)
     if path.startswith(ADMIN_PREFIX) or said == error.message:
         return error_response(
@@ -180,7 +180,8 @@ def response_to_error(error: errors.FleetError, path: str) -> Response:
     return error_response(status_of(error), error.code, said, headers=headers)
 
 
-def _headers_of(error: errors.FleetError) -> dict[str, str]:
+def headers_of(error: errors.FleetError) -> dict[str, str]:
+    """Who is asked for a key, and when to come again."""
     if isinstance(error, errors.Unauthenticated):
         return {"WWW-Authenticate": "Bearer"}
     if isinstance(error, errors.QueueFull):

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from types import MappingProxyType
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -141,20 +142,33 @@ def _grant_of(store: LocalStore, request: Request, key: str) -> UrlGrant:
 async def _get(store: LocalStore, request: Request, key: str) -> Response:
     grant = _grant_of(store, request, key)
     opened = await store.open(key)
+    return object_response(opened, request.headers, filename=grant.filename, others=CORS_HEADERS)
+
+
+def object_response(
+    opened: OpenObject,
+    asked: Mapping[str, str],
+    *,
+    filename: str | None = None,
+    content_type: str | None = None,
+    others: Mapping[str, str] = MappingProxyType({}),
+) -> Response:
+    """The object, or the range of it that the headers ask for; closes it in any case."""
     etag = file_etag(opened.size, opened.modified_ns)
-    part = requested_range(request.headers, size=opened.size, etag=etag)
-    headers = CORS_HEADERS | SECURITY_HEADERS | part.headers(opened.size)
+    part = requested_range(asked, size=opened.size, etag=etag)
+    told_type = content_type or opened.content_type
+    headers = {**others, **SECURITY_HEADERS, **part.headers(opened.size)}
     headers |= {"etag": etag, "accept-ranges": "bytes"}
     headers |= {"content-length": str(part.length)} if part.status != 304 else {}
-    headers |= {"content-disposition": _disposition(grant, opened.content_type)}
+    headers |= {"content-disposition": _disposition(filename, told_type)}
     # Set here, not by the response, which would add a charset of its own.
-    headers["content-type"] = opened.content_type
+    headers["content-type"] = told_type
     return _RangeResponse(opened, part, headers)
 
 
-def _disposition(grant: UrlGrant, content_type: str) -> str:
-    if grant.filename:
-        return disposition("attachment", grant.filename)
+def _disposition(filename: str | None, content_type: str) -> str:
+    if filename:
+        return disposition("attachment", filename)
     shown = content_type.startswith(INLINE_TYPES) and not content_type.startswith(NOT_INLINE_TYPES)
     return "inline" if shown else "attachment"
 

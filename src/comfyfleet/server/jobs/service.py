@@ -21,7 +21,7 @@ from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File
 from comfyfleet.server.notifications import store as events
 from comfyfleet.server.notifications import webhooks
-from comfyfleet.server.notifications.model import EventKind, NewJobEvent, WebhookEvent
+from comfyfleet.server.notifications.model import EndOfJob, EventKind, NewJobEvent, WebhookEvent
 from comfyfleet.server.queue.model import DispatchLease
 from comfyfleet.server.tenants import wallet as ledger
 
@@ -82,9 +82,7 @@ async def after_end(
             tx,
             job.tenant_id,
             job.asked.user_id,
-            job.id,
-            _WEBHOOK_EVENTS[job.status],
-            event_data(job),
+            _end_of(job),
             new_id=new_id,
             now=now,
         )
@@ -92,6 +90,14 @@ async def after_end(
         tx, *_inserts_after_end(job, files, now=now), store.outbox_insert(job, now=now)
     )
     return [row[0] for row in added]
+
+
+def _end_of(job: Job) -> EndOfJob:
+    """A prompt is told by the id that its client knows, too."""
+    data = job.asked.gateway or {}
+    known = {"prompt_id": data["prompt_id"]} if "prompt_id" in data else {}
+    payload = {**event_data(job), **known}
+    return EndOfJob(job.id, _WEBHOOK_EVENTS[job.status], payload, data.get("webhook_url"))
 
 
 def _inserts_after_end(

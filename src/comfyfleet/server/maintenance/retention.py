@@ -20,7 +20,7 @@ from comfyfleet.server.jobs import submit
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.maintenance import store
 from comfyfleet.server.media import service as media
-from comfyfleet.server.media.model import File
+from comfyfleet.server.media.model import File, job_in_key
 from comfyfleet.server.notifications import service as notifications
 from comfyfleet.server.notifications import webhooks
 from comfyfleet.server.notifications.service import prune_audit, record_audit
@@ -29,23 +29,14 @@ from comfyfleet.server.queue.model import EndedDispatch
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants.model import Tenant
 
-_KEY = re.compile(r"tenants/(?P<tenant>[0-9a-f-]{36})/(?:ai-jobs/(?P<job>[0-9a-f-]{36})/)?")
+_KEY = re.compile(r"tenants/(?P<tenant>[0-9a-f-]{36})/")
 
 
 def tenant_in_key(key: str) -> UUID | None:
     """Returns the tenant of an object's key."""
-    return _id_in(key, "tenant")
-
-
-def job_in_key(key: str) -> UUID | None:
-    """Returns the job that made the object; None for uploads."""
-    return _id_in(key, "job")
-
-
-def _id_in(key: str, part: str) -> UUID | None:
     found = _KEY.match(key)
     try:
-        return UUID(found[part]) if found and found[part] else None
+        return UUID(found["tenant"]) if found else None
     except ValueError:
         return None
 

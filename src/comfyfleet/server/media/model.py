@@ -80,6 +80,18 @@ def kept_output_key(tenant_id: UUID, job_id: UUID, file_id: UUID, suffix: str) -
     return f"tenants/{tenant_id}/ai-jobs/{job_id}/{file_id}{suffix}"
 
 
+_OUTPUT_KEY = re.compile(r"tenants/[0-9a-f-]{36}/ai-jobs/(?P<job>[0-9a-f-]{36})/")
+
+
+def job_in_key(key: str) -> UUID | None:
+    """Returns the job that made the object; None for uploads."""
+    found = _OUTPUT_KEY.match(key)
+    try:
+        return UUID(found["job"]) if found else None
+    except ValueError:
+        return None
+
+
 def upload_key(tenant_id: UUID, upload_id: UUID, name: str) -> str:
     return f"tenants/{tenant_id}/uploads/{upload_id}/{safe_name(name)}"
 

@@ -129,6 +129,19 @@ async def confirm_file(
     return file
 
 
+async def set_metadata(tx: Tx, tenant_id: UUID, file_id: UUID, metadata: Mapping[str, Any]) -> File:
+    """Replaces what is noted of a file."""
+    changed = await store.set_metadata(tx, tenant_id, file_id, metadata)
+    if changed is None:
+        raise _missing(file_id)
+    return changed
+
+
+async def is_in_media(tx: Tx, tenant_id: UUID, file_id: UUID) -> bool:
+    """Whether a media item needs the file."""
+    return await store.is_in_media(tx, tenant_id, file_id)
+
+
 async def delete_file(tx: Tx, tenant_id: UUID, file_id: UUID) -> File:
     """Deletes the row; the caller deletes the object after the commit.
 

@@ -93,6 +93,27 @@ async def confirm_file(
     return None if row is None else _file(row)
 
 
+async def set_metadata(
+    tx: Tx, tenant_id: UUID, file_id: UUID, metadata: Mapping[str, Any]
+) -> File | None:
+    changed = await tx.execute(
+        update(files)
+        .where(files.c.tenant_id == tenant_id, files.c.id == file_id)
+        .values(metadata=dict(metadata))
+        .returning(files)
+    )
+    row = changed.mappings().first()
+    return None if row is None else _file(row)
+
+
+async def is_in_media(tx: Tx, tenant_id: UUID, file_id: UUID) -> bool:
+    query = select(videos.c.id).where(
+        videos.c.tenant_id == tenant_id,
+        or_(videos.c.original_file_id == file_id, videos.c.processed_file_id == file_id),
+    )
+    return (await tx.execute(query.limit(1))).first() is not None
+
+
 async def delete_file(tx: Tx, tenant_id: UUID, file_id: UUID) -> File | None:
     found = await tx.execute(
         delete(files).where(files.c.tenant_id == tenant_id, files.c.id == file_id).returning(files)

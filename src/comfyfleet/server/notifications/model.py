@@ -55,12 +55,29 @@ class RegisteredWebhook:
     created_at: datetime
     on_again_at: datetime | None = None  # when it was last switched on after it had been off
 
+    @property
+    def is_for_jobs(self) -> bool:
+        """Whether it has no address of its own: it signs what goes to addresses that jobs name."""
+        return not self.url
+
     def secret_with(self, key: str) -> str:
         """Returns the secret that signs deliveries: derived from the installation's key, so it
         isn't stored."""
         if self.secret:
             return self.secret
         return SECRET_PREFIX + hmac.new(key.encode(), self.id.bytes, hashlib.sha256).hexdigest()
+
+
+class EndOfJob(NamedTuple):
+    """What webhooks are told; `url` is an address that the job itself names."""
+
+    job_id: UUID
+    event: WebhookEvent
+    payload: Mapping[str, Any]
+    url: str | None = None
+
+    def is_for(self, webhook: RegisteredWebhook) -> bool:
+        return self.url is not None if webhook.is_for_jobs else self.event in webhook.events
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +95,7 @@ class WebhookDelivery:
     last_error: str | None
     created_at: datetime
     ended_at: datetime | None
+    url: str | None = None  # where to, if not to the webhook's own address
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,11 @@ async def add_webhook(tx: Tx, webhook: RegisteredWebhook) -> None:
     await tx.execute(insert(webhooks).values(row))
 
 
+async def add_webhook_if_new(tx: Tx, webhook: RegisteredWebhook) -> None:
+    row = {**asdict(webhook), "events": sorted(webhook.events)}
+    await tx.execute(insert_if_new(tx, webhooks, [row]))
+
+
 async def webhooks_of_user(tx: Tx, tenant_id: UUID, user_id: UUID) -> list[RegisteredWebhook]:
     query = (
         select(webhooks)
@@ -125,7 +130,7 @@ async def webhooks_of_user(tx: Tx, tenant_id: UUID, user_id: UUID) -> list[Regis
 
 async def count_webhooks(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
     query = select(func.count()).where(
-        webhooks.c.tenant_id == tenant_id, webhooks.c.user_id == user_id
+        webhooks.c.tenant_id == tenant_id, webhooks.c.user_id == user_id, webhooks.c.url != ""
     )
     return await tx.scalar(query) or 0
 

@@ -2,10 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from comfyfleet.api.webhooks import HEADER, sign
 from comfyfleet.errors import FleetError, LimitExceeded, NotFound
@@ -14,9 +14,9 @@ from comfyfleet.server.notifications import store
 from comfyfleet.server.notifications.model import (
     WEBHOOKS_PER_USER_MAX,
     DeliveryStatus,
+    EndOfJob,
     RegisteredWebhook,
     WebhookDelivery,
-    WebhookEvent,
     WebhookResponse,
     check_events,
     check_url,
@@ -53,8 +53,26 @@ async def create_webhook(
     return webhook
 
 
+async def prepare_for_jobs(
+    tx: Tx, tenant_id: UUID, user_id: UUID, url: str, *, now: datetime
+) -> str:
+    """Checks an address that a job names, and sees to it that deliveries to such can be signed.
+
+    They are of one webhook of the user without an address, so that there is one secret to know.
+    """
+    checked = check_url(url)
+    await store.add_webhook_if_new(tx, webhook_for_jobs(tenant_id, user_id, now=now))
+    return checked
+
+
+def webhook_for_jobs(tenant_id: UUID, user_id: UUID, *, now: datetime) -> RegisteredWebhook:
+    webhook_id = uuid5(user_id, f"{tenant_id}/webhook_url")
+    return RegisteredWebhook(webhook_id, tenant_id, user_id, "", "", frozenset(), True, now)
+
+
 async def list_webhooks(tx: Tx, tenant_id: UUID, user_id: UUID) -> list[RegisteredWebhook]:
-    return await store.webhooks_of_user(tx, tenant_id, user_id)
+    found = await store.webhooks_of_user(tx, tenant_id, user_id)
+    return [each for each in found if not each.is_for_jobs]
 
 
 async def get_webhook(
@@ -76,9 +94,7 @@ async def enqueue(
     tx: Tx,
     tenant_id: UUID,
     user_id: UUID,
-    job_id: UUID,
-    event: WebhookEvent,
-    payload: Mapping[str, Any],
+    end: EndOfJob,
     *,
     new_id: Callable[[], UUID],
     now: datetime,
@@ -88,9 +104,9 @@ async def enqueue(
     wanted = [
         each
         for each in await store.webhooks_of_user(tx, tenant_id, user_id)
-        if each.is_active and event in each.events
+        if each.is_active and end.is_for(each)
     ]
-    rows = [_pending(each, job_id, event, payload, new_id(), now) for each in wanted]
+    rows = [_pending(each, end, new_id(), now) for each in wanted]
     return await store.add_deliveries(tx, rows) if rows else 0
 
 
@@ -124,6 +140,8 @@ async def record_attempt(
 
 async def disable_if_dead(tx: Tx, webhook: RegisteredWebhook, *, now: datetime) -> bool:
     """Disables a webhook whose deliveries have failed for days; returns whether it did."""
+    if webhook.is_for_jobs:
+        return False  # one address may be dead, and another not
     since = await store.failing_since(tx, webhook.id)
     if since is None or now - since < DEAD_AFTER:
         return False
@@ -156,24 +174,20 @@ async def prune_deliveries(tx: Tx, *, before: datetime, limit: int) -> int:
 
 
 def _pending(
-    webhook: RegisteredWebhook,
-    job_id: UUID,
-    event: WebhookEvent,
-    payload: Mapping[str, Any],
-    delivery_id: UUID,
-    now: datetime,
+    webhook: RegisteredWebhook, end: EndOfJob, delivery_id: UUID, now: datetime
 ) -> dict[str, Any]:
     return {
         "id": delivery_id,
         "tenant_id": webhook.tenant_id,
         "webhook_id": webhook.id,
-        "job_id": job_id,
-        "event": event,
-        "payload": dict(payload),
+        "job_id": end.job_id,
+        "event": end.event,
+        "payload": dict(end.payload),
         "status": DeliveryStatus.PENDING,
         "tries": 0,
         "not_before": now,
         "created_at": now,
+        "url": end.url if webhook.is_for_jobs else None,
     }
 
 
@@ -202,7 +216,7 @@ async def send_delivery(
         HEADER: sign(webhook.secret_with(key), body, timestamp=int(now.timestamp())),
     }
     try:
-        target = parse_public_url(webhook.url, ports=outward.ports)
+        target = parse_public_url(delivery.url or webhook.url, ports=outward.ports)
         async with (
             asyncio.timeout(within_seconds),
             outward.request("POST", target, headers=headers, content=body) as response,

@@ -20,7 +20,7 @@ from comfyfleet.server.jobs.outbox import flush
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File, kind_of
 from comfyfleet.server.notifications import webhooks
-from comfyfleet.server.notifications.model import WebhookEvent
+from comfyfleet.server.notifications.model import EndOfJob, WebhookEvent
 from comfyfleet.server.pipelines import run_state, store, store_candidates
 from comfyfleet.server.pipelines import store_candidates as job_rows
 from comfyfleet.server.pipelines.decide import wanted_of
@@ -111,9 +111,7 @@ async def _enqueue_webhook(
         tx,
         stored.tenant_id,
         stored.user_id,
-        row.id,
-        event,
-        told,
+        EndOfJob(row.id, event, told),
         new_id=context.new_id,
         now=now,
     )

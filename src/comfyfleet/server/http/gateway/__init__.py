@@ -4,7 +4,7 @@ Internal: may change without notice.
 """
 
 from comfyfleet.server.app import ControlPlane
-from comfyfleet.server.http.gateway import files, info, prompts, sockets, userdata
+from comfyfleet.server.http.gateway import files, info, prompts, sockets, userdata, v2, v2_assets
 from comfyfleet.server.http.gateway.app import Gateway, GatewayRouter
 from comfyfleet.server.http.gateway.app import GatewayRoutes as GatewayRoutes
 from comfyfleet.server.http.gateway.auth import KeyInPath as KeyInPath
@@ -12,7 +12,14 @@ from comfyfleet.server.http.gateway.editor import Editor, EditorRouter, installe
 from comfyfleet.server.http.gateway.editor import EditorRoutes as EditorRoutes
 from comfyfleet.server.http.gateway.templates import installed_templates
 
-ROUTES = (*prompts.ROUTES, *files.ROUTES, *info.ROUTES, *userdata.ROUTES)
+ROUTES = (
+    *prompts.ROUTES,
+    *files.ROUTES,
+    *info.ROUTES,
+    *userdata.ROUTES,
+    *v2.ROUTES,
+    *v2_assets.ROUTES,
+)
 
 
 def gateway_router(plane: ControlPlane, local_key: str | None = None) -> GatewayRouter:

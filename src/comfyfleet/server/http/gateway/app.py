@@ -22,6 +22,7 @@ from comfyfleet.server.gateway.feed import GatewayFeeds
 from comfyfleet.server.gateway.history import EntryCache
 from comfyfleet.server.gateway.inventory import InventoryCache
 from comfyfleet.server.http.errors import response_to_error
+from comfyfleet.server.http.gateway import v2_errors
 from comfyfleet.server.http.gateway.auth import authenticate
 from comfyfleet.server.http.gateway.bodies import BodyTimeout, limited
 from comfyfleet.server.http.request_body import content_length
@@ -144,9 +145,9 @@ def error_reply(error: FleetError, path: str) -> Response:
     """One of our errors as ComfyUI tells its own; under v2's paths as v2 does."""
     if isinstance(error, BodyTimeout):
         return Response(b"", 408, {"connection": "close"})
-    response = response_to_error(error, path)
     if path.startswith(V2_PATH):
-        return response
+        return v2_errors.error_reply(error)
+    response = response_to_error(error, path)
     said = json.loads(bytes(response.body))["error"]
     hint = said["details"].pop("hint", "")
     body = fault(said["code"], said["message"], hint, **said["details"])

@@ -6,7 +6,7 @@ import binascii
 import ipaddress
 from collections.abc import Iterator
 from typing import NamedTuple
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
@@ -23,6 +23,8 @@ from comfyfleet.server.tenants.model import Scope as KeyScope
 
 COOKIE = "comfyfleet_key"
 KEY_PREFIX = "/k/"
+# Where a request that has its key in its path says so, for links that lead back.
+KEY_PREFIX_SCOPE = "comfyfleet.key_prefix"
 # Whatever a proxy adds: behind one, everybody seems to call from this machine.
 FORWARDED = frozenset(
     {"forwarded", "via", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "true-client-ip",
@@ -64,6 +66,7 @@ def _without_key(scope: Scope) -> Scope:
     bearer = (b"authorization", f"Bearer {key}".encode("latin-1", "replace"))
     return {
         **scope,
+        KEY_PREFIX_SCOPE: f"{KEY_PREFIX}{quote(key)}",
         "path": f"/{rest}",
         "raw_path": b"/" + raw_rest,
         "headers": [*kept, bearer],

@@ -26,6 +26,7 @@ def upgrade() -> None:
         postgresql_where=OF_GATEWAY,
         sqlite_where=OF_GATEWAY,
     )
+    op.add_column("webhook_deliveries", sa.Column("url", sa.Text))
     _add_run_events()
     _add_files()
     op.create_table(
@@ -101,6 +102,7 @@ def _add_files() -> None:
 def downgrade() -> None:
     for table in ("gateway_userdata", "gateway_counters", "gateway_files", "run_events"):
         op.drop_table(table)
+    op.drop_column("webhook_deliveries", "url")
     op.drop_index("ai_jobs_of_gateway", "ai_jobs")
     op.drop_column("ai_jobs", "hidden_at")
     op.drop_column("ai_jobs", "gateway")

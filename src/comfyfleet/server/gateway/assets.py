@@ -1,0 +1,282 @@
+"""Assets: a user's uploads and outputs by id and by content, and the names by which prompts know them."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from blake3 import blake3
+
+from comfyfleet.errors import Conflict, InvalidInput, NotFound
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.db import Tx
+from comfyfleet.server.gateway import files as user_files
+from comfyfleet.server.gateway.model import gateway_data
+from comfyfleet.server.gateway.v2_model import (
+    EXPIRES_AT,
+    TAGS,
+    AssetReference,
+    expiry_of,
+    parse_reference,
+    references_in,
+    with_names,
+)
+from comfyfleet.server.jobs import service as jobs
+from comfyfleet.server.media import service as media
+from comfyfleet.server.media.model import CONTENT_HASH, File, job_in_key
+from comfyfleet.server.run_log import service as run_log
+from comfyfleet.server.run_log.model import UserFile
+from comfyfleet.server.tenants.model import Caller
+
+HASH_PREFIX = "blake3:"
+INPUT, MODELS = "input", "models"
+NAMES_TRIED_MAX = 1_000
+TAGS_MAX, TAG_CHARACTERS_MAX = 50, 100
+REFERENCES_MAX = 1_000
+
+
+class HashMismatch(Conflict):
+    code = "hash_mismatch"
+
+
+class AssetInUse(Conflict):
+    code = "asset_in_use"
+
+
+class BlobNotFound(NotFound):
+    code = "blob_not_found"
+
+
+class MissingAsset(InvalidInput):
+    code = "missing_asset"
+
+
+@dataclass(frozen=True, slots=True)
+class NewAsset:
+    """What is said of an upload. `path`: under which its user knows it."""
+
+    path: str
+    content_type: str
+    expected_hash: str | None = None
+    tags: tuple[str, ...] = ()
+    expires_in: int | None = None  # seconds
+
+
+class UserAsset(NamedTuple):
+    """`prompt_id`: of the prompt that made it."""
+
+    file: File
+    path: str
+    prompt_id: str | None = None
+    is_new: bool = True
+
+
+def check_path(path: str) -> str:
+    """The path inside the folder of inputs."""
+    clean = user_files.clean_path(path)
+    head, _, rest = clean.partition("/")
+    if not clean or path.strip().startswith(("/", "\\")) or "\0" in path:
+        raise InvalidInput("file_path must be a path without '..'", field="file_path")
+    if head == MODELS:
+        raise InvalidInput(
+            "models are installed by whoever runs the fleet, not uploaded", field="file_path"
+        )
+    return rest if head == INPUT and rest else clean
+
+
+def parse_hash(text: object) -> str:
+    digest = text.removeprefix(HASH_PREFIX).lower() if isinstance(text, str) else ""
+    if not isinstance(text, str) or not text.startswith(HASH_PREFIX):
+        raise InvalidInput("a hash is written blake3:<hex>", field="hash")
+    if not CONTENT_HASH.fullmatch(digest):
+        raise InvalidInput("a BLAKE3 hash has 64 hexadecimal digits", field="hash")
+    return digest
+
+
+async def store_asset(
+    plane: ControlPlane, caller: Caller, upload: Path, wanted: NewAsset
+) -> UserAsset:
+    """Bytes that the user has already are not stored again."""
+    digest = await asyncio.to_thread(_hash, upload)
+    if wanted.expected_hash is not None and wanted.expected_hash != digest:
+        raise HashMismatch(
+            "the bytes that came have another hash than was said", hash=f"{HASH_PREFIX}{digest}"
+        )
+    known = await _find_by_hash(plane, caller, digest)
+    if known is not None:
+        return await _refer_again(plane, caller, known, wanted)
+    named = UserFile(INPUT, wanted.path)
+    kept = await user_files.store_upload(
+        plane, caller, upload, named, wanted.content_type, overwrites=False
+    )
+    file = await user_files.find_file(plane, caller, kept.folder, kept.path)
+    return UserAsset(await _note(plane, caller, file, wanted, is_new=True), kept.path)
+
+
+def _hash(path: Path) -> str:
+    return blake3().update_mmap(path).hexdigest()
+
+
+async def mint_asset(
+    plane: ControlPlane, caller: Caller, digest: str, wanted: NewAsset
+) -> UserAsset:
+    """Of bytes that the user has stored before; raises BlobNotFound."""
+    known = await _find_by_hash(plane, caller, digest)
+    if known is None:
+        raise BlobNotFound("none of your assets has these bytes")
+    return await _refer_again(plane, caller, known, wanted)
+
+
+async def has_bytes(plane: ControlPlane, caller: Caller, digest: str) -> bool:
+    return await _find_by_hash(plane, caller, digest) is not None
+
+
+async def _refer_again(
+    plane: ControlPlane, caller: Caller, known: File, wanted: NewAsset
+) -> UserAsset:
+    file = await _note(plane, caller, known, wanted)
+    async with plane.pools[caller.tenant.pool].transaction() as tx:
+        path = await _input_name(tx, plane, caller, file, wanted.path or file.filename)
+    return UserAsset(file, path, is_new=False)
+
+
+async def _find_by_hash(plane: ControlPlane, caller: Caller, digest: str) -> File | None:
+    async with plane.context.tenant(caller.tenant.id) as tx:
+        found = await media.file_by_hash(tx, caller.tenant.id, caller.user_id, digest)
+    return None if found is None or _is_expired(found, plane.clock()) else found
+
+
+def _is_expired(file: File, now: datetime) -> bool:
+    expiry = expiry_of(file)
+    return expiry is not None and expiry <= now
+
+
+async def _note(
+    plane: ControlPlane, caller: Caller, file: File, wanted: NewAsset, *, is_new: bool = False
+) -> File:
+    """Tags are added; the time for which it is kept is only ever made longer."""
+    told = {name: value for name, value in file.metadata.items() if name != EXPIRES_AT}
+    if wanted.tags:
+        told[TAGS] = sorted({*told.get(TAGS, ()), *wanted.tags})[:TAGS_MAX]
+    expiry = expiry_of(file)
+    if wanted.expires_in is not None and (is_new or expiry is not None):
+        until = plane.clock() + timedelta(seconds=wanted.expires_in)
+        told[EXPIRES_AT] = max(until, expiry or until).isoformat()
+    if told == file.metadata:
+        return file
+    async with plane.pools[caller.tenant.pool].transaction() as tx:
+        return await media.set_metadata(tx, caller.tenant.id, file.id, told)
+
+
+async def find_asset(plane: ControlPlane, caller: Caller, asset_id: str) -> UserAsset:
+    """Raises NotFound, also for others' assets."""
+    async with plane.context.tenant(caller.tenant.id) as tx:
+        file = await _own_file(tx, plane, caller, asset_id)
+        made = await _output_name(tx, caller, file)
+        if made is not None:
+            named, prompt_id = made
+            return UserAsset(file, named.path, prompt_id)
+        names = await run_log.names_of_file(tx, caller.tenant.id, caller.user_id, file.id)
+    return UserAsset(file, names[0].path if names else file.filename)
+
+
+async def _own_file(tx: Tx, plane: ControlPlane, caller: Caller, asset_id: str) -> File:
+    try:
+        file = await media.get_file(tx, caller.tenant.id, UUID(asset_id))
+    except ValueError as error:
+        raise NotFound("there is no such asset") from error
+    is_there = file.user_id == caller.user_id and not file.is_announced
+    if not is_there or _is_expired(file, plane.clock()):
+        raise NotFound("there is no such asset")
+    return file
+
+
+async def _output_name(tx: Tx, caller: Caller, file: File) -> tuple[UserFile, str] | None:
+    """The name of an output, and the prompt that made it."""
+    job_id = job_in_key(file.path)
+    job = await jobs.find(tx, caller.tenant.id, job_id) if job_id else None
+    if job is None or job.asked.user_id != caller.user_id or job.asked.gateway is None:
+        return None
+    output = next((each.name for each in job.outputs if each.file_id == file.id), None)
+    named = await run_log.files_of_jobs(tx, caller.tenant.id, [job.id])
+    found = next((each for each in named.get(job.id, ()) if each.output == output), None)
+    return None if found is None else (found, str(gateway_data(job)["prompt_id"]))
+
+
+async def delete_asset(plane: ControlPlane, caller: Caller, asset_id: str) -> None:
+    """Raises AssetInUse while a prompt that waits or runs needs it."""
+    tenant_id, user_id = caller.tenant.id, caller.user_id
+    async with plane.pools[caller.tenant.pool].transaction() as tx:
+        file = await _own_file(tx, plane, caller, asset_id)
+        await media.lock_file(tx, tenant_id, file.id)
+        active = await jobs.active_prompts(tx, tenant_id, user_id)
+        if any(each.file_id == file.id for job in active for each in job.asked.assets):
+            raise AssetInUse("a job that has not ended needs this asset")
+        if await media.is_in_media(tx, tenant_id, file.id):
+            raise AssetInUse("the asset is media of yours, which needs it")
+        await run_log.delete_names(tx, tenant_id, user_id, file.id)
+        await media.delete_file(tx, tenant_id, file.id)
+    await plane.store.delete(file.path)
+
+
+async def name_references(
+    plane: ControlPlane, caller: Caller, workflow: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """The workflow with the names of files in place of references; raises MissingAsset."""
+    wanted = {parse_reference(each) for each in references_in(workflow)}
+    if len(wanted) > REFERENCES_MAX:
+        raise InvalidInput(f"a workflow names at most {REFERENCES_MAX} assets")
+    names: dict[AssetReference, str] = {}
+    missing: list[str] = []
+    for each in sorted(wanted, key=str):
+        try:
+            names[each] = await _name_reference(plane, caller, each)
+        except (NotFound, InvalidInput):
+            missing.append(each.shown)
+    if missing:
+        raise MissingAsset(f"no such asset: {', '.join(missing)}", missing_ids=missing)
+    named: Mapping[str, Any] = with_names(workflow, names)
+    return named
+
+
+async def _name_reference(plane: ControlPlane, caller: Caller, reference: AssetReference) -> str:
+    asset_id = reference.id
+    if asset_id is None:
+        found = await _find_by_hash(plane, caller, parse_hash(reference.hash))
+        if found is None:
+            raise NotFound("there is no such asset")
+        asset_id = str(found.id)
+    async with plane.pools[caller.tenant.pool].transaction() as tx:
+        file = await _own_file(tx, plane, caller, asset_id)
+        made = await _output_name(tx, caller, file)
+        if made is not None:
+            named, _ = made
+            return f"{named.path} [{named.folder}]"
+        path = user_files.clean_path(reference.path or "") or file.filename
+        return await _input_name(tx, plane, caller, file, path)
+
+
+async def _input_name(tx: Tx, plane: ControlPlane, caller: Caller, file: File, wanted: str) -> str:
+    """A name that the file has among the inputs; a new one if none has the ending that is wanted:
+    nodes go by that."""
+    tenant_id, user_id = caller.tenant.id, caller.user_id
+    known = await run_log.names_of_file(tx, tenant_id, user_id, file.id)
+    paths = [each.path for each in known if each.folder == INPUT]
+    if wanted in paths:
+        return wanted
+    alike = [each for each in paths if _suffix(each) == _suffix(wanted)]
+    if alike:
+        return alike[0]
+    for number in range(NAMES_TRIED_MAX):
+        tried = wanted if number == 0 else user_files.numbered(wanted, number)
+        named = UserFile(INPUT, tried, file.id)
+        if await run_log.add_file(tx, tenant_id, user_id, named, now=plane.clock()):
+            return tried
+    raise InvalidInput(f"there are too many files like {wanted}", field="file_path")
+
+
+def _suffix(path: str) -> str:
+    return PurePosixPath(path).suffix.lower()

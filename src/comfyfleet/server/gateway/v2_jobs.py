@@ -1,0 +1,294 @@
+"""Jobs of Comfy API v2: the same prompts as those of ComfyUI's own clients, submitted, found, listed and followed."""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID, uuid4
+
+from comfyfleet.errors import FleetError, InvalidInput, NotFound, Refused
+from comfyfleet.protocol.payloads import MalformedBody, RefusedPrompt, parse_submission
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.db import Tx
+from comfyfleet.server.gateway import assets, history, prompts
+from comfyfleet.server.gateway.history import EntryCache
+from comfyfleet.server.gateway.model import gateway_data, is_running, job_id_of
+from comfyfleet.server.gateway.offers import offer_to
+from comfyfleet.server.gateway.v2_model import (
+    STATUSES,
+    JobFacts,
+    LoggedProgress,
+    is_editor_format,
+    status_of,
+)
+from comfyfleet.server.jobs import service as jobs
+from comfyfleet.server.jobs.model import Job, JobStatus
+from comfyfleet.server.media import service as media
+from comfyfleet.server.media.model import File
+from comfyfleet.server.notifications import webhooks
+from comfyfleet.server.run_log import service as run_log
+from comfyfleet.server.run_log.model import LoggedEvents
+from comfyfleet.server.tenants.model import Caller
+from comfyfleet.workflow.conversion import convert
+
+KEY_VALID = timedelta(hours=24)
+KEY_CHARACTERS_MAX = 255
+# A page with a filter by labels looks at so many jobs, and then says where to go on.
+JOBS_SCANNED_MAX = 500
+
+
+class KeyReused(InvalidInput):
+    code = "idempotency_key_reuse"
+
+
+class WorkflowRefused(Refused):
+    code = "invalid_workflow"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowJob:
+    """A submitted job. `metadata`: labels, or a text."""
+
+    workflow: Mapping[str, Any]
+    idempotency_key: str | None = None
+    metadata: Mapping[str, str] | str | None = None
+    priority: int | None = None
+    webhook_url: str | None = None
+    extra_data: Mapping[str, Any] = field(default_factory=dict)
+
+
+async def submit_job(
+    plane: ControlPlane,
+    caller: Caller,
+    asked: WorkflowJob,
+    number: float,
+    *,
+    at_id: Callable[[UUID], None],
+) -> Job:
+    """Raises KeyReused, WorkflowRefused, MissingAsset; then nothing was queued, and the key is free."""
+    key = None if asked.idempotency_key is None else stored_key(asked.idempotency_key)
+    if key is not None:
+        await _refuse_used(plane, caller, key)
+    workflow = await assets.name_references(plane, caller, asked.workflow)
+    prompt = await _prompt_of(plane, caller, workflow)
+    kept = _kept(asked, workflow)
+    if asked.webhook_url is not None:
+        async with plane.pools[caller.tenant.pool].transaction() as tx:
+            kept["webhook_url"] = await webhooks.prepare_for_jobs(
+                tx, caller.tenant.id, caller.user_id, asked.webhook_url, now=plane.clock()
+            )
+    prompt_id = str(uuid4())
+    options = prompts.PromptOptions(key, asked.priority or 0, kept)
+    try:
+        # The id is its client's, too: as with comfy-api-proxy, nobody else hears of its run.
+        submission = parse_submission(
+            {
+                "prompt": prompt,
+                "prompt_id": prompt_id,
+                "client_id": prompt_id,
+                "extra_data": _extra_data(asked, workflow),
+            }
+        )
+        receipt = await prompts.submit_prompt(
+            plane, caller, submission, number, options=options, at_id=at_id
+        )
+    except RefusedPrompt as refused:
+        raise _refusal(refused) from refused
+    except MalformedBody as error:
+        raise WorkflowRefused(error.message) from error
+    if not receipt.is_new:
+        raise _reused()
+    return await find_job(plane, caller, prompt_id)
+
+
+def stored_key(key: str) -> str:
+    """Keys of this API are others than those of our own."""
+    return f"v2:{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+async def _refuse_used(plane: ControlPlane, caller: Caller, key: str) -> None:
+    since = plane.clock() - KEY_VALID
+    async with plane.pools[caller.tenant.pool].transaction() as tx:
+        if await jobs.is_key_used(tx, caller.tenant.id, caller.user_id, key, since=since):
+            raise _reused()
+
+
+def _reused() -> KeyReused:
+    return KeyReused(
+        "this Idempotency-Key was used before; keys are for one job each: list your jobs to find it"
+    )
+
+
+def _kept(asked: WorkflowJob, workflow: Mapping[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    if is_editor_format(workflow):
+        kept["workflow"] = dict(workflow)
+    if asked.metadata is not None:
+        kept["metadata"] = asked.metadata
+    if asked.priority is not None:
+        kept["priority"] = asked.priority
+    return kept
+
+
+def _extra_data(asked: WorkflowJob, workflow: Mapping[str, Any]) -> dict[str, Any]:
+    """A document of the editor goes into the pictures, as when the editor submits it."""
+    shown = {"extra_pnginfo": {"workflow": workflow}} if is_editor_format(workflow) else {}
+    return {**asked.extra_data, **shown}
+
+
+async def _prompt_of(
+    plane: ControlPlane, caller: Caller, workflow: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    if not is_editor_format(workflow):
+        return workflow
+    offer = await offer_to(plane, caller)
+    try:
+        return await asyncio.to_thread(convert, workflow, offer.object_info)
+    except FleetError as error:
+        raise WorkflowRefused(error.message, **error.details) from error
+
+
+def _refusal(refused: RefusedPrompt) -> WorkflowRefused:
+    error = refused.body["error"]
+    return WorkflowRefused(
+        str(error.get("message") or "the workflow was refused"),
+        type=error.get("type"),
+        reason=error.get("details"),
+        node_errors=refused.body["node_errors"],
+    )
+
+
+async def find_job(plane: ControlPlane, caller: Caller, prompt_id: str) -> Job:
+    """Raises NotFound, also for others' jobs."""
+    job_id = job_id_of(caller.tenant.id, caller.user_id, prompt_id)
+    async with plane.context.tenant(caller.tenant.id) as tx:
+        return await _find(tx, caller, job_id)
+
+
+async def _find(tx: Tx, caller: Caller, job_id: UUID) -> Job:
+    job = await jobs.find(tx, caller.tenant.id, job_id)
+    if job is None or job.asked.gateway is None or job.asked.user_id != caller.user_id:
+        raise NotFound("there is no such job")
+    return job
+
+
+async def cancel_job(plane: ControlPlane, caller: Caller, prompt_id: str) -> Job:
+    await find_job(plane, caller, prompt_id)
+    await prompts.cancel_prompt(plane, caller, prompt_id, leaves_trace=True)
+    return await find_job(plane, caller, prompt_id)
+
+
+def workflow_of(job: Job) -> dict[str, Any]:
+    """The document that the editor saved, if it came as one; else the prompt."""
+    data = gateway_data(job)
+    saved = data.get("workflow")
+    if isinstance(saved, Mapping):
+        return {"workflow": saved, "format": "save"}
+    return {"workflow": data.get("prompt") or job.asked.prompt, "format": "api"}
+
+
+async def facts_of(plane: ControlPlane, caller: Caller, job: Job, cache: EntryCache) -> JobFacts:
+    if not job.status.is_active:
+        return (await facts_of_ended(plane, caller, [job], cache))[job.id]
+    async with plane.context.tenant(caller.tenant.id) as tx:
+        if not is_running(job):
+            ahead = await jobs.count_prompts_ahead(tx, job)
+            return JobFacts(queue_position=ahead + 1)
+        told = await run_log.events_of_job(tx, caller.tenant.id, job.id)
+    progress = LoggedProgress(job.asked.prompt)
+    for row in told:
+        for event in row.events:
+            progress.take(event)
+    return JobFacts(progress=progress.snapshot())
+
+
+async def facts_of_ended(
+    plane: ControlPlane, caller: Caller, ended: Sequence[Job], cache: EntryCache
+) -> dict[UUID, JobFacts]:
+    records = await history.entries_of(plane, caller, ended, cache)
+    async with plane.context.tenant(caller.tenant.id) as tx:
+        names = await run_log.files_of_jobs(tx, caller.tenant.id, [job.id for job in ended])
+        files = await _files_of(tx, caller, ended)
+    return {job.id: JobFacts(records[job.id], names.get(job.id, ()), files) for job in ended}
+
+
+async def _files_of(tx: Tx, caller: Caller, ended: Sequence[Job]) -> dict[UUID, File]:
+    ids = sorted({each.file_id for job in ended for each in job.outputs})
+    found: dict[UUID, File] = {}
+    for start in range(0, len(ids), media.FILES_AT_ONCE_MAX):
+        part = ids[start : start + media.FILES_AT_ONCE_MAX]
+        found |= await media.find_existing(tx, caller.tenant.id, part)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowJobQuery:
+    statuses: Collection[str] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    before: tuple[datetime, UUID] | None = None
+    limit: int = 50
+
+    def own_statuses(self) -> list[JobStatus]:
+        """Ours, among which some of the wanted ones are."""
+        wanted = set(self.statuses) or set(STATUSES.values())
+        own = [each for each, said in STATUSES.items() if said in wanted]
+        # One that its worker has fetched and not begun is queued.
+        return own + [JobStatus.PROCESSING] * ("queued" in wanted and "running" not in wanted)
+
+    def wants(self, job: Job) -> bool:
+        if self.statuses and status_of(job) not in self.statuses:
+            return False
+        labels = gateway_data(job).get("metadata")
+        given = labels if isinstance(labels, Mapping) else {}
+        return all(given.get(key) == value for key, value in self.labels.items())
+
+
+class WorkflowJobPage(NamedTuple):
+    """`last`: where the next page begins; None: there is none."""
+
+    jobs: list[Job]
+    facts: Mapping[UUID, JobFacts]
+    last: Job | None
+
+
+async def list_jobs(
+    plane: ControlPlane, caller: Caller, query: WorkflowJobQuery, cache: EntryCache
+) -> WorkflowJobPage:
+    """The newest first."""
+    scanned = JOBS_SCANNED_MAX if query.labels else query.limit + 1
+    async with plane.context.tenant(caller.tenant.id) as tx:
+        found = await jobs.list_prompts(
+            tx,
+            caller.tenant.id,
+            caller.user_id,
+            statuses=query.own_statuses(),
+            before=query.before,
+            limit=scanned,
+        )
+    page, last = _cut(query, found, is_more=len(found) == scanned)
+    ended = [job for job in page if not job.status.is_active]
+    return WorkflowJobPage(page, await facts_of_ended(plane, caller, ended, cache), last)
+
+
+def _cut(
+    query: WorkflowJobQuery, found: Sequence[Job], *, is_more: bool
+) -> tuple[list[Job], Job | None]:
+    """The jobs of a page, and after which the next one begins."""
+    page: list[Job] = []
+    for place, job in enumerate(found):
+        page += [job] * query.wants(job)
+        if len(page) == query.limit:
+            return page, job if is_more or place + 1 < len(found) else None
+    return page, found[-1] if is_more else None
+
+
+async def read_run(
+    plane: ControlPlane, caller: Caller, job_id: UUID, *, after_id: int
+) -> tuple[Job, list[LoggedEvents]]:
+    """The job first: once it has ended, its messages are complete."""
+    async with plane.context.tenant(caller.tenant.id) as tx:
+        job = await _find(tx, caller, job_id)
+        told = await run_log.events_of_job(tx, caller.tenant.id, job_id, after_id=after_id)
+    return job, told

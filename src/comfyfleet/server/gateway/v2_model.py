@@ -1,0 +1,384 @@
+"""Jobs, progress and assets in the words of Comfy API v2. Pure."""
+
+import base64
+import mimetypes
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from comfyfleet.protocol.payloads import Record
+from comfyfleet.server.gateway.model import gateway_data, prompt_id_of
+from comfyfleet.server.jobs.model import Job, JobStatus
+from comfyfleet.server.media.model import File
+from comfyfleet.server.run_log.model import Event, UserFile, file_named
+
+JOBS_PATH, ASSETS_PATH = "/api/v2/jobs", "/api/v2/assets"
+STATUSES: Mapping[JobStatus, str] = {
+    JobStatus.QUEUED: "queued",
+    JobStatus.PROCESSING: "running",
+    JobStatus.COMPLETED: "succeeded",
+    JobStatus.FAILED: "failed",
+    JobStatus.CANCELLED: "canceled",
+}
+# A job is cancelled at once, and does not expire: nobody is in these.
+UNUSED_STATUSES = ("canceling", "expired")
+ENDED = frozenset({"succeeded", "failed", "canceled", "expired"})
+# Where nothing is ever deleted, clients want a date all the same.
+KEPT_DAYS = 365
+URL_VALID = timedelta(hours=24)
+OUTPUT_TYPES = {
+    "images": "image",
+    "gifs": "video",
+    "video": "video",
+    "audio": "audio",
+    "text": "text",
+    "latents": "latent",
+}
+TEXT, PICTURE = "comfyfleet_text", "comfyfleet_picture"
+
+
+def time_text(moment: datetime) -> str:
+    """As strict readers of ISO 8601 want it, with Z."""
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _time_or_none(moment: datetime | None) -> str | None:
+    return None if moment is None else time_text(moment)
+
+
+def status_of(job: Job) -> str:
+    return STATUSES[job.shown_status]
+
+
+@dataclass
+class LoggedProgress:
+    """What the messages of a run tell of its progress, so far."""
+
+    prompt: Mapping[str, Any]
+    done: set[str] = field(default_factory=set)
+    current: str | None = None
+    step: int | None = None
+    steps: int | None = None
+
+    def take(self, event: Event) -> bool:
+        """Whether the message told of progress."""
+        kind, data = event
+        if kind == "execution_start":
+            self.done, self.current = set(), None
+        elif kind == "execution_cached":
+            self.done |= {str(each) for each in data.get("nodes") or ()}
+        elif kind == "executing":
+            self._begin(_text(data.get("display_node") or data.get("node")))
+        elif kind == "executed":
+            self.done.add(str(data.get("display_node") or data.get("node")))
+        elif kind == "progress":
+            self._begin(_text(data.get("node")))
+            self.step, self.steps = _whole(data.get("value")), _whole(data.get("max"))
+        elif kind == "progress_state":
+            self._take_state(data.get("nodes") or {})
+        else:
+            return False
+        return True
+
+    def _begin(self, node_id: str | None) -> None:
+        if node_id != self.current:
+            self.current, self.step, self.steps = node_id, None, None
+
+    def _take_state(self, nodes: Mapping[str, Any]) -> None:
+        for node_id, node in nodes.items():
+            shown = str(node.get("display_node_id") or node_id)
+            if node.get("state") == "finished":
+                self.done.add(shown)
+            elif node.get("state") == "running":
+                self._begin(shown)
+                self.step, self.steps = _whole(node.get("value")), _whole(node.get("max"))
+
+    def snapshot(self) -> dict[str, Any]:
+        """All of it, never a difference."""
+        done = len(self.done & self.prompt.keys())
+        total = max(len(self.prompt), 1)
+        part = 0.0
+        if self.current not in self.done and self.step is not None and self.steps:
+            part = min(max(self.step / self.steps, 0.0), 1.0)
+        class_type = self.prompt.get(self.current or "", {}).get("class_type")
+        is_counted = self.step is not None and (self.steps or 0) > 1
+        return {
+            "value": min((done + part) / total, 1.0),
+            "nodes_done": done,
+            "nodes_total": len(self.prompt),
+            "current_node": self.current,
+            "current_node_class": class_type,
+            "step": self.step,
+            "steps": self.steps,
+            "message": f"{class_type} {self.step}/{self.steps}" if is_counted else class_type,
+        }
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _whole(value: object) -> int | None:
+    return int(value) if isinstance(value, int | float) else None
+
+
+def preview_of(event: Event) -> dict[str, Any] | None:
+    """A picture that the run showed."""
+    kind, data = event
+    if kind != PICTURE or not data.get("base64"):
+        return None
+    return {
+        "node_id": str(data.get("node") or ""),
+        "content_type": str(data.get("content_type") or "image/jpeg"),
+        "data_base64": data["base64"],
+    }
+
+
+class Reader(NamedTuple):
+    """Who is told: by which address they reach us, and when."""
+
+    base: str
+    now: datetime
+    kept_days: int = 0  # for how long jobs and files are kept; 0: for ever
+
+    def asset_url(self, file: File) -> str:
+        return f"{self.base}{ASSETS_PATH}/{file.id}/content"
+
+    def job_url(self, prompt_id: str) -> str:
+        return f"{self.base}{JOBS_PATH}/{prompt_id}"
+
+
+class JobFacts(NamedTuple):
+    """What is told of a job beside its row. `record`: of one that has ended."""
+
+    record: Record | None = None
+    names: Iterable[UserFile] = ()
+    files: Mapping[UUID, File] = {}
+    progress: Mapping[str, Any] | None = None
+    queue_position: int | None = None
+
+
+def job_body(job: Job, facts: JobFacts, reader: Reader) -> dict[str, Any]:
+    data = gateway_data(job)
+    prompt_id = prompt_id_of(job)
+    url = reader.job_url(prompt_id)
+    kept = timedelta(days=reader.kept_days or KEPT_DAYS)
+    messages = messages_of(facts.record)
+    started = job.started_at if job.shown_status != JobStatus.QUEUED else None
+    body = {
+        "id": prompt_id,
+        "status": status_of(job),
+        "created_at": time_text(job.submitted_at),
+        "started_at": _time_or_none(started),
+        "completed_at": _time_or_none(job.completed_at),
+        "expires_at": time_text(job.submitted_at + kept),
+        "queue_position": facts.queue_position,
+        "progress": facts.progress,
+        "outputs": list(outputs_of(job, facts, reader)),
+        "outputs_reused": bool((messages.get("execution_cached") or {}).get("nodes")),
+        "error": error_of(job, messages),
+        "metrics": {
+            "queue_ms": _milliseconds(job.submitted_at, started),
+            "execution_ms": _milliseconds(started, job.completed_at),
+        },
+        "urls": {"self": url, "events": f"{url}/events", "cancel": f"{url}/cancel"},
+    }
+    given = {name: data[name] for name in ("metadata", "priority") if data.get(name) is not None}
+    return body | given
+
+
+def list_item(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A job among others. Clients of lists look for its times under these names."""
+    changed = body["completed_at"] or body["started_at"] or body["created_at"]
+    return {**body, "create_time": body["created_at"], "update_time": changed}
+
+
+def _milliseconds(begin: datetime | None, end: datetime | None) -> int | None:
+    if begin is None or end is None:
+        return None
+    return max(int((end - begin).total_seconds() * 1000), 0)
+
+
+def messages_of(record: Record | None) -> dict[str, Mapping[str, Any]]:
+    """By type; of several of one type the last."""
+    messages = ((record or {}).get("status") or {}).get("messages") or ()
+    return dict(messages)
+
+
+def error_of(job: Job, messages: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
+    if job.status != JobStatus.FAILED:
+        return None
+    told = messages.get("execution_error") or {}
+    node_id = told.get("node_id")
+    trace = told.get("traceback")
+    return {
+        "code": "job_failed" if node_id is None else "node_execution_error",
+        "message": str(told.get("exception_message") or job.error_message or "The job failed."),
+        "node_id": _text(node_id),
+        "class_type": _text(told.get("node_type")),
+        "traceback": "".join(map(str, trace)) if isinstance(trace, list) and trace else None,
+    }
+
+
+def outputs_of(job: Job, facts: JobFacts, reader: Reader) -> Iterator[dict[str, Any]]:
+    """The files that a job has made, in the order of its nodes; those that are gone are left out."""
+    by_output = {each.name: facts.files.get(each.file_id) for each in job.outputs}
+    by_name = {(each.folder, each.path): by_output.get(each.output or "") for each in facts.names}
+    for node_id, listed in ((facts.record or {}).get("outputs") or {}).items():
+        for key, values in listed.items():
+            for value in values if isinstance(values, list) else ():
+                if not isinstance(value, Mapping) or "filename" not in value:
+                    continue
+                named = file_named(value)
+                file = by_name.get((named.folder, named.path))
+                if file is not None:
+                    shown = {
+                        "node_id": node_id,
+                        "name": named.filename,
+                        "type": output_type(key, file.mime_type),
+                        "job_id": prompt_id_of(job),
+                    }
+                    yield shown | _content(file, reader)
+
+
+def output_type(key: str, media_type: str) -> str:
+    """By what the file is; ComfyUI's nodes show videos as pictures, too."""
+    family = media_type.partition("/")[0]
+    if family in ("video", "audio"):
+        return family
+    if key in OUTPUT_TYPES:
+        return OUTPUT_TYPES[key]
+    return family if family in ("image", "text") else "file"
+
+
+def _content(file: File, reader: Reader) -> dict[str, Any]:
+    return {
+        "id": str(file.id),
+        "content_type": file.mime_type,
+        "size_bytes": file.size or 0,
+        "hash": f"blake3:{file.content_hash}" if file.content_hash else None,
+        "url": reader.asset_url(file),
+        "url_expires_at": time_text(reader.now + URL_VALID),
+    }
+
+
+def asset_body(
+    file: File,
+    path: str,
+    reader: Reader,
+    *,
+    created_new: bool | None = None,
+    prompt_id: str | None = None,
+) -> dict[str, Any]:
+    body = {
+        **_content(file, reader),
+        "file_path": path,
+        "created_at": time_text(file.created_at),
+        "expires_at": _time_or_none(expiry_of(file)),
+    }
+    if created_new is not None:
+        body["created_new"] = created_new
+    return body if prompt_id is None else {**body, "job_id": prompt_id}
+
+
+EXPIRES_AT, TAGS = "expires_at", "tags"
+
+
+def expiry_of(file: File) -> datetime | None:
+    told = file.metadata.get(EXPIRES_AT)
+    return datetime.fromisoformat(told) if isinstance(told, str) else None
+
+
+def is_editor_format(workflow: Mapping[str, Any]) -> bool:
+    """Whether it is a document of the editor, not a prompt."""
+    return isinstance(workflow.get("nodes"), list) and "links" in workflow
+
+
+REFERENCE = "core/ASSET"
+
+
+def references_in(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Every asset reference, at any depth."""
+    if isinstance(value, Mapping):
+        if value.get("__type") == REFERENCE:
+            yield value
+        else:
+            for each in value.values():
+                yield from references_in(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from references_in(each)
+
+
+class AssetReference(NamedTuple):
+    """The hash counts only where there is no id; the path tells which of several names is meant."""
+
+    id: str | None
+    hash: str | None
+    path: str | None
+
+    @property
+    def shown(self) -> str:
+        return self.id or self.hash or "(no id)"
+
+
+def parse_reference(reference: Mapping[str, Any]) -> AssetReference:
+    info = reference.get("info")
+    named = info if isinstance(info, Mapping) else {}
+    told = (named.get(name) for name in ("id", "hash", "file_path"))
+    return AssetReference(*(each if isinstance(each, str) else None for each in told))
+
+
+def with_names(value: Any, names: Mapping[AssetReference, str]) -> Any:
+    """The same workflow, where each reference is replaced by the name of its file."""
+    if isinstance(value, Mapping):
+        if value.get("__type") == REFERENCE:
+            return names[parse_reference(value)]
+        return {key: with_names(each, names) for key, each in value.items()}
+    return [with_names(each, names) for each in value] if isinstance(value, list) else value
+
+
+class EventPlace(NamedTuple):
+    """Up to where a reader has got: reports of the run, then the outputs, then the end."""
+
+    row: int = 0
+    outputs: int = 0
+    is_over: bool = False
+
+
+END = "end"
+
+
+def parse_place(text: str | None) -> EventPlace:
+    """Of a `Last-Event-ID`; what is none of ours is the beginning."""
+    if not text:
+        return EventPlace()
+    if text == END:
+        return EventPlace(is_over=True)
+    head, dot, count = text.partition(".")
+    if head == END and dot and count.isdecimal() and len(count) < 10:
+        return EventPlace(outputs=int(count))
+    return EventPlace(row=int(text)) if text.isdecimal() and len(text) < 19 else EventPlace()
+
+
+def encode_cursor(job: Job) -> str:
+    place = f"{job.submitted_at.isoformat()} {job.id}"
+    return base64.urlsafe_b64encode(place.encode()).decode().rstrip("=")
+
+
+def decode_cursor(text: str) -> tuple[datetime, UUID] | None:
+    """None: it is none of ours."""
+    try:
+        place = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
+        moment, _, job_id = place.partition(" ")
+        at = datetime.fromisoformat(moment)
+        return (at, UUID(job_id)) if at.tzinfo else None
+    except ValueError:
+        return None
+
+
+def guessed_type(name: str, told: str | None) -> str:
+    plain = (told or "").partition(";")[0].strip()
+    return plain or mimetypes.guess_type(name)[0] or "application/octet-stream"

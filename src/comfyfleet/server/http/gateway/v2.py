@@ -1,0 +1,410 @@
+"""Comfy API v2: jobs, their events, and its errors."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from functools import wraps
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.background import BackgroundTask
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+
+from comfyfleet.errors import FleetError, InvalidInput, NotFound, TooManyCalls
+from comfyfleet.protocol.http import Route, json_reply
+from comfyfleet.protocol.payloads import UnforeseenInput
+from comfyfleet.server.gateway import v2_jobs
+from comfyfleet.server.gateway.v2_jobs import WorkflowJob, WorkflowJobQuery
+from comfyfleet.server.gateway.v2_model import (
+    END,
+    ENDED,
+    JOBS_PATH,
+    STATUSES,
+    UNUSED_STATUSES,
+    EventPlace,
+    JobFacts,
+    LoggedProgress,
+    Reader,
+    decode_cursor,
+    encode_cursor,
+    job_body,
+    list_item,
+    outputs_of,
+    parse_place,
+    preview_of,
+    status_of,
+)
+from comfyfleet.server.http.gateway.app import GatewayCall
+from comfyfleet.server.http.gateway.auth import KEY_PREFIX_SCOPE
+from comfyfleet.server.http.gateway.bodies import BodyTimeout, read_json
+from comfyfleet.server.http.gateway.v2_errors import InvalidRequest, TooManyStreams, error_reply
+from comfyfleet.server.http.streams import EventStream, StreamKeyCheck, run_shielded
+from comfyfleet.server.jobs.model import Job
+from comfyfleet.server.notifications.webhooks import webhook_for_jobs
+from comfyfleet.server.run_log.model import LoggedEvents
+from comfyfleet.transport.ssrf import URL_CHARACTERS_MAX
+
+Handler = Callable[[GatewayCall, Request], Awaitable[Response]]
+
+LABELS_MAX, LABEL_CHARACTERS_MAX = 16, 500
+METADATA_BYTES_MAX = 1024
+PRIORITY_MAX = 1_000_000
+JOBS_PER_PAGE_MAX, JOBS_PER_PAGE = 100, 50
+EXTRA_DATA_KEYS = frozenset({"api_key_comfy_org"})
+_LABEL = re.compile(r"metadata\[(.+)\]", re.DOTALL)
+
+
+def in_v2(handler: Handler) -> Handler:
+    """The handler, with its errors told as this API tells them."""
+
+    @wraps(handler)
+    async def answer(call: GatewayCall, request: Request) -> Response:
+        try:
+            return await handler(call, request)
+        except BodyTimeout:
+            raise
+        except RecursionError:
+            return error_reply(InvalidRequest("the body is nested too deeply"))
+        except FleetError as error:
+            return error_reply(error)
+
+    return answer
+
+
+def reader_of(call: GatewayCall, request: Request) -> Reader:
+    """Links lead back to where the client reached us, with the key that its address has in it."""
+    settings = call.plane.settings
+    host = request.headers.get("host") or urlsplit(settings.public_url).netloc
+    public = urlsplit(settings.public_url)
+    scheme = public.scheme if public.netloc == host else request.url.scheme
+    prefix = request.scope.get(KEY_PREFIX_SCOPE, "")
+    days = call.caller.tenant.retention_days or settings.retention_days
+    return Reader(f"{scheme}://{host}{prefix}", call.plane.clock(), days)
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    body = await read_json(request)
+    if not isinstance(body, dict):
+        raise UnforeseenInput("the body must be a JSON object")
+    return body
+
+
+@in_v2
+async def post_job(call: GatewayCall, request: Request) -> Response:
+    asked = _parse_job(await read_object(request), request.headers.get("idempotency-key"))
+    feed = call.gateway.feeds.of(call.caller)
+    held = []
+    number = call.gateway.next_number(call.caller)
+
+    def hold(job_id: Any) -> None:
+        held.append(job_id)
+        feed.hold(job_id)
+
+    try:
+        job = await v2_jobs.submit_job(call.plane, call.caller, asked, number, at_id=hold)
+        body = await _body(call, request, job)
+    except BaseException:
+        for job_id in held:
+            feed.release(job_id)
+        raise
+    if asked.webhook_url is not None:
+        body["webhook"] = _signing(call)
+    reply = json_reply(body, 201)
+    reply.background = BackgroundTask(feed.release, job.id)
+    return reply
+
+
+def _signing(call: GatewayCall) -> dict[str, str]:
+    """With what deliveries to `webhook_url` are signed: one secret for all jobs of a user."""
+    caller = call.caller
+    webhook = webhook_for_jobs(caller.tenant.id, caller.user_id, now=call.plane.clock())
+    return {"id": str(webhook.id), "secret": webhook.secret_with(call.plane.webhook_key)}
+
+
+def _parse_job(body: Mapping[str, Any], key: str | None) -> WorkflowJob:
+    workflow = body.get("workflow")
+    if body.get("inputs") is not None:
+        raise v2_jobs.WorkflowRefused("'inputs' is reserved: set the inputs inside the workflow")
+    if not isinstance(workflow, dict) or not workflow:
+        raise v2_jobs.WorkflowRefused("'workflow' must be a workflow or a prompt, as an object")
+    if key is not None and not 0 < len(key) <= v2_jobs.KEY_CHARACTERS_MAX:
+        raise UnforeseenInput(
+            f"an Idempotency-Key has 1 to {v2_jobs.KEY_CHARACTERS_MAX} characters"
+        )
+    _check_extra_data(body.get("extra_data"))
+    return WorkflowJob(
+        workflow=workflow,
+        idempotency_key=key,
+        metadata=_parse_metadata(body.get("metadata")),
+        priority=_parse_priority(body.get("priority")),
+        webhook_url=_parse_url(body.get("webhook_url")),
+    )
+
+
+def _check_extra_data(value: object) -> None:
+    """A key for partner nodes is taken, and goes nowhere: no backend gets to see a client's keys."""
+    if value is None:
+        return
+    is_known = isinstance(value, dict) and not value.keys() - EXTRA_DATA_KEYS
+    if not is_known or not all(isinstance(each, str) for each in dict(value).values()):  # type: ignore[call-overload]
+        raise UnforeseenInput("'extra_data' takes 'api_key_comfy_org', a text, and nothing else")
+
+
+def _parse_metadata(value: object) -> Mapping[str, str] | str | None:
+    if value is None or (isinstance(value, str) and len(value.encode()) <= METADATA_BYTES_MAX):
+        return value
+    if not isinstance(value, dict) or len(value) > LABELS_MAX:
+        raise InvalidRequest(
+            f"'metadata' has at most {LABELS_MAX} labels, or is a text of "
+            f"{METADATA_BYTES_MAX} bytes",
+            field="metadata",
+        )
+    texts = (*value, *value.values())
+    if not all(isinstance(each, str) and 0 < len(each) <= LABEL_CHARACTERS_MAX for each in texts):
+        raise InvalidRequest(
+            f"labels are texts of 1 to {LABEL_CHARACTERS_MAX} characters", field="metadata"
+        )
+    return value
+
+
+def _parse_priority(value: object) -> int | None:
+    if value is None:
+        return None
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not is_whole or abs(int(value)) > PRIORITY_MAX:  # type: ignore[call-overload]
+        raise InvalidRequest("'priority' must be a whole number", field="priority")
+    return int(value)  # type: ignore[call-overload,no-any-return]
+
+
+def _parse_url(value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or len(value) > URL_CHARACTERS_MAX:
+        raise InvalidRequest("'webhook_url' must be a URL", field="webhook_url")
+    return value
+
+
+async def _body(call: GatewayCall, request: Request, job: Job) -> dict[str, Any]:
+    facts = await v2_jobs.facts_of(call.plane, call.caller, job, call.gateway.entries)
+    return job_body(job, facts, reader_of(call, request))
+
+
+@in_v2
+async def get_jobs(call: GatewayCall, request: Request) -> Response:
+    query = _parse_query(request.query_params)
+    page = await v2_jobs.list_jobs(call.plane, call.caller, query, call.gateway.entries)
+    reader = reader_of(call, request)
+    nothing = JobFacts()
+    items = [list_item(job_body(job, page.facts.get(job.id, nothing), reader)) for job in page.jobs]
+    answer: dict[str, Any] = {"jobs": items, "truncated": page.last is not None}
+    if page.last is not None:
+        answer["next_cursor"] = encode_cursor(page.last)
+    return json_reply(answer)
+
+
+def _parse_query(params: QueryParams) -> WorkflowJobQuery:
+    statuses = {each.strip() for each in params.get("status", "").split(",") if each.strip()}
+    if unknown := statuses - {*STATUSES.values(), *UNUSED_STATUSES}:
+        raise UnforeseenInput(f"no such status: {', '.join(sorted(unknown))}")
+    limit = params.get("limit", str(JOBS_PER_PAGE))
+    if not limit.isdecimal() or not 1 <= int(limit[:9]) <= JOBS_PER_PAGE_MAX:
+        raise UnforeseenInput(f"'limit' must be a number from 1 to {JOBS_PER_PAGE_MAX}")
+    before = None
+    if cursor := params.get("cursor"):
+        before = decode_cursor(cursor)
+        if before is None:
+            raise InvalidCursor("the cursor is none of ours")
+    return WorkflowJobQuery(statuses, dict(_labels(params)), before, int(limit))
+
+
+class InvalidCursor(InvalidInput):
+    code = "invalid_cursor"
+
+
+class InvalidFilter(InvalidInput):
+    code = "invalid_metadata_filter"
+
+
+def _labels(params: QueryParams) -> Iterator[tuple[str, str]]:
+    labels = [
+        (found[1], value) for name, value in params.multi_items() if (found := _LABEL.match(name))
+    ]
+    if len(labels) > LABELS_MAX:
+        raise InvalidFilter(f"a filter has at most {LABELS_MAX} labels")
+    yield from labels
+
+
+@in_v2
+async def get_job(call: GatewayCall, request: Request) -> Response:
+    job = await v2_jobs.find_job(call.plane, call.caller, request.path_params["id"])
+    return json_reply(await _body(call, request, job))
+
+
+@in_v2
+async def get_workflow(call: GatewayCall, request: Request) -> Response:
+    job = await v2_jobs.find_job(call.plane, call.caller, request.path_params["id"])
+    found = v2_jobs.workflow_of(job)
+    if not found["workflow"]:
+        raise NotFound("the workflow of this job is no longer kept")
+    return json_reply(found)
+
+
+@in_v2
+async def cancel_job(call: GatewayCall, request: Request) -> Response:
+    job = await v2_jobs.cancel_job(call.plane, call.caller, request.path_params["id"])
+    return json_reply(await _body(call, request, job))
+
+
+@in_v2
+async def get_events(call: GatewayCall, request: Request) -> Response:
+    job = await v2_jobs.find_job(call.plane, call.caller, request.path_params["id"])
+    place = parse_place(
+        request.headers.get("last-event-id") or request.query_params.get("last_event_id")
+    )
+    if place.is_over and not job.status.is_active:
+        return Response(status_code=204)  # browsers then stop asking again
+    stream = WorkflowJobEvents(call, reader_of(call, request), job, place)
+    try:
+        return EventStream(request, call.caller, stream.lines())
+    except TooManyCalls as error:
+        raise TooManyStreams(error.message, **error.details) from error
+
+
+# Another control plane may have written the messages, of which this one gets no hint.
+REREAD_SECONDS = 1.0
+HEARTBEAT_SECONDS = 10.0
+STREAM_SECONDS_MAX = 3600.0
+# Progress and previews come at most twice a second; each snapshot is complete.
+PAUSE_SECONDS = 0.5
+
+
+class WorkflowJobEvents:
+    """The events of one job from a place on; their ids tell the place after them."""
+
+    def __init__(self, call: GatewayCall, reader: Reader, job: Job, place: EventPlace) -> None:
+        self._call = call
+        self._reader = reader
+        self._job = job
+        self._place = place
+        self._progress = LoggedProgress(job.asked.prompt)
+        self._clock = asyncio.get_running_loop().time
+        self._told_at: dict[str, float] = {}
+        self._row = 0
+        self._status: tuple[str, int | None] | None = None
+
+    async def lines(self) -> AsyncIterator[str]:
+        """Ends with the job, or after an hour; then the client comes again with its last id."""
+        woken = asyncio.Event()
+        notifier = self._call.plane.context.notifier
+        unsubscribe = notifier.subscribe_user(self._call.caller.user_id, woken.set)
+        try:
+            async for each in self._until_end(woken):
+                yield each
+        finally:
+            unsubscribe()
+
+    async def _until_end(self, woken: asyncio.Event) -> AsyncIterator[str]:
+        key = StreamKeyCheck(self._call.plane, self._call.caller)
+        begun = said_at = self._clock()
+        while self._clock() - begun < STREAM_SECONDS_MAX and await key.is_valid():
+            woken.clear()
+            told = await run_shielded(self._read())
+            if told:
+                said_at = self._clock()
+                yield "".join(told)
+            elif self._clock() - said_at >= HEARTBEAT_SECONDS:
+                said_at = self._clock()
+                yield ": still there\n\n"
+            if not self._job.status.is_active:
+                yield "".join(await run_shielded(self._end()))
+                return
+            await _wait(woken, PAUSE_SECONDS if self._is_behind() else REREAD_SECONDS)
+
+    async def _read(self) -> list[str]:
+        """What is new."""
+        plane, caller = self._call.plane, self._call.caller
+        self._job, rows = await v2_jobs.read_run(plane, caller, self._job.id, after_id=self._row)
+        told: list[str] = []
+        if self._job.status.is_active:
+            facts = await v2_jobs.facts_of(plane, caller, self._job, self._call.gateway.entries)
+            told += self._status_lines(facts.queue_position)
+        for row in rows:
+            self._row = row.id
+            told += self._row_lines(row)
+        return told
+
+    def _status_lines(self, queue_position: int | None) -> Iterator[str]:
+        status = status_of(self._job)
+        if (status, queue_position) == self._status:
+            return
+        self._status = (status, queue_position)
+        place = {} if queue_position is None else {"queue_position": queue_position}
+        yield format_event("status", {"status": status, **place})
+
+    def _row_lines(self, row: LoggedEvents) -> Iterator[str]:
+        """Of a report. What the reader has seen before counts for the progress only."""
+        is_new = row.id > self._place.row and not self._place.outputs
+        has_progress = False
+        for event in row.events:
+            has_progress |= self._progress.take(event)
+            preview = preview_of(event) if is_new else None
+            if preview is not None and self._may_tell("preview"):
+                yield format_event("preview", preview, str(row.id))
+        if not has_progress or not is_new:
+            return
+        if self._may_tell("progress") or row.record is not None:
+            self._told_at.pop("behind", None)
+            yield format_event("progress", self._progress.snapshot(), str(row.id))
+        else:
+            self._told_at["behind"] = self._clock()
+
+    def _may_tell(self, kind: str) -> bool:
+        now = self._clock()
+        if now - self._told_at.get(kind, now - PAUSE_SECONDS) < PAUSE_SECONDS:
+            return False
+        self._told_at[kind] = now
+        return True
+
+    def _is_behind(self) -> bool:
+        return "behind" in self._told_at
+
+    async def _end(self) -> list[str]:
+        """The outputs, then the status: clients stop listening at that."""
+        call, job = self._call, self._job
+        facts = await v2_jobs.facts_of(call.plane, call.caller, job, call.gateway.entries)
+        told = [
+            format_event("output", output, f"{END}.{number}")
+            for number, output in enumerate(outputs_of(job, facts, self._reader), start=1)
+            if number > self._place.outputs
+        ]
+        status = status_of(job)
+        assert status in ENDED  # noqa: S101
+        return [*told, format_event("status", {"status": status}, END)]
+
+
+async def _wait(woken: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await woken.wait()
+    except TimeoutError:
+        return
+
+
+def format_event(kind: str, data: Mapping[str, Any], event_id: str | None = None) -> str:
+    """With its data on one line: JSON escapes line breaks."""
+    named = f"id: {event_id}\n" if event_id else ""
+    return f"{named}event: {kind}\ndata: {json.dumps(data)}\n\n"
+
+
+_ONE = f"{JOBS_PATH}/{{id}}"
+ROUTES = (
+    Route("POST", JOBS_PATH, post_job, prefixes=("",)),
+    Route("GET", JOBS_PATH, get_jobs, prefixes=("",)),
+    Route("GET", _ONE, get_job, prefixes=("",)),
+    Route("GET", f"{_ONE}/workflow", get_workflow, prefixes=("",)),
+    Route("GET", f"{_ONE}/events", get_events, prefixes=("",)),
+    Route("POST", f"{_ONE}/cancel", cancel_job, prefixes=("",)),
+)
