@@ -271,7 +271,7 @@ async def _input_name(tx: Tx, plane: ControlPlane, caller: Caller, file: File, w
     if alike:
         return alike[0]
     for number in range(NAMES_TRIED_MAX):
-        tried = wanted if number == 0 else user_files.numbered(wanted, number)
+        tried = user_files.numbered(wanted, number)
         named = UserFile(INPUT, tried, file.id)
         if await run_log.add_file(tx, tenant_id, user_id, named, now=plane.clock()):
             return tried
