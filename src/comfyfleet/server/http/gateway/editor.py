@@ -44,7 +44,15 @@ INSTALL = "pip install 'comfyfleet[editor]'"
 EXTENSION = "extensions/comfyfleet/editor.js"
 NO_PICTURE = "assets/images/default-template.png"
 # The editor asks for these at the root, wherever it is served.
-FAVICONS = "/assets/images/favicon_progress_16x16"
+FAVICON, FAVICONS = "/assets/favicon.ico", "/assets/images/favicon_progress_16x16"
+# What the editor asks for before it has made it, and takes for nothing; a folder is asked for by the query.
+USERDATA = f"{PREFIX}/api/userdata"
+FOUND_EMPTY = {
+    "": ("application/json", "[]"),
+    "/user.css": ("text/css", ""),
+    "/comfy.templates.json": ("application/json", "[]"),
+    "/workflows/.index.json": ("application/json", '{"favorites": []}'),
+}
 # Whatever the user has chosen: the canvas that shows live previews, and no calls to hosts of others.
 FORCED_SETTINGS = {
     "Comfy.VueNodes.Enabled": False,
@@ -217,7 +225,7 @@ def _above(scope: Scope) -> Scope:
 
 
 def _is_below(path: str) -> bool:
-    return path == PREFIX or path.startswith((f"{PREFIX}/", f"{FAVICONS}/"))
+    return path in (PREFIX, FAVICON) or path.startswith((f"{PREFIX}/", f"{FAVICONS}/"))
 
 
 async def get_bare(editor: Editor, request: Request) -> Response:
@@ -284,7 +292,7 @@ def _sent(file: EditorFile, request: Request) -> Response:
 
 
 async def get_favicon(editor: Editor, request: Request) -> Response:
-    request.scope["path_params"] = {"path": f"{FAVICONS[1:]}/{request.path_params['name']}"}
+    request.scope["path_params"] = {"path": request.scope["path"].removeprefix("/")}
     return await get_file(editor, request)
 
 
@@ -312,21 +320,13 @@ async def get_settings(editor: Editor, request: Request) -> Response:
     return json_reply({**json.loads(bytes(answer.body)), **FORCED_SETTINGS})
 
 
-async def get_user_files(editor: Editor, request: Request) -> Response:
-    """An empty folder where there is none: the editor looks into folders that it has not made yet."""
-    return _or_else(await editor.comfyui_answer(request), json_reply([]))
-
-
-async def get_user_styles(editor: Editor, request: Request) -> Response:
-    return _or_else(await editor.comfyui_answer(request), Response(b"", media_type="text/css"))
-
-
-async def get_node_templates(editor: Editor, request: Request) -> Response:
-    return _or_else(await editor.comfyui_answer(request), json_reply([]))
-
-
-def _or_else(answer: Response, nothing: Response) -> Response:
-    return nothing if answer.status_code == 404 else answer
+async def get_user_file(editor: Editor, request: Request) -> Response:
+    """Nothing where there is nothing yet: the editor looks for these before it has made them."""
+    answer = await editor.comfyui_answer(request)
+    if answer.status_code != 404:
+        return answer
+    mime_type, content = FOUND_EMPTY[request.scope["path"].removeprefix(USERDATA)]
+    return Response(content, media_type=mime_type)
 
 
 async def get_extensions(editor: Editor, request: Request) -> Response:
@@ -461,10 +461,9 @@ ROUTES = (
     Route("POST", f"{PREFIX}/logout", post_logout, _ALONE),
     Route("GET", f"{PREFIX}/api/extensions", get_extensions, _ALONE),
     Route("GET", f"{PREFIX}/api/settings", get_settings, _ALONE),
-    Route("GET", f"{PREFIX}/api/userdata", get_user_files, _ALONE),
-    Route("GET", f"{PREFIX}/api/userdata/user.css", get_user_styles, _ALONE),
-    Route("GET", f"{PREFIX}/api/userdata/comfy.templates.json", get_node_templates, _ALONE),
+    *(Route("GET", USERDATA + path, get_user_file, _ALONE) for path in FOUND_EMPTY),
     Route("GET", f"{PREFIX}/templates/{{name}}", get_template, _ALONE),
+    Route("GET", FAVICON, get_favicon, _ALONE),
     Route("GET", f"{FAVICONS}/{{name}}", get_favicon, _ALONE),
     Route("GET", f"{PREFIX}/{{path:path}}", get_file, _ALONE),
 )

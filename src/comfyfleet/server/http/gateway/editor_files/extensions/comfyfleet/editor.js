@@ -2,12 +2,6 @@
 const { app } = window.comfyAPI.app
 const { api } = window.comfyAPI.api
 
-// An answer of 401: the key was revoked, or has expired.
-api.addEventListener('reconnecting', async () => {
-  const answer = await fetch(api.apiURL('/users')).catch(() => null)
-  if (answer?.status === 401) location.assign('login')
-})
-
 function logOut() {
   const form = document.createElement('form')
   form.method = 'post'
@@ -16,12 +10,22 @@ function logOut() {
   form.submit()
 }
 
+// The connection goes when a key is revoked or has expired.
+async function logInAgain() {
+  const answer = await fetch(api.apiURL('/users')).catch(() => null)
+  if (answer?.status === 401) location.assign('login')
+}
+
+api.addEventListener('reconnecting', logInAgain)
+
+const session = await (await fetch('session')).json()
+const logOutButton = {
+  icon: 'icon-[lucide--log-out]',
+  label: 'Log out',
+  tooltip: 'Log out, and forget what this browser keeps of your work',
+  onClick: logOut
+}
 app.registerExtension({
   name: 'comfyfleet.editor',
-  commands: [{ id: 'comfyfleet.logOut', label: 'Log out', icon: 'pi pi-sign-out', function: logOut }],
-  async setup() {
-    const session = await (await fetch('session')).json()
-    if (!session.by_cookie) return
-    app.extensionManager.command
-  }
+  actionBarButtons: session.by_cookie ? [logOutButton] : []
 })
