@@ -98,6 +98,12 @@ class EditorPage:
             self.page.wait_for_timeout(LOOK_MS)
         return found
 
+    def close_first_dialog(self) -> None:
+        """Templates are shown to those who come for the first time."""
+        self.page.get_by_role("button", name="All Templates", exact=True).wait_for()
+        self.page.keyboard.press("Escape")
+        self.page.get_by_test_id("dialog-overlay").wait_for(state="hidden")
+
     def load(self, workflow: Path) -> None:
         """As by the menu: a file of the user's own machine."""
         self.page.set_input_files("#comfy-file-input", workflow)
@@ -138,8 +144,16 @@ class EditorPage:
         )
         return found
 
-    def active_jobs(self) -> list[dict[str, Any]]:
-        return [job for job in self.jobs() if job["status"] in ("pending", "in_progress")]
+    def saved_names(self) -> list[str]:
+        found: list[str] = self.js(
+            "async () => (await (await app.api.fetchApi('/userdata?dir=workflows')).json())"
+        )
+        return found
+
+    def forget_drafts(self) -> None:
+        """What the browser keeps of work that nobody has saved."""
+        self.page.goto(f"{self.url}/editor/login")
+        self.js("localStorage.clear(); sessionStorage.clear()")
 
     def kept_keys(self) -> list[str]:
         """Names of what the browser keeps for this site."""

@@ -182,8 +182,10 @@ class EditorRouter(Router[Editor]):
         self.gateway_router = editor.router
         self._public_url = editor.plane.settings.public_url
 
-    def is_page(self, path: str) -> bool:
-        return path in self._fixed
+    def is_page(self, scope: Scope) -> bool:
+        handlers = self._fixed.get(scope["path"], {})
+        method = scope.get("method")
+        return ("GET" if method == "HEAD" else method) in handlers
 
     async def answer(self, request: Request) -> Response:
         is_reading = request.method in ("GET", "HEAD")
@@ -209,7 +211,7 @@ class EditorRoutes:
             await self._app(scope, receive, send)
             return
         path: str = scope["path"].removeprefix(PREFIX)
-        route = None if self._editor.is_page(scope["path"]) else self._gateway.route_of(path)
+        route = None if self._editor.is_page(scope) else self._gateway.route_of(path)
         scope["route"] = NamedRoute(PREFIX + (route or "/"))
         if route is None:
             await self._editor(scope, receive, send)
@@ -265,7 +267,7 @@ def _source(script: str) -> str:
 def _security_headers(policy: str) -> dict[str, str]:
     return {
         "content-security-policy": policy,
-        "referrer-policy": "no-referrer",
+        "referrer-policy": "same-origin",
         "x-content-type-options": "nosniff",
     }
 
@@ -369,7 +371,7 @@ async def post_login(editor: Editor, request: Request) -> Response:
 
 
 async def post_logout(editor: Editor, request: Request) -> Response:
-    response = _cleared(_login_form("You are logged out."))
+    response = _cleared(_login_form('<p role="status">You are logged out.</p>'))
     for name in (COOKIE, DRAFTS_COOKIE):
         response.delete_cookie(name, httponly=True, samesite="strict", secure=_is_secure(request))
     return response
@@ -432,13 +434,13 @@ def _cleared(body: str) -> Response:
 
 
 def _login_page(problem: str = "", status: int = 200) -> Response:
-    return _page(_login_form(problem), status)
+    alert = f'<p role="alert">{escape(problem)}</p>' if problem else ""
+    return _page(_login_form(alert), status)
 
 
 def _login_form(said: str = "") -> str:
-    alert = f'<p role="alert">{escape(said)}</p>' if said else ""
     return (
-        f'<h1>ComfyUI on comfyfleet</h1>{alert}<form method="post" action="login">'
+        f'<h1>ComfyUI on comfyfleet</h1>{said}<form method="post" action="login">'
         '<label for="key">API key</label>'
         '<input id="key" name="key" type="password" autocomplete="current-password" required autofocus>'
         "<button>Log in</button></form>"
