@@ -5,6 +5,7 @@ Where there is no browser its tests are skipped; in CI they fail.
 
 import contextlib
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -85,6 +86,7 @@ class EditorPage:
         self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
+        self.page.wait_for_url(re.compile(r"/editor/(#.*)?$"))
         self.wait_for(lambda: self.js(IS_READY), "the editor")
 
     def js(self, expression: str, argument: Any = None) -> Any:
