@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import comfy_sdk
@@ -45,13 +46,14 @@ with Comfy() as client:
     seen["cancelled"] = long.cancel().wait(timeout=20).status
     key = "once-only"
     client.submit(workflow, idempotency_key=key).wait(timeout=30)
-    for name, call in {
+    calls: dict[str, Callable[[], object]] = {
         "reused": lambda: client.submit(workflow, idempotency_key=key),
         "invalid": lambda: client.submit(client.workflows.from_json({"1": {"class_type": "No"}})),
         "missing": lambda: client.jobs.get("00000000-0000-4000-8000-000000000000"),
         "no_asset": lambda: client.assets.get("00000000-0000-4000-8000-000000000000"),
         "key": lambda: Comfy(api_key="cf_wrong").jobs.get("x"),
-    }.items():
+    }
+    for name, call in calls.items():
         try:
             call()
         except comfy_sdk.ComfyError as error:
