@@ -90,7 +90,7 @@ async def test_a_run_succeeds_and_its_file_can_be_fetched(backend: Backend, tmp_
 
 
 async def test_events_come_in_order_and_end_once(stage: Stage, backend: Backend) -> None:
-    needs(stage, "tells_nodes")
+    needs(stage, "reports_nodes")
     run_id, events = await run(backend, picture(new_color()))
     assert kinds(events) == [
         "Queued",
@@ -108,7 +108,7 @@ async def test_events_come_in_order_and_end_once(stage: Stage, backend: Backend)
 
 
 async def test_a_cached_run_succeeds_and_says_so(stage: Stage, backend: Backend) -> None:
-    needs(stage, "tells_nodes")
+    needs(stage, "reports_nodes")
     prompt = picture(new_color())
     first, _ = await run(backend, prompt)
     second, events = await run(backend, prompt)
@@ -121,7 +121,7 @@ async def test_a_cached_run_succeeds_and_says_so(stage: Stage, backend: Backend)
 
 
 async def test_texts_are_outputs_too(stage: Stage, backend: Backend) -> None:
-    needs(stage, "tells_texts")
+    needs(stage, "returns_texts")
     color = new_color()
     run_id, _ = await run(
         backend,
@@ -139,7 +139,7 @@ async def test_texts_are_outputs_too(stage: Stage, backend: Backend) -> None:
 async def test_temporary_files_can_be_fetched(
     stage: Stage, backend: Backend, tmp_path: Path
 ) -> None:
-    needs(stage, "tells_folders")
+    needs(stage, "reports_folders")
     prompt = picture(new_color())
     prompt["9"] = node("PreviewImage", images=["1", 0])
     run_id, _ = await run(backend, prompt)
@@ -269,7 +269,7 @@ async def test_a_prompt_that_would_run_in_part_is_refused_and_does_not_run(
     stage: Stage,
     backend: Backend,
 ) -> None:
-    needs(stage, "tells_parts")
+    needs(stage, "refuses_partial_prompts")
     prompt = stage.slow(new_color())
     prompt["50"] = node("SaveImage", filename_prefix="x")
     prompt_id = new_id()
@@ -394,7 +394,7 @@ async def test_a_lost_connection_in_mid_run_loses_nothing_but_events(stage: Stag
 
 
 async def test_the_next_run_after_a_lost_connection_hears_everything(stage: Stage) -> None:
-    needs(stage, "tells_nodes")
+    needs(stage, "reports_nodes")
     if stage.drop is None:
         pytest.skip("no connection is kept")
     await run(stage.backend, picture(new_color()))
@@ -450,7 +450,7 @@ async def test_runs_at_once_are_told_apart(backend: Backend) -> None:
 
 
 async def test_progress_counts_up_to_the_total(stage: Stage, backend: Backend) -> None:
-    needs(stage, "tells_nodes")
+    needs(stage, "reports_nodes")
     if "ComfyfleetSteps" not in (await backend.describe()).object_info:
         pytest.skip("no node of this server reports steps")
     prompt = {"1": node("ComfyfleetSteps", steps=3, step_ms=1, previews=True)}

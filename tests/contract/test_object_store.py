@@ -209,8 +209,10 @@ async def test_of_puts_at_once_one_wins_as_a_whole(stage: Stage) -> None:
     bodies = {f"image/x-{number}": bytes([number]) * 300_000 for number in range(12)}
     answers = await asyncio.gather(*(stage.put("a/b", body, kind) for kind, body in bodies.items()))
     statuses = {answer.status_code for answer in answers}
-    # rclone now and then answers one of them with 500 InternalError (2 of 720 when measured).
-    assert statuses == {200} or (stage.store.disk == "s3" and statuses == {200, 500})
+    # rclone now and then answers one of them with 500 InternalError (2 of 720 when measured); a folder
+    # receives four at a time.
+    busy = 500 if stage.store.disk == "s3" else 429
+    assert {200} <= statuses <= {200, busy}
     answer = await stage.get("a/b")
     assert bodies[answer.headers["content-type"]] == answer.content
 

@@ -132,13 +132,22 @@ async def connect(dsn: str, server_settings: dict[str, str]) -> Any:
         connection = await asyncpg.connect(
             dsn, timeout=CONNECT_SECONDS_MAX, server_settings=server_settings
         )
-        keep_alive(connection)
-        await connection.execute(SESSION_SETTINGS, timeout=CONNECT_SECONDS_MAX)
+        await _prepare_session(connection)
     except Exception as error:
         if is_disconnect(error):
             raise Unavailable(f"the database can't be reached: {error}") from error
         raise
     return connection
+
+
+async def _prepare_session(connection: Any) -> None:
+    """Closes the connection if that fails or is cancelled: nobody else has it yet."""
+    try:
+        keep_alive(connection)
+        await connection.execute(SESSION_SETTINGS, timeout=CONNECT_SECONDS_MAX)
+    except BaseException:
+        connection.terminate()
+        raise
 
 
 # On SQLite a statement costs no round trip.

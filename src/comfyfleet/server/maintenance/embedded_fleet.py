@@ -20,11 +20,14 @@ from comfyfleet.server.fleets.model import Fleet, FleetWorker
 from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.server.secrets import KEY_CHARACTERS, hash_key, new_key
 from comfyfleet.server.tenants import service as tenants
-from comfyfleet.server.tenants.model import DEFAULT_TENANT, NewApiKey, new_api_key
+from comfyfleet.server.tenants.model import NewApiKey, new_api_key
 
 FLEET, STAGE = "default", "production"
 SECRET_FILE = "fleet.secret"  # noqa: S105 - the name of a file
 LOCAL_KEY_FILE = "local.key"
+# Whose prompts come from programs of this machine, which bring no key.
+LOCAL = "local"
+LOCAL_TENANT = UUID("de7a0170-0000-4000-8000-00000000c0de")
 SECRET_MODE = 0o600
 
 
@@ -72,7 +75,7 @@ async def local_user_key(plane: ControlPlane, data: Path) -> str:
         new = NewApiKey(
             id=plane.context.new_id(),
             key=key,
-            tenant_id=DEFAULT_TENANT,
+            tenant_id=LOCAL_TENANT,
             user_id=user_id,
             name="this machine",
         )
@@ -81,17 +84,25 @@ async def local_user_key(plane: ControlPlane, data: Path) -> str:
 
 
 async def _ensure_local_user(plane: ControlPlane) -> UUID:
-    user_id = uuid5(DEFAULT_TENANT, "local")
-    async with plane.context.tenant_transaction(DEFAULT_TENANT) as tx:
+    user_id = uuid5(LOCAL_TENANT, LOCAL)
+    async with plane.central.transaction() as tx:
         try:
-            await tenants.get_user(tx, DEFAULT_TENANT, user_id)
+            await tenants.get_tenant(tx, LOCAL_TENANT)
+        except NotFound:
+            pool = await tenants.emptiest_pool(tx, plane.pools)
+            await tenants.create_tenant(
+                tx, tenant_id=LOCAL_TENANT, name=LOCAL, pool=pool, now=plane.clock()
+            )
+    async with plane.context.tenant_transaction(LOCAL_TENANT) as tx:
+        try:
+            await tenants.get_user(tx, LOCAL_TENANT, user_id)
         except NotFound:
             await tenants.create_user(
                 tx,
-                tenant_id=DEFAULT_TENANT,
+                tenant_id=LOCAL_TENANT,
                 user_id=user_id,
                 email=None,
-                name="local",
+                name=LOCAL,
                 now=plane.clock(),
             )
     return user_id
