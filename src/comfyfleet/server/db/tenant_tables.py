@@ -306,13 +306,15 @@ run_events = Table(
     sqlite_autoincrement=True,
 )
 
+# An upload whose name another has taken.
+IS_REPLACED = "folder = 'replaced'"
 # The files of a gateway's user, by the names that ComfyUI would have given them.
 gateway_files = Table(
     "gateway_files",
     tenant_metadata,
     Column("tenant_id", Uuid, primary_key=True),
     Column("user_id", Uuid, primary_key=True),
-    Column("folder", String(10), primary_key=True),  # input, output or temp
+    Column("folder", String(10), primary_key=True),  # input, output, temp; replaced
     Column("path", String(500), primary_key=True),  # with its subfolder
     Column("file_id", Uuid),  # of an upload
     Column("job_id", Uuid),  # of an output, which its job names by `output`
@@ -320,6 +322,7 @@ gateway_files = Table(
     Column("created_at", Moment, nullable=False),
     Index(None, "job_id"),
     Index(None, "file_id"),
+    partial_index("gateway_files_replaced", "created_at", where=IS_REPLACED),
 )
 
 # How far ComfyUI's counter has come in names such as ComfyUI_00001_.png.

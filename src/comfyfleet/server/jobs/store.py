@@ -70,6 +70,7 @@ from comfyfleet.server.jobs.model import (
 )
 from comfyfleet.server.notifications.model import EventKind
 from comfyfleet.server.queue.model import DispatchLease
+from comfyfleet.server.run_log import store as run_log_store
 
 ACTIVE = (JobStatus.QUEUED, JobStatus.PROCESSING)
 ATTEMPTS_MAX = 200
@@ -243,8 +244,8 @@ def _parts(tx: Tx, wanted: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 async def remove_prompts(tx: Tx, *, ended_before: datetime, now: datetime, limit: int) -> int:
-    """Removes prompts of jobs that ended before then, and what each attempt sent; the longest ended
-    first.
+    """Removes prompts of jobs that ended before then, what each attempt sent, and what the history of the
+    gateway shows of them; the longest ended first.
     """
     old = (
         select(ai_jobs.c.id)
@@ -255,7 +256,9 @@ async def remove_prompts(tx: Tx, *, ended_before: datetime, now: datetime, limit
     ids = list((await tx.execute(old)).scalars())
     if ids:
         those = is_one_of(tx, ai_jobs.c.id, ids)
-        await tx.execute(update(ai_jobs).where(those).values(prompt={}, prompt_removed_at=now))
+        gone = {"prompt": {}, "prompt_removed_at": now, "gateway": None}
+        await tx.execute(update(ai_jobs).where(those).values(gone))
+        await run_log_store.remove_of_jobs(tx, ids)
         sent = update(job_attempts).where(is_one_of(tx, job_attempts.c.job_id, ids))
         await tx.execute(sent.values(filled_in=None))
     return len(ids)

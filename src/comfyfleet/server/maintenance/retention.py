@@ -26,6 +26,7 @@ from comfyfleet.server.notifications import webhooks
 from comfyfleet.server.notifications.service import prune_audit, record_audit
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import EndedDispatch
+from comfyfleet.server.run_log import service as run_log
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants.model import Tenant
 
@@ -90,12 +91,21 @@ async def _remove_old_files(
                 needed |= await store.named_by_active_jobs(tx, tenant_id)
                 needed |= await _needed_by_runs(tx, tenant_id, page, before)
             unneeded = [each for each in page if each.id not in needed]
-            await store.remove_files(tx, tenant_id, [each.id for each in unneeded])
+            await _remove_rows_of(tx, tenant_id, unneeded)
         await delete_objects(context, unneeded)
         removed += len(unneeded)
         if len(page) < EXPIRED_PER_PAGE:
             return removed
         last = page[-1]
+
+
+async def _remove_rows_of(tx: Tx, tenant_id: UUID, removed: Sequence[File]) -> None:
+    """The names of files go with them: a view of one is answered with 404, and its name is free."""
+    ids = [each.id for each in removed]
+    jobs = {job for each in removed if (job := job_in_key(each.path))}
+    if ids:
+        await store.remove_files(tx, tenant_id, ids)
+        await store.remove_file_names(tx, tenant_id, ids, jobs)
 
 
 async def _needed_by_runs(
@@ -123,6 +133,10 @@ async def delete_keys(context: JobContext, keys: Sequence[str]) -> None:
 
 ROWS_PER_STEP = 500
 STEPS_PER_PASS_MAX = 200
+# A client that was away for longer misses what runs told meanwhile; how they ended it finds in the history.
+MESSAGES_KEPT = timedelta(hours=1)
+# A prompt that was accepted as its file was overwritten may still run.
+REPLACED_KEPT = timedelta(days=1)
 PAUSE_SECONDS_MAX = 1.0
 # One step, with the most rows that it may remove: how many it has.
 Step: TypeAlias = Callable[[int], Awaitable[int]]
@@ -151,6 +165,10 @@ async def _delete_expired_in_pool(context: JobContext, pool: Database) -> dict[s
         gone["events"] = await _in_steps(_step(pool, notifications.prune_events, before))
     if before := _before(context, days=settings.delivery_keep_days):
         gone["deliveries"] = await _in_steps(_step(pool, webhooks.prune_deliveries, before))
+    gone["messages"] = await _in_steps(
+        _step(pool, run_log.prune_live, context.clock() - MESSAGES_KEPT)
+    )
+    gone["replaced"] = await _in_steps(_replaced(context, pool, context.clock() - REPLACED_KEPT))
     if before := _before(context, days=settings.prompt_keep_days):
         gone["prompts"] = await _in_steps(_prompts(context, pool, before))
     return gone
@@ -176,6 +194,27 @@ def _prompts(context: JobContext, pool: Database, before: datetime) -> Step:
             return await job_store.remove_prompts(
                 tx, ended_before=before, now=context.clock(), limit=limit
             )
+
+    return step
+
+
+def _replaced(context: JobContext, pool: Database, before: datetime) -> Step:
+    """Uploads that were overwritten: nobody can name them any more but a job that has them."""
+
+    async def step(limit: int) -> int:
+        async with pool.transaction() as tx:
+            found = await store.replaced_files(tx, before=before, limit=limit)
+            unneeded: list[File] = []
+            for tenant_id, some in found.items():
+                ids = {each.id for each in some}
+                needed = await store.named_by_media(tx, tenant_id, ids)
+                needed |= await store.named_by_active_jobs(tx, tenant_id)
+                needed |= await graph_actions.input_files_of_open_runs(tx, tenant_id)
+                gone = [each for each in some if each.id not in needed]
+                await _remove_rows_of(tx, tenant_id, gone)
+                unneeded += gone
+        await delete_objects(context, unneeded)
+        return len(unneeded)
 
     return step
 

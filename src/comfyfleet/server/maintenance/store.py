@@ -27,9 +27,11 @@ from comfyfleet.server.db.dialect import for_update, is_one_of, without_index
 from comfyfleet.server.db.driver import PreparedStatement
 from comfyfleet.server.db.tenant_tables import (
     IS_ACTIVE,
+    IS_REPLACED,
     ai_jobs,
     batches,
     files,
+    gateway_files,
     graph_runs,
     graphs,
     job_attempts,
@@ -41,6 +43,7 @@ from comfyfleet.server.db.tenant_tables import (
 )
 from comfyfleet.server.media import store as media_store
 from comfyfleet.server.media.model import File
+from comfyfleet.server.run_log.model import REPLACED
 from comfyfleet.server.tenants.model import JobLedgerFacts
 
 # As the indexes say it: values that are bound would hide that they fit.
@@ -62,6 +65,8 @@ PRIVATE: Mapping[str, Table] = {
         ),
         *(tenant_tables.pipelines, graph_runs, graphs),
         *(job_events, webhook_deliveries, webhooks, batches, videos, files),
+        *(tenant_tables.run_events, gateway_files, tenant_tables.gateway_counters),
+        tenant_tables.gateway_userdata,
     )
 }
 # Their rows go with the rows that they belong to.
@@ -82,6 +87,7 @@ _SCRUBBED: Mapping[str, Any] = {
     "raw_error": None,
     "idempotency_key": None,
     "request_hash": None,
+    "gateway": None,
 }
 
 
@@ -211,6 +217,44 @@ async def jobs_of_living_runs(
     return set((await tx.execute(query)).scalars())
 
 
+async def remove_file_names(
+    tx: Tx, tenant_id: UUID, file_ids: Collection[UUID], job_ids: Collection[UUID]
+) -> None:
+    """Removes the names by which the gateway's users know these uploads, and outputs of these jobs."""
+    named = or_(
+        is_one_of(tx, gateway_files.c.file_id, file_ids),
+        is_one_of(tx, gateway_files.c.job_id, job_ids),
+    )
+    await tx.execute(delete(gateway_files).where(gateway_files.c.tenant_id == tenant_id, named))
+
+
+async def replaced_files(tx: Tx, *, before: datetime, limit: int) -> dict[UUID, list[File]]:
+    """Uploads that another took the name of, by tenant; without those that have another name."""
+    other = gateway_files.alias()
+    has_other = (
+        select(other.c.path)
+        .where(other.c.file_id == gateway_files.c.file_id, other.c.folder != REPLACED)
+        .exists()
+    )
+    query = (
+        select(files)
+        .join(gateway_files, gateway_files.c.file_id == files.c.id)
+        .where(
+            # As the index says it.
+            text(f"gateway_files.{IS_REPLACED}"),
+            gateway_files.c.created_at < before,
+            gateway_files.c.tenant_id == files.c.tenant_id,
+            ~has_other,
+        )
+        .order_by(gateway_files.c.created_at)
+        .limit(limit)
+    )
+    found: dict[UUID, list[File]] = {}
+    for row in (await tx.execute(query)).mappings():
+        found.setdefault(row["tenant_id"], []).append(File(**row))
+    return found
+
+
 async def remove_files(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> None:
     mine = without_index(tx, files.c.tenant_id) == tenant_id
     gone = await tx.execute(
@@ -229,8 +273,9 @@ async def active_jobs(tx: Tx, tenant_id: UUID, *, limit: int) -> list[UUID]:
 
 async def remove_rows(tx: Tx, name: str, tenant_id: UUID, *, limit: int) -> int:
     table = PRIVATE[name]
-    some = select(table.c.id).where(table.c.tenant_id == tenant_id).limit(limit)
-    gone = await tx.execute(delete(table).where(table.c.id.in_(some)).returning(table.c.id))
+    key = tuple(table.primary_key.columns)
+    some = select(*key).where(table.c.tenant_id == tenant_id).limit(limit)
+    gone = await tx.execute(delete(table).where(tuple_(*key).in_(some)).returning(*key))
     return len(gone.all())
 
 

@@ -11,6 +11,8 @@ from comfyfleet.api.values import DeliveredOutput
 
 Event: TypeAlias = tuple[str, dict[str, Any]]
 FOLDERS = ("input", "output", "temp")
+# In place of a folder: an upload whose name another has taken.
+REPLACED = "replaced"
 PATH_CHARACTERS_MAX = 500
 # ComfyUI_00001_.png, video_00012.mp4: what comes before the counter, the counter, what comes after.
 _COUNTED = re.compile(r"(?P<prefix>.*_)(?P<counter>\d{2,9})(?P<rest>_?(?:\.[^./]*)?)")

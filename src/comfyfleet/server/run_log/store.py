@@ -17,13 +17,21 @@ from sqlalchemy import (
     insert,
     or_,
     select,
+    text,
 )
 
 from comfyfleet.server.db import Tx
 from comfyfleet.server.db.dialect import insert_if_new, is_one_of, is_sqlite, upsert_sum
 from comfyfleet.server.db.driver import PreparedStatement
-from comfyfleet.server.db.tenant_tables import files, gateway_counters, gateway_files, run_events
-from comfyfleet.server.run_log.model import LoggedEvents, LoggedRun, UserFile
+from comfyfleet.server.db.tenant_tables import (
+    IS_ACTIVE,
+    ai_jobs,
+    files,
+    gateway_counters,
+    gateway_files,
+    run_events,
+)
+from comfyfleet.server.run_log.model import REPLACED, LoggedEvents, LoggedRun, UserFile
 
 _ADDED = (*LoggedRun._fields, "events", "record", "created_at")
 _LOCK_BITS = 2**64 - 1
@@ -157,13 +165,22 @@ async def was_logged(tx: Tx, run: LoggedRun) -> bool:
 
 
 async def prune_live(tx: Tx, *, before: datetime, limit: int) -> int:
-    """Messages of runs that were told long ago; records stay as long as their jobs."""
+    """Removes messages of ended runs; records stay as long as the prompts of their jobs."""
+    active = select(ai_jobs.c.id).where(text(IS_ACTIVE))
     old = (
         select(run_events.c.id)
-        .where(run_events.c.record.is_(None), run_events.c.created_at < before)
+        .where(
+            run_events.c.record.is_(None),
+            run_events.c.created_at < before,
+            run_events.c.job_id.not_in(active),
+        )
         .limit(limit)
     )
     return int((await tx.execute(delete(run_events).where(run_events.c.id.in_(old)))).rowcount)
+
+
+async def remove_of_jobs(tx: Tx, job_ids: Sequence[UUID]) -> None:
+    await tx.execute(delete(run_events).where(is_one_of(tx, run_events.c.job_id, job_ids)))
 
 
 async def take_numbers(
@@ -230,7 +247,9 @@ def _is_file(tenant_id: UUID, user_id: UUID, file_id: UUID) -> ColumnElement[boo
 
 
 async def names_of_file(tx: Tx, tenant_id: UUID, user_id: UUID, file_id: UUID) -> list[UserFile]:
-    query = select(gateway_files).where(_is_file(tenant_id, user_id, file_id))
+    query = select(gateway_files).where(
+        _is_file(tenant_id, user_id, file_id), gateway_files.c.folder != REPLACED
+    )
     rows = await tx.execute(query.order_by(gateway_files.c.folder, gateway_files.c.path))
     return [_file(row) for row in rows]
 
@@ -303,15 +322,16 @@ def _begins_with(prefix: str) -> ColumnElement[bool]:
 async def replace_file(
     tx: Tx, tenant_id: UUID, user_id: UUID, file: UserFile, *, now: datetime
 ) -> None:
-    """The name means this file from now on."""
-    await tx.execute(
-        delete(gateway_files).where(
-            gateway_files.c.tenant_id == tenant_id,
-            gateway_files.c.user_id == user_id,
-            gateway_files.c.folder == file.folder,
-            gateway_files.c.path == file.path,
-        )
+    """The name means this file from now on; an upload that had it is noted, to be removed later."""
+    removed = await tx.execute(
+        delete(gateway_files)
+        .where(_in_folder(tenant_id, user_id, file.folder), gateway_files.c.path == file.path)
+        .returning(gateway_files.c.file_id)
     )
+    for row in removed:
+        if row.file_id is not None and row.file_id != file.file_id:
+            old = UserFile(REPLACED, str(row.file_id), row.file_id)
+            await add_file(tx, tenant_id, user_id, old, now=now)
     await add_file(tx, tenant_id, user_id, file, now=now)
 
 

@@ -14,6 +14,7 @@ depends_on = None
 
 OF_GATEWAY = sa.text("gateway IS NOT NULL AND hidden_at IS NULL")
 UNFINISHED = sa.text("record IS NULL")
+REPLACED = sa.text("folder = 'replaced'")
 
 
 def upgrade() -> None:
@@ -90,6 +91,13 @@ def _add_files() -> None:
     )
     op.create_index("gateway_files_job_id_index", "gateway_files", ["job_id"])
     op.create_index("gateway_files_file_id_index", "gateway_files", ["file_id"])
+    op.create_index(
+        "gateway_files_replaced",
+        "gateway_files",
+        ["created_at"],
+        postgresql_where=REPLACED,
+        sqlite_where=REPLACED,
+    )
     op.create_table(
         "gateway_counters",
         *_of_user(),
