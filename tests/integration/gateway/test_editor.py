@@ -75,6 +75,15 @@ async def test_behind_tls_the_cookie_is_for_tls_only(visitor: httpx.AsyncClient,
     assert all("Secure" in each for each in answer.headers.get_list("set-cookie"))
 
 
+async def test_an_address_with_a_key_in_it_needs_no_log_in(
+    visitor: httpx.AsyncClient, key: str
+) -> None:
+    answer = await visitor.get(f"/k/{key}/editor/")
+    assert answer.status_code == 200
+    assert answer.headers["referrer-policy"] == "same-origin"
+    assert (await visitor.get(f"/k/{key}/editor/api/queue")).status_code == 200
+
+
 async def test_a_wrong_key_is_told_and_sets_nothing(visitor: httpx.AsyncClient) -> None:
     answer = await log_in(visitor, "wrong")
     assert answer.status_code == 401
