@@ -4,9 +4,12 @@ The answers have the types, texts and shapes of ComfyUI 0.28.0. The prompt itsel
 values that ComfyUI coerces in place are returned in a new prompt.
 """
 
+import contextlib
+import os
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
 from comfyfleet.errors import FleetError, NodeFailed
@@ -51,8 +54,12 @@ def type_name(error: BaseException) -> str:
     )
 
 
+# Where we are installed is nobody's business.
+_PACKAGES = f"{Path(__file__).resolve().parents[2]}{os.sep}"
+
+
 def traceback_lines(error: BaseException) -> list[str]:
-    return traceback.format_tb(error.__traceback__)
+    return [line.replace(_PACKAGES, "") for line in traceback.format_tb(error.__traceback__)]
 
 
 GROWING = "COMFY_AUTOGROW_V3"
@@ -276,6 +283,10 @@ def choice_fault(name: str, value: Any, declared: DeclaredInput) -> Fault | None
 
 Prompt = Mapping[str, Mapping[str, Any]]
 
+# Each is told with all faulty nodes before it, so that many of them would be told without end.
+BLAMED_OUTPUTS_MAX = 100
+# With more nodes than this a chain may be longer than Python lets functions call each other.
+CHAIN_NODES_MAX = 100
 COERCIONS: Mapping[str, Callable[[Any], Any]] = {
     "INT": int,
     "FLOAT": float,
@@ -327,10 +338,14 @@ def _validate_outputs(validation: "_Validation", outputs: Sequence[str]) -> Prom
     node_errors: dict[str, Any] = {}
     good: list[str] = []
     lines: list[str] = []
+    bad = 0
     for output in outputs:
         checked = validation.check_output(output)
         if checked.valid:
             good.append(output)
+            continue
+        bad += 1
+        if bad > BLAMED_OUTPUTS_MAX:
             continue
         lines += [f"{found['message']}: {found['details']}" for found in checked.faults]
         _add_dependent_output(validation, output, node_errors)
@@ -381,6 +396,10 @@ class _Validation:
 
     def check_output(self, output: str) -> CheckedNode:
         try:
+            for node_id in self._upstream_of(output):
+                # What is wrong is found again, and told, where the node is linked.
+                with contextlib.suppress(Exception):
+                    self.check(node_id)
             return self.check(output)
         except Exception as error:  # noqa: BLE001 - whatever a node's own check raises is told
             found = fault(
@@ -392,6 +411,40 @@ class _Validation:
             )
             self.checked[output] = CheckedNode(valid=False, faults=(found,))
             return self.checked[output]
+
+    def _upstream_of(self, output: str) -> list[str]:
+        """Of a prompt with long chains its nodes in the order in which they are judged: each then
+        finds those before it judged, instead of calling as deep as the chain is long."""
+        if len(self.prompt) <= CHAIN_NODES_MAX:
+            return []
+        found: list[str] = []
+        seen = {output}
+        stack = [(output, iter(self._sources_of(output)))]
+        while stack:
+            node_id, sources = stack[-1]
+            source = next((each for each in sources if each not in seen), None)
+            if source is None:
+                found.append(node_id)
+                stack.pop()
+            else:
+                seen.add(source)
+                stack.append((source, iter(self._sources_of(source))))
+        return found[:-1]
+
+    def _sources_of(self, node_id: str) -> list[str]:
+        """Nodes that are linked to declared inputs and not judged yet."""
+        node = self.prompt[node_id]
+        given = node.get("inputs", {})
+        links = [name for name, value in given.items() if isinstance(value, list)]
+        if not links:
+            return []
+        declared = declared_inputs(self._type_of(node_id).declared_inputs(), given)
+        sources = [given[name][0] for name in declared if name in links and given[name]]
+        return [
+            each
+            for each in sources
+            if isinstance(each, str) and each in self.prompt and each not in self.checked
+        ]
 
     def check(self, node_id: str) -> CheckedNode:
         if node_id in self.checked:

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 BUSY_SECONDS, IDLE_SECONDS = 0.5, 5.0
 # A feed that has much to tell rests as long as it took, at most: it then tells many changes at once.
 REST_SECONDS_MAX = 0.05
+# Longer than any answer to a POST takes.
+HELD_SECONDS_MAX = 30.0
 # For so long a client that was away may come back and miss nothing.
 REMEMBERED_SECONDS = 600.0
 CURSORS_MAX = 10_000
@@ -64,7 +66,7 @@ class UserFeed:
         self._sockets: set[GatewaySocket] = set()
         self._woken = asyncio.Event()
         self._active: frozenset[UUID] = frozenset()
-        self._held: dict[UUID, asyncio.Event] = {}
+        self._held: dict[UUID, float] = {}
         self._remaining: int | None = None
         self._task: asyncio.Task[None] | None = None
         self._unsubscribe = plane.context.notifier.subscribe_user(caller.user_id, self._woken.set)
@@ -75,12 +77,16 @@ class UserFeed:
 
     def hold(self, job_id: UUID) -> None:
         """Nothing about this job goes out until it is released: its POST has not been answered."""
-        self._held[job_id] = asyncio.Event()
+        self._held[job_id] = monotonic() + HELD_SECONDS_MAX
 
     def release(self, job_id: UUID) -> None:
-        if (held := self._held.pop(job_id, None)) is not None:
-            held.set()
+        self._held.pop(job_id, None)
         self._woken.set()
+
+    def _drop_old_holds(self) -> None:
+        """A client that has gone never had its answer, and its other clients wait."""
+        now = monotonic()
+        self._held = {job_id: until for job_id, until in self._held.items() if until > now}
 
     def add(self, socket: GatewaySocket) -> None:
         self._sockets.add(socket)
@@ -111,6 +117,9 @@ class UserFeed:
             except FleetError as error:
                 logger.warning("live messages are late: %s", error.message)
                 await asyncio.sleep(BUSY_SECONDS)
+            except Exception:  # without this task all sockets of the user would be deaf
+                logger.exception("live messages could not be sent")
+                await asyncio.sleep(IDLE_SECONDS)
             await asyncio.sleep(min(monotonic() - started, REST_SECONDS_MAX))
 
     async def _tell(self) -> None:
@@ -119,6 +128,7 @@ class UserFeed:
         A run's last report and the end of its job are seen together, as they are written together.
         """
         active, rows = await self._look()
+        self._drop_old_holds()
         # Of one whose POST has not been answered nothing is told, nor of what came after.
         rows = list(takewhile(lambda row: row.job_id not in self._held, rows))
         active -= self._held.keys()
@@ -246,6 +256,17 @@ class GatewayFeeds:
             feed = self._feeds[caller.user_id] = UserFeed(self._plane, caller)
         return feed
 
+    async def release(self, caller: Caller, job_id: UUID) -> None:
+        """Lets out what was held back; a feed that nobody listens to is closed."""
+        feed = self.of(caller)
+        feed.release(job_id)
+        await self._close_if_empty(caller, feed)
+
+    async def _close_if_empty(self, caller: Caller, feed: UserFeed) -> None:
+        if feed.is_empty and self._feeds.get(caller.user_id) is feed:
+            del self._feeds[caller.user_id]
+            await feed.close()
+
     async def join(self, caller: Caller, client_id: str) -> GatewaySocket:
         """A socket that is told everything from now on, and what its client has not seen before."""
         seen = self._cursors.of(caller.user_id, client_id)
@@ -271,9 +292,7 @@ class GatewayFeeds:
         feed = self.of(caller)
         feed.remove(socket)
         self._cursors.keep(caller.user_id, socket)
-        if feed.is_empty:
-            self._feeds.pop(caller.user_id, None)
-            await feed.close()
+        await self._close_if_empty(caller, feed)
 
     async def close(self) -> None:
         for feed in [*self._feeds.values()]:

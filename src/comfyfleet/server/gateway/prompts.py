@@ -1,12 +1,14 @@
 """Submits, cancels and interrupts the prompts of ComfyUI's clients."""
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
 from comfyfleet.protocol.payloads import PromptSubmission, RefusedPrompt
-from comfyfleet.protocol.validation import Prompt, PromptValidation, is_link, validate
+from comfyfleet.protocol.validation import Prompt, PromptValidation, fault, is_link, validate
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.catalog.model import AssetRef, model_key, model_set, models_of
@@ -28,6 +30,9 @@ from comfyfleet.server.tenants.model import Caller
 
 # A client may have as many prompts waiting as its tenant may have jobs in the queue.
 NO_LIMIT = ActiveJobLimits(1_000_000, 1_000_000)
+TITLE_CHARACTERS_MAX = 200
+NODES_MAX = 10_000
+SMALL_NODES_MAX = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +72,13 @@ async def submit_prompt(
 
     `at_id` is told the job's id before anybody can see the job.
     """
+    if len(submission.prompt) > NODES_MAX:
+        text = f"The prompt has more than {NODES_MAX} nodes"
+        raise RefusedPrompt(fault("prompt_too_large", text, str(len(submission.prompt))))
     offer = await offer_to(plane, caller)
     files = await user_files.named_in(plane, caller, submission.prompt, offer.object_info)
     nodes = offer.nodes(files.by_kind)
-    verdict = validate(submission.prompt, nodes=nodes, targets=submission.targets)
+    verdict = await _judge(submission, nodes)
     if verdict.error is not None:
         raise RefusedPrompt(verdict.error, verdict.node_errors)
     prompt_id = submission.prompt_id or str(uuid4())
@@ -105,6 +113,15 @@ async def submit_prompt(
         active_max=NO_LIMIT,
     )
     return PromptReceipt(prompt_id, job_id, number, verdict.node_errors or {}, bool(added))
+
+
+async def _judge(
+    submission: PromptSubmission, nodes: Mapping[str, OfferedNode]
+) -> PromptValidation:
+    """In a thread where others would notice how long it takes."""
+    work = partial(validate, submission.prompt, nodes=nodes, targets=submission.targets)
+    is_small = len(submission.prompt) <= SMALL_NODES_MAX
+    return work() if is_small else await asyncio.to_thread(work)
 
 
 def _client_id(extra_data: Mapping[str, Any]) -> str | None:
@@ -163,7 +180,8 @@ def _assets(
 
 
 def needed_part(prompt: Prompt, outputs: Collection[str]) -> Prompt:
-    """The outputs that are to run, and all nodes before them: the rest would be refused again."""
+    """The outputs that are to run, and all nodes before them, as they are sent: the rest would be
+    refused again, or is nothing to a backend."""
     wanted: set[str] = set()
     left = list(outputs)
     while left:
@@ -173,7 +191,27 @@ def needed_part(prompt: Prompt, outputs: Collection[str]) -> Prompt:
         wanted.add(node_id)
         inputs = prompt[node_id].get("inputs", {}).values()
         left += [value[0] for value in inputs if is_link(value)]
-    return {node_id: node for node_id, node in prompt.items() if node_id in wanted}
+    return {
+        node_id: _sent_node(node, prompt) for node_id, node in prompt.items() if node_id in wanted
+    }
+
+
+def _sent_node(node: Mapping[str, Any], prompt: Prompt) -> Mapping[str, Any]:
+    """Of a node its class, its inputs and its title.
+
+    A link to a node that is not there can only stand in an input that the class does not declare:
+    nobody reads it, but ComfyUI's worker thread ends when it follows it.
+    """
+    inputs = {
+        name: value
+        for name, value in node.get("inputs", {}).items()
+        if not is_link(value) or value[0] in prompt
+    }
+    sent: dict[str, Any] = {"inputs": inputs, "class_type": node["class_type"]}
+    title = node.get("_meta", {}).get("title")
+    if isinstance(title, str):
+        sent["_meta"] = {"title": title[:TITLE_CHARACTERS_MAX]}
+    return sent
 
 
 async def cancel_prompt(

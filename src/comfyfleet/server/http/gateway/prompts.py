@@ -4,6 +4,7 @@ import contextlib
 import math
 from collections.abc import Iterable
 from typing import Any
+from uuid import UUID
 
 from starlette.background import BackgroundTask
 from starlette.requests import Request
@@ -35,18 +36,28 @@ async def post_prompt(call: GatewayCall, request: Request) -> Response:
     body = await read_json(request)
     number = _number(call, body)
     submission = parse_submission(body)
-    feed = call.gateway.feeds.of(call.caller)
+    feeds, held = call.gateway.feeds, list[UUID]()
+
+    def hold(job_id: UUID) -> None:
+        held.append(job_id)
+        feeds.of(call.caller).hold(job_id)
+
     usage = request.headers.get("comfy-usage-source")
-    accepted = await prompts.submit_prompt(
-        call.plane, call.caller, submission, number, usage, at_id=feed.hold
-    )
+    try:
+        accepted = await prompts.submit_prompt(
+            call.plane, call.caller, submission, number, usage, at_id=hold
+        )
+    except BaseException:
+        for job_id in held:
+            await feeds.release(call.caller, job_id)
+        raise
     answer = {
         "prompt_id": accepted.prompt_id,
         "number": accepted.number,
         "node_errors": accepted.node_errors,
     }
     reply = json_reply(answer)
-    reply.background = BackgroundTask(feed.release, accepted.job_id)
+    reply.background = BackgroundTask(feeds.release, call.caller, accepted.job_id)
     return reply
 
 
