@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from starlette.datastructures import FormData
+from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -142,8 +143,8 @@ async def open_form(request: Request) -> AsyncIterator[FormData]:
         form = await request.form(
             max_files=PARTS_MAX, max_fields=PARTS_MAX, max_part_size=FIELD_BYTES_MAX
         )
-    except MultiPartException as error:
-        raise UnforeseenInput(f"the form can't be read: {error.message}") from error
+    except (MultiPartException, HTTPException) as error:
+        raise UnforeseenInput(f"the form can't be read: {error}") from error
     try:
         yield form
     finally:

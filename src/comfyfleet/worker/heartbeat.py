@@ -251,6 +251,8 @@ class HeartbeatLoop:
                 raise
             if message.filled_in is not None:
                 self._filled_in = None
+            if events and self._record and self._record.has_live:
+                self._changed.set()  # one report could not hold them all
         self._on_answer(answer)
         return answer
 

@@ -143,6 +143,7 @@ def _with_first(key: str, keys: tuple[str, ...]) -> tuple[str, ...]:
 
 ADOPT_ATTEMPTS_MAX = 4
 ADOPT_PAUSE_SECONDS = 1.0
+REST_REPORTS_MAX = 50
 
 
 class LeasePhase(StrEnum):
@@ -218,17 +219,29 @@ async def run_lease(
     seconds = await follow_run(lease, run_id, heartbeat_loop, deps)
     outputs = await deps.backend.outputs(run_id)
     record = lease.record
+    delivered = await deliver_outputs(lease.job, outputs, heartbeat_loop, deps, scratch)
+    if record:
+        await report_rest(record, heartbeat_loop)
     return Complete(
         dispatch_id=lease.job.dispatch_id,
         lease_token=lease.job.lease_token,
         provider_job_id=run_id,
-        outputs=await deliver_outputs(lease.job, outputs, heartbeat_loop, deps, scratch),
+        outputs=delivered,
         execution_seconds=seconds,
         model_change=lease.model_change,
         values=choose_values(outputs, lease.job.output_node_id),
         events=record.pop_all() if record else (),
         history=record.history(outputs) if record else None,
     )
+
+
+async def report_rest(record: RunRecord, heartbeat_loop: HeartbeatLoop) -> None:
+    """Sends what the last report can't hold, as far as the control plane takes it now."""
+    for _ in range(REST_REPORTS_MAX):
+        if not record.is_too_much or not record.has_live:
+            return
+        with contextlib.suppress(Unavailable, Unauthenticated, Refused):
+            await heartbeat_loop.send_now()
 
 
 async def adopt_run(

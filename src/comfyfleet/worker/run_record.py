@@ -3,7 +3,7 @@
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from comfyfleet.api.worker import RUN_EVENTS_MAX, RunEvent
 from comfyfleet.comfy.backend import Outputs
@@ -13,10 +13,31 @@ from comfyfleet.comfy.events import Event, NodeText, Preview
 TEXT, PICTURE = "comfyfleet_text", "comfyfleet_picture"
 # Nodes whose pictures are results, which nobody may lose; those of others are previews.
 SENDS_RESULTS = frozenset({"SaveImageWebsocket"})
-PICTURE_BYTES_MAX = 16 * 1024 * 1024
+PICTURE_BYTES_MAX = 8 * 1024 * 1024
+# A worker's request has at most 16 MiB.
+REPORT_BYTES_MAX = 4 * 1024 * 1024
+LAST_BYTES_MAX = 12 * 1024 * 1024
+REPORT_EVENTS_MAX = 2_000
+# Each `progress_state` names all nodes so far: of a long prompt they are not kept one and all.
+REPLACED_BYTES_MIN = 1024 * 1024
+UNTOLD_EVENTS_MAX = 20_000
+UNTOLD_BYTES_MAX = 64 * 1024 * 1024
 # Of these many can be left out: the next one tells all that they told.
 REPLACEABLE = frozenset({"progress_state", "progress"})
 NOT_OF_THE_RUN = frozenset({"status", "feature_flags", "crystools.monitor"})
+
+
+class RecordedEvent(NamedTuple):
+    event: RunEvent
+    size: int  # about as many bytes as it has on its way
+
+    @property
+    def is_replaceable(self) -> bool:
+        return self.event[0] in REPLACEABLE
+
+    @property
+    def names_file(self) -> bool:
+        return _names_file(self.event)
 
 
 class RunRecord:
@@ -25,7 +46,12 @@ class RunRecord:
     def __init__(self, prompt: Mapping[str, Any], folder: str) -> None:
         self._prompt = prompt
         self._folder = folder
-        self._untold: list[RunEvent] = []
+        self._untold: list[RecordedEvent] = []
+        self._bytes = 0
+
+    def _keep(self, untold: list[RecordedEvent]) -> None:
+        self._untold = untold
+        self._bytes = _size(untold)
 
     def take(self, raw: str) -> None:
         """A text message, as the backend sent it."""
@@ -35,51 +61,86 @@ class RunRecord:
             return
         # The end is told by the control plane, once the result is there.
         if kind != "executing" or data.get("node") is not None:
-            self._add((kind, hide_folder(data, self._folder)))
+            self._add((kind, hide_folder(data, self._folder)), len(raw))
 
     def note(self, event: Event) -> None:
         """What came as a binary frame."""
         match event:
             case NodeText(node_id=node_id, text=text):
-                self._add((TEXT, {"node": node_id, "text": text}))
+                self._add((TEXT, {"node": node_id, "text": text}), len(text))
             case Preview(node_id=str(node_id)) if self._sends_results(node_id):
-                self._add((PICTURE, _picture(event)))
+                picture = _picture(event)
+                self._add((PICTURE, picture), len(picture["base64"]))
 
     def pop_live(self) -> tuple[RunEvent, ...]:
-        """Those that can be told at once: a file that a message names is delivered with the result."""
-        told = tuple(each for each in self._untold if not _names_file(each))
-        self._untold = [each for each in self._untold if _names_file(each)]
-        return told
+        """As many as one report holds of those that can be told at once: a file that a message names
+        is delivered with the result."""
+        told: list[RecordedEvent] = []
+        kept: list[RecordedEvent] = []
+        size = 0
+        for each in self._untold:
+            is_full = len(told) >= REPORT_EVENTS_MAX or size + each.size > REPORT_BYTES_MAX
+            if each.names_file or (told and is_full):
+                kept.append(each)
+            else:
+                told.append(each)
+            size += 0 if each.names_file else each.size
+        self._keep(kept)
+        return tuple(each.event for each in told)
 
     def put_back(self, events: Sequence[RunEvent]) -> None:
         """Those that could not be told."""
-        self._untold = [*events, *self._untold]
+        again = [RecordedEvent(each, len(json.dumps(each))) for each in events]
+        self._keep([*again, *self._untold])
 
     def pop_all(self) -> tuple[RunEvent, ...]:
-        told, self._untold = tuple(self._untold), []
-        return told
+        """What goes with the last report; what it can't hold is left out."""
+        told = _fitting(self._untold)
+        self._keep([])
+        return tuple(each.event for each in told)
 
     @property
     def has_live(self) -> bool:
-        return any(not _names_file(each) for each in self._untold)
+        return any(not each.names_file for each in self._untold)
+
+    @property
+    def is_too_much(self) -> bool:
+        """Whether there is more than the last report holds."""
+        return len(self._untold) > REPORT_EVENTS_MAX or self._bytes > REPORT_BYTES_MAX
 
     def history(self, outputs: Outputs) -> dict[str, Any] | None:
         if outputs.history is None:
             return None
         hidden: dict[str, Any] = hide_folder(outputs.history, self._folder)
-        return hidden
+        # Without it the control plane makes one of the messages.
+        return hidden if len(json.dumps(hidden)) <= REPORT_BYTES_MAX else None
 
     def _sends_results(self, node_id: str) -> bool:
         return self._prompt.get(node_id, {}).get("class_type") in SENDS_RESULTS
 
-    def _add(self, event: RunEvent) -> None:
-        last = self._untold[-1] if self._untold else None
-        is_full = len(self._untold) >= RUN_EVENTS_MAX - 100
-        if is_full and event[0] in REPLACEABLE:
-            if last is not None and last[0] == event[0]:
-                self._untold[-1] = event
-            return
-        self._untold.append(event)
+    def _add(self, event: RunEvent, size: int) -> None:
+        new, count = RecordedEvent(event, size), len(self._untold)
+        is_much = count > REPORT_EVENTS_MAX or self._bytes > REPLACED_BYTES_MIN
+        if is_much and new.is_replaceable:
+            self._keep([each for each in self._untold if each.event[0] != event[0]])
+        is_all = count > UNTOLD_EVENTS_MAX or self._bytes > UNTOLD_BYTES_MAX
+        if not is_all or event[0] not in (TEXT, PICTURE):
+            self._untold.append(new)
+            self._bytes += size
+
+
+def _size(events: Sequence[RecordedEvent]) -> int:
+    return sum(each.size for each in events)
+
+
+def _fitting(events: Sequence[RecordedEvent]) -> Sequence[RecordedEvent]:
+    if len(events) > RUN_EVENTS_MAX or _size(events) > LAST_BYTES_MAX:
+        events = [each for each in events if not each.is_replaceable]
+    if _size(events) > LAST_BYTES_MAX:
+        events = [each for each in events if each.event[0] not in (TEXT, PICTURE)]
+    while events and _size(events) > LAST_BYTES_MAX:
+        events = events[1:]
+    return events[-RUN_EVENTS_MAX:]
 
 
 def hide_folder(value: Any, folder: str) -> Any:

@@ -113,7 +113,7 @@ class GatewayRouter(Router[GatewayCall]):
 
     async def answer(self, request: Request) -> Response:
         if _holds_nul(request):
-            return empty_reply(400)
+            return empty_reply(404)
         try:
             response = await super().answer(request)
         except FleetError as error:

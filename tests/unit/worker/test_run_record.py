@@ -1,0 +1,86 @@
+"""Records of runs stay within what a report holds, whatever a backend tells."""
+
+import json
+from typing import Any
+
+import pytest
+
+from comfyfleet.api.worker import RUN_EVENTS_MAX
+from comfyfleet.comfy.events import NodeText, Preview
+from comfyfleet.worker import run_record
+from comfyfleet.worker.run_record import PICTURE, RunRecord
+
+SENDER = {"9": {"class_type": "SaveImageWebsocket", "inputs": {}}}
+
+
+def told(kind: str, **data: Any) -> str:
+    return json.dumps({"type": kind, "data": data})
+
+
+def record() -> RunRecord:
+    return RunRecord(SENDER, "folder-of-the-job")
+
+
+def test_few_messages_are_told_one_and_all() -> None:
+    run = record()
+    for value in range(50):
+        run.take(told("progress", value=value))
+        run.take(told("progress_state", nodes={str(value): {}}))
+    assert len(run.pop_live()) == 100
+    assert not run.has_live
+
+
+def test_of_a_long_prompt_the_last_state_tells_of_all() -> None:
+    run = record()
+    for node in range(2_000):
+        run.take(told("executing", node=str(node)))
+        run.take(told("progress_state", nodes={str(each): "x" * 50 for each in range(node)}))
+    sizes = []
+    while run.has_live:
+        sizes.append(len(json.dumps(run.pop_live())))
+    assert sum(sizes) < 3 * run_record.REPLACED_BYTES_MIN
+
+
+def test_a_report_holds_so_much_and_the_rest_comes_with_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run_record, "REPORT_BYTES_MAX", 1000)
+    run = record()
+    for number in range(10):
+        run.note(Preview("run", "9", "image/png", b"x" * 300))
+        run.take(told("executing", node=str(number)))
+    assert run.is_too_much
+    reports = []
+    while run.has_live:
+        reports.append(run.pop_live())
+    assert len(reports) > 3
+    kinds = [kind for report in reports for kind, _ in report]
+    assert kinds == [PICTURE, "executing"] * 10
+
+
+def test_the_last_report_fits_and_keeps_what_names_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_record, "LAST_BYTES_MAX", 5_000)
+    run = record()
+    for number in range(100):
+        run.note(NodeText("run", str(number), "y" * 100))
+        run.take(told("progress", value=number))
+    run.take(told("executed", node="2", output={"images": [{"filename": "a.png"}]}))
+    last = run.pop_all()
+    assert last[-1][0] == "executed"
+    assert len(json.dumps(last)) < 6_000
+
+
+def test_a_backend_that_talks_without_end_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_record, "UNTOLD_BYTES_MAX", 10_000)
+    run = record()
+    for _ in range(1_000):
+        run.note(NodeText("run", "1", "z" * 1_000))
+    assert len(run.pop_all()) <= 11
+
+
+def test_no_report_has_more_messages_than_the_control_plane_takes() -> None:
+    run = record()
+    for number in range(3 * RUN_EVENTS_MAX):
+        run.take(told("executing", node=str(number)))
+    assert len(run.pop_live()) <= RUN_EVENTS_MAX
+    assert len(run.pop_all()) <= RUN_EVENTS_MAX
