@@ -65,7 +65,7 @@ def _precondition(headers: Mapping[str, str], stamp: FileStamp) -> int | None:
     if "if-match" in headers:
         if not names_etag(headers["if-match"], stamp.etag):
             return 412
-    elif (before := _date(headers, "if-unmodified-since")) and stamp.modified > before:
+    elif (before := _date(headers, "if-unmodified-since")) is not None and stamp.modified > before:
         return 412
     if "if-none-match" in headers:
         return 304 if names_etag(headers["if-none-match"], stamp.etag) else None

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, MutableMapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from tests.support.server.control_plane import plane_on
 from tests.support.server.gateway import GatewayClients, clients_of
 
 from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.http.app import create_app
 from comfyfleet.server.http.gateway import files as routes
 from comfyfleet.server.tenants import service as tenants
 
@@ -192,6 +193,40 @@ async def test_a_tenants_quota_holds_and_a_refused_upload_leaves_nothing(
     assert (await upload(client, "a.bin", b"123456")).status_code == 200  # known already
     assert len(await objects_of(clients.plane)) == 1
     assert (await view(client, "b.bin")).status_code == 404
+
+
+async def test_an_upload_whose_client_goes_away_leaves_nothing(
+    ada: httpx.AsyncClient, sqlite_clients: GatewayClients
+) -> None:
+    form = httpx.Request("POST", "http://x/upload/image", files={"image": ("a.png", b"x" * 1000)})
+    body = form.read()
+    app = create_app(sqlite_clients.plane)
+    headers = {**form.headers, "authorization": ada.headers["authorization"], "host": "x"}
+    for size in (0, 60, 500, len(body) - 5):
+        messages = iter(
+            [
+                {"type": "http.request", "body": body[:size], "more_body": True},
+                {"type": "http.disconnect"},
+            ]
+        )
+
+        async def receive(messages: Iterator[dict[str, Any]] = messages) -> dict[str, Any]:
+            return next(messages)
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            assert message.get("status", 400) >= 400
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/upload/image",
+            "query_string": b"",
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+            "client": ("192.0.2.1", 1),
+        }
+        await app(scope, receive, send)
+    assert await objects_of(sqlite_clients.plane) == []
+    assert (await ada.get("/internal/files/input")).json() == []
 
 
 async def test_a_picture_with_too_many_pixels_is_refused(ada: httpx.AsyncClient) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -140,9 +141,10 @@ async def read_part(
 
 
 async def _continued(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    async for chunk in rest:
-        yield chunk
+    async with aclosing(rest):  # type: ignore[type-var]
+        yield first
+        async for chunk in rest:
+            yield chunk
 
 
 async def fetch(plane: ControlPlane, file: File, to: Path) -> None:
