@@ -203,12 +203,11 @@ async def test_an_upload_whose_client_goes_away_leaves_nothing(
     app = create_app(sqlite_clients.plane)
     headers = {**form.headers, "authorization": ada.headers["authorization"], "host": "x"}
     for size in (0, 60, 500, len(body) - 5):
-        messages = iter(
-            [
-                {"type": "http.request", "body": body[:size], "more_body": True},
-                {"type": "http.disconnect"},
-            ]
-        )
+        sent: list[dict[str, Any]] = [
+            {"type": "http.request", "body": body[:size], "more_body": True},
+            {"type": "http.disconnect"},
+        ]
+        messages = iter(sent)
 
         async def receive(messages: Iterator[dict[str, Any]] = messages) -> dict[str, Any]:
             return next(messages)
