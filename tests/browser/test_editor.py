@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 from tests.support.server.browser import EditorPage, new_editor_page, open_browser
+from tests.support.server.commands import EXAMPLES
 from tests.support.server.gateway import GatewayProcess, serving_engines, up_with_engines
 
 STEPS_MAX = 300
+PHOTO = EXAMPLES / "inputs" / "photo.png"
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,19 @@ def test_a_template_that_the_fleet_can_run_shows_its_picture_on_the_node(
     editor.screenshot("picture")
 
 
+def test_an_upload_is_run_and_its_result_is_in_the_queue_panel(editor: EditorPage) -> None:
+    editor.page.get_by_role("button", name="Templates").click()
+    editor.page.get_by_text("Negative", exact=True).click()
+    editor.wait_for(lambda: editor.node_types() == ["LoadImage", "ImageInvert", "SaveImage"], "it")
+    editor.upload("LoadImage", PHOTO)
+    editor.run()
+    editor.wait_for(lambda: editor.picture_sizes("SaveImage") == [96], "the picture")
+    editor.page.get_by_test_id("queue-overlay-toggle").click()
+    editor.page.get_by_text("negative_00001_.png").wait_for()
+    editor.screenshot("queue")
+    editor.page.get_by_test_id("queue-overlay-toggle").click()
+
+
 def test_a_running_prompt_shows_progress_and_previews_and_can_be_cancelled(
     editor: EditorPage, tmp_path: Path
 ) -> None:
@@ -73,6 +88,10 @@ def test_a_saved_workflow_is_there_again(editor: EditorPage, tmp_path: Path) -> 
     editor.save_as("kept")
     editor.forget_drafts()
     editor.open()
+    # The editor's own graph to begin with has nodes that this fleet has not.
+    editor.wait_for(
+        lambda: editor.node_types() == ["EmptyImage", "ImageInvert", "SaveImage"], "one"
+    )
     editor.open_saved("kept")
     editor.wait_for(lambda: editor.node_types() == ["EmptyImage", "PreviewImage"], "the workflow")
     editor.run()

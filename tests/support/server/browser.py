@@ -33,6 +33,14 @@ VIEWPORT = {"width": 1280, "height": 800}
 IS_READY = (
     "!!window.app?.graph && !!app.extensionManager && !document.querySelector('#splash-loader')"
 )
+UPLOAD_BUTTON = """type => {
+  const node = app.graph.nodes.find(node => node.type === type)
+  const button = node.widgets.find(widget => widget.name === 'upload')
+  const place = [node.pos[0] + node.size[0] / 2, node.pos[1] + button.last_y + 10]
+  const [x, y] = app.canvas.ds.convertOffsetToCanvas(place)
+  const canvas = app.canvasEl.getBoundingClientRect()
+  return [canvas.x + x, canvas.y + y]
+}"""
 T = TypeVar("T")
 
 
@@ -109,6 +117,14 @@ class EditorPage:
     def load(self, workflow: Path) -> None:
         """As by the menu: a file of the user's own machine."""
         self.page.set_input_files("#comfy-file-input", workflow)
+
+    def upload(self, node_type: str, file: Path) -> None:
+        """By the button on the node, which is drawn on the canvas."""
+        with self.page.expect_file_chooser() as chooser:
+            x, y = self.js(UPLOAD_BUTTON, node_type)
+            self.page.mouse.click(x, y)
+        chooser.value.set_files(file)
+        self.wait_for(lambda: self.picture_sizes(node_type), "the upload")
 
     def run(self) -> None:
         self.page.get_by_test_id("queue-button").click()

@@ -53,6 +53,8 @@ FOUND_EMPTY = {
     "/comfy.templates.json": ("application/json", "[]"),
     "/workflows/.index.json": ("application/json", '{"favorites": []}'),
 }
+# Until the user chooses: previews are shown to those who ask for them.
+DEFAULT_SETTINGS = {"Comfy.Execution.PreviewMethod": "auto"}
 # Whatever the user has chosen: the canvas that shows live previews, and no calls to hosts of others.
 FORCED_SETTINGS = {
     "Comfy.VueNodes.Enabled": False,
@@ -319,7 +321,8 @@ async def get_settings(editor: Editor, request: Request) -> Response:
     answer = await editor.comfyui_answer(request)
     if answer.status_code != 200:
         return answer
-    return json_reply({**json.loads(bytes(answer.body)), **FORCED_SETTINGS})
+    chosen = json.loads(bytes(answer.body))
+    return json_reply({**DEFAULT_SETTINGS, **chosen, **FORCED_SETTINGS})
 
 
 async def get_user_file(editor: Editor, request: Request) -> Response:

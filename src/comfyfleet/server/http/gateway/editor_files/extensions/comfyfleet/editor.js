@@ -18,6 +18,22 @@ async function logInAgain() {
 
 api.addEventListener('reconnecting', logInAgain)
 
+// The graph to begin with may have nodes that no fleet has: then it is one that needs nothing.
+const { defaultGraph, blankGraph } = window.comfyAPI.defaultGraph
+const loadGraphData = app.loadGraphData
+
+const canRun = (graph) => graph.nodes.every((node) => node.type in LiteGraph.registered_node_types)
+
+async function firstGraph() {
+  if (canRun(defaultGraph)) return undefined
+  const graph = await (await fetch('templates/comfyfleet_colour.json')).json()
+  return canRun(graph) ? graph : blankGraph
+}
+
+app.loadGraphData = async function (graph, ...rest) {
+  return await loadGraphData.call(this, graph ?? (await firstGraph()), ...rest)
+}
+
 const session = await (await fetch('session')).json()
 const logOutButton = {
   icon: 'icon-[lucide--log-out]',
