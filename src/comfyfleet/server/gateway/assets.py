@@ -186,7 +186,7 @@ async def find_asset(plane: ControlPlane, caller: Caller, asset_id: str) -> User
 async def _own_file(tx: Tx, plane: ControlPlane, caller: Caller, asset_id: str) -> File:
     try:
         file = await media.get_file(tx, caller.tenant.id, UUID(asset_id))
-    except ValueError as error:
+    except (ValueError, NotFound) as error:
         raise NotFound("there is no such asset") from error
     is_there = file.user_id == caller.user_id and not file.is_announced
     if not is_there or _is_expired(file, plane.clock()):
