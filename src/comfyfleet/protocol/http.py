@@ -72,10 +72,13 @@ TEXT = "text/plain; charset=utf-8"
 NOTHING = "application/octet-stream"
 
 
-def json_reply(body: Any, status: int = 200) -> Response:
+def json_text(value: Any) -> str:
     # ASCII with escapes: a lone surrogate that came in as one can go out again.
-    text = json.dumps(body, separators=(",", ":"))
-    return Response(text, status, {"content-type": JSON})
+    return json.dumps(value, separators=(",", ":"))
+
+
+def json_reply(body: Any, status: int = 200) -> Response:
+    return Response(json_text(body), status, {"content-type": JSON})
 
 
 def empty_reply(status: int = 200) -> Response:

@@ -31,9 +31,35 @@ def backend_facts(description: Description, *, is_cloud: bool = False) -> Backen
 
 
 def object_info_bytes(object_info: Mapping[str, Any]) -> bytes:
-    """Canonical JSON: the same bytes for the same content."""
-    text = json.dumps(object_info, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    """Canonical JSON: the same bytes for the same content.
+
+    Without the files that were uploaded to this backend: they are nobody else's business, and the same
+    node types would be told anew with each of them.
+    """
+    told = {name: _without_uploads(entry) for name, entry in object_info.items()}
+    text = json.dumps(told, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return text.encode()
+
+
+def _without_uploads(entry: Any) -> Any:
+    inputs = entry.get("input") if isinstance(entry, Mapping) else None
+    if not isinstance(inputs, Mapping):
+        return entry
+    groups = {
+        group: {name: _without_files(spec) for name, spec in specs.items()}
+        for group, specs in inputs.items()
+        if isinstance(specs, Mapping)
+    }
+    return {**entry, "input": {**inputs, **groups}}
+
+
+def _without_files(spec: Any) -> Any:
+    if not isinstance(spec, list) or not spec or not takes_upload(input_options(spec)):
+        return spec
+    if isinstance(spec[0], list):
+        return [[], *spec[1:]]
+    has_list = isinstance(spec[1].get("options"), list)
+    return [spec[0], {**spec[1], "options": []}, *spec[2:]] if has_list else spec
 
 
 def _kind(system_stats: Mapping[str, Any]) -> str:
@@ -69,6 +95,17 @@ def file_choices(spec: list[Any]) -> list[Any] | None:
         return spec[0]
     options = spec[1].get("options") if len(spec) > 1 and isinstance(spec[1], Mapping) else None
     return options if isinstance(options, list) else None
+
+
+def input_options(spec: list[Any]) -> Mapping[str, Any]:
+    return spec[1] if len(spec) > 1 and isinstance(spec[1], Mapping) else {}
+
+
+def takes_upload(options: Mapping[str, Any]) -> bool:
+    """Whether the options have `image_upload`, `video_upload`, `audio_upload` …, or a folder that
+    the input lists."""
+    marks = (key for key in options if key.endswith("upload") or key == "image_folder")
+    return any(options[key] for key in marks)
 
 
 def is_model_file(choice: Any) -> bool:

@@ -23,7 +23,12 @@ from comfyfleet.comfy import Backend, NodeProblem
 from comfyfleet.comfy.backend import OutputFile, Outputs
 from comfyfleet.errors import InvalidInput, PromptRefused
 from comfyfleet.media import ENDINGS, sniff_type
-from comfyfleet.worker.backend_facts import file_choices, input_specs
+from comfyfleet.worker.backend_facts import (
+    file_choices,
+    input_options,
+    input_specs,
+    takes_upload,
+)
 from comfyfleet.worker.settings import safe_name
 
 ROOT = "comfyfleet"
@@ -85,9 +90,9 @@ def find_file_inputs(object_info: Mapping[str, Any]) -> BackendFileInputs:
     choices: set[str] = set()
     prefixes: dict[str, str] = {}
     for class_type, name, spec in input_specs(object_info):
-        options = _options(spec)
+        options = input_options(spec)
         listed = file_choices(spec) or []
-        if _takes_upload(options):
+        if takes_upload(options):
             texts = (each for each in listed if isinstance(each, str))
             offered[f"{class_type}.{name}"] = frozenset(texts)
         elif listed or spec[:1] == ["COMBO"]:
@@ -95,17 +100,6 @@ def find_file_inputs(object_info: Mapping[str, Any]) -> BackendFileInputs:
         if name == PREFIX:
             prefixes[class_type] = str(options.get("default") or PREFIX_DEFAULT)
     return BackendFileInputs(offered, frozenset(choices), prefixes, JOIN in object_info)
-
-
-def _options(spec: list[Any]) -> Mapping[str, Any]:
-    return spec[1] if len(spec) > 1 and isinstance(spec[1], Mapping) else {}
-
-
-def _takes_upload(options: Mapping[str, Any]) -> bool:
-    """Whether the options have `image_upload`, `video_upload`, `audio_upload` …, or a folder that
-    the input lists."""
-    marks = (key for key in options if key.endswith("upload") or key == "image_folder")
-    return any(options[key] for key in marks)
 
 
 def foreign_files(

@@ -11,7 +11,7 @@ from tests.support.server.control_plane import plane_on
 from tests.support.server.fleet import FleetSetup, fleet_setup_on
 from tests.support.server.gateway import GatewayClients, clients_of
 
-from comfyfleet.api.prompts import FleetPrompts
+from comfyfleet.api.admin import FleetPrompts
 from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.gateway.inventory import folder_of

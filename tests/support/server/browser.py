@@ -194,5 +194,5 @@ class EditorPage:
 
 def new_editor_page(browser: Browser, url: str) -> EditorPage:
     """In a context of its own: nothing is kept of other pages."""
-    context: BrowserContext = browser.new_context(viewport=VIEWPORT, locale="en-US")  # type: ignore[arg-type]
+    context: BrowserContext = browser.new_context(viewport=VIEWPORT, locale="en-US")
     return EditorPage(context.new_page(), url)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from comfyfleet.api.prompts import FleetPrompts, TenantPrompts
+from comfyfleet.api.admin import FleetPrompts, TenantPrompts
 from comfyfleet.server.catalog.service import engine_object_info
 from comfyfleet.server.gateway.policy import (
     BY_OPERATOR,

@@ -14,7 +14,12 @@ from comfyfleet.api.admin import PropertyType
 from comfyfleet.api.values import is_storable, problem_with_text
 from comfyfleet.api.worker import BackendFacts
 from comfyfleet.errors import InvalidInput, InvalidValue, LimitExceeded
-from comfyfleet.server.fleets.model import MissingRequirements, ModelUse, backend_offer
+from comfyfleet.server.fleets.model import (
+    MissingRequirements,
+    ModelUse,
+    WorkflowRequirements,
+    backend_offer,
+)
 from comfyfleet.workflow.inspect.inputs_outputs import is_model_file
 
 MEDIA_TYPES = frozenset({"image", "video", "audio"})
@@ -229,6 +234,18 @@ def model_set(models: Iterable[ModelUse]) -> str | None:
     order."""
     uses = sorted(set(models))
     return hashlib.sha256(json.dumps(uses).encode()).hexdigest() if uses else None
+
+
+def prompt_needs(prompt: Mapping[str, Any]) -> WorkflowRequirements:
+    """Returns the node types and model files that a prompt needs."""
+    types = {str(node.get("class_type", "")) for node in prompt.values()}
+    return WorkflowRequirements(tuple(sorted(types)), models_of(prompt))
+
+
+def needs_hash(needs: WorkflowRequirements) -> str:
+    """Like `model_set`, for prompts whose node types no workflow names; never equal to one of those."""
+    told = json.dumps([needs.node_types, sorted(set(needs.models))])
+    return hashlib.sha256(told.encode()).hexdigest()
 
 
 def missing_on_backend(version: WorkflowVersion, facts: BackendFacts) -> MissingRequirements:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from comfyfleet.api.prompts import FleetPrompts
+from comfyfleet.api.admin import FleetPrompts
 from comfyfleet.api.values import is_storable
 from comfyfleet.api.worker import BackendFacts
 from comfyfleet.errors import Conflict, InvalidInput, NotFound, Refused, install_line
@@ -211,13 +211,17 @@ async def change_terms(
     return await _update_workflow(tx, workflow, values) if values else workflow
 
 
+def open_slug(fleet: Fleet) -> str:
+    # A dot, which neither slugs nor stages of fleets hold: a-b/c and a/b-c are two fleets.
+    return f"{OPEN_PREFIX}{fleet.slug}.{fleet.stage}"
+
+
 async def open_workflow_of(tx: Tx, fleet: Fleet, *, now: datetime) -> RegisteredWorkflow:
     """Returns the fleet's open workflow, which runs prompts of no registered workflow; creates it
     at the first call."""
     if fleet.open_workflow_id is not None:
         return await get_workflow(tx, fleet.open_workflow_id)
-    # A dot, which neither slugs nor stages of fleets hold: a-b/c and a/b-c are two fleets.
-    slug = f"{OPEN_PREFIX}{fleet.slug}.{fleet.stage}"
+    slug = open_slug(fleet)
     row = {**_new_row(slug, now), "version": 0, "is_open": True}
     workflow = await store.add_workflow(tx, row) or await workflow_by_slug(tx, slug)
     fleet = await fleets.set_open_workflow(tx, fleet, workflow_id=workflow.id)
@@ -591,6 +595,7 @@ __all__ = [
     "list_workflows",
     "missing_on_backend",
     "offered_slugs",
+    "open_slug",
     "open_workflow_of",
     "pause_workflow",
     "properties_in_use",

@@ -123,6 +123,7 @@ workers = Table(
     Column("is_draining", Boolean, nullable=False, server_default=text("false")),
     Column("facts", Json),  # GPU, memory, node types, model files; none until reported
     Column("facts_hash", String(64)),  # of the node types and model files in them
+    Column("object_info_hash", String(64)),  # of the whole, as its backend tells it
     Column("refusals", Json),  # what its backend refused since it told its facts
     Column("models_loaded", Json, nullable=False),
     Column("last_seen_at", Moment, nullable=False),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from comfyfleet.api.prompts import FleetPrompts
+from comfyfleet.api.admin import FleetPrompts
 from comfyfleet.api.values import is_storable
 from comfyfleet.api.worker import BackendFacts, Reading
 from comfyfleet.errors import InvalidInput
@@ -305,6 +305,16 @@ class AssignedWorkflow:
     @property
     def is_runnable(self) -> bool:
         return self.is_active and not self.is_paused
+
+
+class BackendKind(NamedTuple):
+    """Workers of one fleet whose backends tell the same object_info."""
+
+    fleet_id: int
+    object_info_hash: str
+    first_worker: int  # the id of a row; one stands for all
+    workers: int
+    last_seen_at: datetime
 
 
 class WorkerStanding(NamedTuple):

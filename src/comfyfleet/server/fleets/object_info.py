@@ -1,7 +1,9 @@
-"""The object_info of a fleet's backends, as a worker last reported it; stored once per content."""
+"""The object_infos of backends as workers report them; stored once per content."""
 
+import asyncio
 import json
 import logging
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -15,6 +17,8 @@ from comfyfleet.server.storage import ObjectStore
 
 log = logging.getLogger(__name__)
 JSON_TYPE = "application/json"
+OBJECT_INFOS_KEPT_MAX = 24
+STORED_KNOWN_MAX = 10_000
 
 
 class DocumentStore(Protocol):
@@ -41,10 +45,12 @@ def has_content_hash(data: bytes, content_hash: str | None) -> bool:
 async def upload_slot(
     store: ObjectStore, fleet: Fleet, facts: BackendFacts | None, *, seconds: int
 ) -> OutputSlot | None:
-    """Returns an upload URL; None if the fleet already has this object_info."""
+    """Returns an upload URL; None if this object_info is stored already, of whichever fleet."""
     if facts is None or facts.object_info_hash is None or facts.object_info_size is None:
         return None
     if facts.object_info_hash == fleet.object_info_hash:
+        return None
+    if await store.head(object_info_key(facts.object_info_hash)) is not None:
         return None
     put = await store.url_to_put(
         incoming_key(fleet, facts.object_info_hash),
@@ -77,6 +83,52 @@ async def accept_upload(store: ObjectStore, fleet: Fleet, content_hash: str) -> 
     finally:
         await store.delete(incoming)
     return key
+
+
+class ObjectInfoCache:
+    """The object_infos that are in use, parsed. None ever changes under its hash."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
+        self._stored: OrderedDict[str, None] = OrderedDict()
+        self._turn = asyncio.Lock()
+
+    async def get(
+        self, store: ObjectStore, fleet: Fleet, content_hash: str
+    ) -> Mapping[str, Any] | None:
+        """None if it was not uploaded yet, or is not what was announced."""
+        if content_hash not in self._kept:
+            async with self._turn:
+                await self._read(store, fleet, content_hash)
+        if content_hash in self._kept:
+            self._kept.move_to_end(content_hash)
+        return self._kept.get(content_hash)
+
+    async def accept(self, store: ObjectStore, fleet: Fleet, content_hash: str) -> str | None:
+        """Like `accept_upload`; what was once accepted is not looked at again."""
+        if content_hash in self._stored:
+            return object_info_key(content_hash)
+        key = await accept_upload(store, fleet, content_hash)
+        if key is not None:
+            self._stored[content_hash] = None
+            if len(self._stored) > STORED_KNOWN_MAX:
+                self._stored.popitem(last=False)
+        return key
+
+    async def _read(self, store: ObjectStore, fleet: Fleet, content_hash: str) -> None:
+        if content_hash in self._kept:
+            return
+        try:
+            key = await self.accept(store, fleet, content_hash)
+            if key is None:
+                return
+            data = await store.get(key)
+            self._kept[content_hash] = await asyncio.to_thread(parse_object_info, data)
+        except (InvalidInput, NotFound) as error:
+            self._stored.pop(content_hash, None)
+            log.warning("fleet %s: object_info was left out: %s", fleet.name, error.message)
+        if len(self._kept) > OBJECT_INFOS_KEPT_MAX:
+            self._kept.popitem(last=False)
 
 
 async def _is_stored(store: ObjectStore, key: str, content_hash: str) -> bool:

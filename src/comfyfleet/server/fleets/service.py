@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from comfyfleet.api.prompts import FleetPrompts
+from comfyfleet.api.admin import FleetPrompts
 from comfyfleet.api.values import is_storable
 from comfyfleet.api.worker import BackendFacts
 from comfyfleet.errors import (
@@ -23,6 +23,7 @@ from comfyfleet.server.fleets.model import (
     AUTO,
     FROM_FLEET,
     AssignedWorkflow,
+    BackendKind,
     BackendOffer,
     Fleet,
     FleetAssignment,
@@ -224,6 +225,11 @@ async def facts_of(tx: Tx, workers: Iterable[FleetWorker]) -> dict[str, BackendF
 async def reported_object_infos(tx: Tx) -> dict[int, str]:
     """Returns by fleet the hash of the object_info that its workers report."""
     return await store.object_info_hashes(tx)
+
+
+async def backend_kinds(tx: Tx) -> list[BackendKind]:
+    """Returns which object_infos the workers of each fleet tell, online or not."""
+    return await store.backend_kinds(tx)
 
 
 async def record_sighting(
@@ -504,9 +510,13 @@ def _facts_row(facts: BackendFacts | None) -> dict[str, Any]:
     """Returns the columns for backend facts; refusals are cleared, as the backend may have those
     parts now."""
     if facts is None:
-        return {"facts": None, "facts_hash": None, "refusals": None}
-    told = facts.model_dump(mode="json")
-    return {"facts": told, "facts_hash": facts_hash(facts), "refusals": None}
+        return {"facts": None, "facts_hash": None, "object_info_hash": None, "refusals": None}
+    return {
+        "facts": facts.model_dump(mode="json"),
+        "facts_hash": facts_hash(facts),
+        "object_info_hash": facts.object_info_hash if facts.object_info_size else None,
+        "refusals": None,
+    }
 
 
 async def _update_worker(tx: Tx, worker: FleetWorker, **values: Any) -> FleetWorker:
@@ -683,6 +693,7 @@ __all__ = [
     "assignments",
     "authenticate_with_standing",
     "authenticate_worker",
+    "backend_kinds",
     "check_known_secret",
     "check_secret",
     "count_workers",

@@ -49,6 +49,7 @@ from comfyfleet.server.db.dialect import (
 from comfyfleet.server.db.driver import PreparedStatement, StatementCall, execute_together
 from comfyfleet.server.fleets.model import (
     AssignedWorkflow,
+    BackendKind,
     Fleet,
     FleetWorker,
     StoredReading,
@@ -212,7 +213,7 @@ def _assigned(row: Mapping[Any, Any]) -> AssignedWorkflow:
 
 # Of a worker: all but the facts of its backend, which are large and seldom asked for.
 COLUMNS = (
-    *(each for each in workers.c if each.name != "facts"),
+    *(each for each in workers.c if each.name not in ("facts", "object_info_hash")),
     fleets.c.slug.label("fleet_slug"),
     fleets.c.stage,
 )
@@ -375,13 +376,39 @@ async def delete_worker(tx: Tx, row_id: int, *, unseen_since: datetime | None = 
 
 async def object_info_hashes(tx: Tx) -> dict[int, str]:
     """Returns the object_info hash of each fleet as reported by the worker that was seen last."""
-    reported = workers.c.facts["object_info_hash"].as_string()
+    reported = workers.c.object_info_hash
     query = (
         select(workers.c.fleet_id, reported)
-        .where(workers.c.facts.is_not(None), reported.is_not(None), workers.c.is_approved)
+        .where(reported.is_not(None), workers.c.is_approved)
         .order_by(workers.c.last_seen_at, workers.c.id)
     )
     return {row[0]: row[1] for row in await tx.execute(query)}
+
+
+async def backend_kinds(tx: Tx) -> list[BackendKind]:
+    """Returns the kinds of backends of all workers that take prompts of their fleet's open workflow."""
+    own = worker_workflows.alias("own")
+    serves_only = select(own.c.workflow_id).where(own.c.worker_row_id == workers.c.id)
+    serves_open = serves_only.where(own.c.workflow_id == fleets.c.open_workflow_id)
+    query = (
+        select(
+            workers.c.fleet_id,
+            workers.c.object_info_hash,
+            func.min(workers.c.id),
+            func.count(),
+            func.max(workers.c.last_seen_at),
+        )
+        .join(fleets, fleets.c.id == workers.c.fleet_id)
+        .where(
+            workers.c.is_approved,
+            workers.c.is_draining.is_(False),
+            workers.c.object_info_hash.is_not(None),
+            or_(~serves_only.exists(), serves_open.exists()),
+        )
+        .group_by(workers.c.fleet_id, workers.c.object_info_hash)
+        .order_by(workers.c.fleet_id, workers.c.object_info_hash)
+    )
+    return [BackendKind(*row) for row in await tx.execute(query)]
 
 
 async def backend_facts_of(tx: Tx, row_ids: Collection[int]) -> dict[str, BackendFacts]:

@@ -1,15 +1,28 @@
-"""What a user's prompts can run on: the open fleets, and the union of their node types."""
+"""What a user's prompts can run on: the backends of the fleets that take prompts, and their node types."""
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+import asyncio
+import gzip
+import hashlib
+import mimetypes
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, Generic, TypeAlias, TypeVar
 
+from comfyfleet.api.admin import FleetPrompts
+from comfyfleet.protocol.http import json_text
 from comfyfleet.server.app import ControlPlane
-from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.fleets import service as fleets
-from comfyfleet.server.fleets.model import Fleet
+from comfyfleet.server.fleets.model import BackendKind, Fleet
+from comfyfleet.server.gateway.policy import NodePolicy, policy_of
+from comfyfleet.server.run_log import service as run_log
 from comfyfleet.server.tenants.model import Caller
+
+# Node types by name, as `/object_info` tells them.
+ObjectInfo: TypeAlias = Mapping[str, Mapping[str, Any]]
+# The user's own files, by kind of upload.
+FilesByKind: TypeAlias = Mapping[str, Sequence[str]]
 
 UPLOADS = {
     "image_upload": "image",
@@ -18,16 +31,75 @@ UPLOADS = {
     "animated_image_upload": "image",
     "file_upload": "3D",
 }
+FILE = "file"  # of any kind
+IMAGE_FOLDER = "image_folder"  # an input that lists the results, not the uploads
+MODEL_TYPES_3D = frozenset({"gltf", "glb", "obj", "fbx", "stl", "spz", "splat", "ply", "ksplat"})
+# Nodes of ComfyUI that check these choices themselves: their lists are filled in the browser.
+UNLISTED_CHOICES = {"CustomCombo": ("choice",)}
+COMBO = "COMBO"
+
+
+def upload_inputs(info: Mapping[str, Any]) -> dict[str, str]:
+    """Inputs that take an upload, and of which kind."""
+    found: dict[str, str] = {}
+    for group in ("required", "optional"):
+        for name, spec in _inputs(info, group).items():
+            kind = _upload_kind(_options(spec))
+            if kind is not None:
+                found[name] = kind
+    return found
+
+
+def _upload_kind(options: Mapping[str, Any]) -> str | None:
+    marks = [key for key, value in options.items() if key.endswith("upload") and value]
+    known = [UPLOADS[mark] for mark in marks if mark in UPLOADS]
+    if known:
+        return known[0]
+    return FILE if marks or options.get(IMAGE_FOLDER) else None
+
+
+def _inputs(info: Mapping[str, Any], group: str) -> Mapping[str, Any]:
+    groups = info.get("input")
+    inputs = groups.get(group) if isinstance(groups, Mapping) else None
+    return inputs if isinstance(inputs, Mapping) else {}
+
+
+def _options(spec: Any) -> Mapping[str, Any]:
+    is_declared = isinstance(spec, list) and len(spec) > 1 and isinstance(spec[1], Mapping)
+    return spec[1] if is_declared else {}
+
+
+def by_kind(names: Iterable[str]) -> dict[str, list[str]]:
+    """Files by the kinds of inputs that list them, in the same order; only those outside of subfolders,
+    as in ComfyUI."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        if "/" in name:
+            continue
+        for kind in _kinds_of(name):
+            found.setdefault(kind, []).append(name)
+    return found
+
+
+def _kinds_of(name: str) -> Iterator[str]:
+    yield FILE
+    if name.rpartition(".")[2].lower() in MODEL_TYPES_3D:
+        yield "3D"
+    media = (mimetypes.guess_type(name)[0] or "").partition("/")[0]
+    if media in ("image", "video", "audio"):
+        yield media
+    if media == "video":
+        yield "audio"
 
 
 @dataclass(frozen=True)
 class OfferedNode:
-    """A node type of some fleet; `files` are the user's own, by the inputs that take uploads."""
+    """A node type of some backend; `files` are the user's own, by the inputs that take uploads."""
 
     name: str
     info: Mapping[str, Any]
     uploads: Mapping[str, str] = field(default_factory=dict)  # input → image, video, audio …
-    files: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    files: FilesByKind = field(default_factory=dict)
 
     @property
     def is_output(self) -> bool:
@@ -35,90 +107,385 @@ class OfferedNode:
 
     @property
     def validated(self) -> Sequence[str]:
-        return tuple(self.uploads)
+        return (*self.uploads, *UNLISTED_CHOICES.get(self.name, ()))
+
+    def told(self) -> dict[str, Any]:
+        """As `/object_info` tells it to the user."""
+        return with_choices(self.info, self.files)
 
     def declared_inputs(self) -> Mapping[str, Any]:
-        return with_choices(self.info, self.files)["input"]  # type: ignore[no-any-return]
+        inputs: Mapping[str, Any] = self.told()["input"]
+        return inputs
 
     def check_values(self, values: Mapping[str, Any]) -> str | None:
         for name, kind in self.uploads.items():
             value = values.get(name)
+            if value == "" and not self._is_choice(name):
+                continue
             if isinstance(value, str) and value not in self.files.get(name, ()):
                 return f"Invalid {kind} file: {value}"
         return None
 
+    def _is_choice(self, name: str) -> bool:
+        spec = _inputs(self.info, "required").get(name) or _inputs(self.info, "optional")[name]
+        return isinstance(spec[0], list) or spec[0] == COMBO
 
-def with_choices(info: Mapping[str, Any], files: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+
+class OfferedNodes(Mapping[str, OfferedNode]):
+    """The node types of one object_info, with a user's files; made as they are asked for."""
+
+    def __init__(self, object_info: ObjectInfo, files: FilesByKind) -> None:
+        self._info = object_info
+        self._files = files
+        self._made: dict[str, OfferedNode] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._info
+
+    def __getitem__(self, name: str) -> OfferedNode:
+        made = self._made.get(name)
+        if made is None:
+            info = self._info[name]
+            uploads = upload_inputs(info)
+            files = {each: self._files.get(kind, ()) for each, kind in uploads.items()}
+            made = self._made[name] = OfferedNode(name, info, uploads, files)
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._info)
+
+    def __len__(self) -> int:
+        return len(self._info)
+
+
+def with_choices(info: Mapping[str, Any], files: FilesByKind) -> dict[str, Any]:
     """The same entry, in which the inputs that take uploads list these files."""
+    declared = info.get("input")
+    inputs = declared if isinstance(declared, Mapping) else {}
     groups = {
         group: {
             name: _with_files(spec, files[name]) if name in files else spec
-            for name, spec in (inputs or {}).items()
+            for name, spec in specs.items()
         }
-        for group, inputs in (info.get("input") or {}).items()
-        if isinstance(inputs, Mapping)
+        for group, specs in inputs.items()
+        if isinstance(specs, Mapping)
     }
-    return {**info, "input": {**(info.get("input") or {}), **groups}}
+    return {**info, "input": {**inputs, **groups}}
 
 
 def _with_files(spec: Sequence[Any], names: Sequence[str]) -> list[Any]:
-    options = spec[1] if len(spec) > 1 else {}
+    options = _options(spec)
     if isinstance(spec[0], list):
         return [list(names), options]
-    return [spec[0], {**options, "options": list(names)}]
+    if spec[0] == COMBO or "options" in options:
+        return [spec[0], {**options, "options": list(names)}]
+    return list(spec)
 
 
-def upload_inputs(info: Mapping[str, Any]) -> dict[str, str]:
-    """Inputs that take an upload, and of which kind."""
-    found: dict[str, str] = {}
-    for group in ("required", "optional"):
-        for name, spec in ((info.get("input") or {}).get(group) or {}).items():
-            options = spec[1] if isinstance(spec, list) and len(spec) > 1 else {}
-            kinds = [kind for option, kind in UPLOADS.items() if options.get(option)]
-            if kinds:
-                found[name] = kinds[0]
-    return found
+def merged(infos: Iterable[ObjectInfo]) -> dict[str, Mapping[str, Any]]:
+    """By name: node types that any has; the choices of all, those of the first one first."""
+    union: dict[str, Mapping[str, Any]] = {}
+    for info in infos:
+        for name, entry in info.items():
+            known = union.get(name)
+            union[name] = entry if known is None else _merged_entry(known, entry)
+    return union
+
+
+def _merged_entry(first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
+    if first is other or first == other:
+        return first
+    groups = {
+        group: {
+            name: _merged_spec(spec, _inputs(other, group).get(name))
+            for name, spec in _inputs(first, group).items()
+        }
+        for group in ("required", "optional")
+        if _inputs(first, group)
+    }
+    return {**first, "input": {**first.get("input", {}), **groups}}
+
+
+def _merged_spec(first: Any, other: Any) -> Any:
+    """The two forms of a choice, `[[…], {…}]` and `["COMBO", {"options": […]}]`; the rest is the first's."""
+    choices, more = choices_of(first), choices_of(other)
+    if choices is None or not more or choices == more:
+        return first
+    all_of = [*choices, *(each for each in more if each not in choices)]
+    if isinstance(first[0], list):
+        return [all_of, *first[1:]]
+    return [first[0], {**first[1], "options": all_of}, *first[2:]]
+
+
+def choices_of(spec: Any) -> list[Any] | None:
+    if not isinstance(spec, list) or not spec:
+        return None
+    if isinstance(spec[0], list):
+        return spec[0]
+    options = _options(spec).get("options")
+    return options if spec[0] == COMBO and isinstance(options, list) else None
+
+
+class RenderedObjectInfo:
+    """An object_info as JSON; only the few entries that list a user's files are made for each user."""
+
+    def __init__(self, object_info: ObjectInfo) -> None:
+        self._parts: list[bytes | tuple[str, Mapping[str, Any], Mapping[str, str]]] = []
+        fixed: list[str] = []
+        for name, entry in object_info.items():
+            if uploads := upload_inputs(entry):
+                self._add(fixed)
+                fixed = []
+                self._parts.append((name, entry, uploads))
+            else:
+                fixed.append(f"{json_text(name)}:{json_text(entry)}")
+        self._add(fixed)
+
+    def _add(self, fixed: Sequence[str]) -> None:
+        if fixed:
+            self._parts.append(",".join(fixed).encode())
+
+    def body(self, files: FilesByKind) -> bytes:
+        parts = (
+            each if isinstance(each, bytes) else _rendered(*each, files) for each in self._parts
+        )
+        return b"{" + b",".join(parts) + b"}"
+
+
+def _rendered(
+    name: str, entry: Mapping[str, Any], uploads: Mapping[str, str], files: FilesByKind
+) -> bytes:
+    listed = {each: files.get(kind, ()) for each, kind in uploads.items()}
+    return f"{json_text(name)}:{json_text(with_choices(entry, listed))}".encode()
+
+
+Value = TypeVar("Value")
+OFFERS_FRESH = timedelta(seconds=1)
+# Of all fleets together; those that were seen last, if there are more.
+BACKENDS_MAX = 24
+UNIONS_KEPT_MAX = 32
+BODIES_KEPT_MAX = 64
+FILES_LISTED_MAX = 1_000
+KEY = "offers"
+
+
+@dataclass(frozen=True)
+class OfferedBackend:
+    """Workers of one fleet whose backends tell the same object_info. Without any, it is the fleet's last."""
+
+    fleet: Fleet
+    terms: FleetPrompts
+    hash: str
+    object_info: ObjectInfo = field(repr=False)
+    is_online: bool
+    workers: int = 0
+    first_worker: int | None = None  # the id of a row
+
+
+@dataclass(frozen=True)
+class OpenFleets:
+    """All fleets that take prompts, and the backends that are known of them."""
+
+    fleets: Sequence[Fleet] = ()
+    backends: Sequence[OfferedBackend] = ()
 
 
 @dataclass(frozen=True)
 class Offer:
-    """Of one moment. `hash` changes with anything in it."""
+    """Of one moment, to one tenant. `hash` changes with anything in `object_info`."""
 
-    fleets: Sequence[Fleet]
-    object_info: Mapping[str, Mapping[str, Any]]
+    fleets: Sequence[Fleet]  # all that take prompts of this tenant, with workers or without
+    backends: Sequence[OfferedBackend]
+    policies: Mapping[int, NodePolicy]  # by fleet
+    object_info: ObjectInfo  # the node types that may be used, with the choices of all
     hash: str
+    is_fresh: bool = True
 
-    def nodes(self, files: Mapping[str, Sequence[str]]) -> dict[str, OfferedNode]:
+    def nodes(self, files: FilesByKind) -> Mapping[str, OfferedNode]:
         """`files`: the user's own, by kind of upload."""
-        nodes = {}
-        for name, info in self.object_info.items():
-            uploads = upload_inputs(info)
-            named = {each: files.get(kind, ()) for each, kind in uploads.items()}
-            nodes[name] = OfferedNode(name, info, uploads, named)
-        return nodes
+        return OfferedNodes(self.object_info, files)
+
+    def policy(self, backend: OfferedBackend) -> NodePolicy:
+        return self.policies[backend.fleet.id]
 
 
-async def offer_to(plane: ControlPlane, caller: Caller) -> Offer:
-    """What this user's prompts may run on."""
+async def offer_to(plane: ControlPlane, caller: Caller, *, fresh: bool = False) -> Offer:
+    """What this user's prompts may run on; may be a second old, unless it is to be `fresh`."""
+    kept = offer_cache(plane)
+    found, is_fresh = await kept.open_fleets(plane, fresh=fresh)
+    terms = caller.tenant.prompts
+    allowed = {
+        each.id: each for each in found.fleets if terms.fleets is None or each.name in terms.fleets
+    }
+    mine = [each for each in found.backends if each.fleet.id in allowed]
+    policies = {each.fleet.id: policy_of(each.terms, terms) for each in mine}
+    shown = [each for each in mine if each.is_online] or mine
+    key = tuple(dict.fromkeys((each.hash, policies[each.fleet.id]) for each in shown))
+    infos = {each.hash: each.object_info for each in shown}
+    union = await kept.unions.get(key, lambda: asyncio.to_thread(_union, key, infos))
+    return Offer(list(allowed.values()), mine, policies, union, _hash(key), is_fresh)
+
+
+UnionKey: TypeAlias = tuple[tuple[str, NodePolicy], ...]
+
+
+def _union(key: UnionKey, infos: Mapping[str, ObjectInfo]) -> ObjectInfo:
+    return merged(_allowed(infos[content_hash], policy) for content_hash, policy in key)
+
+
+def _allowed(object_info: ObjectInfo, policy: NodePolicy) -> ObjectInfo:
+    return {name: info for name, info in object_info.items() if policy.refusal(name, info) is None}
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:32]
+
+
+class LatestCache(Generic[Value]):
+    """Keeps the values that were used last; a value never changes under its key."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: OrderedDict[Hashable, Value] = OrderedDict()
+
+    async def get(self, key: Hashable, make: Callable[[], Any]) -> Value:
+        if key not in self._kept:
+            self._kept[key] = await make()
+            if len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+
+class OfferCache:
+    """What all calls of one process share."""
+
+    def __init__(self) -> None:
+        self.unions: LatestCache[ObjectInfo] = LatestCache(UNIONS_KEPT_MAX)
+        self.rendered: LatestCache[RenderedObjectInfo] = LatestCache(UNIONS_KEPT_MAX)
+        self.zipped: LatestCache[bytes] = LatestCache(BODIES_KEPT_MAX)
+        self._found = OpenFleets()
+        self._read_at: datetime | None = None
+        self._turn = asyncio.Lock()
+        self._reads = 0
+
+    def forget(self) -> None:
+        self._read_at = None
+
+    async def open_fleets(
+        self, plane: ControlPlane, *, fresh: bool = False
+    ) -> tuple[OpenFleets, bool]:
+        """As they are, and whether they were read after this call began."""
+        if not fresh and self._is_young(plane):
+            return self._found, False
+        before = self._reads
+        async with self._turn:
+            # Somebody else may have read them while this one waited: that is fresh enough for a second.
+            if self._reads == before or (fresh and self._reads < before + 2):
+                self._found = await read_open_fleets(plane)
+                self._read_at = plane.clock()
+                self._reads += 1
+        return self._found, True
+
+    def _is_young(self, plane: ControlPlane) -> bool:
+        at = self._read_at
+        return at is not None and timedelta() <= plane.clock() - at < OFFERS_FRESH
+
+
+def offer_cache(plane: ControlPlane) -> OfferCache:
+    kept: OfferCache = plane.context.caches.gateway.setdefault(KEY, OfferCache())
+    return kept
+
+
+async def read_open_fleets(plane: ControlPlane) -> OpenFleets:
     async with plane.central.read() as tx:
-        found = [each for each in await fleets.list_fleets(tx) if each.prompts is not None]
-    infos = [await _object_info(plane, each) for each in found]
-    told = json.dumps([each.object_info_hash for each in found])
-    return Offer(found, merged(infos), told)
-
-
-async def _object_info(plane: ControlPlane, fleet: Fleet) -> Mapping[str, Any]:
-    key = f"object_info/{fleet.object_info_hash}"
-    info: Mapping[str, Any] | None = await plane.context.caches.documents.get(
-        key, lambda: catalog.object_info_for(plane.store, fleet)
+        found = await fleets.list_fleets(tx)
+        kinds = await fleets.backend_kinds(tx)
+    terms = {each.id: open_on for each in found if (open_on := each.prompts) is not None}
+    by_id = {each.id: each for each in found if each.id in terms}
+    since = plane.clock() - timedelta(seconds=plane.settings.offline_after_seconds)
+    wanted = sorted(
+        (each for each in kinds if each.fleet_id in by_id),
+        key=lambda each: each.last_seen_at,
+        reverse=True,
     )
-    return info or {}
+    backends = []
+    for kind in wanted[:BACKENDS_MAX]:
+        fleet = by_id[kind.fleet_id]
+        backends += await _backend(plane, fleet, terms[fleet.id], kind, since)
+    told = {each.fleet.id for each in backends}
+    for fleet in by_id.values():
+        if fleet.id not in told and fleet.object_info_hash is not None:
+            backends += await _last_backend(plane, fleet, terms[fleet.id], fleet.object_info_hash)
+    backends.sort(key=lambda each: (each.fleet.name, each.hash))
+    return OpenFleets(list(by_id.values()), backends)
 
 
-def merged(infos: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """By class; the first that has one tells what it is."""
-    union: dict[str, Mapping[str, Any]] = {}
-    for info in infos:
-        for name, entry in info.items():
-            union.setdefault(name, entry)
-    return union
+async def _backend(
+    plane: ControlPlane, fleet: Fleet, terms: FleetPrompts, kind: BackendKind, since: datetime
+) -> list[OfferedBackend]:
+    info = await plane.context.caches.object_infos.get(plane.store, fleet, kind.object_info_hash)
+    if info is None:
+        return []
+    is_online = kind.last_seen_at >= since
+    return [
+        OfferedBackend(
+            fleet, terms, kind.object_info_hash, info, is_online, kind.workers, kind.first_worker
+        )
+    ]
+
+
+async def _last_backend(
+    plane: ControlPlane, fleet: Fleet, terms: FleetPrompts, content_hash: str
+) -> list[OfferedBackend]:
+    """Of a fleet that has no workers now: prompts wait for one."""
+    info = await plane.context.caches.object_infos.get(plane.store, fleet, content_hash)
+    return [] if info is None else [OfferedBackend(fleet, terms, content_hash, info, False)]
+
+
+@dataclass(frozen=True)
+class ObjectInfoBody:
+    """The answer to `GET /object_info`, not made before it is needed."""
+
+    etag: str
+    offer: Offer
+    files: FilesByKind
+    kept: OfferCache
+
+    async def plain(self) -> bytes:
+        offer = self.offer
+        rendered = await self.kept.rendered.get(
+            offer.hash, lambda: asyncio.to_thread(RenderedObjectInfo, offer.object_info)
+        )
+        return rendered.body(self.files)
+
+    async def zipped(self) -> bytes:
+        async def make() -> bytes:
+            return await asyncio.to_thread(gzip.compress, await self.plain(), 6, mtime=0)
+
+        return await self.kept.zipped.get(self.etag, make)
+
+
+async def object_info_body(plane: ControlPlane, caller: Caller) -> ObjectInfoBody:
+    """Of all node types that the user may use; inputs that take uploads list the user's own files."""
+    offer = await offer_to(plane, caller)
+    files = by_kind(await input_names(plane, caller))
+    return ObjectInfoBody(_hash((offer.hash, files)), offer, files, offer_cache(plane))
+
+
+async def object_info_of(plane: ControlPlane, caller: Caller, name: str) -> dict[str, Any]:
+    """Of one node type; empty if there is none of that name."""
+    offer = await offer_to(plane, caller)
+    if name not in offer.object_info:
+        return {}
+    files = by_kind(await input_names(plane, caller))
+    return dict(offer.nodes(files)[name].told())
+
+
+async def input_names(plane: ControlPlane, caller: Caller) -> Iterable[str]:
+    """Of the user's uploads, the newest first."""
+    async with plane.context.tenant(caller.tenant.id) as tx:
+        found = await run_log.list_files(
+            tx, caller.tenant.id, caller.user_id, "input", limit=FILES_LISTED_MAX
+        )
+    return [each.path for each in found]

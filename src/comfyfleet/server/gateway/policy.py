@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from comfyfleet.api.prompts import FleetPrompts, TenantPrompts
+from comfyfleet.api.admin import FleetPrompts, TenantPrompts
 
 CORE_FILE = Path(__file__).with_name("core_nodes.txt")
 

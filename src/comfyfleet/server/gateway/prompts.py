@@ -8,11 +8,9 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from comfyfleet.protocol.payloads import PromptSubmission, RefusedPrompt
-from comfyfleet.protocol.validation import Prompt, PromptValidation, fault, is_link, validate
+from comfyfleet.protocol.validation import Prompt, fault, is_link
 from comfyfleet.server.app import ControlPlane
-from comfyfleet.server.catalog import service as catalog
-from comfyfleet.server.catalog.model import AssetRef, model_key, model_set, models_of
-from comfyfleet.server.fleets.model import Fleet
+from comfyfleet.server.catalog.model import AssetRef, model_key, needs_hash, prompt_needs
 from comfyfleet.server.gateway import files as user_files
 from comfyfleet.server.gateway.history import active_jobs, find_job
 from comfyfleet.server.gateway.model import (
@@ -22,6 +20,12 @@ from comfyfleet.server.gateway.model import (
     prompt_id_of,
 )
 from comfyfleet.server.gateway.offers import Offer, OfferedNode, offer_to
+from comfyfleet.server.gateway.placement import (
+    PromptMatch,
+    match_prompt,
+    needed_part,
+    place_prompt,
+)
 from comfyfleet.server.jobs import service as jobs
 from comfyfleet.server.jobs import submit as job_submit
 from comfyfleet.server.jobs.caches import ActiveJobLimits
@@ -75,19 +79,15 @@ async def submit_prompt(
     if len(submission.prompt) > NODES_MAX:
         text = f"The prompt has more than {NODES_MAX} nodes"
         raise RefusedPrompt(fault("prompt_too_large", text, str(len(submission.prompt))))
-    offer = await offer_to(plane, caller)
-    files = await user_files.named_in(plane, caller, submission.prompt, offer.object_info)
-    nodes = offer.nodes(files.by_kind)
-    verdict = await _judge(submission, nodes)
-    if verdict.error is not None:
-        raise RefusedPrompt(verdict.error, verdict.node_errors)
+    match, file_ids = await _match(plane, caller, submission)
+    verdict = match.verdict
     prompt_id = submission.prompt_id or str(uuid4())
     job_id = job_id_of(caller.tenant.id, caller.user_id, prompt_id)
     extra_data = dict(submission.extra_data)
     if usage_source:
         extra_data.setdefault("comfy_usage_source", usage_source)
     extra_data["create_time"] = int(plane.clock().timestamp() * 1000)
-    spec = await _spec(plane, caller, offer, verdict, nodes, files.file_ids)
+    spec = await _spec(plane, caller, match, file_ids)
     sent = dict(spec.prompt)
     gateway = {
         "prompt_id": prompt_id,
@@ -115,15 +115,6 @@ async def submit_prompt(
     return PromptReceipt(prompt_id, job_id, number, verdict.node_errors or {}, bool(added))
 
 
-async def _judge(
-    submission: PromptSubmission, nodes: Mapping[str, OfferedNode]
-) -> PromptValidation:
-    """In a thread where others would notice how long it takes."""
-    work = partial(validate, submission.prompt, nodes=nodes, targets=submission.targets)
-    is_small = len(submission.prompt) <= SMALL_NODES_MAX
-    return work() if is_small else await asyncio.to_thread(work)
-
-
 def _client_id(extra_data: Mapping[str, Any]) -> str | None:
     client_id = extra_data.get("client_id")
     if not isinstance(client_id, str):
@@ -131,36 +122,49 @@ def _client_id(extra_data: Mapping[str, Any]) -> str | None:
     return client_id[:CLIENT_ID_CHARACTERS_MAX]
 
 
+async def _match(
+    plane: ControlPlane, caller: Caller, submission: PromptSubmission
+) -> tuple[PromptMatch, Mapping[str, UUID]]:
+    """The backends that can run it, and the user's files that it names. Nothing is refused because of
+    what a worker had a second ago."""
+    offer = await offer_to(plane, caller)
+    try:
+        return await _match_offer(plane, caller, submission, offer)
+    except RefusedPrompt:
+        if offer.is_fresh:
+            raise
+    offer = await offer_to(plane, caller, fresh=True)
+    return await _match_offer(plane, caller, submission, offer)
+
+
+async def _match_offer(
+    plane: ControlPlane, caller: Caller, submission: PromptSubmission, offer: Offer
+) -> tuple[PromptMatch, Mapping[str, UUID]]:
+    files = await user_files.named_in(plane, caller, submission.prompt, offer.object_info)
+    work = partial(match_prompt, offer, submission.prompt, submission.targets, files.by_kind)
+    # In a thread where others would notice how long it takes.
+    is_small = len(submission.prompt) <= SMALL_NODES_MAX
+    return (work() if is_small else await asyncio.to_thread(work)), files.file_ids
+
+
 async def _spec(
-    plane: ControlPlane,
-    caller: Caller,
-    offer: Offer,
-    verdict: PromptValidation,
-    nodes: Mapping[str, OfferedNode],
-    file_ids: Mapping[str, UUID],
+    plane: ControlPlane, caller: Caller, match: PromptMatch, file_ids: Mapping[str, UUID]
 ) -> JobSpec:
-    fleet = _fleet_for(offer, verdict)
-    async with plane.central.transaction() as tx:
-        workflow = await catalog.open_workflow_of(tx, fleet, now=plane.clock())
-    prompt = needed_part(verdict.prompt, verdict.outputs)
-    uses = models_of(prompt)
+    prompt = sent_part(match.verdict.prompt, match.verdict.outputs)
+    place = await place_prompt(plane, match, prompt)
+    needs = prompt_needs(prompt)
     return JobSpec(
-        workflow_id=workflow.id,
-        workflow_slug=workflow.slug,
-        workflow_version=workflow.version,
+        workflow_id=place.workflow_id,
+        workflow_slug=place.workflow_slug,
+        workflow_version=place.workflow_version,
         prompt=prompt,
-        assets=tuple(_assets(prompt, nodes, file_ids)),
-        stage=fleet.stage,
-        model_key=model_key(uses),
-        model_set=model_set(uses),
+        assets=tuple(_assets(prompt, match.nodes, file_ids)),
+        stage=place.fleet.stage,
+        model_key=model_key(needs.models),
+        model_set=needs_hash(needs),
         user_id=caller.user_id,
-        price_tokens=workflow.price_tokens or 0,
+        price_tokens=place.price_tokens,
     )
-
-
-def _fleet_for(offer: Offer, verdict: PromptValidation) -> Fleet:
-    """The first that has all node types of the prompt."""
-    return offer.fleets[0]
 
 
 def _assets(
@@ -179,21 +183,10 @@ def _assets(
     return found
 
 
-def needed_part(prompt: Prompt, outputs: Collection[str]) -> Prompt:
-    """The outputs that are to run, and all nodes before them, as they are sent: the rest would be
-    refused again, or is nothing to a backend."""
-    wanted: set[str] = set()
-    left = list(outputs)
-    while left:
-        node_id = left.pop()
-        if node_id in wanted or node_id not in prompt:
-            continue
-        wanted.add(node_id)
-        inputs = prompt[node_id].get("inputs", {}).values()
-        left += [value[0] for value in inputs if is_link(value)]
-    return {
-        node_id: _sent_node(node, prompt) for node_id, node in prompt.items() if node_id in wanted
-    }
+def sent_part(prompt: Prompt, outputs: Collection[str]) -> Prompt:
+    """What of a prompt is sent to a backend: the rest would be refused again, or is nothing to it."""
+    part = needed_part(prompt, outputs)
+    return {node_id: _sent_node(node, prompt) for node_id, node in part.items()}
 
 
 def _sent_node(node: Mapping[str, Any], prompt: Prompt) -> Mapping[str, Any]:

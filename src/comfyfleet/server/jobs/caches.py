@@ -11,6 +11,7 @@ from uuid import UUID
 from comfyfleet.server.catalog.model import RunTerms
 from comfyfleet.server.catalog.payload import RandomSource
 from comfyfleet.server.fleets.eligibility import EligibilityCache
+from comfyfleet.server.fleets.object_info import ObjectInfoCache
 from comfyfleet.server.jobs.model import Shortage
 from comfyfleet.server.jobs.progress import ProgressCache
 
@@ -158,6 +159,9 @@ class JobCaches:
     prompts: PromptCache = field(default_factory=PromptCache)
     progress: ProgressCache = field(default_factory=ProgressCache)
     eligibility: EligibilityCache = field(default_factory=EligibilityCache)
+    object_infos: ObjectInfoCache = field(default_factory=ObjectInfoCache)
+    # What the gateway keeps, which is above this package.
+    gateway: dict[str, Any] = field(default_factory=dict)
     # Whether nobody can run jobs of a kind.
     shortages: TtlCache[Shortage | None] = field(default_factory=lambda: TtlCache(SHORTAGE_TTL))
     # By workflow and effect. They are no orders: a job that was handed out before keeps them, too, and

@@ -16,11 +16,10 @@ from uuid import UUID
 from comfyfleet.clock import Clock
 from comfyfleet.errors import FleetError, NotFound
 from comfyfleet.server.catalog import service as catalog
-from comfyfleet.server.catalog.model import models_of
 from comfyfleet.server.counters import RunMetrics
 from comfyfleet.server.db import Database, Pools, Tx
 from comfyfleet.server.db.coordination import MAINTENANCE, read_state, write_state
-from comfyfleet.server.fleets.model import ModelUse
+from comfyfleet.server.fleets.model import WorkflowRequirements
 from comfyfleet.server.jobs import store
 from comfyfleet.server.jobs.caches import ActiveJobLimits, JobCaches, PollLimits
 from comfyfleet.server.jobs.model import JobAttempt
@@ -216,10 +215,10 @@ class JobContext:
     _pool_names: dict[UUID, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.queue.model_sets.find = self._models_of
+        self.queue.model_sets.find = self._needs_of
 
-    async def _models_of(self, dispatch_id: int) -> tuple[ModelUse, ...] | None:
-        """Reads the models of a job that this process has not enqueued, or had before a restart."""
+    async def _needs_of(self, dispatch_id: int) -> WorkflowRequirements | None:
+        """Reads what a job needs that this process has not enqueued, or had before a restart."""
         try:
             async with self.central.read() as tx:
                 row = await dispatch.get(tx, dispatch_id)
@@ -228,7 +227,7 @@ class JobContext:
         except FleetError as error:
             log.warning("the models of dispatch %d are not known: %s", dispatch_id, error.message)
             return None
-        return None if job is None else models_of(job.asked.prompt)
+        return None if job is None else job.asked.needs
 
     @property
     def active_max(self) -> ActiveJobLimits:

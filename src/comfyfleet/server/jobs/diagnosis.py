@@ -1,7 +1,7 @@
 """Why a job is not running: what it requires, who could run it, and one sentence about what is in the way."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -9,10 +9,15 @@ from uuid import UUID
 
 from comfyfleet.errors import FleetError, InvalidInput, NotFound, Unavailable
 from comfyfleet.server.catalog import service as catalog
-from comfyfleet.server.catalog.model import RegisteredWorkflow, WorkflowVersion, models_of
+from comfyfleet.server.catalog.model import RegisteredWorkflow, WorkflowVersion
 from comfyfleet.server.db import Tx
 from comfyfleet.server.fleets import service as fleets
-from comfyfleet.server.fleets.model import FleetWorker, MissingRequirements, ModelUse
+from comfyfleet.server.fleets.model import (
+    FleetWorker,
+    MissingRequirements,
+    ModelUse,
+    WorkflowRequirements,
+)
 from comfyfleet.server.jobs import store
 from comfyfleet.server.jobs.context import JobContext, in_maintenance
 from comfyfleet.server.jobs.model import Job, JobAttempt, JobStatus, Shortage
@@ -55,14 +60,15 @@ class Availability:
 
 
 async def requirements_of_job(
-    tx: Tx, lane: QueueLane, models: Iterable[ModelUse], version: int | None = None
+    tx: Tx, lane: QueueLane, needs: WorkflowRequirements, version: int | None = None
 ) -> JobRequirements:
-    """Returns what a job needs: its workflow's node types and the models of its own prompt."""
+    """Returns what a job needs: the node types of its workflow, or of its prompt if that is open, and
+    the models of its own prompt."""
     workflow = await catalog.get_workflow(tx, lane.workflow_id)
-    types: Sequence[str] = ()
+    types: Sequence[str] = needs.node_types
     if not workflow.is_open:
         types = (await catalog.get_version(tx, workflow, version)).node_types
-    return JobRequirements(workflow, lane, types, tuple(models))
+    return JobRequirements(workflow, lane, types, needs.models)
 
 
 def requirements_of_workflow(
@@ -201,10 +207,10 @@ async def _read_situation(context: JobContext, row: Dispatch) -> WaitSituation:
     lane = row.lane
     async with context.tenant(row.tenant_id) as tx:
         job = await store.get(tx, row.tenant_id, row.job_id)
-    models = () if job is None else models_of(job.asked.prompt)
+    needs = WorkflowRequirements() if job is None else job.asked.needs
     version = None if job is None else job.asked.workflow_version
     async with context.central.read() as tx:
-        wanted = await requirements_of_job(tx, lane, models, version)
+        wanted = await requirements_of_job(tx, lane, needs, version)
         return WaitSituation(
             dispatch=row,
             ground=await read_availability(tx, context, wanted),

@@ -10,11 +10,15 @@ from uuid import UUID
 from comfyfleet.api import worker as wire
 from comfyfleet.api.worker import Complete
 from comfyfleet.errors import InvalidInput, LeaseLost, NotFound
-from comfyfleet.server.catalog.model import models_of
 from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.db.dialect import is_sqlite
 from comfyfleet.server.fleets import service as fleets
-from comfyfleet.server.fleets.model import FleetWorker, MissingRequirements, ModelUse
+from comfyfleet.server.fleets.model import (
+    FleetWorker,
+    MissingRequirements,
+    ModelUse,
+    WorkflowRequirements,
+)
 from comfyfleet.server.jobs import files, service, store
 from comfyfleet.server.jobs.batches import admit_after_end
 from comfyfleet.server.jobs.context import JobContext
@@ -386,11 +390,11 @@ async def _can_another_run(context: JobContext, row: Dispatch, worker: FleetWork
     """Whether another worker could run it. An offline or busy one may come back, a revoked one not."""
     async with context.tenant(row.tenant_id) as tx:
         job = await store.get(tx, row.tenant_id, row.job_id)
-    models = () if job is None else models_of(job.asked.prompt)
+    needs = WorkflowRequirements() if job is None else job.asked.needs
     version = None if job is None else job.asked.workflow_version
     async with context.central.read() as tx:
         ground = await read_availability(
-            tx, context, await requirements_of_job(tx, row.lane, models, version)
+            tx, context, await requirements_of_job(tx, row.lane, needs, version)
         )
     bound = row.backend_affinity
     return any(

@@ -10,7 +10,8 @@ from uuid import UUID, uuid5
 from comfyfleet.api.jobs import ADMITTED_AT_ONCE_MAX as ADMITTED_AT_ONCE_MAX
 from comfyfleet.api.jobs import JobStatus as JobStatus
 from comfyfleet.api.values import ShownValue
-from comfyfleet.server.catalog.model import AssetRef
+from comfyfleet.server.catalog.model import AssetRef, models_of, prompt_needs
+from comfyfleet.server.fleets.model import WorkflowRequirements
 from comfyfleet.server.queue.model import DispatchStatus, NewDispatch, QueueLane
 
 
@@ -49,6 +50,13 @@ class JobSpec:
     @property
     def lane(self) -> QueueLane:
         return QueueLane(self.workflow_id, self.stage, self.provider)
+
+    @property
+    def needs(self) -> WorkflowRequirements:
+        """What its prompt needs of a backend. The node types of a workflow are known by its version."""
+        if self.gateway is not None:
+            return prompt_needs(self.prompt)
+        return WorkflowRequirements(models=models_of(self.prompt))
 
     @property
     def input_file_id(self) -> UUID | None:

@@ -6,7 +6,6 @@ from datetime import timedelta
 from uuid import UUID
 
 from comfyfleet.errors import FleetError
-from comfyfleet.server.catalog.model import models_of
 from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.jobs import store
 from comfyfleet.server.jobs.context import JobContext
@@ -52,11 +51,11 @@ async def sync_dispatches(context: JobContext, jobs: Sequence[Job]) -> None:
 
 
 def _note_models(context: JobContext, jobs: Sequence[Job]) -> None:
-    """Registers the models of jobs, so that only workers that have them get the job."""
+    """Registers what jobs need, so that only workers that have it get the job."""
     known = context.queue.model_sets
     for job in jobs:
         if job.asked.model_set and job.asked.model_set not in known:
-            known.note(job.asked.model_set, models_of(job.asked.prompt))
+            known.note(job.asked.model_set, job.asked.needs)
 
 
 async def _end_dispatch(tx: Tx, context: JobContext, job: Job) -> None:

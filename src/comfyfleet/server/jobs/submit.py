@@ -29,7 +29,6 @@ from comfyfleet.server.catalog.model import (
     RegisteredWorkflow,
     ResolvedEffect,
     WorkflowVersion,
-    models_of,
 )
 from comfyfleet.server.catalog.payload import RandomSource
 from comfyfleet.server.db import Database, Tx
@@ -511,8 +510,7 @@ async def cached_shortage(context: JobContext, asked: JobSpec) -> Shortage | Non
 
     async def read() -> Shortage | None:
         async with context.central.read() as tx:
-            models = models_of(asked.prompt)
-            wanted = await requirements_of_job(tx, asked.lane, models, asked.workflow_version)
+            wanted = await requirements_of_job(tx, asked.lane, asked.needs, asked.workflow_version)
             return find_shortage(await read_availability(tx, context, wanted), bound)
 
     return await context.caches.shortages.get(key, read, now=context.clock())

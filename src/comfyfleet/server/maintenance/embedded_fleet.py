@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from uuid import UUID, uuid5
 
-from comfyfleet.api.prompts import FleetPrompts
+from comfyfleet.api.admin import FleetPrompts
 from comfyfleet.api.worker import BackendFacts
 from comfyfleet.errors import NotFound, Unauthenticated
 from comfyfleet.server.app import ControlPlane

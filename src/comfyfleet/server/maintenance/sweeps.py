@@ -12,7 +12,6 @@ from comfyfleet.errors import FleetError, InvalidInput
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.db import Database, for_each_pool
 from comfyfleet.server.db.errors import log_level_of
-from comfyfleet.server.fleets import object_info
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet, FleetWorker
 from comfyfleet.server.graphs.apply import GRAPH_RUN_KIND, GraphContext
@@ -59,23 +58,29 @@ log = logging.getLogger(__name__)
 
 
 async def sync_object_infos(plane: ControlPlane) -> None:
-    """Reads object_info for each fleet whose newest worker reports another one than is stored."""
+    """Accepts each object_info that workers report; a fleet's own is that of its newest worker."""
     async with plane.central.read() as tx:
         reported = await fleets.reported_object_infos(tx)
         known = {fleet.id: fleet for fleet in await fleets.list_fleets(tx)}
-    for fleet_id, content_hash in reported.items():
+        kinds = await fleets.backend_kinds(tx)
+    all_told = {(each.fleet_id, each.object_info_hash) for each in kinds} | reported.items()
+    for fleet_id, content_hash in sorted(all_told):
         fleet = known.get(fleet_id)
         if fleet is None or fleet.object_info_hash == content_hash:
             continue
         try:
-            await _sync_object_info(plane, fleet, content_hash)
+            is_newest = reported.get(fleet_id) == content_hash
+            await _sync_object_info(plane, fleet, content_hash, is_newest=is_newest)
         except FleetError as error:
             log.warning("fleet %s: object_info was left out: %s", fleet.name, error.message)
 
 
-async def _sync_object_info(plane: ControlPlane, fleet: Fleet, content_hash: str) -> None:
-    key = await object_info.accept_upload(plane.store, fleet, content_hash)
-    if key is None:
+async def _sync_object_info(
+    plane: ControlPlane, fleet: Fleet, content_hash: str, *, is_newest: bool
+) -> None:
+    known = plane.context.caches.object_infos
+    key = await known.accept(plane.store, fleet, content_hash)
+    if key is None or not is_newest:
         return
     async with plane.central.transaction() as tx:
         await fleets.set_object_info(tx, fleet, key=key, content_hash=content_hash)

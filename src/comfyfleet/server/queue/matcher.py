@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from comfyfleet.clock import Clock
-from comfyfleet.server.fleets.model import BackendOffer, ModelUse
+from comfyfleet.server.fleets.model import BackendOffer, WorkflowRequirements
 from comfyfleet.server.queue.decide import (
     AFFINITY_WINDOW,
     Match,
@@ -26,31 +26,31 @@ from comfyfleet.settings import Settings
 MODEL_SETS_KEPT_MAX = 10_000
 UNKNOWN_READ_MAX = 100
 
-# The models of a dispatch's prompt; None where nobody can tell any more.
-FindModels = Callable[[int], Awaitable[Iterable[ModelUse] | None]]
+# What a dispatch's prompt needs; None where nobody can tell any more.
+FindNeeds = Callable[[int], Awaitable[WorkflowRequirements | None]]
+NOTHING = WorkflowRequirements()
 
 
 class ModelSetCache:
-    """Models by model set: noted when a job is enqueued here, read once for jobs of other
-    processes.
+    """What jobs need of a backend, by model set: their models, and the node types of open prompts.
+
+    Noted when a job is enqueued here, read once for jobs of other processes.
     """
 
     def __init__(self) -> None:
-        self.find: FindModels | None = None
-        self._kept: OrderedDict[str, frozenset[ModelUse]] = OrderedDict()
+        self.find: FindNeeds | None = None
+        self._kept: OrderedDict[str, WorkflowRequirements] = OrderedDict()
 
     def __contains__(self, model_set: str) -> bool:
         return model_set in self._kept
 
-    def note(self, model_set: str, models: Iterable[ModelUse]) -> None:
-        self._kept[model_set] = frozenset(models)
+    def note(self, model_set: str, needs: WorkflowRequirements) -> None:
+        self._kept[model_set] = needs
         if len(self._kept) > MODEL_SETS_KEPT_MAX:
             self._kept.popitem(last=False)
 
     def may_run(self, waiter: Waiter, model_set: str | None) -> bool:
-        """Whether the waiter's backend has the models of the set; True as long as the set is
-        unknown.
-        """
+        """Whether the waiter's backend has what the set needs; True as long as the set is unknown."""
         if waiter.offer is None or model_set is None or model_set not in self._kept:
             return True
         return not self._lacks(waiter.offer, model_set)
@@ -85,10 +85,11 @@ class ModelSetCache:
     async def read(self, unknown: dict[str, int]) -> None:
         for model_set, dispatch_id in list(unknown.items())[:UNKNOWN_READ_MAX]:
             found = None if self.find is None else await self.find(dispatch_id)
-            self.note(model_set, found or ())
+            self.note(model_set, found or NOTHING)
 
     def _lacks(self, offer: BackendOffer, model_set: str) -> bool:
-        return bool(offer.lacks((), self._kept[model_set]))
+        needs = self._kept[model_set]
+        return bool(offer.lacks(needs.node_types, needs.models))
 
 
 LANES_REMEMBERED_MAX = 10_000

@@ -11,7 +11,7 @@ from comfyfleet.api.account import Scope as Scope
 from comfyfleet.api.account import TransactionType as TransactionType
 from comfyfleet.api.admin import Fault as Fault
 from comfyfleet.api.admin import Role as Role
-from comfyfleet.api.prompts import TenantPrompts
+from comfyfleet.api.admin import TenantPrompts
 from comfyfleet.api.values import is_storable
 from comfyfleet.errors import Forbidden, InvalidInput
 from comfyfleet.server.secrets import new_key

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from comfyfleet.api.prompts import TenantPrompts
+from comfyfleet.api.admin import TenantPrompts
 from comfyfleet.api.values import is_storable
 from comfyfleet.errors import (
     Conflict,

@@ -11,6 +11,7 @@ from comfyfleet.api.admin import (
     AssignmentAnswer,
     FleetAnswer,
     FleetDetails,
+    FleetPrompts,
     Fleets,
     FleetSecret,
     NewKey,
@@ -22,7 +23,6 @@ from comfyfleet.api.admin import (
     WorkerDetail,
     Workers,
 )
-from comfyfleet.api.prompts import FleetPrompts
 from comfyfleet.errors import InvalidInput
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog import service

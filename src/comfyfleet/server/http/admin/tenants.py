@@ -22,11 +22,11 @@ from comfyfleet.api.admin import (
     MadeTenant,
     Storage,
     TenantAnswer,
+    TenantPrompts,
     Tenants,
     UserAnswer,
     Users,
 )
-from comfyfleet.api.prompts import TenantPrompts
 from comfyfleet.api.values import ROW_ID_MAX
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.fleets import service as fleets

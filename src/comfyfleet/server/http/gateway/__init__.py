@@ -4,7 +4,15 @@ Internal: may change without notice.
 """
 
 from comfyfleet.server.app import ControlPlane
-from comfyfleet.server.http.gateway import files, info, prompts, sockets, userdata, v2, v2_assets
+from comfyfleet.server.http.gateway import (
+    files,
+    info,
+    prompts,
+    sockets,
+    userdata,
+    v2,
+    v2_assets,
+)
 from comfyfleet.server.http.gateway.app import Gateway, GatewayRouter
 from comfyfleet.server.http.gateway.app import GatewayRoutes as GatewayRoutes
 from comfyfleet.server.http.gateway.auth import KeyInPath as KeyInPath

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from comfyfleet import __version__
-from comfyfleet.protocol.http import Route, empty_reply, json_reply
+from comfyfleet.protocol.http import JSON, Route, empty_reply, json_reply
 from comfyfleet.protocol.server_info import (
     ALONE,
     FEATURES,
@@ -20,24 +20,39 @@ from comfyfleet.protocol.server_info import (
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.gateway import files
 from comfyfleet.server.gateway.inventory import Inventory, WorkerDevice
-from comfyfleet.server.gateway.offers import offer_to
+from comfyfleet.server.gateway.offers import object_info_body, object_info_of, offer_to
 from comfyfleet.server.http.gateway.app import GatewayCall
 from comfyfleet.server.run_log.model import FOLDERS
 
-
-def features_of(plane: ControlPlane) -> dict[str, Any]:
-    return {**FEATURES, "max_upload_size": plane.settings.max_upload_bytes}
+# Private: it lists the caller's files. It is asked for each time, and mostly answered without a body.
+CACHING = {"cache-control": "private, no-cache", "vary": "Accept-Encoding"}
 
 
 async def get_object_info(call: GatewayCall, request: Request) -> Response:
-    offer = await offer_to(call.plane, call.caller)
-    return json_reply(dict(offer.object_info))
+    found = await object_info_body(call.plane, call.caller)
+    etag = f'"{found.etag}"'
+    headers = {**CACHING, "etag": etag}
+    if _names_etag(request.headers.get("if-none-match", ""), etag):
+        return Response(b"", 304, headers)
+    headers["content-type"] = JSON
+    if "gzip" in request.headers.get("accept-encoding", "").lower():
+        return Response(await found.zipped(), 200, {**headers, "content-encoding": "gzip"})
+    return Response(await found.plain(), 200, headers)
+
+
+def _names_etag(given: str, etag: str) -> bool:
+    told = (each.strip().removeprefix("W/") for each in given.split(","))
+    return any(each in (etag, "*") for each in told)
 
 
 async def get_object_info_of(call: GatewayCall, request: Request) -> Response:
     name = request.path_params["node_class"]
-    offer = await offer_to(call.plane, call.caller)
-    return json_reply({name: offer.object_info[name]} if name in offer.object_info else {})
+    found = await object_info_of(call.plane, call.caller, name)
+    return json_reply({name: found} if found else {})
+
+
+def features_of(plane: ControlPlane) -> dict[str, Any]:
+    return {**FEATURES, "max_upload_size": plane.settings.max_upload_bytes}
 
 
 async def get_features(call: GatewayCall, request: Request) -> Response:

@@ -1,0 +1,301 @@
+"""Where a prompt runs: which backends can run it, and on which fleet, as which workflow.
+
+A prompt is validated against each object_info as if that backend were the only ComfyUI. What no backend
+has is told by ComfyUI's own errors, with the choices of all."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from comfyfleet.protocol.http import json_text
+from comfyfleet.protocol.payloads import RefusedPrompt
+from comfyfleet.protocol.validation import (
+    Fault,
+    Prompt,
+    PromptValidation,
+    fault,
+    is_link,
+    missing_type_fault,
+    validate,
+)
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.fleets.model import Fleet
+from comfyfleet.server.gateway.offers import (
+    FilesByKind,
+    ObjectInfo,
+    Offer,
+    OfferedBackend,
+    OfferedNodes,
+)
+from comfyfleet.server.jobs.caches import TtlCache
+from comfyfleet.server.queue import service as dispatch
+
+
+@dataclass(frozen=True)
+class PromptMatch:
+    """The backends that run most of a prompt's outputs, which are the same on all of them."""
+
+    verdict: PromptValidation
+    nodes: OfferedNodes
+    backends: Sequence[OfferedBackend]
+
+    @property
+    def fleets(self) -> list[Fleet]:
+        """Those with a worker that is online, if there are any."""
+        online = [each for each in self.backends if each.is_online]
+        return list({each.fleet.id: each.fleet for each in online or self.backends}.values())
+
+
+def match_prompt(
+    offer: Offer, prompt: Prompt, targets: Collection[str] | None, files: FilesByKind
+) -> PromptMatch:
+    """Raises RefusedPrompt."""
+    _require_backends(offer)
+    _require_types(offer, prompt)
+    backends = _allowing(offer, prompt)
+    found: dict[str, tuple[PromptValidation, OfferedNodes]] = {}
+    for backend in backends:
+        if backend.hash not in found:
+            nodes = OfferedNodes(backend.object_info, files)
+            found[backend.hash] = validate(prompt, nodes=nodes, targets=targets), nodes
+    best = max((len(verdict.outputs) for verdict, _ in found.values()), default=0)
+    if not best:
+        raise _refusal(offer, prompt, targets, files, [verdict for verdict, _ in found.values()])
+    verdict, nodes = next(each for each in found.values() if len(each[0].outputs) == best)
+    able = [each for each in backends if found[each.hash][0].outputs == verdict.outputs]
+    return PromptMatch(verdict, nodes, able)
+
+
+def _require_backends(offer: Offer) -> None:
+    if not offer.backends:
+        raise RefusedPrompt(
+            fault(
+                "no_backend_available",
+                "No worker is there that takes prompts",
+                "No fleet takes prompts of this user, or none of their workers has told what it has.",
+            ),
+            {},
+        )
+
+
+def _require_types(offer: Offer, prompt: Prompt) -> None:
+    known: Mapping[str, Any] = _AnyOf(offer.backends)
+    for node_id, node in prompt.items():
+        if missing := missing_type_fault(node_id, node, known):
+            raise RefusedPrompt(missing, {})
+
+
+class _AnyOf(dict[str, Any]):
+    """Node types that any backend has, whether they may be used or not."""
+
+    def __init__(self, backends: Sequence[OfferedBackend]) -> None:
+        super().__init__()
+        self._backends = backends
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and any(name in each.object_info for each in self._backends)
+
+
+def _allowing(offer: Offer, prompt: Prompt) -> list[OfferedBackend]:
+    """The backends of fleets whose terms the prompt fits."""
+    size = len(json_text(prompt))
+    reasons = [(each, _breach(offer, each, prompt, size)) for each in offer.backends]
+    fitting = [backend for backend, reason in reasons if reason is None]
+    if not fitting:
+        # One that is too large for one fleet and denied on another is told why it is denied.
+        breaches = [reason for _, reason in reasons if reason is not None]
+        raise RefusedPrompt(min(breaches, key=lambda each: each["type"] == TOO_LARGE), {})
+    return fitting
+
+
+TOO_LARGE = "prompt_too_large"
+NOT_ALLOWED = "node_type_not_allowed"
+
+
+def _breach(offer: Offer, backend: OfferedBackend, prompt: Prompt, size: int) -> Fault | None:
+    terms, policy = backend.terms, offer.policy(backend)
+    if len(prompt) > terms.nodes_max:
+        details = f"{len(prompt):,} nodes; at most {terms.nodes_max:,} are taken"
+        return fault(TOO_LARGE, "Prompt has too many nodes", details)
+    if size > terms.prompt_bytes_max:
+        details = f"{size:,} bytes; at most {terms.prompt_bytes_max:,} are taken"
+        return fault(TOO_LARGE, "Prompt is too large", details)
+    judged: set[str] = set()
+    for node_id, node in prompt.items():
+        class_type = node["class_type"]
+        if class_type in judged or class_type not in backend.object_info:
+            continue
+        judged.add(class_type)
+        reason = policy.refusal(class_type, backend.object_info[class_type])
+        if reason is not None:
+            return _not_allowed(node_id, node, reason)
+    return None
+
+
+def _not_allowed(node_id: str, node: Mapping[str, Any], reason: str) -> Fault:
+    class_type = node["class_type"]
+    meta = node.get("_meta")
+    title = meta.get("title", class_type) if isinstance(meta, Mapping) else class_type
+    return fault(
+        NOT_ALLOWED,
+        f"Node '{title}' may not be used here. {reason}",
+        f"Node ID '#{node_id}'",
+        node_id=node_id,
+        class_type=class_type,
+        node_title=title,
+        reason=reason,
+    )
+
+
+def _refusal(
+    offer: Offer,
+    prompt: Prompt,
+    targets: Collection[str] | None,
+    files: FilesByKind,
+    verdicts: Sequence[PromptValidation],
+) -> RefusedPrompt:
+    """What is wrong on all of them; or, if each part could run somewhere, on the one that lacks least."""
+    together = validate(prompt, nodes=OfferedNodes(offer.object_info, files), targets=targets)
+    if together.error is None:
+        together = min(verdicts, key=_faults)
+    return RefusedPrompt(together.error or {}, together.node_errors or {})
+
+
+def _faults(verdict: PromptValidation) -> int:
+    """A missing node type is told alone, and weighs most."""
+    if not verdict.node_errors:
+        return 1_000_000
+    return sum(len(each["errors"]) for each in verdict.node_errors.values())
+
+
+def needed_part(prompt: Prompt, outputs: Collection[str]) -> Prompt:
+    """The outputs that are to run, and all nodes before them: the rest would be refused again."""
+    wanted: set[str] = set()
+    left = list(outputs)
+    while left:
+        node_id = left.pop()
+        if node_id in wanted or node_id not in prompt:
+            continue
+        wanted.add(node_id)
+        left += [source for _, source, _ in _links(prompt[node_id])]
+    return {node_id: node for node_id, node in prompt.items() if node_id in wanted}
+
+
+def running_part(prompt: Prompt, object_info: ObjectInfo) -> Prompt:
+    """What of a prompt would run: all its output nodes, and the nodes before them."""
+    outputs = [
+        node_id
+        for node_id, node in prompt.items()
+        if object_info.get(str(node.get("class_type")), {}).get("output_node")
+    ]
+    return needed_part(prompt, outputs)
+
+
+def shape_of(prompt: Prompt) -> str | None:
+    """A hash that is equal for prompts with the same node types and links; None for one with a cycle, or
+    with a link to a node that is not there."""
+    marks: dict[str, str] = {}
+    for start in prompt:
+        left = [start]
+        while left:
+            node_id = left[-1]
+            if node_id in marks:
+                left.pop()
+                continue
+            if node_id not in prompt or len(left) > len(prompt):
+                return None
+            sources = [source for _, source, _ in _links(prompt[node_id])]
+            unknown = [source for source in sources if source not in marks]
+            if unknown:
+                left.append(unknown[0])
+            else:
+                marks[node_id] = _mark(prompt[node_id], marks)
+                left.pop()
+    return hashlib.sha256("\n".join(sorted(marks.values())).encode()).hexdigest()
+
+
+def _mark(node: Mapping[str, Any], marks: Mapping[str, str]) -> str:
+    links = sorted((name, marks[source], slot) for name, source, slot in _links(node))
+    told = json.dumps([node.get("class_type"), links])
+    return hashlib.sha256(told.encode()).hexdigest()
+
+
+def _links(node: Mapping[str, Any]) -> list[tuple[str, str, float]]:
+    inputs = node.get("inputs") or {}
+    return [(name, value[0], value[1]) for name, value in inputs.items() if is_link(value)]
+
+
+def values_in_common(prompt: Prompt, other: Prompt) -> int:
+    """How many widgets have the same value in both; tells workflows of one shape apart."""
+    return (_values(prompt) & _values(other)).total()
+
+
+def _values(prompt: Prompt) -> Counter[tuple[str, str, str]]:
+    return Counter(
+        (str(node.get("class_type")), name, json.dumps(value, sort_keys=True))
+        for node in prompt.values()
+        for name, value in (node.get("inputs") or {}).items()
+        if not is_link(value)
+    )
+
+
+DEPTHS_FRESH = timedelta(seconds=1)
+KEY = "placement"
+
+
+@dataclass(frozen=True)
+class PromptPlacement:
+    """A fleet, and the workflow whose price and terms the prompt has."""
+
+    fleet: Fleet
+    workflow_id: int
+    workflow_slug: str
+    workflow_version: int
+    price_tokens: int
+    is_registered: bool = False
+
+
+class PlacementCache:
+    def __init__(self) -> None:
+        # Jobs that wait or run, by workflow and stage; those placed here since are counted.
+        self.depths: TtlCache[dict[tuple[int, str], int]] = TtlCache(DEPTHS_FRESH)
+
+
+def _cache(plane: ControlPlane) -> PlacementCache:
+    kept: PlacementCache = plane.context.caches.gateway.setdefault(KEY, PlacementCache())
+    return kept
+
+
+async def place_prompt(plane: ControlPlane, match: PromptMatch, prompt: Prompt) -> PromptPlacement:
+    fleet = await _least_busy(plane, match.fleets)
+    terms = next(each.terms for each in match.backends if each.fleet.id == fleet.id)
+    workflow_id = fleet.open_workflow_id
+    if workflow_id is None:
+        async with plane.central.transaction() as tx:
+            workflow_id = (await catalog.open_workflow_of(tx, fleet, now=plane.clock())).id
+    return PromptPlacement(fleet, workflow_id, catalog.open_slug(fleet), 0, terms.price_tokens)
+
+
+async def _least_busy(plane: ControlPlane, fleets: Sequence[Fleet]) -> Fleet:
+    """The first of equals, by name."""
+    if len(fleets) == 1:
+        return fleets[0]
+
+    async def read() -> dict[tuple[int, str], int]:
+        async with plane.central.read() as tx:
+            found = await dispatch.depths(tx)
+        return {(lane[0], lane[1]): each.queued + each.leased for lane, each in found.items()}
+
+    depths = await _cache(plane).depths.get(KEY, read, now=plane.clock())
+    chosen = min(fleets, key=lambda each: depths.get(_lane(each), 0))
+    depths[_lane(chosen)] = depths.get(_lane(chosen), 0) + 1
+    return chosen
+
+
+def _lane(fleet: Fleet) -> tuple[int, str]:
+    return fleet.open_workflow_id or 0, fleet.stage
