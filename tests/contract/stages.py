@@ -1,5 +1,6 @@
 """The backends that the contract suite runs on, each with what a test needs around it."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -7,7 +8,9 @@ from dataclasses import dataclass, field
 from tests.support.backends.comfy_cloud import CloudAccount, serving_cloud
 from tests.support.backends.prompts import Prompt, heavy, slow
 from tests.support.backends.proxy import faulty_proxy
+from tests.support.backends.tcp_relay import tcp_relay
 from tests.support.backends.v2_server import comfy_api_proxy
+from tests.support.server.gateway import GatewayServer
 
 from comfyfleet.comfy import (
     Backend,
@@ -71,11 +74,13 @@ async def engine_stage() -> AsyncIterator[Stage]:
 
 
 @contextlib.asynccontextmanager
-async def cloud_stage(url: str, drop: Callable[[], object] | None) -> AsyncIterator[Stage]:
+async def cloud_stage(
+    url: str, drop: Callable[[], object] | None, key: str = KEY
+) -> AsyncIterator[Stage]:
     async with contextlib.AsyncExitStack() as stack:
 
         def caller() -> ComfyCloud:
-            cloud = ComfyCloud(CloudSettings(KEY, url, LIMITS))
+            cloud = ComfyCloud(CloudSettings(key, url, LIMITS))
             stack.push_async_callback(cloud.aclose)
             return cloud
 
@@ -98,3 +103,14 @@ async def cloud_v2_stage() -> AsyncIterator[Stage]:
     with serve_in_thread() as served:
         async with comfy_api_proxy(served.url, KEY) as (url, cut), cloud_stage(url, cut) as stage:
             yield stage
+
+
+@contextlib.asynccontextmanager
+async def gateway_v2_stage(server: GatewayServer) -> AsyncIterator[Stage]:
+    """A control plane with one engine behind it, as a server of Comfy API v2."""
+    user = await asyncio.to_thread(server.user)
+    async with (
+        tcp_relay(server.url) as (url, cut),
+        cloud_stage(url, cut, user.key) as stage,
+    ):
+        yield stage

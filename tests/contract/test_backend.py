@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ from tests.contract.stages import (
     cloud_v1_stage,
     cloud_v2_stage,
     engine_stage,
+    gateway_v2_stage,
     server_stage,
 )
 from tests.support.backends.prompts import kinds, new_color, new_id, node, picture, run
+from tests.support.server.gateway import GatewayProcess, serving_engines, up_with_engines
 
 from comfyfleet.comfy import Backend, Cancellation
 from comfyfleet.comfy.events import (
@@ -44,10 +46,26 @@ PNG = bytes.fromhex(
 )
 
 
-@pytest.fixture(params=STAGES)
+# These stand on one gateway, each test with a user of its own.
+GATEWAY_STAGES = {"gateway-v2": gateway_v2_stage}
+
+
+@pytest.fixture(scope="session")
+def gateway_of_one_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    folder = tmp_path_factory.mktemp("gateway")
+    with serving_engines(1, folder) as engines, up_with_engines(folder, engines) as server:
+        yield server
+
+
+@pytest.fixture(params=[*STAGES, *GATEWAY_STAGES])
 async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
-    async with STAGES[request.param]() as stage:
-        yield stage
+    if request.param in GATEWAY_STAGES:
+        server = request.getfixturevalue("gateway_of_one_engine")
+        async with GATEWAY_STAGES[request.param](server) as stage:
+            yield stage
+    else:
+        async with STAGES[request.param]() as stage:
+            yield stage
 
 
 def needs(stage: Stage, ability: str) -> None:
