@@ -76,10 +76,11 @@ class UserAsset(NamedTuple):
 
 def check_path(path: str) -> str:
     """The path inside the folder of inputs."""
-    clean = user_files.clean_path(path)
-    head, _, rest = clean.partition("/")
-    if not clean or path.strip().startswith(("/", "\\")) or "\0" in path:
+    plain = path.strip().replace("\\", "/")
+    clean = user_files.clean_path(plain)
+    if not clean or plain.startswith("/") or ".." in plain.split("/") or "\0" in plain:
         raise InvalidInput("file_path must be a path without '..'", field="file_path")
+    head, _, rest = clean.partition("/")
     if head == MODELS:
         raise InvalidInput(
             "models are installed by whoever runs the fleet, not uploaded", field="file_path"

@@ -145,7 +145,10 @@ async def _prompt_of(
         return workflow
     offer = await offer_to(plane, caller)
     try:
-        return await asyncio.to_thread(convert, workflow, offer.object_info)
+        # Unknown types are kept, and refused by name when the prompt is validated.
+        return await asyncio.to_thread(
+            convert, workflow, offer.object_info, unknown="keep", now=plane.clock()
+        )
     except FleetError as error:
         raise WorkflowRefused(error.message, **error.details) from error
 

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID, uuid5
 
 from comfyfleet.api.webhooks import HEADER, sign
-from comfyfleet.errors import FleetError, LimitExceeded, NotFound
+from comfyfleet.errors import FleetError, InvalidInput, LimitExceeded, NotFound
 from comfyfleet.server.db import Tx
 from comfyfleet.server.notifications import store
 from comfyfleet.server.notifications.model import (
@@ -23,7 +23,7 @@ from comfyfleet.server.notifications.model import (
     next_attempt_at,
 )
 from comfyfleet.transport.fetch import PublicHttpClient
-from comfyfleet.transport.ssrf import parse_public_url
+from comfyfleet.transport.ssrf import is_public, parse_address, parse_public_url
 
 # Longer than a delivery may take, so that nobody else takes it up meanwhile.
 TAKEN_SECONDS = 60
@@ -60,9 +60,12 @@ async def prepare_for_jobs(
 
     They are of one webhook of the user without an address, so that there is one secret to know.
     """
-    checked = check_url(url)
+    checked = parse_public_url(url)
+    address = parse_address(checked.host)
+    if address is not None and not is_public(address):
+        raise InvalidInput("the address must be a public one", field="webhook_url")
     await store.add_webhook_if_new(tx, webhook_for_jobs(tenant_id, user_id, now=now))
-    return checked
+    return checked.url
 
 
 def webhook_for_jobs(tenant_id: UUID, user_id: UUID, *, now: datetime) -> RegisteredWebhook:
