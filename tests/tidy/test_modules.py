@@ -1,5 +1,7 @@
 """Few modules, each named by what an engineer would search for, and no name for two classes."""
 
+from collections import Counter
+
 import pytest
 from tests.tidy import figures
 
@@ -47,3 +49,13 @@ def test_there_are_few_packages_at_the_top() -> None:
 def test_what_tests_share_is_in_five_packages() -> None:
     assert figures.support_packages() == SUPPORT_PACKAGES
     assert not list(figures.ROOT.glob("tests/*kit"))
+
+
+def test_no_two_modules_of_tests_have_one_name() -> None:
+    """The collector imports those outside of packages by their bare names."""
+    found = Counter(
+        path.name
+        for path in (figures.ROOT / "tests").rglob("test_*.py")
+        if not (path.parent / "__init__.py").exists()
+    )
+    assert [name for name, count in found.items() if count > 1] == []
