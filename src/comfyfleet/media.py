@@ -1,5 +1,6 @@
 """File formats, by their bytes alone: types, sizes and faults of pictures, and metadata stripped without encoding anew. The stripping blocks."""
 
+import contextlib
 import json
 import re
 import struct
@@ -390,6 +391,8 @@ ZEROS = bytes(1024**2)
 # object of its own, ten times as large as the file.
 Stripped: TypeAlias = bytearray
 _PNG_TEXTS = frozenset({b"tEXt", b"zTXt", b"iTXt", b"eXIf", b"comf"})  # the last: ComfyUI's own
+_PNG_PLAIN_TEXTS = frozenset({b"tEXt", b"comf"})
+_PNG_PROMPT = b"prompt\0"
 _JPEG_NOTES = frozenset({0xE1, 0xED, 0xFE})  # Exif and XMP, Photoshop's, comments
 _WEBP_NOTES = frozenset({b"EXIF", b"XMP "})
 _WEBP_HAS_NOTES = 0x08 | 0x04
@@ -418,6 +421,36 @@ def strip_metadata(path: Path) -> int:
         except (struct.error, IndexError, ValueError, RecursionError):
             pass  # damaged, or of a kind that nobody has seen yet
         return file.seek(0, 2)
+
+
+def replace_prompt(path: Path, prompt: str) -> int:
+    """Puts another prompt in the place of the one that ComfyUI wrote into a PNG. Its size afterwards.
+
+    Other files stay as they are.
+    """
+    with path.open("r+b") as file:
+        if (
+            sniff_type(file.read(SNIFF_BYTES)) == "image/png"
+            and file.seek(0, 2) <= PICTURE_BYTES_MAX
+        ):
+            file.seek(0)
+            with contextlib.suppress(struct.error):  # damaged
+                _replace(file, _png_with_prompt(file.read(), prompt.encode("ascii")))
+        return file.seek(0, 2)
+
+
+def _png_with_prompt(data: bytes, prompt: bytes) -> Stripped:
+    kept, at = bytearray(data[:8]), 8
+    while at + 12 <= len(data):
+        end = at + 12 + int(struct.unpack_from(">I", data, at)[0])
+        kind, content = data[at + 4 : at + 8], data[at + 8 : end - 4]
+        if kind in _PNG_PLAIN_TEXTS and content.startswith(_PNG_PROMPT):
+            part = kind + _PNG_PROMPT + prompt
+            kept += struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part))
+        else:
+            kept += data[at:end]
+        at = end
+    return kept + data[at:]
 
 
 def _document(head: bytes) -> str:

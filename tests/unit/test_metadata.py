@@ -11,7 +11,7 @@ import PIL.Image
 import pytest
 from tests.unit import saved_files
 
-from comfyfleet.media import empty_items, strip_metadata
+from comfyfleet.media import empty_items, replace_prompt, strip_metadata
 
 SECRET = "OPERATOR-SECRET-SYSTEM-PROMPT"
 TEXTS = {"prompt": SECRET, "workflow": SECRET * 200, "comment": SECRET}
@@ -190,3 +190,27 @@ def test_an_avif_that_names_the_same_place_very_often_is_written_once() -> None:
     file = Counting(data)
     empty_items(file, iinf[8:], iloc[8:], 0)
     assert 0 < file.written <= len(data)
+
+
+def test_a_picture_gets_another_prompt_and_keeps_everything_else(tmp_path: Path) -> None:
+    data = saved_files.png({"prompt": SECRET, "workflow": "as it was"})
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    size = replace_prompt(path, '{"1": {}}')
+    after = path.read_bytes()
+    assert size == len(after)
+    with PIL.Image.open(io.BytesIO(after)) as picture:
+        picture.load()
+        assert picture.text == {"prompt": '{"1": {}}', "workflow": "as it was"}  # type: ignore[attr-defined]
+    assert np.array_equal(pixels(after)[0], pixels(data)[0])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [saved_files.jpeg(tags(), comment=SECRET), saved_files.png({}), b"\x89PNG\r\n\x1a\n\0", b""],
+)
+def test_files_without_a_prompt_of_comfyui_stay_as_they_are(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    assert replace_prompt(path, "{}") == len(data)
+    assert path.read_bytes() == data

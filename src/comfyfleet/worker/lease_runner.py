@@ -3,6 +3,7 @@ accepted the final report."""
 
 import asyncio
 import contextlib
+import json
 import logging
 import math
 import shutil
@@ -39,7 +40,7 @@ from comfyfleet.errors import (
     Unavailable,
     UnexpectedAnswer,
 )
-from comfyfleet.media import SNIFF_BYTES, measure_picture, strip_metadata
+from comfyfleet.media import SNIFF_BYTES, measure_picture, replace_prompt, strip_metadata
 from comfyfleet.transport.retry import RetryPolicy
 from comfyfleet.worker.control_client import REPORT_ENDPOINTS, ControlClient, FinalReport
 from comfyfleet.worker.failures import (
@@ -448,7 +449,7 @@ async def deliver_output(
                 f"{job.max_output_bytes:,} are taken."
             )
         content_type = content_type_of(file.filename, fetched.content_type)
-        ready = await asyncio.to_thread(prepare_output, fetched, strip=job.strip_metadata)
+        ready = await asyncio.to_thread(prepare_output, fetched, job)
         await deps.upload_gate.wait_for_prompts()
         await deliveries.put(ready, name=name, content_type=content_type)
     finally:
@@ -470,13 +471,18 @@ async def deliver_output(
     )
 
 
-def prepare_output(fetched: Fetched, *, strip: bool) -> ReadyFile:
-    """Strips metadata, hashes, measures and reads a small file.
+def prepare_output(fetched: Fetched, job: Job) -> ReadyFile:
+    """Strips or corrects metadata, hashes, measures and reads a small file.
 
     All in one call, because each hop to a thread takes time.
     """
     path = fetched.path
-    size = strip_metadata(path) if strip else fetched.size_bytes
+    size = fetched.size_bytes
+    if job.strip_metadata:
+        size = strip_metadata(path)
+    elif job.records_run:
+        # ComfyUI writes its prompt into pictures; that of the client has no folders of ours.
+        size = replace_prompt(path, json.dumps(job.prompt))
     width, height = measure_picture(path) or (None, None)
     return ReadyFile(
         path,
