@@ -137,6 +137,43 @@ async def test_success_spends_what_was_reserved(pool: Database) -> None:
     assert await types(pool) == ["PAYMENT_CREDIT", "JOB_RESERVE", "JOB_CONSUME"]
 
 
+async def test_what_a_job_has_not_used_goes_back_once_with_its_settlement(pool: Database) -> None:
+    await pay(pool, 100)
+    await reserve(pool, JOB, 30)
+    for is_new in (True, False):
+        async with pool.transaction() as tx:
+            settled = await ledger.consume(tx, TENANT, JOB, unused=12, now=NOW)
+        assert settled == (TransactionType.JOB_CONSUME, ADA, 30, is_new)
+        assert await balance(pool) == 82
+    async with pool.transaction() as tx:
+        await ledger.refund(tx, TENANT, JOB, now=NOW)
+    assert await balance(pool) == 82
+    assert await types(pool) == ["PAYMENT_CREDIT", "JOB_RESERVE", "JOB_CONSUME"]
+    assert await adds_up(pool)
+
+
+async def test_no_more_goes_back_than_was_reserved(pool: Database) -> None:
+    await pay(pool, 100)
+    await reserve(pool, JOB, 30)
+    async with pool.transaction() as tx:
+        await ledger.consume(tx, TENANT, JOB, unused=31, now=NOW)
+    assert await balance(pool) == 100
+    assert await adds_up(pool)
+
+
+async def test_more_given_back_than_was_reserved_is_found(pool: Database) -> None:
+    await pay(pool, 100)
+    await reserve(pool, JOB, 30)
+    line = {"tenant_id": TENANT, "user_id": ADA, "job_id": JOB, "created_at": NOW}
+    async with pool.transaction() as tx:
+        await tx.execute(
+            insert(token_transactions).values({**line, "type": "JOB_CONSUME", "amount": 31})
+        )
+        await tx.execute(update(token_wallets).values(balance=101))
+        found = [(each.job_id, each.fault) for each in await ledger.verify(tx)]
+    assert found == [(JOB, Fault.AMOUNT)]
+
+
 async def test_failure_gives_back_what_was_reserved(pool: Database) -> None:
     await pay(pool, 100)
     await reserve(pool, JOB, 30)

@@ -232,7 +232,7 @@ async def run_lease(
         model_change=lease.model_change,
         values=choose_values(outputs, lease.job.output_node_id),
         events=record.pop_all() if record else (),
-        history=record.history(outputs) if record else None,
+        history=(record.history(outputs) or {}) if record else None,
     )
 
 

@@ -25,11 +25,12 @@ from comfyfleet.server.jobs import finish
 from comfyfleet.server.jobs import submit as job_submit
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.lease import lease_next
-from comfyfleet.server.jobs.model import Failure, JobSpec, JobStatus
+from comfyfleet.server.jobs.model import PRICE_PER_SECOND, Failure, JobSpec, JobStatus
 from comfyfleet.server.jobs.outbox import flush_due
 from comfyfleet.server.jobs.reconcile import expire_due_leases, reconcile
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import ENDED, RequeueReason
+from comfyfleet.server.tenants import wallet as ledger
 
 STEPS_MAX = 60
 RACES = 16
@@ -158,6 +159,34 @@ async def test_a_word_can_be_cut_anywhere(scene: Scene, word: str) -> None:
         if not was_cut:
             return
     pytest.fail("it never came to its end")
+
+
+async def test_a_metered_end_can_be_cut_anywhere_and_is_paid_once(scene: Scene) -> None:
+    """2 s at 3 tokens, of 10 that were reserved: whatever is cut, 6 tokens are paid for each prompt."""
+    gateway = {"prompt_id": "mine", "number": 1, PRICE_PER_SECOND: 3.0}
+    spec = asked(user_id=scene.user_id, price_tokens=10, gateway=gateway)
+    for after in range(STEPS_MAX):
+        await job_submit.submit_many(scene.whole, scene.tenant_id, {scene.whole.new_id(): spec})
+        lease = await lease_next(scene.whole, waiter(), wait_seconds=0)
+        assert lease
+        was_cut = await _cut_off(scene.fuse, after, finish.complete(scene.cut, _ran(lease)))
+        await scene.sweep()
+        if (await scene.require_in_line(lease.job_id)).is_active:
+            later = await lease_next(scene.whole, waiter("later"), wait_seconds=0)
+            assert later
+            await finish.complete(scene.whole, _ran(later))
+        await scene.require_in_line(lease.job_id)
+        async with scene.whole.pools["main"].read() as tx:
+            left = await ledger.balance(tx, scene.tenant_id, scene.user_id)
+        assert left == 1000 - 6 * (after + 1)
+        if not was_cut:
+            assert after > 6, "its statements were not among the steps"
+            return
+    pytest.fail("it never came to its end")
+
+
+def _ran(handed: Handed) -> Complete:
+    return _done(handed).model_copy(update={"execution_seconds": 1.9, "history": {}})
 
 
 @pytest.mark.parametrize("word", ["complete", "fail", "requeue"])

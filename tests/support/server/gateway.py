@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -156,6 +156,18 @@ class GatewayInProcess(GatewayServer):
 
     async def new_user(self, tenant_id: UUID | None = None, *, tokens: int = 0) -> GatewayUser:
         return await asyncio.to_thread(lambda: self.user(tenant_id, tokens=tokens))
+
+
+async def until(is_so: Callable[[], Awaitable[object]]) -> None:
+    deadline = time.monotonic() + READY_SECONDS_MAX
+    while not await is_so():
+        assert time.monotonic() < deadline, "it did not happen"
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+async def history_entry(http: httpx.AsyncClient, prompt_id: str) -> Any:
+    """None until the prompt has ended."""
+    return (await http.get(f"/history/{prompt_id}")).json().get(prompt_id)
 
 
 @contextlib.asynccontextmanager

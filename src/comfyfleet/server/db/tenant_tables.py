@@ -592,7 +592,7 @@ token_transactions = Table(
     CheckConstraint(
         "(type = 'PAYMENT_CREDIT' AND amount > 0 AND provider_transaction_id IS NOT NULL)"
         " OR (type = 'JOB_RESERVE' AND amount < 0 AND job_id IS NOT NULL)"
-        " OR (type = 'JOB_CONSUME' AND amount = 0 AND job_id IS NOT NULL)"
+        " OR (type = 'JOB_CONSUME' AND amount >= 0 AND job_id IS NOT NULL)"
         " OR (type = 'JOB_REFUND' AND amount > 0 AND job_id IS NOT NULL)",
         name="amount",
     ),

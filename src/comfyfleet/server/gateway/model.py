@@ -1,12 +1,19 @@
-"""Prompts of the gateway as ComfyUI shows them: in its queue, in its history, among its jobs. Pure."""
+"""Prompts of the gateway as ComfyUI shows them: in its queue, in its history, among its jobs; and what they cost. Pure."""
 
+import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
-from comfyfleet.protocol.payloads import QueuedPrompt, Record
-from comfyfleet.server.jobs.model import Job, JobStatus
+from comfyfleet.api.prompts import FleetPrompts
+from comfyfleet.errors import InsufficientTokens
+from comfyfleet.protocol.payloads import QueuedPrompt, Record, RefusedPrompt
+from comfyfleet.protocol.validation import Fault, fault
+from comfyfleet.server.catalog.model import PRICE_TOKENS_MAX
+from comfyfleet.server.jobs.caches import RunSeconds
+from comfyfleet.server.jobs.model import PRICE_PER_SECOND, Job, JobSpec, JobStatus, cost_of
 from comfyfleet.server.run_log.model import Event, LoggedEvents
 
 CLIENT_ID_CHARACTERS_MAX = 200
@@ -113,3 +120,72 @@ class UserdataEntry(NamedTuple):
 class StoredUserdata(NamedTuple):
     entry: UserdataEntry
     data: bytes
+
+
+# Of a prompt like no other before it.
+DEFAULT_SECONDS = 60.0
+# So much longer than the longest of the last ones like it may a prompt take and still be paid for.
+MARGIN = 1.5
+MAX_TOKENS_HEADER, MAX_TOKENS = "x-max-tokens", "max_tokens"
+
+
+def max_tokens_of(
+    headers: Mapping[str, str], query: Mapping[str, str], extra_data: Mapping[str, Any]
+) -> int | None:
+    """The most that the caller wants to pay: by a header, in the query, or in `extra_data`."""
+    given = headers.get(MAX_TOKENS_HEADER, query.get(MAX_TOKENS, extra_data.get(MAX_TOKENS)))
+    if given is None:
+        return None
+    try:
+        most = int(given) if isinstance(given, str | int) else -1
+    except ValueError:
+        most = -1
+    if isinstance(given, bool) or not 0 <= most <= PRICE_TOKENS_MAX:
+        says = f"max_tokens must be a whole number from 0 to {PRICE_TOKENS_MAX:,}"
+        raise RefusedPrompt(fault("invalid_max_tokens", says, str(given)[:100]))
+    return most
+
+
+def with_price(
+    asked: JobSpec, terms: FleetPrompts, known: RunSeconds, max_tokens: int | None
+) -> JobSpec:
+    """The prompt with what is reserved for it. Raises RefusedPrompt if its fixed price is above
+    `max_tokens`."""
+    if terms.price_per_second is None:
+        return _fixed(asked, terms.price_tokens, max_tokens)
+    seconds = min(_expected_seconds(asked, known), terms.run_limit_seconds)
+    return _metered(asked, seconds, terms.price_per_second, max_tokens)
+
+
+def _metered(asked: JobSpec, seconds: float, price: float, max_tokens: int | None) -> JobSpec:
+    """Its price is kept with it: other terms are for other prompts."""
+    estimate = min(cost_of(seconds, price), PRICE_TOKENS_MAX)
+    return replace(
+        asked,
+        price_tokens=estimate if max_tokens is None else min(estimate, max_tokens),
+        gateway={**(asked.gateway or {}), PRICE_PER_SECOND: price},
+    )
+
+
+def _fixed(asked: JobSpec, price: int, max_tokens: int | None) -> JobSpec:
+    if max_tokens is not None and price > max_tokens:
+        says = f"The prompt costs {price} tokens, and max_tokens is {max_tokens}"
+        raise RefusedPrompt(
+            fault("price_above_max_tokens", says, required_tokens=price, max_tokens=max_tokens)
+        )
+    return replace(asked, price_tokens=price)
+
+
+def _expected_seconds(asked: JobSpec, known: RunSeconds) -> float:
+    longest = known.longest(asked)
+    return DEFAULT_SECONDS if longest is None else max(1.0, math.ceil(longest * MARGIN))
+
+
+def shortfall(error: InsufficientTokens) -> Fault:
+    """The error of a prompt that its user can not pay.
+
+    As ComfyUI would tell it: with what is needed, and what there is.
+    """
+    required, balance = error.details["required_tokens"], error.details["balance"]
+    says = f"The prompt needs {required} tokens, and the balance is {balance}"
+    return fault(error.code, says, required_tokens=required, balance=balance)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
+from comfyfleet.api.prompts import FleetPrompts
 from comfyfleet.protocol.payloads import PromptSubmission, RefusedPrompt
 from comfyfleet.protocol.validation import Prompt, fault, is_link
 from comfyfleet.server.app import ControlPlane
@@ -18,6 +19,7 @@ from comfyfleet.server.gateway.model import (
     is_running,
     job_id_of,
     prompt_id_of,
+    with_price,
 )
 from comfyfleet.server.gateway.offers import Offer, OfferedNode, offer_to
 from comfyfleet.server.gateway.placement import (
@@ -57,6 +59,7 @@ class PromptOptions:
     idempotency_key: str | None = None
     priority: int = 0
     kept: Mapping[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None
 
 
 PLAIN = PromptOptions()
@@ -87,7 +90,7 @@ async def submit_prompt(
     if usage_source:
         extra_data.setdefault("comfy_usage_source", usage_source)
     extra_data["create_time"] = int(plane.clock().timestamp() * 1000)
-    spec = await _spec(plane, caller, match, file_ids)
+    spec = await _spec(plane, caller, match, file_ids, options.max_tokens)
     sent = dict(spec.prompt)
     gateway = {
         "prompt_id": prompt_id,
@@ -97,6 +100,7 @@ async def submit_prompt(
         "outputs": list(verdict.outputs),
         "prompt": None if sent == verdict.prompt else verdict.prompt,
         **options.kept,
+        **(spec.gateway or {}),
     }
     asked = replace(
         spec,
@@ -148,12 +152,16 @@ async def _match_offer(
 
 
 async def _spec(
-    plane: ControlPlane, caller: Caller, match: PromptMatch, file_ids: Mapping[str, UUID]
+    plane: ControlPlane,
+    caller: Caller,
+    match: PromptMatch,
+    file_ids: Mapping[str, UUID],
+    max_tokens: int | None,
 ) -> JobSpec:
     prompt = sent_part(match.verdict.prompt, match.verdict.outputs)
     place = await place_prompt(plane, match, prompt)
     needs = prompt_needs(prompt)
-    return JobSpec(
+    asked = JobSpec(
         workflow_id=place.workflow_id,
         workflow_slug=place.workflow_slug,
         workflow_version=place.workflow_version,
@@ -163,8 +171,11 @@ async def _spec(
         model_key=model_key(needs.models),
         model_set=needs_hash(needs),
         user_id=caller.user_id,
-        price_tokens=place.price_tokens,
     )
+    # A registered workflow keeps its own price.
+    own_terms = FleetPrompts(price_tokens=place.price_tokens)
+    terms = own_terms if place.is_registered else place.fleet.prompts or own_terms
+    return with_price(asked, terms, plane.context.caches.run_seconds, max_tokens)
 
 
 def _assets(

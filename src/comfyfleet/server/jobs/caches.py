@@ -1,7 +1,8 @@
 """In-memory caches: documents, converted prompts, answers that may be seconds old, and queue depths."""
 
 import asyncio
-from collections import Counter, OrderedDict
+import math
+from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -12,7 +13,7 @@ from comfyfleet.server.catalog.model import RunTerms
 from comfyfleet.server.catalog.payload import RandomSource
 from comfyfleet.server.fleets.eligibility import EligibilityCache
 from comfyfleet.server.fleets.object_info import ObjectInfoCache
-from comfyfleet.server.jobs.model import Shortage
+from comfyfleet.server.jobs.model import JobSpec, Shortage
 from comfyfleet.server.jobs.progress import ProgressCache
 
 Value = TypeVar("Value")
@@ -144,6 +145,35 @@ class QueueDepthCache:
         return True
 
 
+RUNS_KEPT_MAX = 20
+KINDS_KEPT_MAX = 10_000
+RunKey = tuple[int, frozenset[str], str | None]
+
+
+class RunSeconds:
+    """How long runs of like prompts took: of one workflow, with the same node types and models."""
+
+    def __init__(self) -> None:
+        self._runs: OrderedDict[RunKey, deque[float]] = OrderedDict()
+
+    def note(self, asked: JobSpec, seconds: float) -> None:
+        key = _run_key(asked)
+        if math.isfinite(seconds):
+            self._runs.setdefault(key, deque(maxlen=RUNS_KEPT_MAX)).append(seconds)
+            self._runs.move_to_end(key)
+        if len(self._runs) > KINDS_KEPT_MAX:
+            self._runs.popitem(last=False)
+
+    def longest(self, asked: JobSpec) -> float | None:
+        """Of the last ones; None if there was none yet."""
+        return max(self._runs.get(_run_key(asked), ()), default=None)
+
+
+def _run_key(asked: JobSpec) -> RunKey:
+    types = frozenset(str(node.get("class_type")) for node in asked.prompt.values())
+    return asked.workflow_id, types, asked.model_set
+
+
 READS_AT_ONCE_MAX = 32
 LIVE_WORKERS_TTL = timedelta(seconds=2)
 SHORTAGE_TTL = timedelta(seconds=2)
@@ -162,6 +192,7 @@ class JobCaches:
     object_infos: ObjectInfoCache = field(default_factory=ObjectInfoCache)
     # What the gateway keeps, which is above this package.
     gateway: dict[str, Any] = field(default_factory=dict)
+    run_seconds: RunSeconds = field(default_factory=RunSeconds)
     # Whether nobody can run jobs of a kind.
     shortages: TtlCache[Shortage | None] = field(default_factory=lambda: TtlCache(SHORTAGE_TTL))
     # By workflow and effect. They are no orders: a job that was handed out before keeps them, too, and

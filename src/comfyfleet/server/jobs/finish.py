@@ -24,7 +24,14 @@ from comfyfleet.server.jobs.batches import admit_after_end
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.diagnosis import read_availability, requirements_of_job
 from comfyfleet.server.jobs.files import REFUSALS
-from comfyfleet.server.jobs.model import Failure, Job, JobOutput, JobResult, JobStatus
+from comfyfleet.server.jobs.model import (
+    Failure,
+    Job,
+    JobOutput,
+    JobResult,
+    JobStatus,
+    unused_tokens,
+)
 from comfyfleet.server.jobs.outbox import notify, sync_dispatches
 from comfyfleet.server.jobs.service import FinishedJob
 from comfyfleet.server.jobs.user_messages import to_user_message
@@ -162,12 +169,17 @@ async def _complete_job(
         async with pool.transaction() as tx:
             job = await store.get(tx, row.tenant_id, row.job_id)
             await _log_end(tx, context, job, message)
-            return await _complete_in(tx, context, one, stored)
+            unused = unused_tokens(job, _seconds(context, row, message)) if job else 0
+            one[-1]["unused_tokens"] = unused
+            ended = await _complete_in(tx, context, one, stored)
+        if job and ended.outbox_ids and message.execution_seconds is not None:
+            context.caches.run_seconds.note(job.asked, message.execution_seconds)
+        return ended
     if not pool.is_sqlite:
         async with pool.execute_one() as tx:
-            ended = await service.complete_at_once(tx, *one, files=stored, now=context.clock())
-        if ended:
-            return ended
+            at_once = await service.complete_at_once(tx, *one, files=stored, now=context.clock())
+        if at_once:
+            return at_once
     async with pool.transaction() as tx:
         return await service.complete(
             tx, *one, files=stored, new_id=context.new_id, now=context.clock()
@@ -181,11 +193,19 @@ async def _complete_in(
     stored: Sequence[File],
 ) -> FinishedJob:
     now = context.clock()
-    if not is_sqlite(tx):
+    if not one[-1]["unused_tokens"] and not is_sqlite(tx):
         ended = await service.complete_at_once(tx, *one, files=stored, now=now)
         if ended:
             return ended
     return await service.complete(tx, *one, files=stored, new_id=context.new_id, now=now)
+
+
+def _seconds(context: JobContext, row: Dispatch, message: Complete) -> float:
+    """Measured by the worker; a run whose start it has not seen counts from its lease's."""
+    if message.execution_seconds is not None:
+        return message.execution_seconds
+    started = row.started_at or row.leased_at
+    return (context.clock() - started).total_seconds() if started else 0.0
 
 
 async def _complete_dispatch(

@@ -1,5 +1,6 @@
 """Jobs, attempts and batches as frozen data, and a job as a row of its table. Pure."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -13,6 +14,8 @@ from comfyfleet.api.values import ShownValue
 from comfyfleet.server.catalog.model import AssetRef, models_of, prompt_needs
 from comfyfleet.server.fleets.model import WorkflowRequirements
 from comfyfleet.server.queue.model import DispatchStatus, NewDispatch, QueueLane
+
+SECONDS_MAX = 10_000_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +224,22 @@ def dispatch_for(job: Job, max_attempts: int) -> NewDispatch:
 def output_folder_of(lease_token: UUID, job_id: UUID) -> UUID:
     """Names a lease in the keys of outputs: as unique as its token, without telling the token."""
     return uuid5(job_id, str(lease_token))
+
+
+PRICE_PER_SECOND = "price_per_second"
+
+
+def cost_of(seconds: float, price_per_second: float) -> int:
+    """In whole tokens; a second that has begun is paid for in part."""
+    return math.ceil(max(0.0, min(seconds, SECONDS_MAX)) * price_per_second)
+
+
+def unused_tokens(job: Job, seconds: float) -> int:
+    """Returns what a metered prompt has not used of its reservation; a fixed price is used whole."""
+    price = (job.asked.gateway or {}).get(PRICE_PER_SECOND)
+    if price is None:
+        return 0
+    return max(0, job.reserved_tokens - cost_of(seconds, price))
 
 
 # The columns of a job's row are named as the fields: but for these, which are converted.

@@ -58,7 +58,13 @@ def status_event(job: Job) -> NewJobEvent:
 
 
 async def after_end(
-    tx: Tx, ended: store.EndedJob, files: Sequence[File], *, new_id: NewId, now: datetime
+    tx: Tx,
+    ended: store.EndedJob,
+    files: Sequence[File],
+    *,
+    unused_tokens: int = 0,
+    new_id: NewId,
+    now: datetime,
 ) -> list[int]:
     """Settles an ended job and returns the outbox ids. The ledger's keys prevent a second
     settlement.
@@ -69,6 +75,8 @@ async def after_end(
     is_done = job.status == JobStatus.COMPLETED
     if job.reserved_tokens and not is_done:
         await ledger.refund(tx, job.tenant_id, job.id, now=now)
+    elif unused_tokens:
+        await ledger.consume(tx, job.tenant_id, job.id, unused=unused_tokens, now=now)
     if job.asked.video_id:
         await media.end_job(
             tx,
@@ -342,10 +350,14 @@ async def complete(
     new_id: NewId,
     now: datetime,
 ) -> FinishedJob:
-    """Completes the job. A repeated request returns no outbox ids, and its files are not added."""
+    """Completes the job. A repeated request returns no outbox ids, and its files are not added.
+
+    `unused_tokens` of the values, of those that were reserved, go back to its user.
+    """
     done = await store.complete(tx, tenant_id, job_id, token, values, now=now)
     if done:
-        return await _finish(tx, done, files, new_id=new_id, now=now)
+        unused: int = values.get("unused_tokens", 0)
+        return await _finish(tx, done, files, unused_tokens=unused, new_id=new_id, now=now)
     return await _finished_before(tx, tenant_id, job_id, token, JobStatus.COMPLETED)
 
 
@@ -366,9 +378,17 @@ async def fail(
 
 
 async def _finish(
-    tx: Tx, ended: store.EndedJob, files: Sequence[File] = (), *, new_id: NewId, now: datetime
+    tx: Tx,
+    ended: store.EndedJob,
+    files: Sequence[File] = (),
+    *,
+    unused_tokens: int = 0,
+    new_id: NewId,
+    now: datetime,
 ) -> FinishedJob:
-    outbox_ids = await after_end(tx, ended, files, new_id=new_id, now=now)
+    outbox_ids = await after_end(
+        tx, ended, files, unused_tokens=unused_tokens, new_id=new_id, now=now
+    )
     return FinishedJob(ended.job, outbox_ids, ended.has_held)
 
 

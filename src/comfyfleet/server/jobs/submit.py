@@ -481,9 +481,9 @@ def _clamp_priority(asked: JobSpec, tenant: Tenant) -> JobSpec:
 
 
 async def _refuse_if_full(context: JobContext, tenant: Tenant, more: int) -> None:
-    settings = context.settings
+    settings, own = context.settings, tenant.max_queued
     for whose, most, said in (
-        (tenant.id, tenant.max_queued or settings.max_queued_per_tenant, "of this tenant"),
+        (tenant.id, settings.max_queued_per_tenant if own is None else own, "of this tenant"),
         (None, settings.max_queued_total, "of all tenants"),
     ):
         count = partial(_queued_count, context, whose)

@@ -63,7 +63,7 @@ async def log_end(
         for kind, data in events
     ]
     told = await _without_repeated_opening(tx, run, named)
-    earlier = await store.events_of_job(tx, run.tenant_id, run.job_id) if history is None else []
+    earlier = [] if history else await store.events_of_job(tx, run.tenant_id, run.job_id)
     heard = [each for row in earlier if row.lease_number == run.lease_number for each in row.events]
     shown = with_prompt_id(with_other_files(history, renamed), run.prompt_id)
     record = record_from([*heard, *told], shown, is_success=is_success)

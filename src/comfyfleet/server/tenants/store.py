@@ -480,13 +480,16 @@ async def transactions_without_wallet(tx: Tx, tenant_id: UUID | None) -> list[Ro
 
 
 async def unmatched_transactions(tx: Tx, tenant_id: UUID | None) -> list[Row[Any]]:
-    """Returns jobs that were settled twice, without a reservation, or refunded with another amount."""
+    """Returns jobs that were settled twice, without a reservation, refunded with another amount, or
+    given back more than was reserved."""
     is_reserve = lines.c.type == TransactionType.JOB_RESERVE
     is_refund = lines.c.type == TransactionType.JOB_REFUND
     reserves = func.count().filter(is_reserve)
     settled = func.count().filter(lines.c.type.in_(SETTLES))
     reserved = func.coalesce(-func.sum(lines.c.amount).filter(is_reserve), 0)
     refunded = func.coalesce(func.sum(lines.c.amount).filter(is_refund), 0)
+    is_consumed = lines.c.type == TransactionType.JOB_CONSUME
+    unused = func.coalesce(func.sum(lines.c.amount).filter(is_consumed), 0)
     query = (
         select(
             lines.c.tenant_id,
@@ -496,6 +499,7 @@ async def unmatched_transactions(tx: Tx, tenant_id: UUID | None) -> list[Row[Any
             settled.label("settled"),
             reserved.label("reserved"),
             refunded.label("refunded"),
+            unused.label("unused"),
         )
         .where(lines.c.job_id.is_not(None))
         .group_by(lines.c.tenant_id, lines.c.job_id)
@@ -505,6 +509,7 @@ async def unmatched_transactions(tx: Tx, tenant_id: UUID | None) -> list[Row[Any
                 reserves != 1,
                 func.count(lines.c.user_id.distinct()) > 1,
                 and_(refunded > 0, refunded != reserved),
+                unused > reserved,
             )
         )
     )

@@ -106,9 +106,12 @@ async def reserve_all(
     raise InsufficientTokens(required_tokens=sum(amounts.values()), balance=left)
 
 
-async def consume(tx: Tx, tenant_id: UUID, job_id: UUID, *, now: datetime) -> Settlement | None:
-    """Consumes the reservation of a successful job; None if nothing was reserved."""
-    return await _settle(tx, tenant_id, job_id, TransactionType.JOB_CONSUME, now)
+async def consume(
+    tx: Tx, tenant_id: UUID, job_id: UUID, *, unused: int = 0, now: datetime
+) -> Settlement | None:
+    """Consumes the reservation of a successful job, but for what it has not used, which goes back
+    by the same transaction; None if nothing was reserved."""
+    return await _settle(tx, tenant_id, job_id, TransactionType.JOB_CONSUME, now, unused)
 
 
 def consume_call(tenant_id: UUID, job_id: UUID, *, now: datetime) -> StatementCall:
@@ -191,7 +194,12 @@ async def _reserve(
 
 
 async def _settle(
-    tx: Tx, tenant_id: UUID, job_id: UUID, wanted: TransactionType, now: datetime
+    tx: Tx,
+    tenant_id: UUID,
+    job_id: UUID,
+    wanted: TransactionType,
+    now: datetime,
+    unused: int = 0,
 ) -> Settlement | None:
     reserves = await store.transactions_of_jobs(
         tx, tenant_id, [job_id], [TransactionType.JOB_RESERVE]
@@ -199,15 +207,15 @@ async def _settle(
     if not reserves:
         return None
     user_id, reserved = reserves[0].user_id, -reserves[0].amount
-    gives = wanted is TransactionType.JOB_REFUND
+    gives = reserved if wanted is TransactionType.JOB_REFUND else min(unused, reserved)
     if gives:
         await store.lock_wallet(tx, tenant_id, user_id)
-    row = _row(tenant_id, user_id, wanted, reserved if gives else 0, now)
+    row = _row(tenant_id, user_id, wanted, gives, now)
     if not await store.add_transaction(tx, [{**row, "job_id": job_id}]):
         earlier = await store.transactions_of_jobs(tx, tenant_id, [job_id], SETTLES)
         return Settlement(earlier[0].type, user_id, reserved, is_new=False)
     if gives:
-        await store.credit(tx, tenant_id, user_id, reserved)
+        await store.credit(tx, tenant_id, user_id, gives)
     return Settlement(wanted, user_id, reserved, is_new=True)
 
 
@@ -244,5 +252,5 @@ def _job_drift(row: Any) -> LedgerDrift:
         fault, says = Fault.AMOUNT, "the transactions of one job are in several wallets"
     else:
         fault = Fault.AMOUNT
-        says = f"{row.reserved} tokens were reserved and {row.refunded} refunded"
+        says = f"{row.reserved} tokens were reserved, {row.refunded} refunded and {row.unused} given back"
     return LedgerDrift(fault, row.tenant_id, None, row.job_id, says)

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 from uuid import UUID
 
@@ -10,6 +10,7 @@ from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response
 
+from comfyfleet.errors import InsufficientTokens, QueueFull
 from comfyfleet.protocol.http import Route, empty_reply, json_reply
 from comfyfleet.protocol.payloads import (
     ABSENT,
@@ -26,7 +27,13 @@ from comfyfleet.protocol.payloads import (
 )
 from comfyfleet.protocol.validation import fault
 from comfyfleet.server.gateway import history, prompts
-from comfyfleet.server.gateway.model import is_running, job_id_of, queued_prompt
+from comfyfleet.server.gateway.model import (
+    is_running,
+    job_id_of,
+    max_tokens_of,
+    queued_prompt,
+    shortfall,
+)
 from comfyfleet.server.http.gateway.app import GatewayCall
 from comfyfleet.server.http.gateway.bodies import read_json
 from comfyfleet.server.jobs import service as jobs
@@ -36,28 +43,49 @@ async def post_prompt(call: GatewayCall, request: Request) -> Response:
     body = await read_json(request)
     number = _number(call, body)
     submission = parse_submission(body)
-    feeds, held = call.gateway.feeds, list[UUID]()
-
-    def hold(job_id: UUID) -> None:
-        held.append(job_id)
-        feeds.of(call.caller).hold(job_id)
-
     usage = request.headers.get("comfy-usage-source")
+    most = max_tokens_of(request.headers, request.query_params, submission.extra_data)
+    options = prompts.PromptOptions(max_tokens=most)
     try:
-        accepted = await prompts.submit_prompt(
-            call.plane, call.caller, submission, number, usage, at_id=hold
-        )
-    except BaseException:
-        for job_id in held:
-            await feeds.release(call.caller, job_id)
-        raise
+        async with released_if_refused(call) as hold:
+            accepted = await prompts.submit_prompt(
+                call.plane, call.caller, submission, number, usage, options=options, at_id=hold
+            )
+    except InsufficientTokens as error:
+        raise RefusedPrompt(shortfall(error)) from error
+    except QueueFull as error:
+        return _busy_reply(error)
     answer = {
         "prompt_id": accepted.prompt_id,
         "number": accepted.number,
         "node_errors": accepted.node_errors,
     }
     reply = json_reply(answer)
-    reply.background = BackgroundTask(feeds.release, call.caller, accepted.job_id)
+    reply.background = BackgroundTask(call.gateway.feeds.release, call.caller, accepted.job_id)
+    return reply
+
+
+@contextlib.asynccontextmanager
+async def released_if_refused(call: GatewayCall) -> AsyncIterator[Callable[[UUID], None]]:
+    """Yields what holds a job; one that was not submitted is held no longer."""
+    feeds, held = call.gateway.feeds, list[UUID]()
+
+    def hold(job_id: UUID) -> None:
+        held.append(job_id)
+        feeds.of(call.caller).hold(job_id)
+
+    try:
+        yield hold
+    except BaseException:
+        for job_id in held:
+            await feeds.release(call.caller, job_id)
+        raise
+
+
+def _busy_reply(error: QueueFull) -> Response:
+    """Nothing was queued: the client may come again."""
+    reply = json_reply({"error": fault(error.code, error.message), "node_errors": {}}, 429)
+    reply.headers["retry-after"] = str(error.details.get("retry_after_seconds", 1))
     return reply
 
 

@@ -15,6 +15,12 @@ depends_on = None
 OF_GATEWAY = sa.text("gateway IS NOT NULL AND hidden_at IS NULL")
 UNFINISHED = sa.text("record IS NULL")
 REPLACED = sa.text("folder = 'replaced'")
+AMOUNTS = (
+    "(type = 'PAYMENT_CREDIT' AND amount > 0 AND provider_transaction_id IS NOT NULL)"
+    " OR (type = 'JOB_RESERVE' AND amount < 0 AND job_id IS NOT NULL)"
+    " OR (type = 'JOB_CONSUME' AND amount {consumed} 0 AND job_id IS NOT NULL)"
+    " OR (type = 'JOB_REFUND' AND amount > 0 AND job_id IS NOT NULL)"
+)
 
 
 def upgrade() -> None:
@@ -39,6 +45,34 @@ def upgrade() -> None:
         sa.Column("created_at", Moment, nullable=False),
         sa.Column("modified_at", Moment, nullable=False),
     )
+    _set_amounts(consumed=">=")
+
+
+def _set_amounts(*, consumed: str) -> None:
+    """What was reserved and not used goes back with the settlement: `>=`; nothing ever does: `=`."""
+    name, table = "token_transactions_amount_check", "token_transactions"
+    wanted = AMOUNTS.format(consumed=consumed)
+    bind = op.get_bind()
+    if bind.dialect.name != "sqlite":
+        op.drop_constraint(op.f(name), table, type_="check")
+        op.create_check_constraint(op.f(name), table, wanted)
+        return
+    # SQLite can't change a constraint: the table is made anew, with its indexes and triggers.
+    made = "SELECT type, sql FROM sqlite_master WHERE tbl_name = 'token_transactions' AND sql IS NOT NULL"
+    kept = bind.execute(sa.text(made)).all()
+    (before,) = (sql for kind, sql in kept if kind == "table")
+    after = before.replace(*(f"'JOB_CONSUME' AND amount {each} 0" for each in _both(consumed)))
+    op.execute("ALTER TABLE token_transactions RENAME TO token_transactions_before")
+    op.execute(sa.text(after.replace(":", r"\:")))
+    op.execute("INSERT INTO token_transactions SELECT * FROM token_transactions_before")
+    op.execute("DROP TABLE token_transactions_before")
+    for kind, sql in kept:
+        if kind != "table":
+            op.execute(sa.text(sql.replace(":", r"\:")))
+
+
+def _both(consumed: str) -> tuple[str, str]:
+    return ("=", ">=") if consumed == ">=" else (">=", "=")
 
 
 def _of_user() -> tuple[sa.Column[Any], sa.Column[Any]]:
@@ -108,6 +142,7 @@ def _add_files() -> None:
 
 
 def downgrade() -> None:
+    _set_amounts(consumed="=")
     for table in ("gateway_userdata", "gateway_counters", "gateway_files", "run_events"):
         op.drop_table(table)
     op.drop_column("webhook_deliveries", "url")

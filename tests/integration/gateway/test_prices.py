@@ -1,0 +1,109 @@
+"""Tokens for prompts of ComfyUI's clients: reserved, used, given back, and refused when there are too few."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from comfyfleet.api.prompts import FleetPrompts
+from tests.support.databases.factory import Databases
+from tests.support.server.gateway import (
+    PROMPT,
+    GatewayInProcess,
+    GatewayUser,
+    gateway_on,
+    history_entry,
+    until,
+)
+
+from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.gateway.model import job_id_of
+from comfyfleet.server.maintenance.embedded_fleet import FLEET, STAGE
+from comfyfleet.server.tenants import wallet as ledger
+
+FAILING = {
+    "1": {"class_type": "ComfyfleetFail", "inputs": {"fail": True, "message": "no", "after_ms": 0}}
+}
+
+
+@pytest.fixture
+async def server(databases: Databases, tmp_path: Path) -> AsyncIterator[GatewayInProcess]:
+    async with gateway_on(databases, tmp_path) as server:
+        yield server
+
+
+async def set_terms(server: GatewayInProcess, **terms: Any) -> None:
+    async with server.plane.central.transaction() as tx:
+        fleet = await fleets.get_fleet(tx, FLEET, STAGE)
+        await catalog.set_prompt_terms(
+            tx, fleet, FleetPrompts(allows_unknown=True, **terms), now=server.plane.clock()
+        )
+
+
+async def post(
+    user: GatewayUser, prompt: Any = PROMPT, headers: dict[str, str] | None = None, **body: Any
+) -> httpx.Response:
+    async with user.http_async() as http:
+        return await http.post("/prompt", json={"prompt": prompt, **body}, headers=headers)
+
+
+async def run(user: GatewayUser, prompt: Any = PROMPT, **body: Any) -> str:
+    answer = await post(user, prompt, **body)
+    assert answer.status_code == 200, answer.text
+    prompt_id = str(answer.json()["prompt_id"])
+    async with user.http_async() as http:
+        await until(lambda: history_entry(http, prompt_id))
+    return prompt_id
+
+
+async def lines(server: GatewayInProcess, user: GatewayUser) -> list[tuple[str, int]]:
+    """Of the ledger, after the payment; each is of a prompt."""
+    async with server.plane.context.tenant(user.tenant_id) as tx:
+        found = await ledger.transactions(tx, user.tenant_id, user.user_id, limit=100)
+        assert await ledger.verify(tx) == []
+    return [(each.type.value, each.amount) for each in reversed(found[:-1])]
+
+
+async def test_prompts_are_paid_by_their_terms(server: GatewayInProcess) -> None:
+    await set_terms(server, price_per_second=1)
+    bob = await server.new_user(tokens=100)
+    await run(bob)
+    # A run of less than a second, of the 60 that were reserved for one like no other.
+    assert await lines(server, bob) == [("JOB_RESERVE", -60), ("JOB_CONSUME", 59)]
+    await run(bob)
+    assert (await lines(server, bob))[2:] == [("JOB_RESERVE", -1), ("JOB_CONSUME", 0)]
+
+    await set_terms(server, price_tokens=7)
+    ada = await server.new_user(tokens=20)
+    prompt_id = await run(ada)
+    assert await lines(server, ada) == [("JOB_RESERVE", -7), ("JOB_CONSUME", 0)]
+    async with server.plane.context.tenant(ada.tenant_id) as tx:
+        newest = (await ledger.transactions(tx, ada.tenant_id, ada.user_id, limit=1))[0]
+    assert newest.job_id == job_id_of(ada.tenant_id, ada.user_id, prompt_id)
+
+
+async def test_too_few_tokens_and_too_low_a_limit_are_refused(server: GatewayInProcess) -> None:
+    await set_terms(server, price_per_second=1)
+    poor = await server.new_user(tokens=10)
+    refused = await post(poor)
+    assert refused.status_code == 400
+    assert refused.json()["node_errors"] == {}
+    error = refused.json()["error"]
+    assert error["type"] == "insufficient_tokens"
+    assert error["message"] == "The prompt needs 60 tokens, and the balance is 10"
+    assert error["extra_info"] == {"required_tokens": 60, "balance": 10}
+    assert await lines(server, poor) == []
+    await run(poor, extra_data={"max_tokens": 10})
+    assert await lines(server, poor) == [("JOB_RESERVE", -10), ("JOB_CONSUME", 9)]
+    await set_terms(server, price_tokens=3)
+    above = await post(poor, headers={"X-Max-Tokens": "2"})
+    assert above.json()["error"]["type"] == "price_above_max_tokens"
+
+
+async def test_a_prompt_that_fails_is_refunded_whole(server: GatewayInProcess) -> None:
+    await set_terms(server, price_per_second=1)
+    ada = await server.new_user(tokens=100)
+    await run(ada, FAILING)
+    assert await lines(server, ada) == [("JOB_RESERVE", -60), ("JOB_REFUND", 60)]
