@@ -6,7 +6,6 @@ from typing import Any
 
 import httpx
 import pytest
-from comfyfleet.api.prompts import FleetPrompts
 from tests.support.databases.factory import Databases
 from tests.support.server.gateway import (
     PROMPT,
@@ -17,6 +16,7 @@ from tests.support.server.gateway import (
     until,
 )
 
+from comfyfleet.api.admin import FleetPrompts
 from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.gateway.model import job_id_of

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from comfyfleet.api.prompts import FleetPrompts
 from tests.support.jobs.context import asked
 
+from comfyfleet.api.admin import FleetPrompts
 from comfyfleet.protocol.payloads import RefusedPrompt
 from comfyfleet.server.gateway.model import DEFAULT_SECONDS, max_tokens_of, with_price
 from comfyfleet.server.jobs.caches import RunSeconds

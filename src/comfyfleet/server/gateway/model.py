@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
-from comfyfleet.api.prompts import FleetPrompts
+from comfyfleet.api.admin import FleetPrompts
 from comfyfleet.errors import InsufficientTokens
 from comfyfleet.protocol.payloads import QueuedPrompt, Record, RefusedPrompt
 from comfyfleet.protocol.validation import Fault, fault

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
-from comfyfleet.api.prompts import FleetPrompts
+from comfyfleet.api.admin import FleetPrompts
 from comfyfleet.protocol.payloads import PromptSubmission, RefusedPrompt
 from comfyfleet.protocol.validation import Prompt, fault, is_link
 from comfyfleet.server.app import ControlPlane
