@@ -40,6 +40,7 @@ async def set_terms(server: GatewayInProcess, **terms: Any) -> None:
         await catalog.set_prompt_terms(
             tx, fleet, FleetPrompts(allows_unknown=True, **terms), now=server.plane.clock()
         )
+    server.plane.context.caches.gateway.clear()  # kept for a second
 
 
 async def post(
