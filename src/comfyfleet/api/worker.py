@@ -232,13 +232,15 @@ class HeartbeatAnswer(Message):
     cancelled: bool = False
     drain: bool = False
     recall: bool = False
+    interrupt: bool = False  # stop the run; how it ended is reported as usual
     outputs: tuple[OutputSlot, ...] = ()
     assets: tuple[Asset, ...] = ()
     new_token: str | None = None  # the worker's new key: to be used from now on
 
     @property
     def is_without_orders(self) -> bool:
-        is_ordered = self.cancelled or self.drain or self.recall or self.new_token is not None
+        is_stopped = self.cancelled or self.interrupt or self.recall
+        is_ordered = is_stopped or self.drain or self.new_token is not None
         return not (is_ordered or self.outputs or self.assets)
 
 
@@ -282,6 +284,7 @@ class Fail(Message):
     lease_token: UUID
     error: str | dict[str, Any]
     provider_job_id: str | None = None
+    interrupted: bool = False  # as the control plane had ordered
     filled_in: FilledIn | None = None  # if no heartbeat has told it
     events: RunEvents = ()  # as in Complete
 

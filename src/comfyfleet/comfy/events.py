@@ -6,7 +6,7 @@ the end: events in between were lost, only the end is always delivered.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 
@@ -73,6 +73,8 @@ class Preview:
     node_id: str | None
     content_type: str
     data: bytes
+    # What came with it: which node shows it, and the like.
+    metadata: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

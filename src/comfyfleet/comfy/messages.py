@@ -220,6 +220,7 @@ def _preview_with_metadata(rest: bytes) -> Message:
         _optional(data, "node_id"),
         _optional(data, "image_type") or "application/octet-stream",
         picture,
+        data,
     )
 
 

@@ -14,6 +14,7 @@ from comfyfleet.api.worker import (
     Job,
     Progress,
     Reading,
+    RunEvent,
 )
 from comfyfleet.comfy.events import Preview
 from comfyfleet.errors import (
@@ -43,6 +44,8 @@ RETRY_SECONDS = 5.0
 LEASE_PART_MAX = 0.3
 # A lease that has not started by then waits behind another: it may be recalled at any moment.
 LISTEN_AFTER_SECONDS = 0.5
+# A run whose client may interrupt it listens from early on.
+RECORD_LISTEN_AFTER_SECONDS = 0.1
 LISTEN_SECONDS_MAX = 30.0
 
 
@@ -81,7 +84,7 @@ class HeartbeatLoop:
         self._picture: Preview | None = None
         self._changed = asyncio.Event()
         self._urgent = asyncio.Event()
-        self._run_started = asyncio.Event()
+        self.run_started = asyncio.Event()
         self._last = time.monotonic()
         self._sending = asyncio.Lock()
 
@@ -93,7 +96,7 @@ class HeartbeatLoop:
         if self._started:
             return
         self._started = True
-        self._run_started.set()
+        self.run_started.set()
         self._changed.set()
         if self._job.records_run:
             asyncio.get_running_loop().call_later(RECORD_START_SECONDS, self._urgent.set)
@@ -122,6 +125,11 @@ class HeartbeatLoop:
         if record.has_live:
             self._changed.set()
 
+    async def take_events(self, record: RunRecord) -> tuple[RunEvent, ...]:
+        """All that was not reported, after a heartbeat that is under way: what it reports comes first."""
+        async with self._sending:
+            return record.pop_all()
+
     def set_preview(self, picture: Preview) -> None:
         """Sends a preview once, with the next heartbeat; a newer one replaces it."""
         self._picture = picture
@@ -143,13 +151,15 @@ class HeartbeatLoop:
 
     async def listen(self) -> None:
         """Until the run starts, keeps one heartbeat waiting at the control plane, so that orders
-        such as a recall arrive at once."""
+        such as a recall arrive at once. Where somebody may interrupt the run, until it ends."""
         seconds = min(self._seconds, LISTEN_SECONDS_MAX)
-        await _set_within(self._run_started, time.monotonic() + LISTEN_AFTER_SECONDS)
-        while not self._run_started.is_set():
+        ended = asyncio.Event() if self._job.records_run else self.run_started
+        pause = RECORD_LISTEN_AFTER_SECONDS if self._job.records_run else LISTEN_AFTER_SECONDS
+        await _set_within(ended, time.monotonic() + pause)
+        while not ended.is_set():
             attempted_at = time.monotonic()
             listening = asyncio.create_task(self._listen_once(seconds))
-            begun = asyncio.create_task(self._run_started.wait())
+            begun = asyncio.create_task(ended.wait())
             try:
                 await asyncio.wait({listening, begun}, return_when=asyncio.FIRST_COMPLETED)
                 if listening.done() and not listening.result():
@@ -158,7 +168,7 @@ class HeartbeatLoop:
                 listening.cancel()
                 begun.cancel()
             # A control plane that does not support waiting has answered at once.
-            await _set_within(self._run_started, attempted_at + seconds / 2)
+            await _set_within(ended, attempted_at + seconds / 2)
 
     async def _listen_once(self, seconds: float) -> bool:
         """Returns whether to listen again."""
@@ -168,7 +178,10 @@ class HeartbeatLoop:
             wait_seconds=seconds,
         )
         try:
-            self._on_answer(await self._control.heartbeat(message))
+            answer = await self._control.heartbeat(message)
+            self._on_answer(answer)
+            if answer.interrupt:
+                return False
         except (LeaseLost, WorkerRevoked) as error:
             self._on_lost(error)
             return False

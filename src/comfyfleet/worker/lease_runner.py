@@ -19,7 +19,15 @@ import httpx
 from blake3 import blake3
 
 from comfyfleet.api.values import WANTED_MAX, DeliveredOutput
-from comfyfleet.api.worker import Complete, Fail, Job, ModelChange, Requeue, RequeueReason
+from comfyfleet.api.worker import (
+    Complete,
+    Fail,
+    Job,
+    ModelChange,
+    Requeue,
+    RequeueReason,
+    RunEvent,
+)
 from comfyfleet.comfy import Backend, OutputFile, Outputs
 from comfyfleet.comfy.backend import Cancellation, Fetched
 from comfyfleet.comfy.events import Cancelled, End, Failed, Preview, Started
@@ -73,7 +81,7 @@ from comfyfleet.worker.job_files import (
 from comfyfleet.worker.journal import Journal, JournalEntry
 from comfyfleet.worker.platform import AssetProvider
 from comfyfleet.worker.run_progress import advance_progress, begin_progress
-from comfyfleet.worker.run_record import RunRecord
+from comfyfleet.worker.run_record import RecordTurns, RunRecord, asks_for_previews
 from comfyfleet.worker.settings import output_names, prompt_id_of
 
 YIELD_SECONDS_MAX = 0.25
@@ -165,6 +173,7 @@ class LeaseDeps:
     files: BackendFiles | None = None  # a cloud has no folders
     upload_gate: UploadGate = field(default_factory=UploadGate)
     models: LoadedModels = field(default_factory=LoadedModels)
+    turns: RecordTurns = field(default_factory=RecordTurns)
     retry: RetryPolicy = field(default_factory=RetryPolicy)
 
 
@@ -178,7 +187,12 @@ class ActiveLease:
         self.model_change: ModelChange | None = None  # known once it runs
         self.delivers_since = -math.inf  # by the monotonic clock
         job = entry.job
-        self.record = RunRecord(job.prompt, self.folder) if job.records_run else None
+        wants_previews = asks_for_previews(job.extra_data)
+        self.record = (
+            RunRecord(job.prompt, self.folder, wants_previews=wants_previews)
+            if job.records_run
+            else None
+        )
         self._on_phase = on_phase
 
     @property
@@ -231,18 +245,30 @@ async def run_lease(
         execution_seconds=seconds,
         model_change=lease.model_change,
         values=choose_values(outputs, lease.job.output_node_id),
-        events=record.pop_all() if record else (),
+        events=await last_events(lease, heartbeat_loop, deps),
         history=(record.history(outputs) or {}) if record else None,
     )
 
 
 async def report_rest(record: RunRecord, heartbeat_loop: HeartbeatLoop) -> None:
     """Sends what the last report can't hold, as far as the control plane takes it now."""
+    if record.is_too_much:
+        record.tell_all()
     for _ in range(REST_REPORTS_MAX):
         if not record.is_too_much or not record.has_live:
             return
         with contextlib.suppress(Unavailable, Unauthenticated, Refused):
             await heartbeat_loop.send_now()
+
+
+async def last_events(
+    lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDeps
+) -> tuple[RunEvent, ...]:
+    """For the final report: after those of the run before, and of heartbeats that are under way."""
+    if lease.record is None:
+        return ()
+    await deps.turns.wait_for(lease.record)
+    return await heartbeat_loop.take_events(lease.record)
 
 
 async def adopt_run(
@@ -320,10 +346,23 @@ async def prepare_prompt(
 ) -> dict[str, Any]:
     """Fills in the prompt. Raises InvalidInput if it names a file that is not the job's."""
     prompt: dict[str, Any] = fill_prompt(job.prompt, names, job.assets)
+    if lease.record is not None:
+        lease.record.show_as(client_names(job, names))
     if deps.files is None:
         return prompt
     await deps.files.check(prompt, frozenset(names.values()))
     return with_output_folder(prompt, lease.folder, deps.files.known)
+
+
+def client_names(job: Job, names: Mapping[str, str]) -> dict[str, str]:
+    """By the name of a file on the backend, that in the prompt as its client sent it."""
+    shown = {}
+    for asset in job.assets:
+        node_id, _, name = (asset.binding or "").partition(".")
+        given = job.prompt.get(node_id, {}).get("inputs", {}).get(name)
+        if isinstance(given, str) and asset.name in names:
+            shown[names[asset.name]] = given
+    return shown
 
 
 async def submit_once(
@@ -389,6 +428,8 @@ def note_start(lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDep
     began = time.time() if lease.entry.started_at is None else lease.entry.started_at
     lease.entry = replace(lease.entry, started_at=began)
     lease.enter(LeasePhase.RUNNING)
+    if lease.record is not None:
+        lease.record.may_tell = deps.turns.begin(lease.record)
     heartbeat_loop.start()
     return began
 
@@ -494,6 +535,10 @@ def prepare_output(fetched: Fetched, job: Job) -> ReadyFile:
     )
 
 
+def _is_interruption(error: Exception) -> bool:
+    return isinstance(error, RunFailed) and error.details.get("failed") is None
+
+
 logger = logging.getLogger(__name__)
 
 # A final report without an answer for so long is journaled, so that the next worker can send it.
@@ -542,6 +587,7 @@ class LeaseRunner:
         self._heartbeat_loop = make_heartbeat_loop(self)
         self._on_fault = on_fault
         self._work: asyncio.Task[Complete] | None = None
+        self._interrupting: asyncio.Task[None] | None = None
         # Made when there is something to put into it.
         self._scratch = deps.journal.scratch / f"{lease.job.dispatch_id}-{lease.job.lease_token}"
 
@@ -552,12 +598,33 @@ class LeaseRunner:
         if self._work is not None:
             self._work.cancel()
 
+    def interrupt(self) -> None:
+        """Stops the run on its backend, once, and goes on following it: the backend tells how it ended."""
+        if self.lease.phase is LeasePhase.PREPARING:
+            self.stop(StopReason.CANCELLED)
+        elif self._interrupting is None and self.lease.in_backend:
+            self._interrupting = asyncio.create_task(self._interrupt_run())
+
+    async def _interrupt_run(self) -> None:
+        try:
+            await self._deps.backend.cancel(self.lease.entry.run_id or self.lease.prompt_id)
+        except FleetError as error:
+            extra = {**self.ids, "reason": error.message}
+            logger.warning("whether its prompt was interrupted is not certain", extra=extra)
+
     async def run(self) -> None:
         """Returns when the control plane has accepted or refused the final report, or the lease is lost."""
+        try:
+            await self._run()
+        finally:
+            if self.lease.record is not None:
+                self._deps.turns.end(self.lease.record)
+
+    async def _run(self) -> None:
         lease = self.lease
         report = lease.entry.report
         if report is None:
-            report = self._with_prompt(await self._work_with_heartbeats())
+            report = await self._work_with_heartbeats()
         lease.enter(LeasePhase.DELIVERING)
         if report is not None:
             lease.entry = replace(lease.entry, report=report)
@@ -581,14 +648,21 @@ class LeaseRunner:
             self._deps.journal.write(self.lease.entry)
             raise
 
-    def _with_prompt(self, report: FinalReport | None) -> FinalReport | None:
+    async def _with_prompt(self, report: FinalReport | None) -> FinalReport | None:
         """Adds the filled-in values and messages that no heartbeat has reported."""
         changes: dict[str, Any] = {}
         if isinstance(report, Complete | Fail) and self._heartbeat_loop.unreported is not None:
             changes["filled_in"] = self._heartbeat_loop.unreported
         if isinstance(report, Fail) and self.lease.record is not None:
-            changes["events"] = self.lease.record.pop_all()
+            events = await last_events(self.lease, self._heartbeat_loop, self._deps)
+            changes["events"] = events
+            has_failed = any(kind == "execution_error" for kind, _ in events)
+            changes["interrupted"] = self._is_taken_back and not has_failed
         return report.model_copy(update=changes) if report and changes else report
+
+    @property
+    def _is_taken_back(self) -> bool:
+        return self.stop_reason is StopReason.CANCELLED or self._interrupting is not None
 
     def _forget(self) -> None:
         shutil.rmtree(self._scratch, ignore_errors=True)
@@ -600,12 +674,23 @@ class LeaseRunner:
         heartbeats = [
             asyncio.create_task(self._heartbeat_loop.beat()),
             asyncio.create_task(self._heartbeat_loop.listen()),
+            asyncio.create_task(self._tell_in_turn()),
         ]
         try:
-            return await self._outcome(self._scratch)
+            return await self._with_prompt(await self._outcome(self._scratch))
         finally:
-            for each in heartbeats:
+            for each in (*heartbeats, *([self._interrupting] if self._interrupting else ())):
                 each.cancel()
+
+    async def _tell_in_turn(self) -> None:
+        """Its messages go out when those of the run before it are told."""
+        record = self.lease.record
+        if record is None:
+            return
+        await self._heartbeat_loop.run_started.wait()
+        await self._deps.turns.wait_for(record)
+        record.may_tell = True
+        self._heartbeat_loop.show_record(record)
 
     async def _outcome(self, folder: Path) -> FinalReport | None:
         work = asyncio.create_task(run_lease(self.lease, self._heartbeat_loop, self._deps, folder))
@@ -642,6 +727,8 @@ class LeaseRunner:
         )
 
     async def _report_failure(self, error: Exception) -> FinalReport:
+        if self._interrupting is not None and _is_interruption(error):
+            return failed_outcome(self.lease.job, job_error("cancelled", "The job was cancelled."))
         outcome = outcome_of_error(error, self.lease.job)
         self._log(error, outcome)
         if self.lease.in_backend and not isinstance(error, NOTHING_TO_CANCEL):

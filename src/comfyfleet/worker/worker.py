@@ -396,6 +396,8 @@ class Worker:
         self._apply_new_key(answer.new_token)
         if answer.cancelled:
             lease_runner.stop(StopReason.CANCELLED)
+        elif answer.interrupt:
+            lease_runner.interrupt()
         elif answer.recall and self._is_unstarted(lease_runner):
             lease_runner.stop(StopReason.RECALL)
         if answer.drain:

@@ -22,7 +22,7 @@ from comfyfleet.server.maintenance.retention import begin_erasure, erase_pending
 from comfyfleet.server.maintenance.sweeps import expire_all, prune_expired_rows, remove_all_orphans
 from comfyfleet.server.media.model import kept_output_key
 from comfyfleet.server.run_log import service as run_log
-from comfyfleet.server.run_log.model import LoggedRun, UserFile
+from comfyfleet.server.run_log.model import LoggedRun, RunEnd, UserFile
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants.model import Caller
 
@@ -74,7 +74,8 @@ async def log(ada: TenantData, job: Job, *, is_end: bool) -> None:
     async with ada.pool.transaction() as tx:
         if is_end:
             made = [DeliveredOutput(name="9", size=3, filename="x_00001_.png", folder="output")]
-            await run_log.log_end(tx, run_of(job), events, is_success=True, outputs=made, now=now)
+            end = RunEnd("completed")
+            await run_log.log_end(tx, run_of(job), end, events, outputs=made, now=now)
         else:
             await run_log.log_live(tx, run_of(job), events, now=now)
 

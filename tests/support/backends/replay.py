@@ -5,11 +5,12 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from tests.golden.shared import SHARED
 from tests.support.backends.engine_client import (
     EngineClient,
     EventTimeout,
@@ -20,9 +21,33 @@ from tests.support.backends.engine_client import (
 from tests.support.backends.matcher import PLACEHOLDER, Bindings, fill, match, normalise
 
 from comfyfleet.engine import Served
+from comfyfleet.engine.node import Context, EngineNodeType, NodeResult
+from comfyfleet.engine.nodes import registry
 
 # Recorded waits let a real ComfyUI blur a large picture; ours only sleeps, and shorter.
 TIME_SCALE = 0.3
+
+
+# What the recorded server needed seconds for; long enough for all that is asked meanwhile.
+BLUR_SECONDS = 1.5 * TIME_SCALE
+TRANSCRIPTS = SHARED / "transcripts" / "0.28.0.jsonl"
+
+
+def scenarios() -> list[dict[str, Any]]:
+    lines = TRANSCRIPTS.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def nodes_with_slow_blur(seconds: float = BLUR_SECONDS) -> Mapping[str, EngineNodeType]:
+    nodes = dict(registry())
+
+    def blur(context: Context, image: Any, blur_radius: int, sigma: float) -> NodeResult:
+        # Asleep, not paused: no interrupt reaches a real blur before its end.
+        time.sleep(seconds)
+        return NodeResult((image,))
+
+    nodes["ImageBlur"] = EngineNodeType(name="ImageBlur", info=nodes["ImageBlur"].info, run=blur)
+    return nodes
 
 
 @dataclass
@@ -37,14 +62,35 @@ class Differences:
         return bool(self.status or self.bodies or self.events)
 
 
+def report(found: Mapping[str, Differences]) -> str:
+    lines = []
+    for level in ("status", "bodies", "events"):
+        missed = {
+            name: getattr(diff, level) for name, diff in found.items() if getattr(diff, level)
+        }
+        lines.append(f"{level}: {len(found) - len(missed)}/{len(found)} scenarios alike")
+        lines += [f"  {name}: {places[0]}" for name, places in missed.items()]
+    return "\n".join(lines)
+
+
 def replay(scenario: Mapping[str, Any], served: Served) -> Differences:
+    """On an engine, brought to the start first."""
     with open_engine_client(served.url) as talk:
         bring_to_start(talk, served)
-        player = _Player(scenario, talk, served)
-        for index, step in enumerate(scenario["steps"]):
-            player.do(step, f"step {index + 1}")
-        player.compare_events()
-        return player.differences
+        return play(
+            scenario, talk, lambda name: (served.engine.data.root / name).unlink(missing_ok=False)
+        )
+
+
+def play(
+    scenario: Mapping[str, Any], talk: EngineClient, delete: Callable[[str], object]
+) -> Differences:
+    """On any server at its start; `delete` takes a file away behind its back."""
+    player = _Player(scenario, talk, delete)
+    for index, step in enumerate(scenario["steps"]):
+        player.do(step, f"step {index + 1}")
+    player.compare_events()
+    return player.differences
 
 
 def bring_to_start(talk: EngineClient, served: Served) -> None:
@@ -59,11 +105,13 @@ def bring_to_start(talk: EngineClient, served: Served) -> None:
 
 
 class _Player:
-    def __init__(self, scenario: Mapping[str, Any], talk: EngineClient, served: Served) -> None:
+    def __init__(
+        self, scenario: Mapping[str, Any], talk: EngineClient, delete: Callable[[str], object]
+    ) -> None:
         self.differences = Differences()
         self._scenario = scenario
         self._talk = talk
-        self._served = served
+        self._delete = delete
         self._bound: Bindings = {}
         self._ears: dict[str, SocketClient] = {}
 
@@ -76,7 +124,7 @@ class _Player:
             self._wait(step["wait"])
         else:
             _, name = step["disk"].split(" ", 1)
-            (self._served.engine.data.root / fill(name, self._bound)).unlink()
+            self._delete(fill(name, self._bound))
 
     def compare_events(self) -> None:
         loose = "kept" in self._scenario.get("loose", "")

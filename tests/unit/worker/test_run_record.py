@@ -1,5 +1,6 @@
 """Records of runs stay within what a report holds, whatever a backend tells."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from comfyfleet.api.worker import RUN_EVENTS_MAX
 from comfyfleet.comfy.events import NodeText, Preview
 from comfyfleet.worker import run_record
-from comfyfleet.worker.run_record import PICTURE, RunRecord
+from comfyfleet.worker.run_record import PICTURE, RecordTurns, RunRecord
 
 SENDER = {"9": {"class_type": "SaveImageWebsocket", "inputs": {}}}
 
@@ -84,3 +85,56 @@ def test_no_report_has_more_messages_than_the_control_plane_takes() -> None:
         run.take(told("executing", node=str(number)))
     assert len(run.pop_live()) <= RUN_EVENTS_MAX
     assert len(run.pop_all()) <= RUN_EVENTS_MAX
+
+
+FILE = {"images": [{"filename": "a.png", "subfolder": "", "type": "output"}]}
+
+
+def test_what_names_a_file_holds_back_what_comes_after_it_for_a_while() -> None:
+    now = 0.0
+    run = RunRecord({}, "folder", clock=lambda: now)
+    run.take(told("executing", node="1"))
+    run.take(told("executed", node="1", output=FILE))
+    run.take(told("executing", node="2"))
+    assert [kind for kind, _ in run.pop_live()] == ["executing"]
+    assert not run.has_live
+    now = run_record.ORDER_SECONDS_MAX + 1
+    assert [data["node"] for _, data in run.pop_live()] == ["2"]
+    assert [kind for kind, _ in run.pop_all()] == ["executed"]
+
+
+def test_previews_go_to_those_who_ask_and_only_the_newest() -> None:
+    shy, curious = RunRecord({}, "folder"), RunRecord({}, "folder", wants_previews=True)
+    for each in (shy, curious):
+        each.note(Preview("run", "3", "image/jpeg", b"old"))
+        each.note(Preview("run", "3", "image/jpeg", b"new", {"display_node_id": "4"}))
+    assert shy.pop_live() == ()
+    ((kind, data),) = curious.pop_live()
+    assert (kind, data["base64"]) == (PICTURE, "bmV3")
+    assert data["metadata"] == {"display_node_id": "4"}
+
+
+@pytest.mark.parametrize(
+    ("extra_data", "asks"),
+    [({}, False), ({"preview_method": "none"}, False), ({"preview_method": "taesd"}, True)],
+)
+def test_a_client_asks_for_previews_by_their_method(extra_data: Any, asks: bool) -> None:
+    assert run_record.asks_for_previews(extra_data) is asks
+
+
+async def test_a_run_tells_after_the_one_before_it_has_ended() -> None:
+    turns, first, second = RecordTurns(), record(), record()
+    assert turns.begin(first)
+    assert not turns.begin(second)
+    waiting = asyncio.create_task(turns.wait_for(second))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    turns.end(first)
+    await waiting
+
+
+def test_a_client_reads_the_names_that_it_gave() -> None:
+    run = RunRecord({}, "folder")
+    run.show_as({"folder/1.image.dat": "cat.png"})
+    run.take(told("execution_error", current_inputs={"image": ["folder/1.image.dat"]}))
+    assert run.pop_all()[0][1] == {"current_inputs": {"image": ["cat.png"]}}

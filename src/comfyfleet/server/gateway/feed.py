@@ -5,26 +5,29 @@ import base64
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
-from itertools import takewhile
 from time import monotonic
+from typing import Any
 from uuid import UUID
 
 from comfyfleet.errors import FleetError
 from comfyfleet.protocol import sockets as frames
 from comfyfleet.protocol.sockets import Frame, Socket
 from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.db import Tx
 from comfyfleet.server.gateway.history import active_jobs
-from comfyfleet.server.gateway.model import (
-    end_events,
-    events_in,
-    gateway_data,
-    prompt_id_of,
-)
-from comfyfleet.server.jobs import service as jobs
+from comfyfleet.server.gateway.model import events_in, gateway_data
 from comfyfleet.server.run_log import service as run_log
-from comfyfleet.server.run_log.model import Event, LoggedEvents
+from comfyfleet.server.run_log.model import (
+    PICTURE,
+    REMOVED,
+    TEXT,
+    Event,
+    LoggedEvents,
+    LogLook,
+    current_node,
+)
 from comfyfleet.server.tenants.model import Caller
 
 logger = logging.getLogger(__name__)
@@ -40,21 +43,25 @@ CURSORS_MAX = 10_000
 # A client may submit first and listen then: what it has missed is not older than this.
 MISSED_MAX = timedelta(seconds=60)
 # Without a client id these go to all sockets of their user, and the rest to none: as in ComfyUI.
-BROADCAST = frozenset({"progress", "progress_state", "execution_interrupted"})
-TEXT, PICTURE = "comfyfleet_text", "comfyfleet_picture"
+BROADCAST = frozenset({"progress", "progress_state", "execution_interrupted", PICTURE})
 
 
 class GatewaySocket(Socket):
-    """One connection of a client. `seen`: the last report that it was sent."""
+    """One connection of a client. `seen`: the last report that it was sent, until it is live."""
 
     def __init__(self, client_id: str, seen: int) -> None:
         super().__init__()
         self.client_id = client_id
         self.seen = seen
+        self.is_live = False
+        self.is_replaced = False  # another one has its client id
 
     @property
     def wants_metadata(self) -> bool:
         return self.features.get("supports_preview_metadata") is True
+
+    def tell(self, event: str, data: object) -> None:
+        self.push(frames.json_frame(event, data))
 
 
 class UserFeed:
@@ -63,17 +70,22 @@ class UserFeed:
     def __init__(self, plane: ControlPlane, caller: Caller) -> None:
         self._plane = plane
         self._caller = caller
-        self._sockets: set[GatewaySocket] = set()
+        self._sockets: list[GatewaySocket] = []
         self._woken = asyncio.Event()
-        self._active: frozenset[UUID] = frozenset()
         self._held: dict[UUID, float] = {}
-        self._remaining: int | None = None
+        self._remaining = 0
+        self._told: int | None = None  # the last report that was told
+        self._starting = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._unsubscribe = plane.context.notifier.subscribe_user(caller.user_id, self._woken.set)
 
     @property
     def is_empty(self) -> bool:
         return not self._sockets and not self._held
+
+    @property
+    def last(self) -> int:
+        return self._told or 0
 
     def hold(self, job_id: UUID) -> None:
         """Nothing about this job goes out until it is released: its POST has not been answered."""
@@ -88,14 +100,33 @@ class UserFeed:
         now = monotonic()
         self._held = {job_id: until for job_id, until in self._held.items() if until > now}
 
-    def add(self, socket: GatewaySocket) -> None:
-        self._sockets.add(socket)
-        if self._task is None:
+    async def start(self) -> None:
+        """Reads where the log is: what comes after is told."""
+        async with self._starting:
+            if self._told is not None:
+                return
+            tenant_id, user_id = self._caller.tenant.id, self._caller.user_id
+            async with self._plane.context.tenant(tenant_id) as tx:
+                last = await run_log.last_id(tx, tenant_id, user_id)
+                look = await run_log.look(
+                    tx, tenant_id, user_id, after_id=last, but_jobs=[*self._held]
+                )
+            self._remaining = look.active + len(_ended_in(look.rows))
+            self._told = last
             self._task = asyncio.create_task(self._run(), name="gateway-feed")
+
+    def add(self, socket: GatewaySocket, running_node: str | None) -> None:
+        """As in ComfyUI, an older socket of the same client hears nothing from now on."""
+        for other in self._sockets:
+            other.is_replaced |= other.client_id == socket.client_id
+        self._sockets.append(socket)
+        socket.tell("status", {**_status(self._remaining), "sid": socket.client_id})
+        if running_node is not None:
+            socket.tell("executing", {"node": running_node})
         self._woken.set()
 
     def remove(self, socket: GatewaySocket) -> None:
-        self._sockets.discard(socket)
+        self._sockets.remove(socket)
 
     async def close(self) -> None:
         self._unsubscribe()
@@ -106,7 +137,7 @@ class UserFeed:
 
     async def _run(self) -> None:
         while True:
-            pause = BUSY_SECONDS if self._active else IDLE_SECONDS
+            pause = BUSY_SECONDS if self._remaining else IDLE_SECONDS
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._woken.wait()
@@ -127,98 +158,134 @@ class UserFeed:
 
         A run's last report and the end of its job are seen together, as they are written together.
         """
-        active, rows = await self._look()
+        if self._told is None:
+            return
         self._drop_old_holds()
-        # Of one whose POST has not been answered nothing is told, nor of what came after.
-        rows = list(takewhile(lambda row: row.job_id not in self._held, rows))
-        active -= self._held.keys()
-        self._tell_status(len(active | self._active))
-        ended: set[UUID] = set()
-        for row in rows:
-            if row.record is not None:
-                ended.add(row.job_id)
-            self._tell_row(row, len((active | self._active) - ended))
-        if len(rows) == run_log.EVENTS_PER_READ_MAX:
-            self._woken.set()
-        else:
-            await self._tell_other_ends(self._active - active - ended, len(active - ended))
-        self._active = active - ended
-        self._tell_status(len(self._active))
-
-    async def _look(self) -> tuple[frozenset[UUID], list[LoggedEvents]]:
-        """Prompts that have not ended, and what no socket, or not all of them, have been sent."""
         tenant_id, user_id = self._caller.tenant.id, self._caller.user_id
-        after = min((socket.seen for socket in self._sockets), default=None)
+        held = frozenset(self._held)
         async with self._plane.context.tenant(tenant_id) as tx:
-            active = await jobs.active_prompt_ids(tx, tenant_id, user_id)
-            if after is None:
-                return active, []
-            return active, await run_log.events_after(tx, tenant_id, user_id, after_id=after)
+            for socket in [each for each in self._sockets if not each.is_live]:
+                await self._catch_up(tx, socket, self._told)
+            look = await run_log.look(tx, tenant_id, user_id, after_id=self._told, but_jobs=held)
+        rows = _tellable(look.rows, held | frozenset(self._held))
+        self._tell_arrivals(look)
+        for row in rows:
+            self._told = row.id
+            self._tell_row(row)
+        if len(look.rows) == run_log.EVENTS_PER_READ_MAX:
+            self._woken.set()
+            return
+        self._tell_departures(look.active + len(_ended_in(look.rows[len(rows) :])))
 
-    async def _tell_other_ends(self, gone: Iterable[UUID], remaining: int) -> None:
-        """Of jobs that have ended without a report: cancelled, or given up."""
-        tenant_id = self._caller.tenant.id
-        for job_id in gone:
-            async with self._plane.context.tenant(tenant_id) as tx:
-                ended = await jobs.find(tx, tenant_id, job_id)
-                rows = await run_log.events_of_job(tx, tenant_id, job_id)
-            if ended is None:
-                continue
-            was_told = any(row.record and row.lease_number == ended.lease_number for row in rows)
-            if was_told or not (ended.started_at or rows):
-                continue
-            client_id = gateway_data(ended).get("client_id")
-            for socket in self._sockets:
-                self._push(socket, end_events(ended, events_in(rows)), client_id)
-                self._push_end(socket, client_id, prompt_id_of(ended), remaining)
+    async def _catch_up(self, tx: Tx, socket: GatewaySocket, to_id: int) -> None:
+        """What its client has missed."""
+        socket.is_live = True
+        if socket.seen >= to_id:
+            return
+        tenant_id, user_id = self._caller.tenant.id, self._caller.user_id
+        missed = await run_log.events_of_client(
+            tx, tenant_id, user_id, socket.client_id, after_id=socket.seen, to_id=to_id
+        )
+        for row in missed:
+            self._push(socket, row, self._remaining)
 
-    def _tell_row(self, row: LoggedEvents, remaining: int) -> None:
-        for socket in self._sockets:
-            if socket.seen < row.id:
-                socket.seen = row.id
-                self._push(socket, row.events, row.client_id)
-                if row.record is not None:
-                    self._push_end(socket, row.client_id, row.prompt_id, remaining)
-        if row.record is not None:
+    def _tell_arrivals(self, look: LogLook) -> None:
+        """One by one, as they came. Those that have ended since are known by their reports only."""
+        gone = sum(_departed(row) for row in look.rows)
+        for _ in range(look.active + gone - self._remaining):
+            self._remaining += 1
+            self._tell_status()
+
+    def _tell_departures(self, remaining: int) -> None:
+        """Of prompts that have gone without a report."""
+        if remaining < self._remaining:
             self._remaining = remaining
+            self._tell_status()
 
-    def _push(self, socket: GatewaySocket, events: Iterable[Event], client_id: str | None) -> None:
-        for frame in self._frames(events, client_id, socket):
+    def _tell_row(self, row: LoggedEvents) -> None:
+        tells = [data.get("tells", 1) for kind, data in row.events if kind == REMOVED]
+        before = self._remaining
+        self._remaining = max(0, before - _departed(row))
+        for _ in range(sum(tells)):
+            self._tell_status()
+        for socket in self._heard_by():
+            self._push(socket, row, before)
+
+    def _heard_by(self) -> list[GatewaySocket]:
+        return [each for each in self._sockets if each.is_live and not each.is_replaced]
+
+    def _push(self, socket: GatewaySocket, row: LoggedEvents, before: int) -> None:
+        """`before`: how many prompts waited or ran until then."""
+        for frame in self._frames(row, socket, before):
             socket.push(frame)
+        if row.is_last:
+            # As ComfyUI does at the end of each run: by now history has it.
+            socket.tell("status", _status(self._remaining))
+            if row.client_id is not None and socket.client_id == row.client_id:
+                socket.tell("executing", {"node": None, "prompt_id": row.prompt_id})
 
-    def _push_end(
-        self, socket: GatewaySocket, client_id: str | None, prompt_id: str, remaining: int
-    ) -> None:
-        """As ComfyUI does at the end of each run: by now history has it."""
-        socket.push(frames.json_frame("status", _status(remaining)))
-        if client_id is not None and socket.client_id == client_id:
-            socket.push(frames.json_frame("executing", {"node": None, "prompt_id": prompt_id}))
-
-    def _frames(
-        self, events: Iterable[Event], client_id: str | None, socket: GatewaySocket
-    ) -> Iterable[Frame]:
-        for kind, data in events:
-            is_for_all = kind in (TEXT,) or (client_id is None and kind in (*BROADCAST, PICTURE))
-            if not is_for_all and client_id != socket.client_id:
-                continue
+    def _frames(self, row: LoggedEvents, socket: GatewaySocket, before: int) -> Iterable[Frame]:
+        with_metadata = socket.wants_metadata and row.client_id is not None
+        for kind, data in row.events if with_metadata else pictures_after_progress(row.events):
+            is_for_all = kind == TEXT or (row.client_id is None and kind in BROADCAST)
             if kind == "execution_start":
-                yield frames.json_frame("status", _status(self._remaining or 1))
+                yield frames.json_frame("status", _status(before))
+            if kind == REMOVED or not (is_for_all or row.client_id == socket.client_id):
+                continue
             if kind == TEXT:
                 yield frames.text_frame(str(data.get("node")), str(data.get("text")))
             elif kind == PICTURE:
-                picture = base64.b64decode(data["base64"])
-                if picture:
-                    yield frames.image_frame(picture)
+                yield from _picture_frames(data, row.prompt_id, with_metadata=with_metadata)
             else:
                 yield frames.json_frame(kind, data)
 
-    def _tell_status(self, remaining: int) -> None:
-        if remaining == self._remaining:
-            return
-        self._remaining = remaining
-        frame = frames.json_frame("status", _status(remaining))
-        for socket in self._sockets:
-            socket.push(frame)
+    def _tell_status(self) -> None:
+        for socket in self._heard_by():
+            socket.tell("status", _status(self._remaining))
+
+
+def pictures_after_progress(events: Sequence[Event]) -> Iterable[Event]:
+    """A picture comes before its progress where it has metadata, and after it where it has none."""
+    waiting: list[Event] = []
+    for event in events:
+        if event[0] == PICTURE:
+            waiting.append(event)
+            continue
+        yield event
+        yield from waiting
+        waiting = []
+    yield from waiting
+
+
+def _picture_frames(
+    data: Mapping[str, Any], prompt_id: str, *, with_metadata: bool
+) -> Iterable[Frame]:
+    picture = base64.b64decode(data["base64"])
+    if not picture:
+        return
+    if with_metadata:
+        metadata = {**(data.get("metadata") or {}), "prompt_id": prompt_id}
+        yield frames.image_with_metadata_frame(picture, metadata)
+    else:
+        yield frames.image_frame(picture)
+
+
+def _tellable(rows: Sequence[LoggedEvents], held: Collection[UUID]) -> Sequence[LoggedEvents]:
+    """Up to one whose prompt has not been answered for."""
+    for index, row in enumerate(rows):
+        if row.job_id in held:
+            return rows[:index]
+    return rows
+
+
+def _departed(row: LoggedEvents) -> int:
+    """How many prompts are gone with it."""
+    removed = sum(int(data.get("count", 1)) for kind, data in row.events if kind == REMOVED)
+    return removed + (1 if row.is_last else 0)
+
+
+def _ended_in(rows: Sequence[LoggedEvents]) -> list[int]:
+    return [row.id for row in rows for _ in range(_departed(row))]
 
 
 def _status(remaining: int) -> dict[str, object]:
@@ -231,15 +298,32 @@ class ClientCursors:
     def __init__(self) -> None:
         self._seen: OrderedDict[tuple[UUID, str], tuple[int, float]] = OrderedDict()
 
-    def keep(self, user_id: UUID, socket: GatewaySocket) -> None:
-        self._seen[user_id, socket.client_id] = (socket.seen, monotonic())
-        self._seen.move_to_end((user_id, socket.client_id))
+    def keep(self, user_id: UUID, client_id: str, seen: int) -> None:
+        self._seen[user_id, client_id] = (seen, monotonic())
+        self._seen.move_to_end((user_id, client_id))
         if len(self._seen) > CURSORS_MAX:
             self._seen.popitem(last=False)
 
     def of(self, user_id: UUID, client_id: str) -> int | None:
         seen, at = self._seen.get((user_id, client_id), (None, 0.0))
         return seen if monotonic() - at < REMEMBERED_SECONDS else None
+
+
+class UnansweredJobs:
+    """Jobs of one request: nothing is told of them before it has been answered."""
+
+    def __init__(self, feeds: "GatewayFeeds", caller: Caller) -> None:
+        self._feeds = feeds
+        self._caller = caller
+        self._ids: list[UUID] = []
+
+    def hold(self, job_id: UUID) -> None:
+        self._ids.append(job_id)
+        self._feeds.of(self._caller).hold(job_id)
+
+    async def release(self) -> None:
+        for each in self._ids:
+            await self._feeds.release(self._caller, each)
 
 
 class GatewayFeeds:
@@ -270,28 +354,43 @@ class GatewayFeeds:
     async def join(self, caller: Caller, client_id: str) -> GatewaySocket:
         """A socket that is told everything from now on, and what its client has not seen before."""
         seen = self._cursors.of(caller.user_id, client_id)
+        first, running_node = await self._missed(caller, client_id)
+        feed = self.of(caller)
+        await feed.start()
         if seen is None:
-            seen = await self._first_unseen(caller, client_id)
-        return GatewaySocket(client_id, seen)
+            seen = feed.last if first is None else min(first - 1, feed.last)
+        socket = GatewaySocket(client_id, seen)
+        # One that has been emptied meanwhile is closed, and another has taken its place.
+        feed = self.of(caller)
+        await feed.start()
+        feed.add(socket, running_node)
+        return socket
 
-    async def _first_unseen(self, caller: Caller, client_id: str) -> int:
-        """Before the first report of a prompt of this client that goes on, or has just ended."""
+    async def _missed(self, caller: Caller, client_id: str) -> tuple[int | None, str | None]:
+        """The first report of a prompt of this client that goes on, or has just ended; and which node runs."""
         tenant_id, user_id = caller.tenant.id, caller.user_id
-        started = [
-            job.started_at
+        running = [
+            job
             for job in await active_jobs(self._plane, caller)
             if gateway_data(job).get("client_id") == client_id and job.started_at
         ]
+        started = [each.started_at for each in running if each.started_at]
         since = min([self._plane.clock() - MISSED_MAX, *started])
         async with self._plane.context.tenant(tenant_id) as tx:
-            last = await run_log.last_id(tx, tenant_id, user_id)
             first = await run_log.first_id_of_client(tx, tenant_id, user_id, client_id, since=since)
-        return last if first is None else first - 1
+            rows = [
+                row
+                for job in running[:1]
+                for row in await run_log.events_of_job(tx, tenant_id, job.id)
+            ]
+        return first, current_node(events_in(rows))
 
     async def leave(self, caller: Caller, socket: GatewaySocket) -> None:
         feed = self.of(caller)
         feed.remove(socket)
-        self._cursors.keep(caller.user_id, socket)
+        if not socket.is_replaced:
+            seen = feed.last if socket.is_live else socket.seen
+            self._cursors.keep(caller.user_id, socket.client_id, seen)
         await self._close_if_empty(caller, feed)
 
     async def close(self) -> None:

@@ -9,6 +9,7 @@ from comfyfleet.protocol.payloads import QueuedPrompt, Record
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.db import Tx
 from comfyfleet.server.gateway.model import (
+    as_in_heap,
     events_in,
     history_entry,
     is_running,
@@ -54,7 +55,7 @@ async def queue_of(
     found = await active_jobs(plane, caller)
     running = [queued_prompt(job) for job in found if is_running(job)]
     waiting = [queued_prompt(job) for job in found if not is_running(job)]
-    return running, waiting
+    return running, as_in_heap(waiting)
 
 
 async def history_of(

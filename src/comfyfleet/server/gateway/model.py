@@ -1,7 +1,8 @@
 """Prompts of the gateway as ComfyUI shows them: in its queue, in its history, among its jobs; and what they cost. Pure."""
 
+import heapq
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -14,10 +15,15 @@ from comfyfleet.protocol.validation import Fault, fault
 from comfyfleet.server.catalog.model import PRICE_TOKENS_MAX
 from comfyfleet.server.jobs.caches import RunSeconds
 from comfyfleet.server.jobs.model import PRICE_PER_SECOND, Job, JobSpec, JobStatus, cost_of
-from comfyfleet.server.run_log.model import Event, LoggedEvents
+from comfyfleet.server.run_log.model import (
+    Event,
+    LoggedEvents,
+    RunEnd,
+    missing_events,
+    record_from,
+)
 
 CLIENT_ID_CHARACTERS_MAX = 200
-FAILED = "comfyfleet.JobFailed"
 
 
 def job_id_of(tenant_id: UUID, user_id: UUID, prompt_id: str) -> UUID:
@@ -50,58 +56,24 @@ def queued_prompt(job: Job) -> QueuedPrompt:
     )
 
 
+def as_in_heap(waiting: Iterable[QueuedPrompt]) -> list[QueuedPrompt]:
+    """As ComfyUI lists them: the next one first, and the others as they lie in its heap."""
+    heap: list[tuple[float, int, QueuedPrompt]] = []
+    for arrival, item in enumerate(waiting):
+        heapq.heappush(heap, (item.number, arrival, item))
+    return [item for _, _, item in heap]
+
+
 def history_entry(job: Job, record: Mapping[str, Any]) -> Record:
     return {"prompt": queued_prompt(job).row(), **record}
 
 
-def record_of_end(job: Job, told: Iterable[Event]) -> dict[str, Any]:
-    """Of a job that ended without a report of its run: cancelled, or given up."""
-    messages: list[Any] = [[kind, data] for kind, data in told if kind.startswith("execution_")]
-    events = end_events(job, told)
-    return {
-        "outputs": {},
-        "meta": {},
-        "status": {
-            "status_str": "success" if job.status == JobStatus.COMPLETED else "error",
-            "completed": job.status == JobStatus.COMPLETED,
-            "messages": [*messages, *([kind, data] for kind, data in events)],
-        },
-    }
-
-
-def end_events(job: Job, told: Iterable[Event]) -> list[Event]:
-    """The last message of a run whose backend has not told it."""
-    node_id = _current_node(told)
-    node_type = job.asked.prompt.get(node_id or "", {}).get("class_type")
-    ended = job.completed_at
-    data: dict[str, Any] = {
-        "prompt_id": prompt_id_of(job),
-        "node_id": node_id,
-        "node_type": node_type,
-        "executed": sorted(_executed(told)),
-        "timestamp": int(ended.timestamp() * 1000) if ended else 0,
-    }
-    if job.status == JobStatus.CANCELLED:
-        return [("execution_interrupted", data)]
-    if job.status != JobStatus.FAILED:
-        return [("execution_success", {name: data[name] for name in ("prompt_id", "timestamp")})]
-    failure = {
-        "exception_message": job.error_message or "The prompt failed.",
-        "exception_type": FAILED,
-        "traceback": [],
-        "current_inputs": {},
-        "current_outputs": [],
-    }
-    return [("execution_error", {**data, **failure})]
-
-
-def _current_node(told: Iterable[Event]) -> str | None:
-    nodes = [data.get("node") for kind, data in told if kind == "executing"]
-    return str(nodes[-1]) if nodes and nodes[-1] is not None else None
-
-
-def _executed(told: Iterable[Event]) -> set[str]:
-    return {str(data.get("node")) for kind, data in told if kind == "executed"}
+def record_of_end(job: Job, told: Sequence[Event]) -> dict[str, Any]:
+    """Of a job that ended without a report of its run."""
+    at = job.completed_at or job.submitted_at
+    end = RunEnd(job.status.value, job.asked.prompt, job.error_message)
+    events = [*told, *missing_events(prompt_id_of(job), end, told, at)]
+    return record_from(events, None, is_success=job.status == JobStatus.COMPLETED)
 
 
 def events_in(rows: Iterable[LoggedEvents]) -> list[Event]:

@@ -1,7 +1,7 @@
-"""Submits, cancels and interrupts the prompts of ComfyUI's clients."""
+"""Submits, orders, cancels and interrupts the prompts of ComfyUI's clients."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from comfyfleet.server.gateway import files as user_files
 from comfyfleet.server.gateway.history import active_jobs, find_job
 from comfyfleet.server.gateway.model import (
     CLIENT_ID_CHARACTERS_MAX,
+    gateway_data,
     is_running,
     job_id_of,
     prompt_id_of,
@@ -28,10 +29,11 @@ from comfyfleet.server.gateway.placement import (
     needed_part,
     place_prompt,
 )
-from comfyfleet.server.jobs import service as jobs
 from comfyfleet.server.jobs import submit as job_submit
 from comfyfleet.server.jobs.caches import ActiveJobLimits
 from comfyfleet.server.jobs.model import Job, JobSpec, JobStatus
+from comfyfleet.server.queue import service as dispatch
+from comfyfleet.server.run_log import service as run_log
 from comfyfleet.server.tenants.model import Caller
 
 # A client may have as many prompts waiting as its tenant may have jobs in the queue.
@@ -232,13 +234,12 @@ async def delete_waiting(plane: ControlPlane, caller: Caller, prompt_ids: Collec
     for prompt_id in prompt_ids:
         job = await find_job(plane, caller, prompt_id)
         if job is not None and job.status.is_active and not is_running(job):
-            await _cancel(plane, caller, job)
+            await _take_back(plane, caller, [job])
 
 
 async def clear_waiting(plane: ControlPlane, caller: Caller) -> None:
-    for job in await active_jobs(plane, caller):
-        if not is_running(job):
-            await _cancel(plane, caller, job)
+    waiting = [job for job in await active_jobs(plane, caller) if not is_running(job)]
+    await _take_back(plane, caller, waiting, is_clear=True)
 
 
 async def interrupt(plane: ControlPlane, caller: Caller, prompt_id: str | None) -> None:
@@ -252,15 +253,78 @@ async def interrupt(plane: ControlPlane, caller: Caller, prompt_id: str | None) 
 async def _cancel(
     plane: ControlPlane, caller: Caller, job: Job, *, leaves_trace: bool = False
 ) -> bool:
-    """One that had not begun leaves no trace, as in ComfyUI, unless it shall."""
-    was_running = is_running(job) or leaves_trace
+    """A run ends when its backend has stopped it, which that tells; a prompt that waits goes at once, and
+    leaves no trace unless it shall."""
+    if not is_running(job) and not leaves_trace:
+        return await _take_back(plane, caller, [job]) > 0
+    if is_running(job) and await job_submit.interrupt_job(plane.context, caller.tenant.id, job.id):
+        return True
     ended = await job_submit.cancel_job(plane.context, caller.tenant.id, job.id)
-    if ended.status != JobStatus.CANCELLED:
-        return False
-    if not was_running:
-        async with plane.context.tenant_transaction(caller.tenant.id) as tx:
-            await jobs.hide_prompts(
-                tx, caller.tenant.id, caller.user_id, [job.id], now=plane.clock()
-            )
-    plane.context.notifier.tell_user(caller.user_id)
-    return True
+    return ended.status == JobStatus.CANCELLED
+
+
+async def _take_back(
+    plane: ControlPlane, caller: Caller, waiting: Sequence[Job], *, is_clear: bool = False
+) -> int:
+    owner = caller.tenant.id, caller.user_id
+    job_ids = [job.id for job in waiting]
+    return await job_submit.take_back_prompts(plane.context, owner, job_ids, is_clear=is_clear)
+
+
+# A process takes so many of a user's numbers at a time: they go on after a restart, and are written rarely.
+NUMBERS_TAKEN = 100
+# In these numbers a prompt stands where it came; other numbers are the client's own, or of `front`.
+USERS_KEPT_MAX = 10_000
+
+
+@dataclass
+class _UserNumbers:
+    next: int = 0
+    end: int = 0
+    highest: float = 0.0
+    is_known: bool = False
+
+
+@dataclass
+class PromptNumbers:
+    """By user, of this process."""
+
+    plane: ControlPlane
+    _of_users: dict[UUID, _UserNumbers] = field(default_factory=dict)
+
+    async def next(self, caller: Caller) -> int:
+        numbers = self._of(caller)
+        if numbers.next >= numbers.end:
+            async with self.plane.context.tenant_transaction(caller.tenant.id) as tx:
+                first = await run_log.take_prompt_numbers(
+                    tx, caller.tenant.id, caller.user_id, NUMBERS_TAKEN
+                )
+            if numbers.next >= numbers.end:  # another request may have been quicker
+                numbers.next, numbers.end = first, first + NUMBERS_TAKEN
+        numbers.next += 1
+        return numbers.next - 1
+
+    def is_out_of_line(self, caller: Caller, number: float) -> bool:
+        """Whether a prompt with a higher number may wait: it came first, and has to let this one pass."""
+        numbers = self._of(caller)
+        is_out = not numbers.is_known or number < numbers.highest
+        numbers.is_known = True
+        numbers.highest = max(numbers.highest, number)
+        return is_out
+
+    def _of(self, caller: Caller) -> _UserNumbers:
+        if len(self._of_users) >= USERS_KEPT_MAX and caller.user_id not in self._of_users:
+            self._of_users.pop(next(iter(self._of_users)))
+        return self._of_users.setdefault(caller.user_id, _UserNumbers())
+
+
+async def order_waiting(plane: ControlPlane, caller: Caller) -> None:
+    """Lets a user's prompts change places among themselves; what others wait for stays as it is."""
+    waiting = [job for job in await active_jobs(plane, caller) if not is_running(job)]
+    ordered = sorted(waiting, key=lambda job: gateway_data(job)["number"])
+    if len(waiting) < 2 or ordered == waiting:
+        return
+    context = plane.context
+    async with context.central.transaction() as tx:
+        recalled = await dispatch.reorder(tx, caller.tenant.id, [job.id for job in ordered])
+    context.queue.push(recalled)

@@ -40,7 +40,7 @@ from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import Dispatch, DispatchStatus, RequeueReason
 from comfyfleet.server.queue.switch_costs import ModelChange, RunKind, TimedRun
 from comfyfleet.server.run_log import service as run_log
-from comfyfleet.server.run_log.model import LoggedRun
+from comfyfleet.server.run_log.model import LoggedRun, RunEnd
 
 log = logging.getLogger(__name__)
 
@@ -75,22 +75,34 @@ async def log_live(
 
 
 async def _log_end(
-    tx: Tx, context: JobContext, job: Job | None, message: Complete | wire.Fail
+    tx: Tx,
+    context: JobContext,
+    job: Job | None,
+    token: UUID,
+    message: Complete | wire.Fail | None,
+    error: str | None = None,
 ) -> None:
     """In the transaction in which the job ends: whoever sees the one sees the other."""
-    run = _logged_run(job, message.lease_token)
-    if run is None:
+    run = _logged_run(job, token)
+    if run is None or job is None:
         return
-    is_success = isinstance(message, Complete)
+    done = message if isinstance(message, Complete) else None
     await run_log.log_end(
         tx,
         run,
-        message.events,
-        is_success=is_success,
-        outputs=message.outputs if isinstance(message, Complete) else (),
-        history=message.history if isinstance(message, Complete) else None,
+        RunEnd(_end_status(message), job.asked.prompt, error),
+        message.events if message else (),
+        outputs=done.outputs if done else (),
+        history=done.history if done else None,
         now=context.clock(),
     )
+
+
+def _end_status(message: Complete | wire.Fail | None) -> str:
+    if isinstance(message, Complete):
+        return JobStatus.COMPLETED
+    is_interrupted = message is not None and message.interrupted
+    return JobStatus.CANCELLED if is_interrupted else JobStatus.FAILED
 
 
 def _logged_run(job: Job | None, token: UUID) -> LoggedRun | None:
@@ -168,7 +180,7 @@ async def _complete_job(
     if message.events or message.history is not None:
         async with pool.transaction() as tx:
             job = await store.get(tx, row.tenant_id, row.job_id)
-            await _log_end(tx, context, job, message)
+            await _log_end(tx, context, job, message.lease_token, message)
             unused = unused_tokens(job, _seconds(context, row, message)) if job else 0
             one[-1]["unused_tokens"] = unused
             ended = await _complete_in(tx, context, one, stored)
@@ -272,11 +284,12 @@ async def fail(
     """Fails the job at once, whatever attempts remain: the job itself is at fault."""
     row = await require_lease(context, dispatch_id, token, worker_id)
     pool = await context.pool_of(row.tenant_id)
+    if message is not None and message.interrupted and row.cancel_requested:
+        return await _end_interrupted(context, pool, row, message)
     try:
         async with pool.transaction() as tx:
-            if message is not None and message.events:
-                job = await store.get(tx, row.tenant_id, row.job_id)
-                await _log_end(tx, context, job, message)
+            job = await store.get(tx, row.tenant_id, row.job_id)
+            await _log_end(tx, context, job, token, message, why.message)
             ended = await service.fail(
                 tx,
                 row.tenant_id,
@@ -293,6 +306,23 @@ async def fail(
     await _fail_dispatch(context, row, token, ended.job, why)
     await _after_end(context, pool, ended, token)
     return ended.job
+
+
+async def _end_interrupted(
+    context: JobContext, pool: Database, row: Dispatch, message: wire.Fail
+) -> Job:
+    """Its client had asked for it, so it is no failure."""
+    now, token = context.clock(), message.lease_token
+    async with pool.transaction() as tx:
+        running = await store.get(tx, row.tenant_id, row.job_id)
+        await _log_end(tx, context, running, token, message)
+        job, outbox_ids = await service.cancel(
+            tx, row.tenant_id, row.job_id, new_id=context.new_id, now=now
+        )
+    notify(context, job)
+    await _end_if_cancelled(context, pool, row, token)
+    await _after_end(context, pool, FinishedJob(job, outbox_ids, False), token)
+    return job
 
 
 async def _fail_dispatch(

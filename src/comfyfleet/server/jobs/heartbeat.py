@@ -140,9 +140,11 @@ async def _extend(
     if message.progress:
         context.caches.progress.note(message.lease_token, message.progress)
         context.notifier.tell(beat.job_id)
-    if beat.cancel_requested:
+    is_to_stop = beat.cancel_requested
+    if is_to_stop and not await _is_interrupted(context, beat):
         return await _end_cancelled(context, message)
     answer = HeartbeatAnswer(
+        interrupt=is_to_stop,
         lease_expires_at=beat.expires_at,
         drain=worker is not None and worker.is_draining,
         recall=beat.recall_requested,
@@ -155,6 +157,13 @@ async def _begin_job(context: JobContext, beat: ExtendedLease, token: UUID) -> N
     async with context.tenant_transaction(beat.tenant_id) as tx:
         await service.begin(tx, beat.tenant_id, beat.job_id, token, now=context.clock())
     context.notifier.tell(beat.job_id)
+
+
+async def _is_interrupted(context: JobContext, beat: ExtendedLease) -> bool:
+    """Whether the job goes on until its backend has told how the run ended, as clients of ComfyUI know it."""
+    async with context.tenant(beat.tenant_id) as tx:
+        job = await service.find(tx, beat.tenant_id, beat.job_id)
+    return job is not None and job.asked.gateway is not None and job.status.is_active
 
 
 async def _end_cancelled(context: JobContext, message: Heartbeat) -> HeartbeatAnswer:

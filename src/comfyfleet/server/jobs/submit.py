@@ -48,6 +48,9 @@ from comfyfleet.server.jobs.outbox import flush, sync_dispatches
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File, kind_of
 from comfyfleet.server.queue import service as dispatch
+from comfyfleet.server.queue.model import DispatchStatus
+from comfyfleet.server.run_log import service as run_log
+from comfyfleet.server.run_log.model import LoggedRun
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants.model import Tenant
 
@@ -525,6 +528,53 @@ async def cancel_job(context: JobContext, tenant_id: UUID, job_id: UUID) -> Job:
     if outbox_ids:
         await flush(context, pool, [job], outbox_ids)
     return job
+
+
+async def take_back_prompts(
+    context: JobContext, owner: tuple[UUID, UUID], job_ids: Sequence[UUID], *, is_clear: bool
+) -> int:
+    """Cancels a user's prompts of the gateway that have not begun; they leave no trace. Returns how many.
+
+    In one transaction with what sockets are told, which is what ComfyUI tells.
+    """
+    pool, now = await context.pool_of(owner[0]), context.clock()
+    gone: list[Job] = []
+    outbox: list[int] = []
+    async with pool.transaction() as tx:
+        for job_id in job_ids:
+            found = await service.find(tx, owner[0], job_id)
+            if found is None or found.shown_status != JobStatus.QUEUED:
+                continue
+            job, outbox_ids = await service.cancel(
+                tx, owner[0], job_id, new_id=context.new_id, now=now
+            )
+            gone.append(job)
+            outbox += outbox_ids
+        if gone:
+            await service.hide_prompts(tx, *owner, [job.id for job in gone], now=now)
+            left = await service.active_prompts(tx, *owner)
+            # ComfyUI tells twice of the last one that is deleted.
+            is_last = not is_clear and all(job.shown_status == JobStatus.PROCESSING for job in left)
+            first = gone[0]
+            prompt_id = (first.asked.gateway or {}).get("prompt_id", "")
+            run = LoggedRun(*owner, first.id, first.lease_number, None, prompt_id)
+            tells = 2 if is_last else 1
+            await run_log.log_removed(tx, run, count=len(gone), tells=tells, now=now)
+    if gone:
+        await flush(context, pool, gone, outbox)
+    return len(gone)
+
+
+async def interrupt_job(context: JobContext, tenant_id: UUID, job_id: UUID) -> bool:
+    """Asks the worker to stop the run; the job goes on until that has told how it ended. False: no worker
+    has it."""
+    async with context.central.transaction() as tx:
+        found = await dispatch.of_job(tx, tenant_id, job_id)
+        if found is None or found.status != DispatchStatus.LEASED:
+            return False
+        await dispatch.cancel(tx, found.id, now=context.clock())
+    context.queue.push([found.id])
+    return True
 
 
 async def get_job(context: JobContext, tenant_id: UUID, job_id: UUID) -> Job:

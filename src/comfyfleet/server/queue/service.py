@@ -214,6 +214,8 @@ async def requeue(
     }
     if not after.is_used_up:
         values |= await _requeue_values(tx, row, row.priority, now) | {"not_before": not_before}
+        if reason is RequeueReason.RECALL:  # it keeps its place, unless that has passed
+            values["rank"] = max(values["rank"], row.rank)
         if reason.prefers_others:
             until = now + timedelta(seconds=settings.avoid_worker_seconds)
             values |= {"avoid_worker_id": row.worker_id, "avoid_until": until}
@@ -392,6 +394,32 @@ async def reprioritise(
     details = {"from": row.priority, "to": priority}
     await _add_audit(tx, moved, "reprioritise", now, actor=actor, details=details)
     return moved
+
+
+async def reorder(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[int]:
+    """Gives the places of these jobs to the same jobs in this order; none changes its place with other
+    jobs. Returns prefetched ones that are asked back, as another has to go first.
+    """
+    found = await of_jobs(tx, tenant_id, job_ids)
+    rows = [
+        await _get_locked(tx, found[each].id)
+        for each in job_ids
+        if each in found and found[each].status not in ENDED and found[each].started_at is None
+    ]
+    recalled = []
+    queued_before = False
+    places = sorted(row.rank for row in rows)
+    for row, rank in zip(rows, places, strict=True):
+        is_leased = row.status is DispatchStatus.LEASED
+        is_asked_back = is_leased and queued_before and not row.recall_requested
+        queued_before |= not is_leased
+        values = {"rank": rank} if rank != row.rank else {}
+        if is_asked_back:
+            values["recall_requested"] = True
+            recalled.append(row.id)
+        if values:
+            await _update(tx, row, values)
+    return recalled
 
 
 ACTIONS = {

@@ -18,6 +18,21 @@ PATH_CHARACTERS_MAX = 500
 _COUNTED = re.compile(r"(?P<prefix>.*_)(?P<counter>\d{2,9})(?P<rest>_?(?:\.[^./]*)?)")
 
 
+# Our own types beside ComfyUI's: frames that are binary there, and prompts that were taken back.
+TEXT, PICTURE, REMOVED = "comfyfleet_text", "comfyfleet_picture", "comfyfleet_removed"
+ENDS = ("execution_success", "execution_error", "execution_interrupted")
+COMPLETED, FAILED, CANCELLED = "completed", "failed", "cancelled"
+FAILED_TYPE = "comfyfleet.JobFailed"
+
+
+class RunEnd(NamedTuple):
+    """How a run ended, for what its backend has not told. `status`: completed, failed or cancelled."""
+
+    status: str
+    prompt: Mapping[str, Any] = {}
+    error: str | None = None
+
+
 class LoggedRun(NamedTuple):
     """Whose run it is, and under which lease it ran."""
 
@@ -41,6 +56,18 @@ class LoggedEvents:
     events: Sequence[Event]
     record: Mapping[str, Any] | None
     created_at: datetime
+
+    @property
+    def is_last(self) -> bool:
+        """Its job has ended with it."""
+        return self.record is not None
+
+
+class LogLook(NamedTuple):
+    """Of one moment: how many prompts wait or run, and what was told since the last look."""
+
+    active: int
+    rows: list[LoggedEvents]
 
 
 class UserFile(NamedTuple):
@@ -101,22 +128,41 @@ def delivered_files(outputs: Iterable[DeliveredOutput]) -> dict[BackendFile, str
     }
 
 
-def counters_needed(files: Iterable[BackendFile]) -> dict[tuple[str, str], int]:
-    """How many numbers each prefix takes: by folder and prefix, the highest that the run used."""
-    needed: dict[tuple[str, str], int] = {}
+class CounterRange(NamedTuple):
+    """The numbers that a run used of one prefix on its backend. In its own folder they begin with 1; that of
+    temporary files is shared."""
+
+    first: int
+    last: int
+
+    @property
+    def size(self) -> int:
+        return self.last - self.first + 1
+
+
+def counters_used(files: Iterable[BackendFile]) -> dict[tuple[str, str], CounterRange]:
+    """By folder and prefix."""
+    used: dict[tuple[str, str], CounterRange] = {}
     for file in files:
         if counted := split_counter(file.path):
-            key = file.folder, counted.prefix
-            needed[key] = max(needed.get(key, 0), counted.counter)
-    return needed
+            key, number = (file.folder, counted.prefix), counted.counter
+            begin = number if file.folder == "temp" else 1
+            first, last = used.get(key, CounterRange(begin, number))
+            used[key] = CounterRange(min(first, number), max(last, number))
+    return used
 
 
-def path_after(file: BackendFile, used: Mapping[tuple[str, str], int]) -> str:
+def path_after(
+    file: BackendFile,
+    ranges: Mapping[tuple[str, str], CounterRange],
+    before: Mapping[tuple[str, str], int],
+) -> str:
     """Its path when so many numbers of its prefix were used before."""
     counted = split_counter(file.path)
     if counted is None:
         return file.path
-    return counted.at(used.get((file.folder, counted.prefix), 0) + counted.counter)
+    key = file.folder, counted.prefix
+    return counted.at(before.get(key, 0) + counted.counter - ranges[key].first + 1)
 
 
 def with_other_files(
@@ -168,6 +214,62 @@ def record_from(
         "meta": meta,
         "status": {"status_str": status, "completed": is_success, "messages": messages},
     }
+
+
+def is_ended(events: Iterable[Event]) -> bool:
+    return any(kind in ENDS for kind, _ in events)
+
+
+def events_since_start(events: Sequence[Event]) -> list[Event]:
+    """Those of the run's last beginning: a run may have had to begin again elsewhere."""
+    starts = [index for index, (kind, _) in enumerate(events) if kind == "execution_start"]
+    return list(events[starts[0] if starts else 0 :])
+
+
+def missing_events(
+    prompt_id: str, end: RunEnd, heard: Sequence[Event], at: datetime
+) -> list[Event]:
+    """What ComfyUI would have told and the backend has not: a beginning, an end."""
+    if is_ended(heard):
+        return []
+    opening = {"prompt_id": prompt_id, "timestamp": int(at.timestamp() * 1000)}
+    has_begun = any(kind == "execution_start" for kind, _ in heard)
+    first: list[Event] = [] if has_begun else [("execution_start", opening)]
+    return [*first, end_event(prompt_id, end, heard, at)]
+
+
+def end_event(prompt_id: str, end: RunEnd, heard: Iterable[Event], at: datetime) -> Event:
+    heard = list(heard)
+    node_id = current_node(heard)
+    timestamp = int(at.timestamp() * 1000)
+    if end.status == COMPLETED:
+        return "execution_success", {"prompt_id": prompt_id, "timestamp": timestamp}
+    data: dict[str, Any] = {
+        "prompt_id": prompt_id,
+        "node_id": node_id,
+        "node_type": end.prompt.get(node_id or "", {}).get("class_type"),
+        "executed": sorted(_executed(heard)),
+    }
+    if end.status == CANCELLED:
+        return "execution_interrupted", {**data, "timestamp": timestamp}
+    failure = {
+        "exception_message": end.error or "The prompt failed.",
+        "exception_type": FAILED_TYPE,
+        "traceback": [],
+        "current_inputs": {},
+        "current_outputs": [],
+        "timestamp": timestamp,
+    }
+    return "execution_error", {**data, **failure}
+
+
+def current_node(heard: Iterable[Event]) -> str | None:
+    nodes = [data.get("node") for kind, data in heard if kind == "executing"]
+    return str(nodes[-1]) if nodes and nodes[-1] is not None else None
+
+
+def _executed(heard: Iterable[Event]) -> set[str]:
+    return {str(data.get("node")) for kind, data in heard if kind == "executed"}
 
 
 def _meta(node_id: str, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Logs what a run told and names the files that it made. Takes a tenant's transaction, never commits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -9,15 +9,22 @@ from comfyfleet.api.values import DeliveredOutput
 from comfyfleet.server.db import Tx
 from comfyfleet.server.run_log import store
 from comfyfleet.server.run_log.model import (
+    COMPLETED,
     PATH_CHARACTERS_MAX,
+    REMOVED,
     BackendFile,
     Event,
     LoggedEvents,
     LoggedRun,
+    LogLook,
+    RunEnd,
     UserFile,
-    counters_needed,
+    counters_used,
     delivered_files,
+    events_since_start,
     file_named,
+    is_ended,
+    missing_events,
     path_after,
     record_from,
     with_other_files,
@@ -25,7 +32,9 @@ from comfyfleet.server.run_log.model import (
 )
 
 EVENTS_PER_READ_MAX = 200
+MISSED_PER_READ_MAX = 2_000
 NAMES_TRIED_MAX = 1_000
+QUEUE_FOLDER = "queue"  # beside those of files: their counters are kept together
 # Told once, however often a run has to begin again on another backend.
 OPENING = ("execution_start", "execution_cached")
 
@@ -41,14 +50,17 @@ async def log_live(tx: Tx, run: LoggedRun, events: Sequence[Event], *, now: date
 async def log_end(
     tx: Tx,
     run: LoggedRun,
+    end: RunEnd,
     events: Sequence[Event],
     *,
-    is_success: bool,
     outputs: Sequence[DeliveredOutput] = (),
     history: Mapping[str, Any] | None = None,
     now: datetime,
 ) -> None:
-    """The last messages of a run, with its files under their users' names, and its record."""
+    """The last messages of a run, with its files under their users' names, and its record.
+
+    Whatever the backend has not told of the end is added: clients wait for it.
+    """
     names = await _name_files(tx, run, delivered_files(outputs), now=now)
 
     def renamed(value: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -62,12 +74,21 @@ async def log_end(
         (kind, with_prompt_id(with_other_files(data, renamed), run.prompt_id))
         for kind, data in events
     ]
-    told = await _without_repeated_opening(tx, run, named)
-    earlier = [] if history else await store.events_of_job(tx, run.tenant_id, run.job_id)
-    heard = [each for row in earlier if row.lease_number == run.lease_number for each in row.events]
+    told = list(await _without_repeated_opening(tx, run, named))
+    heard: list[Event] = []
+    if not history or not is_ended(told):
+        earlier = await store.events_of_job(tx, run.tenant_id, run.job_id)
+        heard = events_since_start([*(each for row in earlier for each in row.events), *told])
+        missing = missing_events(run.prompt_id, end, heard, now)
+        told, heard = [*told, *missing], [*heard, *missing]
     shown = with_prompt_id(with_other_files(history, renamed), run.prompt_id)
-    record = record_from([*heard, *told], shown, is_success=is_success)
+    record = record_from(heard, shown, is_success=end.status == COMPLETED)
     await store.add_events(tx, run, told, record, now=now)
+
+
+async def log_removed(tx: Tx, run: LoggedRun, *, count: int, tells: int, now: datetime) -> None:
+    """So many prompts that had not begun were taken back. `tells`: how often ComfyUI would tell of it."""
+    await store.add_events(tx, run, [(REMOVED, {"count": count, "tells": tells})], None, now=now)
 
 
 async def _without_repeated_opening(
@@ -87,10 +108,14 @@ async def _name_files(
         each.output: each.path for each in await store.files_of_job(tx, run.tenant_id, run.job_id)
     }
     missing = {file: output for file, output in files.items() if output not in known}
-    used = await store.take_numbers(tx, run, counters_needed(missing))
+    ranges = counters_used(missing)
+    needed = {key: each.size for key, each in ranges.items()}
+    before = await store.take_numbers(tx, run.tenant_id, run.user_id, needed)
     names = {file: known[output] for file, output in files.items() if output in known}
     for file, output in missing.items():
-        names[file] = await _take_name(tx, run, file, path_after(file, used), output, now=now)
+        names[file] = await _take_name(
+            tx, run, file, path_after(file, ranges, before), output, now=now
+        )
     return names
 
 
@@ -106,16 +131,47 @@ async def _take_name(
     return path
 
 
-async def events_after(
+async def take_prompt_numbers(tx: Tx, tenant_id: UUID, user_id: UUID, count: int) -> int:
+    """So many numbers of a user's queue; returns the first."""
+    key = QUEUE_FOLDER, "number"
+    return (await store.take_numbers(tx, tenant_id, user_id, {key: count}))[key]
+
+
+async def look(
     tx: Tx,
     tenant_id: UUID,
     user_id: UUID,
     *,
     after_id: int,
-    limit: int = EVENTS_PER_READ_MAX,
+    but_jobs: Collection[UUID] = (),
+) -> LogLook:
+    """What was told after this id, and how many prompts wait or run, but for `but_jobs`.
+
+    Of at most `EVENTS_PER_READ_MAX` reports: who gets so many looks again.
+    """
+    return await store.look(
+        tx,
+        tenant_id,
+        user_id,
+        after_id=after_id,
+        but_jobs=but_jobs,
+        limit=EVENTS_PER_READ_MAX,
+    )
+
+
+async def events_of_client(
+    tx: Tx, tenant_id: UUID, user_id: UUID, client_id: str, *, after_id: int, to_id: int
 ) -> list[LoggedEvents]:
     """The oldest first."""
-    return await store.events_after(tx, tenant_id, user_id, after_id=after_id, limit=limit)
+    return await store.events_of_client(
+        tx,
+        tenant_id,
+        user_id,
+        client_id,
+        after_id=after_id,
+        to_id=to_id,
+        limit=MISSED_PER_READ_MAX,
+    )
 
 
 async def first_id_of_client(

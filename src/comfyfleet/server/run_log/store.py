@@ -1,7 +1,7 @@
 """The SQL of logged messages and of users' file names. Every row is looked up with its tenant and user."""
 
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -9,15 +9,17 @@ from uuid import UUID
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
-    Integer,
+    Select,
     and_,
     bindparam,
     delete,
     func,
     insert,
+    not_,
     or_,
     select,
     text,
+    true,
 )
 
 from comfyfleet.server.db import Tx
@@ -31,7 +33,13 @@ from comfyfleet.server.db.tenant_tables import (
     gateway_files,
     run_events,
 )
-from comfyfleet.server.run_log.model import REPLACED, LoggedEvents, LoggedRun, UserFile
+from comfyfleet.server.run_log.model import (
+    REPLACED,
+    LoggedEvents,
+    LoggedRun,
+    LogLook,
+    UserFile,
+)
 
 _ADDED = (*LoggedRun._fields, "events", "record", "created_at")
 _LOCK_BITS = 2**64 - 1
@@ -81,25 +89,60 @@ def _events(row: Mapping[Any, Any]) -> LoggedEvents:
     )
 
 
-_EVENTS_AFTER = PreparedStatement(
-    lambda tx: (
+def _active_prompts(tx: Tx, tenant_id: UUID, user_id: UUID, but: Collection[UUID]) -> Select[Any]:
+    query = select(func.count().label("active")).where(
+        ai_jobs.c.tenant_id == tenant_id,
+        ai_jobs.c.user_id == user_id,
+        ai_jobs.c.gateway.is_not(None),
+        ai_jobs.c.hidden_at.is_(None),
+        ai_jobs.c.completed_at.is_(None),
+    )
+    return query.where(not_(is_one_of(tx, ai_jobs.c.id, but))) if but else query
+
+
+async def look(
+    tx: Tx,
+    tenant_id: UUID,
+    user_id: UUID,
+    *,
+    after_id: int,
+    but_jobs: Collection[UUID],
+    limit: int,
+) -> LogLook:
+    """One statement, so that the count and the rows are of the same moment."""
+    count = _active_prompts(tx, tenant_id, user_id, but_jobs).subquery("counted")
+    news = (
         select(run_events)
         .where(
-            run_events.c.tenant_id == bindparam("of_tenant"),
-            run_events.c.user_id == bindparam("of_user"),
-            run_events.c.id > bindparam("after"),
+            run_events.c.tenant_id == tenant_id,
+            run_events.c.user_id == user_id,
+            run_events.c.id > after_id,
         )
         .order_by(run_events.c.id)
-        .limit(bindparam("most", type_=Integer))
+        .limit(limit)
+        .subquery("news")
     )
-)
+    both = select(count, news).select_from(count.outerjoin(news, true())).order_by(news.c.id)
+    found = list(await tx.execute(both))
+    return LogLook(found[0].active, [_events(row._mapping) for row in found if row.id is not None])
 
 
-async def events_after(
-    tx: Tx, tenant_id: UUID, user_id: UUID, *, after_id: int, limit: int
+async def events_of_client(
+    tx: Tx, tenant_id: UUID, user_id: UUID, client_id: str, *, after_id: int, to_id: int, limit: int
 ) -> list[LoggedEvents]:
-    values = {"of_tenant": tenant_id, "of_user": user_id, "after": after_id, "most": limit}
-    return [_events(row) for row in await _EVENTS_AFTER.rows(tx, values)]
+    query = (
+        select(run_events)
+        .where(
+            run_events.c.tenant_id == tenant_id,
+            run_events.c.user_id == user_id,
+            run_events.c.client_id == client_id,
+            run_events.c.id > after_id,
+            run_events.c.id <= to_id,
+        )
+        .order_by(run_events.c.id)
+        .limit(limit)
+    )
+    return [_events(row._mapping) for row in await tx.execute(query)]
 
 
 async def events_of_job(
@@ -184,14 +227,14 @@ async def remove_of_jobs(tx: Tx, job_ids: Sequence[UUID]) -> None:
 
 
 async def take_numbers(
-    tx: Tx, run: LoggedRun, needed: Mapping[tuple[str, str], int]
+    tx: Tx, tenant_id: UUID, user_id: UUID, needed: Mapping[tuple[str, str], int]
 ) -> dict[tuple[str, str], int]:
     """Advances each counter; how many numbers were used before, by folder and prefix."""
     before: dict[tuple[str, str], int] = {}
     for (folder, prefix), count in sorted(needed.items()):
         row = {
-            "tenant_id": run.tenant_id,
-            "user_id": run.user_id,
+            "tenant_id": tenant_id,
+            "user_id": user_id,
             "folder": folder,
             "prefix": prefix,
             "last": count,

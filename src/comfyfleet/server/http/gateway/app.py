@@ -4,9 +4,7 @@ import asyncio
 import json
 import logging
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any
-from uuid import UUID
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
@@ -21,6 +19,7 @@ from comfyfleet.server.gateway import userdata
 from comfyfleet.server.gateway.feed import GatewayFeeds
 from comfyfleet.server.gateway.history import EntryCache
 from comfyfleet.server.gateway.inventory import InventoryCache
+from comfyfleet.server.gateway.prompts import PromptNumbers
 from comfyfleet.server.http.errors import response_to_error
 from comfyfleet.server.http.gateway import v2_errors
 from comfyfleet.server.http.gateway.auth import authenticate
@@ -45,20 +44,17 @@ class Gateway:
     plane: ControlPlane
     local_key: str | None = None
     entries: EntryCache = field(default_factory=EntryCache)
-    numbers: dict[UUID, "count[int]"] = field(default_factory=dict)
     inventories: InventoryCache = field(default_factory=InventoryCache)
 
     def __post_init__(self) -> None:
         self.feeds = GatewayFeeds(self.plane)
+        self.numbers = PromptNumbers(self.plane)
         settings = self.plane.settings
         self.sockets = StreamLimiter(
             per_key=settings.max_sockets_per_user, per_user=settings.max_sockets_per_user
         )
         # Decoding takes a core and much memory.
         self.pictures = asyncio.Semaphore(PICTURES_AT_ONCE_MAX)
-
-    def next_number(self, caller: Caller) -> int:
-        return next(self.numbers.setdefault(caller.user_id, count()))
 
 
 @dataclass(frozen=True)

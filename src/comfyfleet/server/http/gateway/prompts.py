@@ -4,7 +4,6 @@ import contextlib
 import math
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
-from uuid import UUID
 
 from starlette.background import BackgroundTask
 from starlette.requests import Request
@@ -41,7 +40,7 @@ from comfyfleet.server.jobs import service as jobs
 
 async def post_prompt(call: GatewayCall, request: Request) -> Response:
     body = await read_json(request)
-    number = _number(call, body)
+    number = await _number(call, body)
     submission = parse_submission(body)
     usage = request.headers.get("comfy-usage-source")
     most = max_tokens_of(request.headers, request.query_params, submission.extra_data)
@@ -51,6 +50,8 @@ async def post_prompt(call: GatewayCall, request: Request) -> Response:
             accepted = await prompts.submit_prompt(
                 call.plane, call.caller, submission, number, usage, options=options, at_id=hold
             )
+            if call.gateway.numbers.is_out_of_line(call.caller, number):
+                await prompts.order_waiting(call.plane, call.caller)
     except InsufficientTokens as error:
         raise RefusedPrompt(shortfall(error)) from error
     except QueueFull as error:
@@ -89,14 +90,14 @@ def _busy_reply(error: QueueFull) -> Response:
     return reply
 
 
-def _number(call: GatewayCall, body: object) -> float:
+async def _number(call: GatewayCall, body: object) -> float:
     """A refused prompt uses up its number, too."""
     wanted, front = read_number(body)
     if wanted is not None:
         if not math.isfinite(wanted):
             raise RefusedPrompt(fault("invalid_number", "number must be finite", str(wanted)))
         return wanted
-    number = call.gateway.next_number(call.caller)
+    number = await call.gateway.numbers.next(call.caller)
     return -number if front else number
 
 
@@ -200,10 +201,7 @@ async def find_job(call: GatewayCall, prompt_id: str) -> dict[str, Any] | None:
     if not job.status.is_active:
         entry = await history.entry_of(call.plane, call.caller, job, call.gateway.entries)
         return detailed_job(prompt_id, entry)
-    item = queued_prompt(job)
-    status = "in_progress" if is_running(job) else "pending"
-    workflow = {"prompt": item.prompt, "extra_data": item.extra_data}
-    return {**waiting_job(item, status), "workflow": workflow}
+    return waiting_job(queued_prompt(job), "in_progress" if is_running(job) else "pending")
 
 
 async def cancel_job(call: GatewayCall, request: Request) -> Response:

@@ -14,7 +14,6 @@ from comfyfleet.errors import Unavailable
 from comfyfleet.protocol.sockets import json_frame
 from comfyfleet.server.db.errors import log_level_of
 from comfyfleet.server.gateway.feed import GatewaySocket
-from comfyfleet.server.gateway.history import active_jobs
 from comfyfleet.server.gateway.model import CLIENT_ID_CHARACTERS_MAX
 from comfyfleet.server.http import streams
 from comfyfleet.server.http.gateway.app import GatewayCall
@@ -30,10 +29,6 @@ async def serve_socket(call: GatewayCall, websocket: WebSocket) -> None:
     client_id = given[:CLIENT_ID_CHARACTERS_MAX]
     feeds = call.gateway.feeds
     socket = await feeds.join(call.caller, client_id)
-    remaining = len(await active_jobs(call.plane, call.caller))
-    status = {"exec_info": {"queue_remaining": remaining}}
-    socket.push(json_frame("status", {"status": status, "sid": client_id}))
-    feeds.of(call.caller).add(socket)
     try:
         key = StreamKeyCheck(call.plane, call.caller)
         await pump(websocket, socket, features_of(call.plane), key)

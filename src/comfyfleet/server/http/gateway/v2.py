@@ -17,6 +17,7 @@ from comfyfleet.errors import FleetError, InvalidInput, NotFound, TooManyCalls
 from comfyfleet.protocol.http import Route, json_reply
 from comfyfleet.protocol.payloads import UnforeseenInput
 from comfyfleet.server.gateway import v2_jobs
+from comfyfleet.server.gateway.feed import UnansweredJobs
 from comfyfleet.server.gateway.v2_jobs import WorkflowJob, WorkflowJobQuery
 from comfyfleet.server.gateway.v2_model import (
     END,
@@ -95,25 +96,20 @@ async def read_object(request: Request) -> dict[str, Any]:
 @in_v2
 async def post_job(call: GatewayCall, request: Request) -> Response:
     asked = _parse_job(await read_object(request), request.headers.get("idempotency-key"))
-    feed = call.gateway.feeds.of(call.caller)
-    held = []
-    number = call.gateway.next_number(call.caller)
-
-    def hold(job_id: Any) -> None:
-        held.append(job_id)
-        feed.hold(job_id)
-
+    unanswered = UnansweredJobs(call.gateway.feeds, call.caller)
+    number = await call.gateway.numbers.next(call.caller)
     try:
-        job = await v2_jobs.submit_job(call.plane, call.caller, asked, number, at_id=hold)
+        job = await v2_jobs.submit_job(
+            call.plane, call.caller, asked, number, at_id=unanswered.hold
+        )
         body = await _body(call, request, job)
     except BaseException:
-        for job_id in held:
-            feed.release(job_id)
+        await unanswered.release()
         raise
     if asked.webhook_url is not None:
         body["webhook"] = _signing(call)
     reply = json_reply(body, 201)
-    reply.background = BackgroundTask(feed.release, job.id)
+    reply.background = BackgroundTask(unanswered.release)
     return reply
 
 
