@@ -309,23 +309,6 @@ class ClientCursors:
         return seen if monotonic() - at < REMEMBERED_SECONDS else None
 
 
-class UnansweredJobs:
-    """Jobs of one request: nothing is told of them before it has been answered."""
-
-    def __init__(self, feeds: "GatewayFeeds", caller: Caller) -> None:
-        self._feeds = feeds
-        self._caller = caller
-        self._ids: list[UUID] = []
-
-    def hold(self, job_id: UUID) -> None:
-        self._ids.append(job_id)
-        self._feeds.of(self._caller).hold(job_id)
-
-    async def release(self) -> None:
-        for each in self._ids:
-            await self._feeds.release(self._caller, each)
-
-
 class GatewayFeeds:
     """The feeds of this process, by user."""
 

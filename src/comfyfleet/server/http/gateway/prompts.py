@@ -4,6 +4,7 @@ import contextlib
 import math
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
+from uuid import UUID
 
 from starlette.background import BackgroundTask
 from starlette.requests import Request

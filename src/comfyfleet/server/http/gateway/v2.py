@@ -17,7 +17,6 @@ from comfyfleet.errors import FleetError, InvalidInput, NotFound, TooManyCalls
 from comfyfleet.protocol.http import Route, json_reply
 from comfyfleet.protocol.payloads import UnforeseenInput
 from comfyfleet.server.gateway import v2_jobs
-from comfyfleet.server.gateway.feed import UnansweredJobs
 from comfyfleet.server.gateway.v2_jobs import WorkflowJob, WorkflowJobQuery
 from comfyfleet.server.gateway.v2_model import (
     END,
@@ -41,6 +40,7 @@ from comfyfleet.server.gateway.v2_model import (
 from comfyfleet.server.http.gateway.app import GatewayCall
 from comfyfleet.server.http.gateway.auth import KEY_PREFIX_SCOPE
 from comfyfleet.server.http.gateway.bodies import BodyTimeout, read_json
+from comfyfleet.server.http.gateway.prompts import released_if_refused
 from comfyfleet.server.http.gateway.v2_errors import InvalidRequest, TooManyStreams, error_reply
 from comfyfleet.server.http.streams import EventStream, StreamKeyCheck, run_shielded
 from comfyfleet.server.jobs.model import Job
@@ -96,20 +96,14 @@ async def read_object(request: Request) -> dict[str, Any]:
 @in_v2
 async def post_job(call: GatewayCall, request: Request) -> Response:
     asked = _parse_job(await read_object(request), request.headers.get("idempotency-key"))
-    unanswered = UnansweredJobs(call.gateway.feeds, call.caller)
     number = await call.gateway.numbers.next(call.caller)
-    try:
-        job = await v2_jobs.submit_job(
-            call.plane, call.caller, asked, number, at_id=unanswered.hold
-        )
+    async with released_if_refused(call) as hold:
+        job = await v2_jobs.submit_job(call.plane, call.caller, asked, number, at_id=hold)
         body = await _body(call, request, job)
-    except BaseException:
-        await unanswered.release()
-        raise
     if asked.webhook_url is not None:
         body["webhook"] = _signing(call)
     reply = json_reply(body, 201)
-    reply.background = BackgroundTask(unanswered.release)
+    reply.background = BackgroundTask(call.gateway.feeds.release, call.caller, job.id)
     return reply
 
 
