@@ -29,12 +29,13 @@ logger = logging.getLogger("comfyfleet.access")
 REQUEST_ID = "X-Request-Id"
 # A client's own request id is used if it is safe in a log.
 _SAFE_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
-# Called every few seconds by machines, so logged at DEBUG only.
+# Called every few seconds by machines, or hundreds of times by one page, so logged at DEBUG only.
 POLL = "/api/worker/poll"
-_DEBUG_ROUTES = ("/healthz", "/readyz", "/metrics", POLL, "/api/worker/heartbeat")
+EDITOR_FILE = "/editor/{path:path}"
+_DEBUG_ROUTES = ("/healthz", "/readyz", "/metrics", POLL, "/api/worker/heartbeat", EDITOR_FILE)
 UNKNOWN_ROUTE = "unknown"
 # None: a worker closes a poll that it no longer needs, with almost every job.
-_NORMAL_STATUSES = (200, None)
+_NORMAL_STATUSES = (200, 304, None)
 # Clients can send any method, and each would be a series of its own.
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 OTHER_METHOD = "OTHER"

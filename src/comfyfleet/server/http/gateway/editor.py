@@ -35,6 +35,7 @@ from comfyfleet.server.http.gateway.auth import (
     is_same_origin,
 )
 from comfyfleet.server.http.gateway.templates import INDEX, Templates
+from comfyfleet.server.http.middleware import EDITOR_FILE
 from comfyfleet.server.tenants.model import Caller
 from comfyfleet.server.tenants.model import Scope as KeyScope
 
@@ -212,13 +213,15 @@ class EditorRoutes:
         if scope["type"] not in ("http", "websocket") or not _is_below(scope["path"]):
             await self._app(scope, receive, send)
             return
-        path: str = scope["path"].removeprefix(PREFIX)
-        route = None if self._editor.is_page(scope) else self._gateway.route_of(path)
-        scope["route"] = NamedRoute(PREFIX + (route or "/"))
-        if route is None:
+        path: str = scope["path"]
+        inner = self._gateway.route_of(path.removeprefix(PREFIX))
+        is_page = self._editor.is_page(scope)
+        route = path if is_page else EDITOR_FILE if inner is None else PREFIX + inner
+        scope["route"] = NamedRoute(route)
+        if is_page or inner is None:
             await self._editor(scope, receive, send)
-            return
-        await self._gateway(_above(scope), receive, send)
+        else:
+            await self._gateway(_above(scope), receive, send)
 
 
 def _above(scope: Scope) -> Scope:
@@ -255,7 +258,7 @@ def _policy(index: str) -> str:
     """The editor talks to us alone; it draws styles and pictures of its own making."""
     scripts = " ".join(_source(each) for each in _INLINE_SCRIPT.findall(index))
     return (
-        f"default-src 'self'; script-src 'self' 'wasm-unsafe-eval' blob: {scripts};"
+        f"default-src 'self'; script-src 'self' 'wasm-unsafe-eval' {scripts};"
         " style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; media-src 'self' data: blob:;"
         " font-src 'self' data:; connect-src 'self' data: blob:; worker-src 'self' blob:;"
         " object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -470,5 +473,5 @@ ROUTES = (
     Route("GET", f"{PREFIX}/templates/{{name}}", get_template, _ALONE),
     Route("GET", FAVICON, get_favicon, _ALONE),
     Route("GET", f"{FAVICONS}/{{name}}", get_favicon, _ALONE),
-    Route("GET", f"{PREFIX}/{{path:path}}", get_file, _ALONE),
+    Route("GET", EDITOR_FILE, get_file, _ALONE),
 )

@@ -46,7 +46,7 @@ class Templates:
     ) -> Iterator[dict[str, Any]]:
         for entry in entries:
             needed = self._needed(str(entry.get("name")))
-            if needed is not None and needed <= set(offered):
+            if needed is not None and all(each in offered for each in needed):
                 yield {key: value for key, value in entry.items() if key not in _LEFT_OUT}
 
     def _needed(self, name: str) -> frozenset[str] | None:
