@@ -4,7 +4,7 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 from tests.integration.gateway.test_clients import COMFY_CLI, PHOTO, check_inverted, invert
 from tests.support.backends.engine_client import EngineClient, SocketClient, open_engine_client
+from tests.support.backends.nodes import node_type
 from tests.support.server.asgi import free_listener, url_of
 from tests.support.server.clients import client_environ, python_of
 from tests.support.server.command_process import CommandProcess, started
@@ -19,6 +20,8 @@ from tests.support.server.gateway import PROMPT
 from tests.support.server.processes import Process
 
 from comfyfleet.engine import serve_in_thread
+from comfyfleet.engine.node import Context, EngineNodeType, NodeResult
+from comfyfleet.engine.nodes import registry
 
 WAIT_SECONDS_MAX = 60.0
 LOOK_SECONDS = 0.02
@@ -159,6 +162,58 @@ def ends_heard(ear: SocketClient) -> set[str]:
     return {
         data["prompt_id"] for kind, data in texts if kind == "executing" and data["node"] is None
     }
+
+
+MODELS = {
+    "one": ["a.safetensors", "both.safetensors"],
+    "two": ["b.safetensors", "both.safetensors"],
+}
+
+
+def with_models(models: list[str]) -> Mapping[str, EngineNodeType]:
+    def load(context: Context, ckpt_name: str) -> NodeResult:
+        return NodeResult((ckpt_name,))
+
+    name = "CheckpointLoaderSimple"
+    loader = node_type(name, load, {"ckpt_name": [models]}, outputs=("MODEL",))
+    return {**registry(), name: loader}
+
+
+def of_model(name: str) -> dict[str, Any]:
+    return {
+        "1": {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": name}},
+        "2": {"class_type": "PreviewAny", "inputs": {"source": ["1", 0]}},
+    }
+
+
+def test_prompts_go_to_the_backend_that_has_their_model(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        engines = {
+            name: stack.enter_context(serve_in_thread(nodes=with_models(models)))
+            for name, models in MODELS.items()
+        }
+        _, url = stack.enter_context(up(tmp_path, *(each.url for each in engines.values())))
+        wait_until_ready(url)
+        client = stack.enter_context(open_engine_client(url))
+        wanted = {"a.safetensors", "b.safetensors", "both.safetensors"}
+        wait_for(lambda: _choices(client) == wanted, "the models of both are not told")
+        for name in ("a.safetensors", "b.safetensors") * 3:
+            client.submit(of_model(name))
+        client.wait_idle()
+        ran = {
+            name: {entry["prompt"][2]["1"]["inputs"]["ckpt_name"] for entry in _history(each.url)}
+            for name, each in engines.items()
+        }
+        assert ran == {"one": {"a.safetensors"}, "two": {"b.safetensors"}}
+        refused = client.http.post("/prompt", json={"prompt": of_model("c.safetensors")})
+        assert refused.status_code == 400
+        (error,) = refused.json()["node_errors"]["1"]["errors"]
+        assert error["type"] == "value_not_in_list"
+
+
+def _choices(client: EngineClient) -> set[str]:
+    info = client.http.get("/object_info/CheckpointLoaderSimple").json()
+    return set(info["CheckpointLoaderSimple"]["input"]["required"]["ckpt_name"][0])
 
 
 def _history(url: str) -> list[Any]:
