@@ -225,7 +225,8 @@ async def remove_file_names(
         is_one_of(tx, gateway_files.c.file_id, file_ids),
         is_one_of(tx, gateway_files.c.job_id, job_ids),
     )
-    await tx.execute(delete(gateway_files).where(gateway_files.c.tenant_id == tenant_id, named))
+    mine = without_index(tx, gateway_files.c.tenant_id) == tenant_id
+    await tx.execute(delete(gateway_files).where(mine, named))
 
 
 async def replaced_files(tx: Tx, *, before: datetime, limit: int) -> dict[UUID, list[File]]:

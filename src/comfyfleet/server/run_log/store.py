@@ -209,13 +209,14 @@ async def was_logged(tx: Tx, run: LoggedRun) -> bool:
 
 async def prune_live(tx: Tx, *, before: datetime, limit: int) -> int:
     """Removes messages of ended runs; records stay as long as the prompts of their jobs."""
-    active = select(ai_jobs.c.id).where(text(IS_ACTIVE))
+    # Row by row: SQLite would walk an index over all jobs ever to list the active ones.
+    active = select(ai_jobs.c.id).where(ai_jobs.c.id == run_events.c.job_id, text(IS_ACTIVE))
     old = (
         select(run_events.c.id)
         .where(
             run_events.c.record.is_(None),
             run_events.c.created_at < before,
-            run_events.c.job_id.not_in(active),
+            ~active.exists(),
         )
         .limit(limit)
     )
