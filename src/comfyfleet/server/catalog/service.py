@@ -152,6 +152,13 @@ async def offered_slugs(tx: Tx) -> list[str]:
     return [each.slug for each in await store.all_workflows(tx, with_open=False) if each.is_offered]
 
 
+async def offered_workflows(tx: Tx) -> list[tuple[RegisteredWorkflow, WorkflowVersion]]:
+    """Returns the workflows that have a price for customers, each with the version that new jobs get."""
+    ids = {each.id for each in await store.all_workflows(tx, with_open=False) if each.is_offered}
+    found = await store.current_versions(tx, ids) if ids else {}
+    return sorted(found.values(), key=lambda each: each[0].slug)
+
+
 async def get_version(
     tx: Tx, workflow: RegisteredWorkflow, version: int | None = None
 ) -> WorkflowVersion:
@@ -595,6 +602,7 @@ __all__ = [
     "list_workflows",
     "missing_on_backend",
     "offered_slugs",
+    "offered_workflows",
     "open_slug",
     "open_workflow_of",
     "pause_workflow",

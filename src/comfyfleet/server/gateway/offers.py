@@ -64,6 +64,11 @@ def _inputs(info: Mapping[str, Any], group: str) -> Mapping[str, Any]:
     return inputs if isinstance(inputs, Mapping) else {}
 
 
+def input_spec(info: Mapping[str, Any], name: str) -> Any:
+    """How a node type declares an input; None if it doesn't."""
+    return _inputs(info, "required").get(name) or _inputs(info, "optional").get(name)
+
+
 def _options(spec: Any) -> Mapping[str, Any]:
     is_declared = isinstance(spec, list) and len(spec) > 1 and isinstance(spec[1], Mapping)
     return spec[1] if is_declared else {}
@@ -127,7 +132,7 @@ class OfferedNode:
         return None
 
     def _is_choice(self, name: str) -> bool:
-        spec = _inputs(self.info, "required").get(name) or _inputs(self.info, "optional")[name]
+        spec = input_spec(self.info, name)
         return isinstance(spec[0], list) or spec[0] == COMBO
 
 

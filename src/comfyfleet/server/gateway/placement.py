@@ -5,12 +5,15 @@ has is told by ComfyUI's own errors, with the choices of all."""
 
 import hashlib
 import json
+import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
+from random import Random
 from typing import Any
 
+from comfyfleet.errors import FleetError
 from comfyfleet.protocol.http import json_text
 from comfyfleet.protocol.payloads import RefusedPrompt
 from comfyfleet.protocol.validation import (
@@ -24,16 +27,24 @@ from comfyfleet.protocol.validation import (
 )
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog import service as catalog
-from comfyfleet.server.fleets.model import Fleet
+from comfyfleet.server.catalog.model import RegisteredWorkflow, WorkflowVersion
+from comfyfleet.server.catalog.payload import RandomSource, build_marked_prompt
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.fleets.model import Fleet, WorkflowRequirements, requirements_of
 from comfyfleet.server.gateway.offers import (
     FilesByKind,
+    LatestCache,
     ObjectInfo,
     Offer,
     OfferedBackend,
     OfferedNodes,
+    choices_of,
+    input_spec,
 )
 from comfyfleet.server.jobs.caches import TtlCache
 from comfyfleet.server.queue import service as dispatch
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -245,6 +256,9 @@ def _values(prompt: Prompt) -> Counter[tuple[str, str, str]]:
 
 
 DEPTHS_FRESH = timedelta(seconds=1)
+OFFERED_FRESH = timedelta(seconds=2)
+CONVERTED_KEPT_MAX = 256
+PROVIDER = "self_hosted"
 KEY = "placement"
 
 
@@ -258,12 +272,21 @@ class PromptPlacement:
     workflow_version: int
     price_tokens: int
     is_registered: bool = False
+    affinity: str | None = None  # where a workflow's lane has workers of fleets that are not meant
+
+
+@dataclass(frozen=True)
+class OfferedWorkflows:
+    workflows: Sequence[tuple[RegisteredWorkflow, WorkflowVersion]]
+    assigned: Mapping[int, frozenset[int]]  # the workflows of each fleet
 
 
 class PlacementCache:
     def __init__(self) -> None:
         # Jobs that wait or run, by workflow and stage; those placed here since are counted.
         self.depths: TtlCache[dict[tuple[int, str], int]] = TtlCache(DEPTHS_FRESH)
+        self.offered: TtlCache[OfferedWorkflows] = TtlCache(OFFERED_FRESH)
+        self.converted: LatestCache[Prompt | None] = LatestCache(CONVERTED_KEPT_MAX)
 
 
 def _cache(plane: ControlPlane) -> PlacementCache:
@@ -272,6 +295,10 @@ def _cache(plane: ControlPlane) -> PlacementCache:
 
 
 async def place_prompt(plane: ControlPlane, match: PromptMatch, prompt: Prompt) -> PromptPlacement:
+    """As the registered workflow that it is by its shape, or as an open prompt."""
+    registered = await _recognise(plane, match, prompt)
+    if registered is not None:
+        return registered
     fleet = await _least_busy(plane, match.fleets)
     terms = next(each.terms for each in match.backends if each.fleet.id == fleet.id)
     workflow_id = fleet.open_workflow_id
@@ -281,10 +308,110 @@ async def place_prompt(plane: ControlPlane, match: PromptMatch, prompt: Prompt) 
     return PromptPlacement(fleet, workflow_id, catalog.open_slug(fleet), 0, terms.price_tokens)
 
 
-async def _least_busy(plane: ControlPlane, fleets: Sequence[Fleet]) -> Fleet:
+async def _recognise(
+    plane: ControlPlane, match: PromptMatch, prompt: Prompt
+) -> PromptPlacement | None:
+    """The registered workflow of the same shape that has a price and that a matched fleet can run; of
+    several the one with most values in common."""
+    offered = await _cache(plane).offered.get(KEY, lambda: _read_offered(plane), now=plane.clock())
+    types = {node["class_type"] for node in prompt.values()}
+    alike = [each for each in offered.workflows if types <= set(each[1].node_types)]
+    shape = shape_of(prompt) if alike else None
+    found: list[tuple[int, RegisteredWorkflow, Fleet]] = []
+    for workflow, version in alike:
+        fleet = _fleet_with(offered, match, workflow, version)
+        backend = match.backends[0]
+        usual = None if fleet is None else await _converted(plane, version, backend)
+        if fleet is not None and usual is not None and shape_of(usual) == shape is not None:
+            found.append((values_in_common(prompt, usual), workflow, fleet))
+    for _, workflow, fleet in sorted(found, key=lambda each: -each[0]):
+        if await _has_worker(plane, workflow, fleet):
+            return _registered(offered, workflow, fleet)
+    return None
+
+
+def _registered(
+    offered: OfferedWorkflows, workflow: RegisteredWorkflow, fleet: Fleet
+) -> PromptPlacement:
+    elsewhere = [each for each, ids in offered.assigned.items() if workflow.id in ids]
+    return PromptPlacement(
+        fleet,
+        workflow.id,
+        workflow.slug,
+        workflow.version,
+        workflow.price_tokens or 0,
+        is_registered=True,
+        affinity=fleet.subject if elsewhere != [fleet.id] else None,
+    )
+
+
+async def _read_offered(plane: ControlPlane) -> OfferedWorkflows:
+    async with plane.central.read() as tx:
+        found = await catalog.offered_workflows(tx)
+        assigned = await fleets.assignments(tx) if found else {}
+    ids = {each: frozenset(one.workflow_id for one in those) for each, those in assigned.items()}
+    return OfferedWorkflows(found, ids)
+
+
+def _fleet_with(
+    offered: OfferedWorkflows,
+    match: PromptMatch,
+    workflow: RegisteredWorkflow,
+    version: WorkflowVersion,
+) -> Fleet | None:
+    """A fleet to which it is assigned, with a backend that has what both the workflow and this prompt need."""
+    meant = {each.id for each in match.fleets}
+    needs = requirements_of(version.node_types, version.models, map(asdict, version.properties))
+    for backend in match.backends:
+        is_assigned = workflow.id in offered.assigned.get(backend.fleet.id, ())
+        if backend.fleet.id in meant and is_assigned and _has_all(backend.object_info, needs):
+            return backend.fleet
+    return None
+
+
+def _has_all(object_info: ObjectInfo, needs: WorkflowRequirements) -> bool:
+    if not all(name in object_info for name in needs.node_types):
+        return False
+    for use in needs.models:
+        class_type, _, name = use.input.partition(".")
+        choices = choices_of(input_spec(object_info.get(class_type, {}), name))
+        if choices is not None and use.file not in choices:
+            return False
+    return True
+
+
+async def _converted(
+    plane: ControlPlane, version: WorkflowVersion, backend: OfferedBackend
+) -> Prompt | None:
+    """What of the workflow's prompt would run; None if it can't be converted here."""
+
+    async def convert() -> Prompt | None:
+        try:
+            document = await catalog.read_document(plane.store, version)
+            chance = RandomSource(plane.clock(), Random(0))  # noqa: S311 - only links count
+            whole = build_marked_prompt(version, document, backend.object_info, chance)
+        except FleetError as error:
+            logger.warning("workflow %s can't be compared: %s", version.workflow_id, error.message)
+            return None
+        return running_part(whole, backend.object_info)
+
+    key = (version.workflow_id, version.version, backend.hash)
+    return await _cache(plane).converted.get(key, convert)
+
+
+async def _has_worker(plane: ControlPlane, workflow: RegisteredWorkflow, fleet: Fleet) -> bool:
+    since = plane.clock() - timedelta(seconds=plane.settings.offline_after_seconds)
+    lane = (workflow.id, fleet.stage, PROVIDER)
+    abilities = plane.context.caches.eligibility
+    async with plane.central.read() as tx:
+        able = await fleets.find_two_workers(tx, [lane], seen_since=since, abilities=abilities)
+    return bool(able)
+
+
+async def _least_busy(plane: ControlPlane, able: Sequence[Fleet]) -> Fleet:
     """The first of equals, by name."""
-    if len(fleets) == 1:
-        return fleets[0]
+    if len(able) == 1:
+        return able[0]
 
     async def read() -> dict[tuple[int, str], int]:
         async with plane.central.read() as tx:
@@ -292,7 +419,7 @@ async def _least_busy(plane: ControlPlane, fleets: Sequence[Fleet]) -> Fleet:
         return {(lane[0], lane[1]): each.queued + each.leased for lane, each in found.items()}
 
     depths = await _cache(plane).depths.get(KEY, read, now=plane.clock())
-    chosen = min(fleets, key=lambda each: depths.get(_lane(each), 0))
+    chosen = min(able, key=lambda each: depths.get(_lane(each), 0))
     depths[_lane(chosen)] = depths.get(_lane(chosen), 0) + 1
     return chosen
 

@@ -173,6 +173,7 @@ async def _spec(
         model_key=model_key(needs.models),
         model_set=needs_hash(needs),
         user_id=caller.user_id,
+        backend_affinity=place.affinity,
     )
     # A registered workflow keeps its own price.
     own_terms = FleetPrompts(price_tokens=place.price_tokens)
