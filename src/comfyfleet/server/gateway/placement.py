@@ -139,13 +139,19 @@ def _breach(offer: Offer, backend: OfferedBackend, prompt: Prompt, size: int) ->
     judged: set[str] = set()
     for node_id, node in prompt.items():
         class_type = node["class_type"]
-        if class_type in judged or class_type not in backend.object_info:
+        if class_type in judged:
             continue
         judged.add(class_type)
-        reason = policy.refusal(class_type, backend.object_info[class_type])
+        # By another's word where this one lacks it: denied is told before missing.
+        reason = policy.refusal(class_type, _info_of(class_type, backend, offer))
         if reason is not None:
             return _not_allowed(node_id, node, reason)
     return None
+
+
+def _info_of(class_type: str, first: OfferedBackend, offer: Offer) -> Mapping[str, Any]:
+    found = (each.object_info.get(class_type) for each in (first, *offer.backends))
+    return next(info for info in found if info is not None)
 
 
 def _not_allowed(node_id: str, node: Mapping[str, Any], reason: str) -> Fault:

@@ -29,6 +29,7 @@ from comfyfleet.server.catalog import service
 from comfyfleet.server.db import Tx
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import AssignedWorkflow, Fleet, FleetWorker
+from comfyfleet.server.gateway.offers import offer_cache
 from comfyfleet.server.http.admin.auth import (
     PAGE_MAX,
     Body,
@@ -423,6 +424,7 @@ async def set_prompts(
         told = terms.model_dump(mode="json")
         await record_audit(tx, operator, "set_prompts", fleet.subject, now, **told)
         workers = await fleets.workers_of(tx, fleet)
+    offer_cache(plane).forget()
     # Those that wait for jobs ask anew: the fleet may just have got its open workflow.
     plane.queue.order(worker.worker_id for worker in workers)
     return terms

@@ -1,0 +1,188 @@
+"""Prompts on workers whose backends differ: who runs what, and what is shown and refused."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+from tests.support.databases.factory import Databases
+from tests.support.server.gateway import (
+    PROMPT,
+    GatewayInProcess,
+    GatewayUser,
+    gateway_on,
+    worker_settings,
+)
+from tests.support.workers.workers import running_worker
+
+from comfyfleet.engine import Served, serve_in_thread
+from comfyfleet.engine.nodes import registry
+from comfyfleet.server.gateway.policy import default_refusal
+from comfyfleet.server.jobs import service as jobs
+from comfyfleet.server.maintenance.embedded_fleet import embedded_fleet_secret
+
+Value = TypeVar("Value")
+INVERTED = {
+    "1": PROMPT["1"],
+    "3": {"class_type": "ImageInvert", "inputs": {"image": ["1", 0]}},
+    "2": {"class_type": "SaveImage", "inputs": {"images": ["3", 0], "filename_prefix": "x"}},
+}
+BLURRED = {
+    "1": PROMPT["1"],
+    "3": {
+        "class_type": "ImageBlur",
+        "inputs": {"image": ["1", 0], "blur_radius": 1, "sigma": 1.0},
+    },
+    "2": {"class_type": "SaveImage", "inputs": {"images": ["3", 0], "filename_prefix": "x"}},
+}
+
+
+def engine_without(name: str, folder: Path) -> contextlib.AbstractContextManager[Served]:
+    nodes = {each: node for each, node in registry().items() if each != name}
+    return serve_in_thread(data=folder / f"without-{name}", nodes=nodes)
+
+
+@contextlib.asynccontextmanager
+async def two_kinds(databases: Databases, folder: Path) -> AsyncIterator[GatewayInProcess]:
+    """One worker can't invert, the other can't blur."""
+    async with contextlib.AsyncExitStack() as stack:
+        server = await stack.enter_async_context(gateway_on(databases, folder, engines=0))
+        secret = await embedded_fleet_secret(server.plane, folder)
+        for name in ("ImageInvert", "ImageBlur"):
+            engine = stack.enter_context(engine_without(name, folder))
+            settings = worker_settings(server.url, secret, engine.url, folder, f"no-{name}")
+            await stack.enter_async_context(running_worker(settings))
+        user = await server.new_user()
+        allowed = [
+            name for name, node in registry().items() if not default_refusal(name, node.info)
+        ]
+        await asyncio.to_thread(server.wait_until_ready, user, len(allowed))
+        yield server
+
+
+@pytest.fixture
+async def server(databases: Databases, tmp_path: Path) -> AsyncIterator[GatewayInProcess]:
+    async with two_kinds(databases, tmp_path) as server:
+        yield server
+
+
+async def called(user: GatewayUser, work: Callable[[httpx.Client], Value]) -> Value:
+    def call() -> Value:
+        with user.http() as http:
+            return work(http)
+
+    return await asyncio.to_thread(call)
+
+
+def run_all(user: GatewayUser, *prompts: dict[str, Any]) -> list[str]:
+    with user.open_engine_client() as talk:
+        ids = [talk.submit(each) for each in prompts]
+        talk.wait_idle()
+        return [str(talk.history(each)["status"]["status_str"]) for each in ids]
+
+
+async def set_terms(server: GatewayInProcess, **terms: Any) -> None:
+    headers = {"Authorization": f"Bearer {server.admin_key}"}
+    path = f"{server.url}/api/admin/fleets/default/production/prompts"
+    async with httpx.AsyncClient(headers=headers) as http:
+        answer = await http.put(path, json=terms)
+    assert answer.status_code == 200, answer.text
+
+
+async def test_each_prompt_runs_on_the_worker_that_has_its_nodes(server: GatewayInProcess) -> None:
+    user = await server.new_user()
+    prompts = [INVERTED, BLURRED, PROMPT] * 3
+    assert await asyncio.to_thread(run_all, user, *prompts) == ["success"] * 9
+
+
+async def test_what_no_single_worker_can_run_is_refused_and_not_queued(
+    server: GatewayInProcess,
+) -> None:
+    user = await server.new_user()
+    both = {
+        **INVERTED,
+        "4": {**BLURRED["3"], "inputs": {**BLURRED["3"]["inputs"], "image": ["3", 0]}},
+    }
+    both["2"] = {"class_type": "SaveImage", "inputs": {"images": ["4", 0], "filename_prefix": "x"}}
+
+    def work(http: httpx.Client) -> tuple[int, Any, Any]:
+        refused = http.post("/prompt", json={"prompt": both})
+        return refused.status_code, refused.json(), http.get("/queue").json()
+
+    status, body, queue = await called(user, work)
+    assert (status, body["error"]["type"]) == (400, "missing_node_type")
+    assert queue == {"queue_running": [], "queue_pending": []}
+
+
+async def test_object_info_is_the_union_and_is_not_sent_again_unchanged(
+    server: GatewayInProcess,
+) -> None:
+    user = await server.new_user()
+
+    def work(http: httpx.Client) -> None:
+        first = http.get("/object_info")
+        assert {"ImageInvert", "ImageBlur"} <= first.json().keys()
+        assert "LoadLatent" not in first.json()
+        assert first.headers["content-encoding"] == "gzip"
+        etag = {"if-none-match": first.headers["etag"]}
+        again = http.get("/object_info", headers=etag)
+        assert (again.status_code, again.content) == (304, b"")
+        plain = http.get("/object_info", headers={"accept-encoding": "identity"})
+        assert plain.json() == first.json()
+        file = {"image": ("mine.png", b"\x89PNG\r\n\x1a\n" + b"0" * 20, "image/png")}
+        assert http.post("/upload/image", files=file).status_code == 200
+        changed = http.get("/object_info", headers=etag)
+        assert changed.status_code == 200
+        one = http.get("/api/object_info/LoadImage").json()
+        listed = json.dumps(one["LoadImage"]["input"]["required"]["image"])
+        assert json.dumps(changed.json()["LoadImage"]) == json.dumps(one["LoadImage"])
+        assert "mine.png" in listed
+        assert http.get("/object_info/NoSuchNode").json() == {}
+
+    await called(user, work)
+    stranger = await server.new_user()
+    told = await called(stranger, lambda http: http.get("/object_info").text)
+    assert "mine.png" not in told
+
+
+async def test_a_closed_fleet_takes_no_prompts_and_a_denied_node_is_named(
+    server: GatewayInProcess,
+) -> None:
+    user = await server.new_user()
+
+    def submit(http: httpx.Client) -> tuple[int, str]:
+        answer = http.post("/prompt", json={"prompt": INVERTED})
+        return answer.status_code, answer.json().get("error", {}).get("type", "")
+
+    await set_terms(server, deny=["ImageInvert"])
+    assert await called(user, submit) == (400, "node_type_not_allowed")
+    await set_terms(server, is_open=False)
+    assert await called(user, submit) == (400, "no_backend_available")
+
+
+async def test_a_registered_workflow_is_recognised_by_its_shape(server: GatewayInProcess) -> None:
+    user = await server.new_user(tokens=100)
+
+    def prepare() -> None:
+        server.admin("/workflows", slug="invert", document=INVERTED, price_tokens=7)
+        headers = {"Authorization": f"Bearer {server.admin_key}"}
+        path = f"{server.url}/api/admin/fleets/default/production/workflows"
+        answer = httpx.put(path, json={"workflow_slugs": ["invert"]}, headers=headers)
+        assert answer.status_code == 200, answer.text
+
+    await asyncio.to_thread(prepare)
+    renamed = {
+        "a": {**INVERTED["1"], "inputs": {**INVERTED["1"]["inputs"], "width": 16}},
+        "b": {"class_type": "ImageInvert", "inputs": {"image": ["a", 0]}},
+        "c": {"class_type": "SaveImage", "inputs": {"images": ["b", 0], "filename_prefix": "y"}},
+    }
+    await asyncio.sleep(2.1)  # what is offered may be two seconds old
+    assert await asyncio.to_thread(run_all, user, renamed, PROMPT) == ["success"] * 2
+    async with server.plane.context.tenant(user.tenant_id) as tx:
+        found = await jobs.ended_prompts(tx, user.tenant_id, user.user_id, limit=10)
+    told = {each.asked.workflow_slug: each.asked.price_tokens for each in found}
+    assert told == {"invert": 7, "open-default.production": 0}
