@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -78,7 +78,7 @@ async def called(user: GatewayUser, work: Callable[[httpx.Client], Value]) -> Va
     return await asyncio.to_thread(call)
 
 
-def run_all(user: GatewayUser, *prompts: dict[str, Any]) -> list[str]:
+def run_all(user: GatewayUser, *prompts: Mapping[str, Any]) -> list[str]:
     with user.open_engine_client() as talk:
         ids = [talk.submit(each) for each in prompts]
         talk.wait_idle()

@@ -195,7 +195,10 @@ def test_choices_of_both_forms_are_merged_the_firsts_first() -> None:
 
 def test_inputs_that_take_uploads_list_the_users_files_and_no_others() -> None:
     image = ["COMBO", {"options": ["of-a-stranger.png"], "image_upload": True}]
-    info = {"LoadImage": {"input": {"required": {"image": image}}}, "Z": {"input": {}}}
+    info: dict[str, Any] = {
+        "LoadImage": {"input": {"required": {"image": image}}},
+        "Z": {"input": {}},
+    }
     files = by_kind(["new.png", "old.jpg", "sound.mp3", "sub/inner.png"])
     body = RenderedObjectInfo(info).body(files)
     assert b"stranger" not in body
