@@ -76,6 +76,7 @@ def test_a_running_prompt_shows_progress_and_previews_and_can_be_cancelled(
     editor.wait_for(lambda: editor.node_types() == ["ComfyfleetSteps", "SaveImage"], "the workflow")
     editor.run()
     editor.wait_for(lambda: editor.progress_of("ComfyfleetSteps"), "progress")
+    editor.wait_for(lambda: editor.picture_sizes("ComfyfleetSteps"), "a preview")
     editor.screenshot("running")
     editor.page.get_by_role("button", name="Cancel current run").first.click()
     editor.wait_for(lambda: editor.jobs()[0]["status"] == "cancelled", "the end")
