@@ -454,12 +454,13 @@ async def serve_plane(
     shared: SharedSocket | None = None,
     *,
     local_key: str | None = None,
+    backends: Sequence[str] = (),
 ) -> None:
     """Its API, until it is told to stop; then polls that wait are answered at once."""
     giving_back = asyncio.create_task(keep_giving_back())
     try:
         await serve_app(
-            create_app(plane, local_key),
+            create_app(plane, local_key, backends),
             listener,
             stop,
             at_stop=plane.queue.dismiss,

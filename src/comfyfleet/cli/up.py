@@ -167,7 +167,7 @@ class _AllInOne:
         """The workers leave while the control plane still listens to them."""
         closing = asyncio.Event()
         serving = asyncio.create_task(
-            serve_plane(plane, self.listener, closing, local_key=local_key)
+            serve_plane(plane, self.listener, closing, local_key=local_key, backends=self.backends)
         )
         working = [asyncio.create_task(self._run_worker(worker, stop)) for worker in workers]
         asked = asyncio.create_task(stop.wait())

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from comfyfleet.server.http.gateway import (
     editor_router,
     gateway_router,
 )
+from comfyfleet.server.http.gateway.passthrough import PassThrough
 from comfyfleet.server.http.middleware import AccessLog, CallerAuth, Check, WrongKeyThrottle
 from comfyfleet.server.http.objects import objects_routes
 from comfyfleet.server.http.request_body import BodyLimits
@@ -215,8 +216,11 @@ _OTHER_ROUTES = [
 ]
 
 
-def create_app(plane: ControlPlane, local_key: str | None = None) -> FastAPI:
-    """`local_key`: of ComfyUI's clients on this machine that bring none."""
+def create_app(
+    plane: ControlPlane, local_key: str | None = None, backends: Sequence[str] = ()
+) -> FastAPI:
+    """`local_key`: of ComfyUI's clients on this machine that bring none. `backends`: URLs to which
+    routes of custom nodes are passed on, where an operator allows it."""
     app = FastAPI(
         title="comfyfleet",
         version=__version__,
@@ -245,6 +249,9 @@ def create_app(plane: ControlPlane, local_key: str | None = None) -> FastAPI:
     app.add_middleware(BodyLimits, of_customers=plane.settings.max_body_bytes)
     app.add_middleware(CallerAuth, checks=CHECKS)
     gateway = gateway_router(plane, local_key)
+    app.add_middleware(
+        PassThrough, gateway=gateway.gateway, backends=backends, own=app.router.routes
+    )
     app.add_middleware(GatewayRoutes, router=gateway)
     app.add_middleware(EditorRoutes, router=editor_router(gateway))
     app.add_middleware(AccessLog, meters=plane.meters)
