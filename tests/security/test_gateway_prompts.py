@@ -30,7 +30,7 @@ from comfyfleet.server.gateway import feed as gateway_feed
 from comfyfleet.server.gateway.feed import GatewayFeeds
 from comfyfleet.server.gateway.offers import OfferedNode
 from comfyfleet.server.http.app import create_app
-from comfyfleet.server.http.gateway import bodies
+from comfyfleet.server.http.gateway import app as bodies
 
 SOURCE: dict[str, Any] = {
     "class_type": "EmptyImage",

@@ -19,9 +19,14 @@ from comfyfleet.errors import FleetError, NotFound, ServerUnavailable, Unavailab
 from comfyfleet.protocol.http import BODY_BYTES_MAX, BodyTooLarge, is_foreign, too_large_reply
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet
-from comfyfleet.server.http.gateway.app import SAFE_HEADERS, Gateway, NamedRoute, error_reply
+from comfyfleet.server.http.gateway.app import (
+    SAFE_HEADERS,
+    Gateway,
+    NamedRoute,
+    error_reply,
+    limited,
+)
 from comfyfleet.server.http.gateway.auth import authenticate
-from comfyfleet.server.http.gateway.bodies import limited
 from comfyfleet.server.http.request_body import content_length
 from comfyfleet.server.maintenance.embedded_fleet import FLEET, STAGE
 from comfyfleet.server.tenants.model import Caller

@@ -34,8 +34,7 @@ from comfyfleet.server.gateway.model import (
     queued_prompt,
     shortfall,
 )
-from comfyfleet.server.http.gateway.app import GatewayCall
-from comfyfleet.server.http.gateway.bodies import read_json
+from comfyfleet.server.http.gateway.app import GatewayCall, read_json
 from comfyfleet.server.jobs import service as jobs
 
 

@@ -37,9 +37,8 @@ from comfyfleet.server.gateway.v2_model import (
     preview_of,
     status_of,
 )
-from comfyfleet.server.http.gateway.app import GatewayCall
+from comfyfleet.server.http.gateway.app import BodyTimeout, GatewayCall, read_json
 from comfyfleet.server.http.gateway.auth import KEY_PREFIX_SCOPE
-from comfyfleet.server.http.gateway.bodies import BodyTimeout, read_json
 from comfyfleet.server.http.gateway.prompts import released_if_refused
 from comfyfleet.server.http.gateway.v2_errors import InvalidRequest, TooManyStreams, error_reply
 from comfyfleet.server.http.streams import EventStream, StreamKeyCheck, run_shielded
