@@ -21,6 +21,7 @@ from tests.support.server.gateway import GatewayInProcess, GatewayUser, gateway_
 import comfyfleet.server.http.gateway
 from comfyfleet.api.webhooks import is_signature_valid
 from comfyfleet.server.db.tenant_tables import ai_jobs
+from comfyfleet.server.maintenance.embedded_fleet import FLEET, STAGE
 from comfyfleet.server.maintenance.sweeps import deliver_due
 from comfyfleet.transport.fetch import PublicHttpClient
 
@@ -161,3 +162,36 @@ async def test_a_full_queue_says_when_to_come_again(databases: Databases, tmp_pa
                 assert each.status_code == 429
                 assert each.json()["error"]["code"] == "queue_full"
                 assert int(each.headers["retry-after"]) > 0
+
+
+async def test_too_few_tokens_are_told_before_anything_is_queued(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with gateway_on(databases, tmp_path) as server:
+        await set_price(server, 5)
+        poor, rich = await server.new_user(), await server.new_user(tokens=7)
+        body = {"workflow": picture(new_color())}
+        async with poor.http_async() as http:
+            answer = await http.post("/api/v2/jobs", json=body)
+            assert error_of(answer) == (402, "insufficient_credits")
+            assert answer.json()["error"]["details"]["required_tokens"] == 5
+            assert (await http.get("/api/v2/jobs")).json()["jobs"] == []
+        async with rich.http_async() as http:
+            job = await submit(http, picture(new_color()))
+            assert (await wait(http, job))["status"] == "succeeded"
+            assert (await http.post("/api/v2/jobs", json=body)).status_code == 402
+
+
+async def set_price(server: GatewayInProcess, tokens: int) -> None:
+    headers = {"Authorization": f"Bearer {server.admin_key}"}
+    path = f"{server.url}/api/admin/fleets/{FLEET}/{STAGE}/prompts"
+    async with httpx.AsyncClient(headers=headers) as admin:
+        terms = (await admin.get(path)).json()
+        answer = await admin.put(path, json={**terms, "price_tokens": tokens})
+        assert answer.status_code == 200, answer.text
+    # What a fleet offers is read again after a moment.
+    user = await server.new_user()
+    async with asyncio.timeout(30), user.http_async() as http:
+        body = {"workflow": picture(0)}
+        while (await http.post("/api/v2/jobs", json=body)).status_code == 201:
+            await asyncio.sleep(0.2)

@@ -1,5 +1,6 @@
 """Comfy API v2: jobs as its clients know them, which are the same as those of ComfyUI's own clients."""
 
+import base64
 import json
 import time
 from collections.abc import Iterator
@@ -115,6 +116,18 @@ def test_events_tell_the_run_and_end_with_its_status(http: httpx.Client) -> None
     assert told[-1]["value"] == 1.0
     assert told[-1]["nodes_done"] == told[-1]["nodes_total"] == 3
     assert any(each["current_node_class"] == "ComfyfleetSteps" for each in told)
+
+
+def test_previews_come_while_a_sampler_runs(http: httpx.Client) -> None:
+    steps = {"steps": 25, "step_ms": 100, "previews": True}
+    prompt = picture(new_color())
+    prompt["2"] = node("ComfyfleetSteps", image=["1", 0], **steps)
+    prompt["9"]["inputs"]["images"] = ["2", 0]
+    events = events_of(http, submit(http, prompt))
+    previews = [json.loads(event.data) for event in events if event.name == "preview"]
+    assert previews
+    assert previews[0]["content_type"] in ("image/jpeg", "image/png")
+    assert base64.b64decode(previews[0]["data_base64"])[:2] in (b"\xff\xd8", b"\x89P")
 
 
 def test_a_reader_that_was_cut_off_goes_on_where_it_was(http: httpx.Client) -> None:

@@ -136,6 +136,13 @@ def preview_of(event: Event) -> dict[str, Any] | None:
     }
 
 
+def preview_in(data_url: str, node_id: str | None) -> dict[str, Any]:
+    """A picture that a worker sent as a `data:` URL."""
+    head, _, data = data_url.partition(",")
+    content_type = head.removeprefix("data:").partition(";")[0]
+    return {"node_id": node_id or "", "content_type": content_type, "data_base64": data}
+
+
 class Reader(NamedTuple):
     """Who is told: by which address they reach us, and when."""
 

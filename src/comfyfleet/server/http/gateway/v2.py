@@ -34,6 +34,7 @@ from comfyfleet.server.gateway.v2_model import (
     list_item,
     outputs_of,
     parse_place,
+    preview_in,
     preview_of,
     status_of,
 )
@@ -283,6 +284,7 @@ class WorkflowJobEvents:
         self._told_at: dict[str, float] = {}
         self._row = 0
         self._status: tuple[str, int | None] | None = None
+        self._preview: str | None = None
 
     async def lines(self) -> AsyncIterator[str]:
         """Ends with the job, or after an hour; then the client comes again with its last id."""
@@ -323,7 +325,16 @@ class WorkflowJobEvents:
         for row in rows:
             self._row = row.id
             told += self._row_lines(row)
-        return told
+        return [*told, *self._preview_lines()]
+
+    def _preview_lines(self) -> Iterator[str]:
+        """The newest picture of the sampler, which is not kept: a late reader gets the next one."""
+        told = self._call.plane.context.caches.progress.of(self._job.lease_token)
+        if told is None or not told.preview or told.preview == self._preview:
+            return
+        if self._may_tell("preview"):
+            self._preview = told.preview
+            yield format_event("preview", preview_in(told.preview, told.node))
 
     def _status_lines(self, queue_position: int | None) -> Iterator[str]:
         status = status_of(self._job)
