@@ -191,7 +191,9 @@ async def set_price(server: GatewayInProcess, tokens: int) -> None:
         assert answer.status_code == 200, answer.text
     # What a fleet offers is read again after a moment.
     user = await server.new_user()
-    async with asyncio.timeout(30), user.http_async() as http:
-        body = {"workflow": picture(0)}
-        while (await http.post("/api/v2/jobs", json=body)).status_code == 201:
+    body = {"workflow": picture(0)}
+    async with user.http_async() as http:
+        for _ in range(150):
+            if (await http.post("/api/v2/jobs", json=body)).status_code != 201:
+                return
             await asyncio.sleep(0.2)
