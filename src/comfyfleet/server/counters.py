@@ -1,4 +1,4 @@
-"""Prometheus counters of this process: requests, graph runs, pipeline jobs and alerts. What the database knows is read on demand."""
+"""Prometheus counters of this process: requests, prompts, graph runs, pipeline jobs and alerts. What the database knows is read on demand."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -90,6 +90,26 @@ class ProcessMetrics:
             registry=self.registry,
         )
         self._make_those_of_sweeps()
+        self._make_those_of_gateway()
+
+    def _make_those_of_gateway(self) -> None:
+        self.prompts = Counter(
+            "comfyfleet_prompts",
+            "Prompts of ComfyUI's clients: accepted, repeated, or why they were refused",
+            ("outcome",),
+            registry=self.registry,
+        )
+        self.gateway_events = Counter(
+            "comfyfleet_gateway_events",
+            "Messages sent to sockets of ComfyUI's clients",
+            registry=self.registry,
+        )
+        self.gateway_sockets = Gauge(
+            "comfyfleet_gateway_sockets",
+            "Open sockets of ComfyUI's clients",
+            multiprocess_mode="livesum",
+            registry=self.registry,
+        )
 
     def _make_those_of_sweeps(self) -> None:
         self.passes = Counter(

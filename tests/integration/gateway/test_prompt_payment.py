@@ -1,11 +1,13 @@
 """Tokens for prompts of ComfyUI's clients: reserved, used, given back, and refused when there are too few."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import generate_latest
 from tests.support.databases.factory import Databases
 from tests.support.server.gateway import (
     PROMPT,
@@ -108,3 +110,29 @@ async def test_a_prompt_that_fails_is_refunded_whole(server: GatewayInProcess) -
     ada = await server.new_user(tokens=100)
     await run(ada, FAILING)
     assert await lines(server, ada) == [("JOB_RESERVE", -60), ("JOB_REFUND", 60)]
+
+
+async def test_prompts_sockets_and_messages_are_counted(server: GatewayInProcess) -> None:
+    await set_terms(server, price_tokens=3)
+    rich, poor = await server.new_user(tokens=9), await server.new_user()
+    await asyncio.to_thread(listen_and_run, rich)
+    await post(poor)
+    nobody = {"1": {"class_type": "NoSuchNode", "inputs": {}}}
+    await post(rich, nobody)
+    shown = generate_latest(server.plane.meters.registry).decode()
+    assert 'comfyfleet_prompts_total{outcome="accepted"} 1.0' in shown
+    assert 'comfyfleet_prompts_total{outcome="insufficient_tokens"} 1.0' in shown
+    assert 'comfyfleet_prompts_total{outcome="missing_node_type"} 1.0' in shown
+    (events,) = (
+        float(line.split()[-1])
+        for line in shown.splitlines()
+        if line.startswith("comfyfleet_gateway_events_total")
+    )
+    assert events > 5
+
+
+def listen_and_run(user: GatewayUser) -> None:
+    with user.open_engine_client() as talk:
+        ear = talk.listen("me")
+        prompt_id = talk.submit(PROMPT, client_id="me")
+        ear.wait("executing", {"node": None, "prompt_id": prompt_id})

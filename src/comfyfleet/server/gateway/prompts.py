@@ -1,17 +1,20 @@
 """Submits, orders, cancels and interrupts the prompts of ComfyUI's clients."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
 from comfyfleet.api.admin import FleetPrompts
+from comfyfleet.errors import FleetError
 from comfyfleet.protocol.payloads import PromptSubmission, RefusedPrompt
 from comfyfleet.protocol.validation import Prompt, fault, is_link
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog.model import AssetRef, model_key, needs_hash, prompt_needs
+from comfyfleet.server.counters import ProcessMetrics
 from comfyfleet.server.gateway import files as user_files
 from comfyfleet.server.gateway.history import active_jobs, find_job
 from comfyfleet.server.gateway.model import (
@@ -81,6 +84,32 @@ async def submit_prompt(
 
     `at_id` is told the job's id before anybody can see the job.
     """
+    with counted(plane.meters):
+        receipt = await _submit(plane, caller, submission, number, usage_source, options, at_id)
+    plane.meters.prompts.labels("accepted" if receipt.is_new else "repeated").inc()
+    return receipt
+
+
+@contextlib.contextmanager
+def counted(meters: ProcessMetrics) -> Iterator[None]:
+    """Counts a prompt that is refused, by the reason."""
+    try:
+        yield
+    except FleetError as error:
+        reason = error.body["error"]["type"] if isinstance(error, RefusedPrompt) else error.code
+        meters.prompts.labels(reason).inc()
+        raise
+
+
+async def _submit(
+    plane: ControlPlane,
+    caller: Caller,
+    submission: PromptSubmission,
+    number: float,
+    usage_source: str | None,
+    options: PromptOptions,
+    at_id: Callable[[UUID], None],
+) -> PromptReceipt:
     if len(submission.prompt) > NODES_MAX:
         text = f"The prompt has more than {NODES_MAX} nodes"
         raise RefusedPrompt(fault("prompt_too_large", text, str(len(submission.prompt))))

@@ -5,7 +5,7 @@ import contextlib
 import json
 import logging
 import uuid
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -29,19 +29,26 @@ async def serve_socket(call: GatewayCall, websocket: WebSocket) -> None:
     client_id = given[:CLIENT_ID_CHARACTERS_MAX]
     feeds = call.gateway.feeds
     socket = await feeds.join(call.caller, client_id)
+    meters = call.plane.meters
+    meters.gateway_sockets.inc()
     try:
         key = StreamKeyCheck(call.plane, call.caller)
-        await pump(websocket, socket, features_of(call.plane), key)
+        await pump(websocket, socket, features_of(call.plane), key, meters.gateway_events.inc)
     finally:
+        meters.gateway_sockets.dec()
         await feeds.leave(call.caller, socket)
 
 
 async def pump(
-    websocket: WebSocket, socket: GatewaySocket, features: Mapping[str, Any], key: StreamKeyCheck
+    websocket: WebSocket,
+    socket: GatewaySocket,
+    features: Mapping[str, Any],
+    key: StreamKeyCheck,
+    count_sent: Callable[[], None],
 ) -> None:
     """Writes and listens until the client goes, has stopped reading for too long, or its key ends."""
     parts: tuple[Coroutine[Any, Any, object], ...] = (
-        _write(websocket, socket),
+        _write(websocket, socket, count_sent),
         _listen(websocket, socket, features),
         socket.overrun.wait(),
         _watch(key),
@@ -57,13 +64,16 @@ async def pump(
             await websocket.close()
 
 
-async def _write(websocket: WebSocket, socket: GatewaySocket) -> None:
+async def _write(
+    websocket: WebSocket, socket: GatewaySocket, count_sent: Callable[[], None]
+) -> None:
     while True:
         frame = await socket.next_frame()
         if isinstance(frame, str):
             await websocket.send_text(frame)
         else:
             await websocket.send_bytes(frame)
+        count_sent()
 
 
 async def _watch(key: StreamKeyCheck) -> None:
