@@ -169,6 +169,8 @@ class UserFeed:
             look = await run_log.look(tx, tenant_id, user_id, after_id=self._told, but_jobs=held)
         rows = _tellable(look.rows, held | frozenset(self._held))
         self._tell_arrivals(look)
+        if rows:
+            self._plane.context.notifier.forget_user(user_id)
         for row in rows:
             self._told = row.id
             self._tell_row(row)

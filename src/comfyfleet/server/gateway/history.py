@@ -1,8 +1,9 @@
 """What a user's clients can look up: queue, history and jobs, as ComfyUI tells them."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from uuid import UUID
 
 from comfyfleet.protocol.payloads import QueuedPrompt, Record
@@ -25,6 +26,11 @@ from comfyfleet.server.tenants.model import Caller
 
 HISTORY_ENTRIES_MAX = 1_000
 ENTRIES_KEPT_MAX = 20_000
+# Clients poll ten times a second.
+POLL_SECONDS = 0.5
+POLLING_USERS_MAX = 200
+ANSWERS_PER_USER_MAX = 8
+ANSWER_BYTES_MAX = 4 * 1024 * 1024
 
 
 @dataclass
@@ -41,6 +47,42 @@ class EntryCache:
         if len(self._entries) > ENTRIES_KEPT_MAX:
             self._entries.popitem(last=False)
         return entry
+
+
+@dataclass
+class PollCache:
+    """Answers to a user's polls, as bytes, until something of that user changes.
+
+    Changes in this process are told at once; those at another control plane count after `POLL_SECONDS`, or
+    when a socket of the user is told of them.
+    """
+
+    _answers: OrderedDict[UUID, dict[str, tuple[float, bytes]]] = field(default_factory=OrderedDict)
+    _versions: dict[UUID, int] = field(default_factory=dict)
+
+    def forget(self, user_id: UUID) -> None:
+        self._answers.pop(user_id, None)
+        if user_id in self._versions:
+            self._versions[user_id] += 1
+
+    async def get(self, user_id: UUID, what: str, make: Callable[[], Awaitable[bytes]]) -> bytes:
+        made_at, answer = self._answers.get(user_id, {}).get(what, (0.0, b""))
+        if answer and monotonic() - made_at < POLL_SECONDS:
+            return answer
+        started, version = monotonic(), self._versions.setdefault(user_id, 0)
+        answer = await make()
+        if self._versions.get(user_id) == version:
+            self._keep(user_id, what, started, answer)
+        return answer
+
+    def _keep(self, user_id: UUID, what: str, made_at: float, answer: bytes) -> None:
+        kept = self._answers.setdefault(user_id, {})
+        self._answers.move_to_end(user_id)
+        if len(kept) < ANSWERS_PER_USER_MAX and len(answer) <= ANSWER_BYTES_MAX:
+            kept[what] = made_at, answer
+        while len(self._answers) > POLLING_USERS_MAX:
+            user, _ = self._answers.popitem(last=False)
+            self._versions.pop(user, None)
 
 
 async def active_jobs(plane: ControlPlane, caller: Caller) -> list[Job]:

@@ -41,13 +41,20 @@ class JobNotifier:
         self._listeners: defaultdict[str, list[Callable[[], None]]] = defaultdict(list)
         self._of_users: defaultdict[UUID, list[Callable[[], None]]] = defaultdict(list)
         self.on_user: Callable[[UUID], None] | None = None  # tells other control planes
+        self.on_change: list[Callable[[UUID], None]] = []  # forget what was read of them
 
     def tell(self, job_id: UUID) -> None:
         for event in self._following.get(job_id, ()):
             event.set()
 
+    def forget_user(self, user_id: UUID) -> None:
+        """What was read of their prompts is old."""
+        for forget in self.on_change:
+            forget(user_id)
+
     def tell_user(self, user_id: UUID) -> None:
         """A prompt of theirs that came through the gateway has changed, or its run told something."""
+        self.forget_user(user_id)
         for listener in self._of_users.get(user_id, ()):
             listener()
         if self.on_user is not None:

@@ -155,8 +155,10 @@ async def _extend(
 
 async def _begin_job(context: JobContext, beat: ExtendedLease, token: UUID) -> None:
     async with context.tenant_transaction(beat.tenant_id) as tx:
-        await service.begin(tx, beat.tenant_id, beat.job_id, token, now=context.clock())
+        job = await service.begin(tx, beat.tenant_id, beat.job_id, token, now=context.clock())
     context.notifier.tell(beat.job_id)
+    if job is not None and job.asked.gateway is not None and job.asked.user_id is not None:
+        context.notifier.tell_user(job.asked.user_id)
 
 
 async def _is_interrupted(context: JobContext, beat: ExtendedLease) -> bool:

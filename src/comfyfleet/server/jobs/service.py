@@ -305,11 +305,12 @@ async def start(tx: Tx, lease: DispatchLease, *, now: datetime) -> Job | None:
     return started
 
 
-async def begin(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, *, now: datetime) -> None:
-    """Marks a prefetched job as running."""
+async def begin(tx: Tx, tenant_id: UUID, job_id: UUID, token: UUID, *, now: datetime) -> Job | None:
+    """Marks a prefetched job as running; None if it was marked before."""
     begun = await store.begin(tx, tenant_id, job_id, token, now=now)
     if begun:
         await after_status_change(tx, begun, now=now)
+    return begun
 
 
 class FinishedJob(NamedTuple):

@@ -19,7 +19,7 @@ from comfyfleet.protocol.validation import fault
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.gateway import userdata
 from comfyfleet.server.gateway.feed import GatewayFeeds
-from comfyfleet.server.gateway.history import EntryCache
+from comfyfleet.server.gateway.history import EntryCache, PollCache
 from comfyfleet.server.gateway.inventory import InventoryCache
 from comfyfleet.server.gateway.prompts import PromptNumbers
 from comfyfleet.server.http.errors import response_to_error
@@ -50,6 +50,8 @@ class Gateway:
     def __post_init__(self) -> None:
         self.feeds = GatewayFeeds(self.plane)
         self.numbers = PromptNumbers(self.plane)
+        self.polls = PollCache()
+        self.plane.context.notifier.on_change.append(self.polls.forget)
         settings = self.plane.settings
         self.sockets = StreamLimiter(
             per_key=settings.max_sockets_per_user, per_user=settings.max_sockets_per_user

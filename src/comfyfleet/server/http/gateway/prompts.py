@@ -2,8 +2,9 @@
 
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from functools import wraps
+from typing import Any, TypeAlias
 from uuid import UUID
 
 from starlette.background import BackgroundTask
@@ -11,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from comfyfleet.errors import InsufficientTokens, QueueFull
-from comfyfleet.protocol.http import Route, empty_reply, json_reply
+from comfyfleet.protocol.http import JSON, Route, empty_reply, json_reply
 from comfyfleet.protocol.payloads import (
     ABSENT,
     MalformedBody,
@@ -106,6 +107,25 @@ async def get_prompt(call: GatewayCall, request: Request) -> Response:
     return json_reply({"exec_info": {"queue_remaining": remaining}})
 
 
+Handler: TypeAlias = Callable[[GatewayCall, Request], Awaitable[Response]]
+
+
+def polled(handler: Handler) -> Handler:
+    """The same answer, made once however often it is asked for, until something of the caller changes."""
+
+    @wraps(handler)
+    async def answer(call: GatewayCall, request: Request) -> Response:
+        async def make() -> bytes:
+            return bytes((await handler(call, request)).body)
+
+        what = f"{handler.__name__}?{request.url.query}"
+        body = await call.gateway.polls.get(call.caller.user_id, what, make)
+        return Response(body, 200, {"content-type": JSON})
+
+    return answer
+
+
+@polled
 async def get_queue(call: GatewayCall, request: Request) -> Response:
     running, waiting = await history.queue_of(call.plane, call.caller)
     return json_reply(
@@ -124,6 +144,7 @@ async def post_queue(call: GatewayCall, request: Request) -> Response:
     return empty_reply()
 
 
+@polled
 async def get_history(call: GatewayCall, request: Request) -> Response:
     query = request.query_params
     most = _integer(query.get("max_items"))
@@ -164,6 +185,7 @@ async def post_history(call: GatewayCall, request: Request) -> Response:
             await jobs.hide_prompts(tx, tenant_id, user_id, None, now=call.plane.clock())
         elif ids:
             await jobs.hide_prompts(tx, tenant_id, user_id, ids, now=call.plane.clock())
+    call.plane.context.notifier.tell_user(user_id)
     return empty_reply()
 
 
@@ -182,6 +204,7 @@ async def post_free(call: GatewayCall, request: Request) -> Response:
     return empty_reply()
 
 
+@polled
 async def get_jobs(call: GatewayCall, request: Request) -> Response:
     query = read_query(request.query_params)
     running, waiting = await history.queue_of(call.plane, call.caller)
