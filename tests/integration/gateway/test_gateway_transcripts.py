@@ -58,7 +58,7 @@ DIFFERENCES: Mapping[str, OnPurpose] = {
     "object_info": OnPurpose("the engine has fewer node types", r"more_than_500_classes"),
     "frontend_routes": OnPurpose("the editor is an extra", r"/extensions"),
     "equal_items_answer_500_and_run": OnPurpose("a repeated id is one job"),
-    "worker_dies_on_dangling_extra_link": OnPurpose("the run fails, and the worker lives"),
+    "worker_dies_on_dangling_extra_link": OnPurpose("the link is left out, and the worker lives"),
     "cycle_through_extra_input_after_success": OnPurpose(
         "a run that failed is told as failed, whatever ran before it",
         r"status|completed|execution_error|GET /api/jobs/",
