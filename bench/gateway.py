@@ -189,6 +189,8 @@ async def latency(found: Servers, count: int) -> dict[str, list[float]]:
 async def throughput(found: Servers, load: Load) -> dict[str, list[float]]:
     """Prompts a second, of each round."""
     rates: dict[str, list[float]] = {"by hand": [], "gateway": []}
+    for urls in (found.engines, [found.gateway]):
+        await flood(urls, WARM_UP * len(found.engines))
     for _ in range(load.rounds):
         for name, urls in (("by hand", found.engines), ("gateway", [found.gateway])):
             before = found.cpu_seconds()
