@@ -200,7 +200,7 @@ def test_an_asset_that_a_job_needs_is_not_deleted(http: httpx.Client) -> None:
     job = submit(http, prompt)
     answer = http.delete(f"/api/v2/assets/{asset['id']}")
     assert error_of(answer) == (409, "asset_in_use")
-    http.post(job["urls"]["cancel"])
+    wait(http, http.post(job["urls"]["cancel"]).json())
     assert http.delete(f"/api/v2/assets/{asset['id']}").status_code == 204
 
 
