@@ -15,6 +15,7 @@ from comfyfleet.comfy.events import Event, NodeText, Preview
 
 # Our own types, beside ComfyUI's: what it sends as binary frames.
 TEXT, PICTURE = "comfyfleet_text", "comfyfleet_picture"
+ENDS = frozenset({"execution_success", "execution_error", "execution_interrupted"})
 # Nodes whose pictures are results, which nobody may lose; those of others are previews.
 SENDS_RESULTS = frozenset({"SaveImageWebsocket"})
 PICTURE_BYTES_MAX = 8 * 1024 * 1024
@@ -42,6 +43,11 @@ class RecordedEvent(NamedTuple):
     @property
     def names_file(self) -> bool:
         return _names_file(self.event)
+
+    @property
+    def waits(self) -> bool:
+        """For the last report: its file is not delivered yet, or the run may begin again elsewhere."""
+        return self.event[0] in ENDS or self.names_file
 
     @property
     def is_preview(self) -> bool:
@@ -162,12 +168,12 @@ class RunRecord:
     def _live(self) -> Sequence[RecordedEvent]:
         if not self.may_tell:
             return ()
-        first = next((i for i, each in enumerate(self._untold) if each.names_file), None)
+        first = next((i for i, each in enumerate(self._untold) if each.waits), None)
         if first is None:
             return self._untold
         since = self._clock() if self._file_named_at is None else self._file_named_at
         if self._clock() - since > ORDER_SECONDS_MAX:
-            return [each for each in self._untold if not each.names_file]
+            return [each for each in self._untold if not each.waits]
         return self._untold[:first]
 
     def tell_all(self) -> None:

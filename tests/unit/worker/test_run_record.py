@@ -103,6 +103,19 @@ def test_what_names_a_file_holds_back_what_comes_after_it_for_a_while() -> None:
     assert [kind for kind, _ in run.pop_all()] == ["executed"]
 
 
+def test_the_end_of_a_run_is_told_with_its_last_report_only() -> None:
+    """History has the run then; and one that failed here may have begun again elsewhere."""
+    clock = iter(range(0, 1_000, 10))
+    run = RunRecord(SENDER, "folder", clock=lambda: next(clock))
+    run.may_tell = True
+    run.take(told("executed", node="1", output={"images": [{"filename": "a.png"}]}))
+    run.take(told("progress", value=1))
+    run.take(told("execution_success", prompt_id="x"))
+    assert [kind for kind, _ in run.pop_live()] == ["progress"]
+    assert not run.has_live
+    assert [kind for kind, _ in run.pop_all()] == ["executed", "execution_success"]
+
+
 def test_previews_go_to_those_who_ask_and_only_the_newest() -> None:
     shy, curious = RunRecord({}, "folder"), RunRecord({}, "folder", wants_previews=True)
     for each in (shy, curious):
