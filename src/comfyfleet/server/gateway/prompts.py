@@ -243,7 +243,8 @@ def _sent_node(node: Mapping[str, Any], prompt: Prompt) -> Mapping[str, Any]:
         for name, value in node.get("inputs", {}).items()
         if not is_link(value) or value[0] in prompt
     }
-    sent: dict[str, Any] = {"inputs": inputs, "class_type": node["class_type"]}
+    # As ComfyUI's clients write it: a node that fails may show its prompt as text.
+    sent: dict[str, Any] = {"class_type": node["class_type"], "inputs": inputs}
     title = node.get("_meta", {}).get("title")
     if isinstance(title, str):
         sent["_meta"] = {"title": title[:TITLE_CHARACTERS_MAX]}

@@ -409,6 +409,8 @@ async def reorder(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[int]
     recalled = []
     queued_before = False
     places = sorted(row.rank for row in rows)
+    for index in range(1, len(places)):  # of equal ranks the older would go first
+        places[index] = max(places[index], places[index - 1] + 1)
     for row, rank in zip(rows, places, strict=True):
         is_leased = row.status is DispatchStatus.LEASED
         is_asked_back = is_leased and queued_before and not row.recall_requested
