@@ -1,7 +1,7 @@
 """Programs of others that talk to a ComfyUI, from the registries, at pinned versions.
 
 Each is installed once, into a folder that stays (`COMFYFLEET_TEST_CLIENTS`, else the user's cache). Where
-that cannot be done, because there is no network, its tests are skipped; in CI they fail.
+that cannot be done, because no registry can be reached, its tests are skipped and say so.
 """
 
 import fcntl
@@ -95,8 +95,6 @@ def _installed(packages: tuple[str, ...], install: Callable[[Path, tuple[str, ..
 
 def _give_up(packages: Sequence[str], reason: str) -> None:
     told = f"{', '.join(packages)} cannot be installed: {reason.strip()[-REASON_CHARACTERS_MAX:]}"
-    if os.environ.get("CI"):
-        pytest.fail(told)
     pytest.skip(told)
 
 

@@ -46,7 +46,7 @@ class AssetInUse(Conflict):
     code = "asset_in_use"
 
 
-class BlobNotFound(NotFound):
+class AssetBytesNotFound(NotFound):
     code = "blob_not_found"
 
 
@@ -124,10 +124,10 @@ def _hash(path: Path) -> str:
 async def mint_asset(
     plane: ControlPlane, caller: Caller, digest: str, wanted: NewAsset
 ) -> UserAsset:
-    """Of bytes that the user has stored before; raises BlobNotFound."""
+    """Of bytes that the user has stored before; raises AssetBytesNotFound."""
     known = await _find_by_hash(plane, caller, digest)
     if known is None:
-        raise BlobNotFound("none of your assets has these bytes")
+        raise AssetBytesNotFound("none of your assets has these bytes")
     return await _refer_again(plane, caller, known, wanted)
 
 
