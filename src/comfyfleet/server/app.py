@@ -20,7 +20,7 @@ from comfyfleet.server.db.schema import History, require_newest_schema, upgrade_
 from comfyfleet.server.graphs.apply import GraphContext
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.poll import WaitingWorkerRefresher
-from comfyfleet.server.jobs.progress import CHANNEL, ProgressRelay
+from comfyfleet.server.jobs.progress import CHANNEL, USER_CHANNEL, ProgressRelay, UserRelay
 from comfyfleet.server.queue.queue import DispatchQueue
 from comfyfleet.server.secrets import AdminKey, admin_key, url_secret, webhook_key
 from comfyfleet.server.storage import ObjectStore, open_store
@@ -88,10 +88,12 @@ async def open_control_plane(
             new_id=uuid4,
         )
         stack.push_async_callback(context.deferred.flush)
-        others = ProgressRelay(
-            context.caches.progress, NotifyChannel(central, CHANNEL), uuid4().hex
-        )
+        name = uuid4().hex
+        others = ProgressRelay(context.caches.progress, NotifyChannel(central, CHANNEL), name)
         await stack.enter_async_context(_running(others))
+        users = UserRelay(context.notifier.wake_user, NotifyChannel(central, USER_CHANNEL), name)
+        context.notifier.on_user = users.note
+        await stack.enter_async_context(_running(users))
         await stack.enter_async_context(_running(WaitingWorkerRefresher(context)))
         yield ControlPlane(
             settings=settings,

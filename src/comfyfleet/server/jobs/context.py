@@ -54,11 +54,15 @@ class JobNotifier:
 
     def tell_user(self, user_id: UUID) -> None:
         """A prompt of theirs that came through the gateway has changed, or its run told something."""
+        self.wake_user(user_id)
+        if self.on_user is not None:
+            self.on_user(user_id)
+
+    def wake_user(self, user_id: UUID) -> None:
+        """Wakes those who follow the user's prompts in this process."""
         self.forget_user(user_id)
         for listener in self._of_users.get(user_id, ()):
             listener()
-        if self.on_user is not None:
-            self.on_user(user_id)
 
     def subscribe_user(self, user_id: UUID, listener: Callable[[], None]) -> Callable[[], None]:
         """What ends it."""

@@ -7,7 +7,7 @@ import asyncio
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from time import monotonic
 from typing import Any
 from uuid import UUID
@@ -162,6 +162,56 @@ class ProgressRelay:
                 self._progress_cache.hear(UUID(said["of"]), Progress(**said["progress"]))
             except ValidationError as error:
                 logger.warning("another control plane's progress is not understood: %s", error)
+
+
+USER_CHANNEL = "comfyfleet_users"
+# What changes within so long is told by one message.
+GATHER_SECONDS = 0.02
+
+
+class UserRelay:
+    """Tells other control planes whose prompts have changed: their clients may listen there."""
+
+    def __init__(self, wake: Callable[[UUID], None], hints: NotifyChannel, name: str) -> None:
+        self._wake = wake
+        self._hints = hints
+        self._name = name
+        self._changed: set[UUID] = set()
+        self._is_changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Runs until cancelled. Returns at once on SQLite, where there is one process."""
+        if self._hints.reach_others:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._hints.listen(self.heard, lambda: None))
+                both.create_task(self._speak())
+
+    async def close(self) -> None:
+        await self._hints.close()
+
+    def note(self, user_id: UUID) -> None:
+        """Told a moment later. More than a message holds are left out: they are looked at anyway."""
+        if self._hints.reach_others and len(self._changed) < JOBS_PER_MESSAGE_MAX:
+            self._changed.add(user_id)
+            self._is_changed.set()
+
+    async def _speak(self) -> None:
+        while True:
+            await self._is_changed.wait()
+            await asyncio.sleep(GATHER_SECONDS)
+            self._is_changed.clear()
+            changed, self._changed = self._changed, set()
+            said = {"from": self._name, "users": [each.hex for each in changed]}
+            try:
+                await self._hints.send(json.dumps(said))
+            except (Unavailable, OSError, TimeoutError) as error:
+                logger.debug("changes can't be told to other control planes: %s", error)
+
+    def heard(self, message: str) -> None:
+        said = json.loads(message)
+        if said["from"] != self._name:
+            for each in said["users"]:
+                self._wake(UUID(each))
 
 
 def _since(times: Mapping[UUID, float], least: float) -> dict[UUID, float]:
