@@ -114,3 +114,11 @@ async def gateway_v2_stage(server: GatewayServer) -> AsyncIterator[Stage]:
         cloud_stage(url, cut, user.key) as stage,
     ):
         yield stage
+
+
+@contextlib.asynccontextmanager
+async def gateway_stage(server: GatewayServer) -> AsyncIterator[Stage]:
+    """A control plane with one engine behind it, as if it were a ComfyUI."""
+    user = await asyncio.to_thread(server.user)
+    async with server_stage(user.url_with_key, slow) as stage:
+        yield stage

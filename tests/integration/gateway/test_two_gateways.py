@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.databases.factory import Databases
@@ -17,7 +18,7 @@ async def test_a_socket_hears_at_once_what_the_other_control_plane_was_told(
     # Nobody looks by itself: only a hint of the other control plane can tell.
     monkeypatch.setattr(feed, "BUSY_SECONDS", 3600.0)
     monkeypatch.setattr(feed, "IDLE_SECONDS", 3600.0)
-    both = {
+    both: dict[str, Any] = {
         "central_database_url": await postgres_databases.url("central"),
         "tenant_database_urls": f"main={await postgres_databases.url('tenant')}",
     }

@@ -128,6 +128,11 @@ class UserFeed:
     def remove(self, socket: GatewaySocket) -> None:
         self._sockets.remove(socket)
 
+    def seen_by(self, client_id: str) -> int | None:
+        """What a client was told whose socket we still take to be open: it may have lost it."""
+        mine = [each for each in self._heard_by() if each.client_id == client_id]
+        return self.last if mine else None
+
     async def close(self) -> None:
         self._unsubscribe()
         if self._task is not None:
@@ -338,7 +343,9 @@ class GatewayFeeds:
 
     async def join(self, caller: Caller, client_id: str) -> GatewaySocket:
         """A socket that is told everything from now on, and what its client has not seen before."""
-        seen = self._cursors.of(caller.user_id, client_id)
+        seen = self.of(caller).seen_by(client_id)
+        if seen is None:
+            seen = self._cursors.of(caller.user_id, client_id)
         first, running_node = await self._missed(caller, client_id)
         feed = self.of(caller)
         await feed.start()

@@ -114,8 +114,7 @@ async def find_job(plane: ControlPlane, caller: Caller, prompt_id: str) -> Job |
     """None: this user has no such prompt."""
     job_id = job_id_of(caller.tenant.id, caller.user_id, prompt_id)
     async with plane.context.tenant(caller.tenant.id) as tx:
-        job = await jobs.find(tx, caller.tenant.id, job_id)
-    return job if job and job.asked.gateway is not None else None
+        return await jobs.find_prompt(tx, caller.tenant.id, caller.user_id, job_id)
 
 
 async def entry_of(plane: ControlPlane, caller: Caller, job: Job, cache: EntryCache) -> Record:
@@ -139,7 +138,7 @@ async def _entries(
     missing = [job for job in ended if job.id not in found]
     records = await run_log.records_of(tx, caller.tenant.id, [job.id for job in missing])
     for job in missing:
-        lease, record = records.get(job.id, (0, {}))
+        lease, record = records.get(job.id, (None, {}))
         if lease != job.lease_number:
             told = await run_log.events_of_job(tx, caller.tenant.id, job.id)
             record = record_of_end(job, events_in(told))

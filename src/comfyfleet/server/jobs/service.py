@@ -448,6 +448,11 @@ async def force_fail(
 PROMPTS_LISTED_MAX = 10_000
 
 
+async def find_prompt(tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID) -> Job | None:
+    """None: there is none, or its client has removed it from the history."""
+    return await store_prompts.find_prompt(tx, tenant_id, user_id, job_id)
+
+
 async def active_prompts(tx: Tx, tenant_id: UUID, user_id: UUID) -> list[Job]:
     """A user's prompts of the gateway that wait or run, as they came."""
     return await store_prompts.active_prompts(tx, tenant_id, user_id, limit=PROMPTS_LISTED_MAX)

@@ -23,6 +23,12 @@ def _of_gateway(tenant_id: UUID, user_id: UUID | None) -> Select[Any]:
     )
 
 
+async def find_prompt(tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID) -> Job | None:
+    """None: there is none, or its client has removed it from the history."""
+    row = (await tx.execute(_of_gateway(tenant_id, user_id).where(ai_jobs.c.id == job_id))).first()
+    return None if row is None else job_from_row(row._mapping)
+
+
 async def active_prompts(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list[Job]:
     """Prompts of the gateway that wait or run, as they came."""
     query = _of_gateway(tenant_id, user_id).where(ai_jobs.c.completed_at.is_(None))

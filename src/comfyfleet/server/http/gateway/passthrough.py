@@ -7,9 +7,9 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from time import monotonic
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, urlencode
 
-import httpx
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Match
@@ -30,7 +30,9 @@ from comfyfleet.server.http.gateway.auth import authenticate
 from comfyfleet.server.http.request_body import content_length
 from comfyfleet.server.maintenance.embedded_fleet import FLEET, STAGE
 from comfyfleet.server.tenants.model import Caller
-from comfyfleet.transport.http import open_client
+
+if TYPE_CHECKING:
+    import httpx
 
 logger = logging.getLogger(__name__)
 METHODS = ("GET", "HEAD", "POST", "PUT")
@@ -105,6 +107,10 @@ class PassThrough:
 
     async def _passed_on(self, request: Request, body: bytes) -> Response:
         """By the first backend that can be reached."""
+        import httpx  # takes memory, and time at the start, which most processes need not spend
+
+        from comfyfleet.transport.http import open_client
+
         headers = {each: request.headers[each] for each in REQUEST_HEADERS if each in request.headers}  # fmt: skip
         target = f"{quote(request.scope['path'])}{_query(request)}"
         for backend in self._backends:
@@ -141,7 +147,7 @@ def _query(request: Request) -> str:
     return f"?{urlencode(kept)}" if kept else ""
 
 
-def _reply(client: httpx.AsyncClient, answer: httpx.Response) -> Response:
+def _reply(client: "httpx.AsyncClient", answer: "httpx.Response") -> Response:
     async def chunks() -> AsyncIterator[bytes]:
         sent = 0
         try:
