@@ -1,7 +1,7 @@
 """Which node types a prompt of a stranger may use. Pure.
 
 Judged in this order: what operators deny, what they allow, the list of denied types below, types of
-ComfyUI itself that were looked at and are harmless (`core_nodes.txt`), and a rule for all others: one
+ComfyUI itself whose inputs are harmless (`core_nodes.txt`), and a rule for all others: one
 that takes a path, a URL, code or a command from a widget, or calls another service, is denied; the rest
 of the unknown types runs only where the fleet `allows_unknown`."""
 
