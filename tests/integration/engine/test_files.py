@@ -84,7 +84,7 @@ def test_a_body_that_is_too_long_is_refused(
     assert talk.http.post("/prompt", content=b"x" * 2000).status_code == 413
 
 
-def _limited_to_1000_bytes(receive: Any) -> Any:
+def _limited_to_1000_bytes(receive: Any, _bytes_max: int) -> Any:
     return limit_body(receive, 1000)
 
 
