@@ -8,11 +8,16 @@ EXTRAS := dev
 # Many tests wait for processes: four at a time keep two cores busy. In the order of the folders:
 # what takes longest (acceptance) begins first, what takes least (unit) ends.
 SIDE_BY_SIDE := -q -n 4 --dist loadfile --no-loadscope-reorder --durations=30
+# A browser keeps a core busy: two at a time, and beside nothing else.
+BROWSERS := -q -n 2 --dist loadfile --durations=10 tests/browser
+# Of thousands of tests with real processes one may fail for the machine's load. What failed is run once more, alone,
+# and must pass then; what was printed the first time says which tests to mend.
+AGAIN = echo "What failed is run once more, alone:" && $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none --maxfail 5
 # Tests start many processes: without bytecode each of them compiles the sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-pipeline test test-all browser check format docs bench constraints clean
+.PHONY: help setup demo demo-pipeline screenshots test test-all browser web check format docs bench constraints clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -28,38 +33,48 @@ $(VENV)/.installed-demo: pyproject.toml constraints.txt Makefile
 	@sh tools/setup.sh "$(VENV)" server,worker,engine
 	@touch $@
 
-demo: $(VENV)/.installed-demo  ## Start everything here, and apply three effects as a customer
-	@$(BIN)/python tools/demo.py
+demo: $(VENV)/.installed-demo  ## Start everything here, with something on every page, until Ctrl-C
+	@PYTHONPATH=tools $(BIN)/python -m demo $(DEMO)
 
 demo-pipeline: $(VENV)/.installed-demo  ## Run an example pipeline to its contact sheet
 	@$(BIN)/python tools/pipeline.py
 
-# What `make check` runs is left out.
-test: setup  ## Run the tests
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --ignore tests/tidy
+screenshots: setup web  ## Take pictures of every page into docs/images
+	@PYTHONPATH=tools $(BIN)/python tools/screenshots.py
 
-test-all: setup  ## Run the tests, slow ones too
-	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m "" $(SIDE_BY_SIDE)
+# What `make check` runs is left out.
+test: setup web  ## Run the tests
+	$(BIN)/python -m pytest --cache-clear $(SIDE_BY_SIDE) --ignore tests/tidy --ignore tests/browser || { $(AGAIN); }
+	$(BIN)/python -m pytest --cache-clear $(BROWSERS) || { $(AGAIN); }
+
+test-all: setup web  ## Run the tests, slow ones too
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest --cache-clear -m "" $(SIDE_BY_SIDE) --ignore tests/browser || { $(AGAIN) -m ""; }
+	$(BIN)/python -m pytest --cache-clear -m "" $(BROWSERS) || { $(AGAIN) -m ""; }
 
 browser:  ## Install Chromium, in which the editor is tested
 	@command -v chromium || command -v chromium-browser || command -v google-chrome || sh tools/browser.sh
 
-check: setup  ## Lint, format, types, import contracts, tidiness
+web: setup  ## Build the pages for people into the package
+	@$(BIN)/python tools/web_build.py
+
+check: setup  ## Lint, format, types, import contracts, tidiness; the same for the pages
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/tidy
+	$(BIN)/python tools/web_build.py check
 
 format: setup  ## Format the code and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	@$(BIN)/python tools/web_build.py npm run format
 
 docs: setup  ## Write the generated references into docs/reference
 	@$(BIN)/python tools/reference.py
 
 bench: EXTRAS := dev,bench
-bench:  ## Measure, against named peers
+bench: web  ## Measure, against named peers
 	@sh tools/setup.sh "$(VENV)" "$(EXTRAS)"
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/convert.py
@@ -74,10 +89,11 @@ bench:  ## Measure, against named peers
 	$(BIN)/python bench/graphs.py
 	$(BIN)/python bench/maintenance.py
 	$(BIN)/python bench/service_scale.py
+	$(BIN)/python bench/web.py
 
 constraints:  ## Pin the newest versions of everything into constraints.txt (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --all-extras --upgrade \
 		--no-annotate --no-header --no-emit-index-url --no-emit-find-links --output-file constraints.txt pyproject.toml
 
 clean:  ## Remove what make has made
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo-output gpu-bench
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo-output gpu-bench web/node_modules web/dist src/comfyfleet/server/http/web/static

@@ -4,7 +4,9 @@ Engines, control plane (`comfyfleet up` on SQLite) and workers are processes of 
 
 Latency: one client, one prompt at a time, direct and through the gateway by turns, to the same engine: from
 POST /prompt to its last message on the websocket. Throughput: all prompts are in flight at once, spread by hand
-over the engines or sent to the gateway, by turns.
+over the engines or sent to the gateway, by turns; also of longer prompts, and each with the CPU time that it took in
+each part: where a machine has fewer cores than that takes, the CPU is the limit, and not the queue. Polls: the CPU
+time of a poll with so many prompts in the history, of the engine itself and of the gateway.
 
 `--quick`: fewer prompts, and no verdict on figures that need the whole run.
 """
@@ -17,7 +19,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +28,7 @@ from typing import Any
 import httpx
 from websockets.asyncio.client import ClientConnection, connect
 
-from overhead import is_last, prompt
+from overhead import STEP_MS, is_last, prompt
 from support import ADMIN_KEY, COMFYFLEET, exit_on_sigterm, first_url, free_port, process, wait_for
 
 ENGINES = 4
@@ -41,14 +43,34 @@ CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
+class Flood:
+    """So many prompts at once, each of so long."""
+
+    step_ms: int
+    prompts: int
+    rounds: int = 1
+
+
+@dataclass(frozen=True)
 class Load:
     latency_prompts: int
-    flood_prompts: int
-    rounds: int
+    floods: Sequence[Flood]  # the first is judged
+    histories: Sequence[int]  # so many prompts have ended when polls are measured
+    polls: int
 
 
-WHOLE = Load(latency_prompts=200, flood_prompts=500, rounds=3)
-QUICK = Load(latency_prompts=30, flood_prompts=60, rounds=1)
+WHOLE = Load(
+    latency_prompts=200,
+    floods=(Flood(STEP_MS, 500, rounds=3), Flood(100, 300), Flood(500, 100)),
+    histories=(100, 1000),
+    polls=300,
+)
+QUICK = Load(
+    latency_prompts=30,
+    floods=(Flood(STEP_MS, 60), Flood(100, 40)),
+    histories=(50,),
+    polls=100,
+)
 
 
 @dataclass(frozen=True)
@@ -115,9 +137,9 @@ class Client:
         self._socket = socket
         self._client_id = client_id
 
-    async def post(self) -> str:
+    async def post(self, step_ms: int = STEP_MS) -> str:
         prompt_id = str(uuid.uuid4())
-        body = {"prompt": prompt(), "prompt_id": prompt_id, "client_id": self._client_id}
+        body = {"prompt": prompt(step_ms), "prompt_id": prompt_id, "client_id": self._client_id}
         (await self._http.post("/prompt", json=body)).raise_for_status()
         return prompt_id
 
@@ -136,14 +158,14 @@ class Client:
                     {each for each in left if is_last(message, each)} if _ends(message) else set()
                 )
 
-    async def flood(self, count: int) -> None:
+    async def flood(self, count: int, step_ms: int) -> None:
         """All are sent as fast as they are taken, while ends are listened for."""
         unsent = iter(range(count))
         ended = asyncio.create_task(self._hear_ends(count))
 
         async def send() -> None:
             for _ in unsent:
-                await self.post()
+                await self.post(step_ms)
 
         await asyncio.gather(*(send() for _ in range(min(SENDERS, count))))
         await ended
@@ -186,32 +208,106 @@ async def latency(found: Servers, count: int) -> dict[str, list[float]]:
         return seconds
 
 
-async def throughput(found: Servers, load: Load) -> dict[str, list[float]]:
-    """Prompts a second, of each round."""
+async def throughput(found: Servers, load: Flood) -> float:
+    """The gateway's part of the prompts a second by hand."""
+    print(f"{load.prompts} prompts of {load.step_ms} ms at once", flush=True)
     rates: dict[str, list[float]] = {"by hand": [], "gateway": []}
-    for urls in (found.engines, [found.gateway]):
-        await flood(urls, WARM_UP * len(found.engines))
     for _ in range(load.rounds):
         for name, urls in (("by hand", found.engines), ("gateway", [found.gateway])):
             before = found.cpu_seconds()
-            rates[name].append(await flood(urls, load.flood_prompts))
+            rates[name].append(await flood(urls, load.prompts, load.step_ms))
             spent = {
-                part: 1000 * (after - before[part]) / load.flood_prompts
+                part: 1000 * (after - before[part]) / load.prompts
                 for part, after in found.cpu_seconds().items()
             }
             cpu = ", ".join(f"{part} {ms:.1f}" for part, ms in spent.items())
             print(
                 f"  {name:8} {rates[name][-1]:7.1f} prompts/s; CPU ms a prompt: {cpu}", flush=True
             )
-    return rates
+    part = statistics.median(rates["gateway"]) / statistics.median(rates["by hand"])
+    print(f"  {part:.2f} of by hand; {os.cpu_count()} cores", flush=True)
+    return part
 
 
-async def flood(urls: Sequence[str], count: int) -> float:
+async def flood(urls: Sequence[str], count: int, step_ms: int = STEP_MS) -> float:
     async with AsyncExitStack() as stack:
         clients = [await open_client(stack, url) for url in urls]
         started = time.perf_counter()
-        await asyncio.gather(*(each.flood(count // len(urls)) for each in clients))
+        await asyncio.gather(*(each.flood(count // len(urls), step_ms) for each in clients))
         return count / (time.perf_counter() - started)
+
+
+async def floods(found: Servers, load: Load) -> float:
+    """The gateway's part of the throughput, of the flood that is judged."""
+    for urls in (found.engines, [found.gateway]):
+        await flood(urls, WARM_UP * len(found.engines))
+    parts = [await throughput(found, each) for each in load.floods]
+    return parts[0]
+
+
+POLLS = ("/history", "/history/{last}", "/api/jobs", "/queue", "/prompt")
+CHANGED = "/history, one deleted"
+IDLE_SECONDS = 3.0
+
+
+async def polls(found: Servers, load: Load) -> None:
+    """Prints the CPU time of a poll: of the engine itself, and of the control plane."""
+    sides = {"direct": (found.engines[0], "engines"), "gateway": (found.gateway, "control plane")}
+    for size in load.histories:
+        spent: dict[str, dict[str, float]] = {}
+        for name, (url, part) in sides.items():
+            async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
+                await fill_history(http, url, size)
+                spent[name] = await poll_costs(http, found, part, load.polls)
+        print(f"{size} prompts in the history: CPU ms a poll, {', '.join(sides)}")
+        for what, direct in spent["direct"].items():
+            print(f"  {what:24} {direct:7.2f} {spent['gateway'][what]:7.2f}", flush=True)
+
+
+async def fill_history(http: httpx.AsyncClient, url: str, size: int) -> None:
+    """Until exactly so many prompts are in it."""
+    known = list((await http.get("/history")).json())
+    if known:
+        (await http.post("/history", json={"clear": True})).raise_for_status()
+    await flood([url], size, step_ms=0)
+    assert len((await http.get("/history")).json()) == size
+
+
+async def poll_costs(
+    http: httpx.AsyncClient, found: Servers, part: str, count: int
+) -> dict[str, float]:
+    """CPU milliseconds by what is asked for, without what the server does by itself meanwhile."""
+    ids = list((await http.get("/history")).json())
+    idle = await idle_share(found, part)
+    costs = {}
+
+    async def cost(name: str, times: int, call: Callable[[int], Awaitable[None]]) -> None:
+        started, before = time.perf_counter(), found.cpu_seconds()[part]
+        for number in range(times):
+            await call(number)
+        by_itself = idle * (time.perf_counter() - started)
+        costs[name] = 1000 * (found.cpu_seconds()[part] - before - by_itself) / times
+
+    async def delete_and_poll(number: int) -> None:
+        (await http.post("/history", json={"delete": [ids[number]]})).raise_for_status()
+        (await http.get("/history")).raise_for_status()
+
+    for path in POLLS:
+        address = path.format(last=ids[-1])
+
+        async def poll(_: int, address: str = address) -> None:
+            (await http.get(address)).raise_for_status()
+
+        await cost(path, count, poll)
+    await cost(CHANGED, len(ids) // 2, delete_and_poll)
+    return costs
+
+
+async def idle_share(found: Servers, part: str) -> float:
+    """CPU seconds of each second in which nobody asks for anything."""
+    before = found.cpu_seconds()[part]
+    await asyncio.sleep(IDLE_SECONDS)
+    return (found.cpu_seconds()[part] - before) / IDLE_SECONDS
 
 
 def measure(load: Load) -> tuple[float, float]:
@@ -219,13 +315,14 @@ def measure(load: Load) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         with servers(Path(folder) / "one", 1) as found:
             seconds = asyncio.run(latency(found, load.latency_prompts))
+            asyncio.run(polls(found, load))
         medians = {name: 1000 * statistics.median(each) for name, each in seconds.items()}
+        print(f"one prompt of {STEP_MS} ms at a time")
         for name, each in seconds.items():
             low = 1000 * statistics.quantiles(each, n=4)[0]
             print(f"  {name:8} median {medians[name]:6.1f} ms, lower quartile {low:6.1f} ms")
         with servers(Path(folder) / "four", ENGINES) as found:
-            rates = asyncio.run(throughput(found, load))
-    part = statistics.median(rates["gateway"]) / statistics.median(rates["by hand"])
+            part = asyncio.run(floods(found, load))
     return medians["gateway"] - medians["direct"], part
 
 

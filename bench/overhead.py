@@ -31,10 +31,10 @@ SLOWER_MAX = 1.10
 Round = Callable[[str], Awaitable[float]]
 
 
-def prompt() -> dict[str, Any]:
-    """One step of 20 ms on a picture with a new color each time, so that nothing is cached."""
+def prompt(step_ms: int = STEP_MS) -> dict[str, Any]:
+    """One step on a picture with a new color each time, so that nothing is cached."""
     picture = {"width": 1, "height": 1, "batch_size": 1, "color": uuid.uuid4().int % 0xFFFFFF}
-    steps = {"steps": 1, "step_ms": STEP_MS, "previews": False, "image": ["1", 0]}
+    steps = {"steps": 1, "step_ms": step_ms, "previews": False, "image": ["1", 0]}
     return {
         "1": {"class_type": "EmptyImage", "inputs": picture},
         "2": {"class_type": "ComfyfleetSteps", "inputs": steps},

@@ -1,4 +1,4 @@
-"""Writes what can be read off the code: docs/reference, and what the built-in engine can do.
+"""Writes what can be read off the code: docs/reference, what the built-in engine can do, and the types of web/.
 
 `make docs` runs it; a test checks for drift (in a process of its own: the commands' help looks at how
 Python was started).
@@ -15,6 +15,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from web_types import typescript
+
 from comfyfleet import client, errors, workflow
 from comfyfleet.cli.main import app as commands
 from comfyfleet.clock import utc_now
@@ -24,19 +26,22 @@ from comfyfleet.server.app import open_control_plane
 from comfyfleet.server.catalog.service import ENGINE_FILE
 from comfyfleet.server.http.app import create_app
 from comfyfleet.server.http.errors import STATUS_OF
-from comfyfleet.settings import Settings, variable_of
+from comfyfleet.settings import Settings, remarks, variable_of
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "reference"
+WEB_TYPES = ROOT / "web" / "src" / "api" / "schema.ts"
 MADE = "<!-- Made by `make docs` from {source}: change it there. -->\n"
 
 
 def pages() -> dict[Path, str]:
     """Files and their whole text."""
+    document = asyncio.run(_openapi())
     return {
         FOLDER / "settings.md": settings_page(),
         FOLDER / "errors.md": errors_page(),
-        FOLDER / "api.md": api_page(),
+        FOLDER / "api.md": api_page(document),
+        WEB_TYPES: typescript(document),
         FOLDER / "python.md": python_page(),
         FOLDER / "commands.md": commands_page(),
         ENGINE_FILE: engine_object_info(),
@@ -73,10 +78,9 @@ def settings_page() -> str:
 
 
 def _remark(name: str) -> str:
-    found = re.search(rf"^    {name}: .*?  # (.+)$", inspect.getsource(Settings), re.MULTILINE)
-    if found is None:
+    if name not in remarks():
         raise SystemExit(f"settings.py says nothing about {name}")
-    return found[1].replace("|", "\\|")
+    return remarks()[name].replace("|", "\\|")
 
 
 def _default(value: Any) -> str:
@@ -145,7 +149,7 @@ def _first_paragraph(value: Any) -> str:
     return "" if is_made else " ".join(text.split("\n\n")[0].split()).replace("|", "\\|")
 
 
-def api_page() -> str:
+def api_page(document: dict[str, Any]) -> str:
     lines = [
         "# HTTP API",
         "",
@@ -154,7 +158,7 @@ def api_page() -> str:
         "",
         "| | path | what it does |",
         "|---|---|---|",
-        *_endpoints(asyncio.run(_openapi())),
+        *_endpoints(document),
     ]
     return "\n".join([*lines, ""])
 

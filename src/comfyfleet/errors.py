@@ -30,6 +30,7 @@ FleetError
  ├─ Refused               the request is valid, but not possible at the moment
  │   ├─ InputUnavailable  the file at a customer's URL can't be fetched
  │   ├─ StorageFull       the tenant's storage quota is used up
+ │   ├─ LimitSpent        a trigger has used its tokens of the day
  │   └─ InsufficientTokens  the wallet holds less than the job costs; nothing was written
  ├─ QueueFull             a limit is reached; has the time to retry
  │   ├─ TooManyActive     a user has the maximum number of active jobs
@@ -58,6 +59,7 @@ __all__ = [
     "InvalidWorkflow",
     "LeaseLost",
     "LimitExceeded",
+    "LimitSpent",
     "NoWorkflowFound",
     "NodeFailed",
     "NotFound",
@@ -222,6 +224,10 @@ class InputUnavailable(Refused):
 
 class StorageFull(Refused):
     code = "storage_full"
+
+
+class LimitSpent(Refused):
+    code = "limit_spent"
 
 
 class InsufficientTokens(Refused):

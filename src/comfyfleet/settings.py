@@ -1,8 +1,11 @@
 """Settings of the control plane, read from the environment, each with its default and unit."""
 
+import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from functools import cache
 
 from comfyfleet.errors import InvalidInput
 
@@ -25,6 +28,7 @@ READ_ELSEWHERE = (
     "COMFYFLEET_URL",
     "COMFYFLEET_WORKER_ID",
 )
+EVERYBODY = "*"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 
@@ -37,6 +41,8 @@ class Settings:
     tenant_database_urls: str = ""  # name=url,name=url; default: main=tenants.sqlite3 there
     storage_url: str = ""  # file:///dir or s3://bucket/prefix?endpoint=…&region=…
     public_url: str = "http://127.0.0.1:8000"  # as others reach us; default: where we listen
+    web: bool = True  # whether the pages for people are served
+    public_catalogue: bool = False  # effects are shown without a sign-in; up: on its machine
     lease_seconds: int = 900  # how long a lease lasts without a heartbeat
     heartbeat_seconds: int = 30  # between heartbeats of a worker
     max_attempts: int = 3  # runs of one job, not counting attempts that were given back
@@ -48,6 +54,7 @@ class Settings:
     max_active_jobs_per_tenant: int = 1000  # the same for all users of a tenant, approximately
     max_storage_bytes_per_tenant: int = 1024**4  # default quota, announced uploads included
     max_queued_per_graph_run: int = 5  # queued jobs of one graph run; the others are held
+    top_up_url: str = ""  # where customers buy tokens; {tenant_id} and {user_id} are filled in
     event_keep_days: int = 7  # how long job events are kept, to resume streams from; 0: for ever
     delivery_keep_days: int = 30  # how long the log of webhook deliveries is kept; 0: for ever
     audit_keep_days: int = 365  # how long the audit log is kept; 0: for ever
@@ -69,6 +76,15 @@ class Settings:
     gateway_calls_at_once: int = 1000  # burst of calls of one user by ComfyUI's API
     gateway_tenant_calls_per_second: float = 1000.0  # the same of one tenant over all users
     gateway_tenant_calls_at_once: int = 5000  # burst of calls of one tenant by ComfyUI's API
+    session_hours: int = 168  # how long a browser stays signed in as a customer
+    operator_session_hours: int = 12  # how long a browser stays signed in as an operator
+    oidc_issuer: str = ""  # identity provider for sign-ins of browsers; without it none
+    oidc_client_id: str = ""  # as the identity provider knows us
+    oidc_client_secret: str = ""  # with it we prove that; none for a public client
+    oidc_name: str = "single sign-on"  # what the sign-in page calls the identity provider
+    oidc_scopes: str = "openid email profile"  # what is asked of the identity provider
+    oidc_tenants: str = ""  # claim:value=tenant id,…: whose users they become; *=ID: everybody
+    oidc_roles: str = ""  # claim:value=role,…: who becomes an operator, such as groups:ops=viewer
     max_sockets_per_user: int = 100  # open websockets of all of one user's ComfyUI clients
     max_streams_per_key: int = 50  # open event streams of one API key
     max_streams_per_user: int = 100  # open event streams of all keys of one user
@@ -133,6 +149,16 @@ def variable_of(name: str) -> str:
     return name.upper() if name.startswith(KNOWN_BEFORE) else PREFIX + name.upper()
 
 
+@cache
+def remarks() -> Mapping[str, str]:
+    """What each setting is, from the comments above; empty where Python has no sources."""
+    try:
+        source = inspect.getsource(Settings)
+    except OSError:
+        return {}
+    return dict(re.findall(r"^    (\w+): .*?  # (.+)$", source, re.MULTILINE))
+
+
 def misspelt(environ: Mapping[str, str]) -> dict[str, str]:
     """Maps unknown variables with our prefix to the setting that was probably meant. Unknown names that
     resemble no setting are ignored: they may belong to other programs."""
@@ -178,6 +204,30 @@ def _truth(name: str, text: str) -> bool:
     if text.lower() in _FALSE:
         return False
     raise InvalidInput(f"{name} must be true or false, not {text!r}", field=name)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRule:
+    """Who has this value in this claim of an identity provider gets `target`. Without a claim: everybody."""
+
+    claim: str
+    value: str
+    target: str
+
+
+def parse_claim_rules(text: str, name: str) -> tuple[ClaimRule, ...]:
+    """`claim:value=target,…`; the claim's own name may hold a colon, the value may not."""
+    rules: list[ClaimRule] = []
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        left, equals, target = (each.strip() for each in part.rpartition("="))
+        claim, colon, value = left.rpartition(":")
+        is_whole = bool(equals and target and (left == EVERYBODY or (colon and claim and value)))
+        if not is_whole:
+            raise InvalidInput(
+                f"{name} has {part!r}; it must be claim:value=…, or {EVERYBODY}=…", field=name
+            )
+        rules.append(ClaimRule(claim, value, target))
+    return tuple(rules)
 
 
 def parse_pools(text: str) -> dict[str, str]:

@@ -1,14 +1,20 @@
 """A graph over three engines as real processes: one is offline, one is killed, and so are we."""
 
+import json
 import random
 import time
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from tests.support.jobs.counted_jobs import FLEET
 from tests.support.jobs.large_graph import GraphCustomer, check_the_end, document, prepare
 from tests.support.server.admin_client import until
 from tests.support.server.deployment import Deployment
+from tests.unit.graphs.builders import EXAMPLES
+
+from comfyfleet.api.documents import read_document
 
 SETTINGS = {
     "lease_seconds": "4",
@@ -82,3 +88,73 @@ async def test_a_control_plane_that_is_killed_goes_on_from_where_it_was(
                 die_and_rise(deployment, chance.uniform(0, 0.5))
                 left -= 1
             check_the_end(customer, customer.finished(run_id, seconds=END_SECONDS_MAX), runs)
+
+
+def register_examples(deployment: Deployment) -> None:
+    registered = read_document((EXAMPLES / "properties.yaml").read_text("utf-8"))
+    for slug, fields in registered.items():
+        file = EXAMPLES / fields.pop("file", f"workflows/{slug}.json")
+        body = {"slug": slug, "document": json.loads(file.read_text("utf-8")), **fields}
+        deployment.admin.ask("POST", "/api/admin/workflows", json=body)
+    deployment.admin.assign(FLEET, *registered)
+
+
+def uploaded(customer: GraphCustomer, path: Path) -> str:
+    data = path.read_bytes()
+    announced = customer.ask(
+        "POST", "videos/uploads", filename=path.name, size=len(data), content_type="image/png"
+    )
+    put = announced["upload"]
+    httpx.request(
+        put["method"], put["url"], headers=put["headers"], content=data
+    ).raise_for_status()
+    return str(announced["file_id"])
+
+
+def example_run(customer: GraphCustomer, name: str, **inputs: Any) -> str:
+    document = (EXAMPLES / f"graphs/{name}.yaml").read_text("utf-8")
+    return str(customer.ask("POST", "graph-runs", document=document, inputs=inputs)["id"])
+
+
+# Each with its inputs (a text names a photo), and how many jobs of which price it must have had.
+DECIDING: dict[str, tuple[dict[str, Any], int]] = {
+    "best-of-eight": ({}, 8 * 2),
+    "refine-until-sharp": ({"photo": "photo", "sharp_enough": 9.0}, 4 * 3),
+    "caption-then-decide": ({"photo": "photo"}, 3),
+    "album-with-approval": ({"photos": ["photo", "photo"]}, 2 * 3),
+    "batch-from-csv": (
+        {"rows": [{"name": "sky", "width": 64, "height": 32, "colour": 255}] * 3},
+        3 * 2,
+    ),
+}
+
+
+@pytest.mark.slow
+async def test_graphs_that_decide_go_on_when_their_control_plane_is_killed(tmp_path: Path) -> None:
+    """Each of the examples is cut several times in its middle, and everything is paid for once."""
+    chance = random.Random(1)
+    async with Deployment(tmp_path, None, **{**SETTINGS, "lease_seconds": "30"}) as deployment:
+        secret, customer = prepare(deployment)
+        register_examples(deployment)
+        for number, engine in enumerate(deployment.start_engines("engine-1", "engine-2"), 1):
+            deployment.start_worker(f"worker-{number}", engine, fleet=FLEET, secret=secret)
+        until(lambda: len(deployment.admin.worker_ids()) == 2, seconds=60)
+        customer.stored(read_document((EXAMPLES / "graphs/one-row.yaml").read_text("utf-8")))
+        photo = uploaded(customer, EXAMPLES / "inputs/photo.png")
+        for name, (given, price) in DECIDING.items():
+            before = customer.balance()
+            inputs = json.loads(
+                json.dumps(given).replace('"photo", "photo"', f'"{photo}", "{photo}"')
+            )
+            inputs |= {"photo": photo} if "photo" in given else {}
+            run_id = example_run(customer, name, **inputs)
+            for _ in range(3):
+                die_and_rise(deployment, chance.uniform(0, 0.4))
+            if name == "album-with-approval":
+                until(lambda: bool(customer.run(run_id)["questions"]), seconds=END_SECONDS_MAX)  # noqa: B023
+                customer.ask("POST", f"graph-runs/{run_id}/answer", choice="approve", picked=[1])
+                deployment.restart_control()
+            ended = customer.finished(run_id, seconds=END_SECONDS_MAX)
+            assert ended["status"] == "completed", ended["error"]
+            assert ended["tokens"] == price, name
+            assert customer.balance() == before - price, name

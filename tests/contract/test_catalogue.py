@@ -13,7 +13,9 @@ from comfyfleet.errors import Conflict, InvalidInput, LimitExceeded, NotFound
 from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.catalog.model import (
     EffectDefinition,
+    EffectExample,
     EffectSettings,
+    ExampleFile,
     RegisteredWorkflow,
     WorkflowTerms,
 )
@@ -175,13 +177,73 @@ async def test_an_upload_is_checked_before_it_is_sent(central: Database) -> None
             offer.check_upload("image/png", size, at_most_bytes=MIB)
 
 
-async def test_durations_are_kept_the_last_and_the_typical(central: Database) -> None:
+async def test_the_typical_duration_is_the_median_of_the_last_runs(central: Database) -> None:
     async with central.transaction() as tx:
         made = await make(tx, await a_workflow(tx))
-        await catalog.note_duration(tx, made.id, 10.0)
-        await catalog.note_duration(tx, made.id, 20.0)
-        await catalog.note_duration(tx, UUID(int=5), 20.0)
+        await catalog.note_durations(tx, made.id, [10.0, 900.0])
+        await catalog.note_durations(tx, made.id, [20.0])
+        await catalog.note_durations(tx, UUID(int=5), [20.0])
         timed = await catalog.get_effect(tx, made.id)
+        await catalog.note_durations(tx, made.id, [3.0] * 30)
+        quicker = await catalog.get_effect(tx, made.id)
     assert made.typical_seconds is None
     assert timed.last_processing_time_seconds == 20.0
-    assert timed.typical_seconds == pytest.approx(12.0)
+    assert timed.typical_seconds == 20.0, "one slow run frightens nobody"
+    assert quicker.typical_seconds == 3.0, "older runs are forgotten"
+
+
+async def test_effects_are_found_by_text_and_tag(central: Database) -> None:
+    async with central.transaction() as tx:
+        workflow = await a_workflow(tx)
+        for slug, title, tags in (
+            ("soft", "Soft 100%", ("portrait", "calm")),
+            ("toon", "Cartoon", ("portrait mode",)),
+            ("secret", "Soft secret", ("hidden",)),
+        ):
+            settings = EffectSettings(
+                title=title, is_published=slug != "secret", tags=tags, description="Nice_one"
+            )
+            await make(tx, workflow, slug, settings)
+
+        async def found(**by: str) -> list[str]:
+            offers = await catalog.list_published(tx, limit=9, **by)
+            return [each.effect.slug for each in offers]
+
+        assert await found(text="CARTOON") == ["toon"]
+        assert await found(text="0%") == ["soft"]
+        assert await found(text="%") == ["soft"]
+        assert await found(text="e_o") == ["soft", "toon"]
+        assert await found(text="soft") == ["soft"]
+        assert await found(text="calm") == ["soft"]
+        assert await found(tag="portrait") == ["soft"]
+        assert await found(tag='portrait" mode') == []
+        assert await found(tag="portrait mode", text="x") == []
+        assert await catalog.published_tags(tx) == ["calm", "portrait", "portrait mode"]
+
+
+@pytest.mark.parametrize("tag", ["", "Upper", "a_b", '"', "x" * 41, " a", "ä"])
+async def test_a_tag_is_plain(central: Database, tag: str) -> None:
+    async with central.transaction() as tx:
+        with pytest.raises(InvalidInput):
+            await make(tx, await a_workflow(tx), settings=replace(FACE, tags=(tag,)))
+
+
+async def test_examples_are_set_replaced_and_removed(central: Database) -> None:
+    files = [ExampleFile(f"{number:032x}.png", "image/png", 5, 3, 2) for number in range(4)]
+    async with central.transaction() as tx:
+        effect = await make(tx, await a_workflow(tx))
+        effect, gone = await catalog.set_example(tx, effect, 0, "before", files[0])
+        assert gone == ()
+        effect, gone = await catalog.set_example(tx, effect, 0, "after", files[1])
+        effect, gone = await catalog.set_example(tx, effect, 1, "after", files[2])
+        effect, gone = await catalog.set_example(tx, effect, 0, "after", files[3])
+        assert gone == (files[1],)
+        wanted = (EffectExample(files[0], files[3]), EffectExample(None, files[2]))
+        assert (await catalog.get_effect(tx, effect.id)).examples == effect.examples == wanted
+        for position in (3, -1, 6):
+            with pytest.raises(InvalidInput):
+                await catalog.set_example(tx, effect, position, "after", files[1])
+        effect, gone = await catalog.remove_example(tx, effect, 0)
+        assert (effect.examples, gone) == (wanted[1:], (files[0], files[3]))
+        with pytest.raises(NotFound):
+            await catalog.remove_example(tx, effect, 1)

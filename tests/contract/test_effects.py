@@ -54,6 +54,25 @@ async def test_the_next_version_is_what_new_jobs_get_and_the_old_one_stays(
     assert len(old.properties) == len(PROPERTIES)
 
 
+async def test_a_draft_is_a_version_that_no_new_job_gets_until_it_is_chosen(
+    central: Database,
+) -> None:
+    terms = WorkflowTerms(price_tokens=5)
+    async with central.transaction() as tx:
+        await catalog.register_workflow(tx, drafted(*PROPERTIES), terms, now=NOW)
+        kept, draft = await catalog.register_workflow(
+            tx, drafted(WHAT), WorkflowTerms(), now=NOW, is_draft=True
+        )
+        assert (kept.version, draft.version) == (1, 2)
+        assert len(await catalog.properties_in_use(tx, kept.slug)) == len(PROPERTIES)
+        with pytest.raises(InvalidInput, match="terms"):
+            await catalog.register_workflow(tx, drafted(), terms, now=NOW, is_draft=True)
+        used = await catalog.activate_version(tx, kept, version=draft.version)
+        assert (await catalog.get_version(tx, used)).properties == draft.properties
+        _, third = await catalog.register_workflow(tx, drafted(), WorkflowTerms(), now=NOW)
+    assert third.version == 3
+
+
 async def test_an_older_version_can_be_chosen_again_and_numbers_go_on(central: Database) -> None:
     async with central.transaction() as tx:
         for _ in range(2):

@@ -11,11 +11,14 @@ from tests.support.databases.factory import Databases
 from tests.support.databases.query_plans import statements_of
 from tests.support.jobs.context import START
 
-from comfyfleet.server.db import Tx
+from comfyfleet.clock import utc_now
+from comfyfleet.server.db import Tx, metrics_queries
 from comfyfleet.server.db import metrics_queries as plane
 from comfyfleet.server.db.schema import History
+from comfyfleet.server.graphs import store as graph_store
 from comfyfleet.server.jobs import store as job_store
-from comfyfleet.server.jobs.model import JobStatus
+from comfyfleet.server.jobs import store_lists
+from comfyfleet.server.jobs.model import JobFilter, JobStatus
 from comfyfleet.server.maintenance import store as upkeep
 from comfyfleet.server.notifications import service as notifications
 from comfyfleet.server.queue import service as dispatch
@@ -27,7 +30,7 @@ LATER = START + timedelta(days=3650)
 WORKFLOW = """
     INSERT INTO workflows (id, slug, version, required_capabilities, is_active, created_at)
     VALUES (1, 'w', 1, '[]', true, now())"""
-TENANT, USER = uuid4(), uuid4()
+TENANT, USER, EFFECT = uuid4(), uuid4(), uuid4()
 DISPATCHES = """
     INSERT INTO ai_job_dispatches (tenant_id, tenant_job_id, workflow_id, provider, status, priority,
         rank, created_at, queued_at, ended_at, worker_id, is_poisoned)
@@ -44,14 +47,28 @@ AUDIT = """
     FROM generate_series(1, ROWS) n"""
 JOBS = """
     INSERT INTO ai_jobs (id, tenant_id, user_id, workflow_id, workflow_slug, workflow_version, stage,
-        provider, priority, status, prompt, properties, assets, submitted_at, completed_at)
+        provider, priority, status, prompt, properties, assets, submitted_at, completed_at, effect_id)
     SELECT gen_random_uuid(), 'TENANT', 'USER', 1, 'w', 1, 'production', 'self_hosted', 0,
         CASE WHEN n % 500 = 0 THEN 'cancelled' ELSE 'completed' END, '{}', '{}', '[]',
-        now() - interval '1 second' * n, now() - interval '1 second' * n
+        now() - interval '1 second' * n, now() - interval '1 second' * n,
+        CASE WHEN n % 1000 = 0 THEN 'EFFECT'::uuid WHEN n % 2 = 0 THEN 'TENANT'::uuid END
     FROM generate_series(1, ROWS) n"""
 MEDIA = """
     INSERT INTO videos (id, tenant_id, user_id, kind, original_file_id, processing_details, created_at)
     SELECT gen_random_uuid(), 'TENANT', 'USER', 'image', gen_random_uuid(), '{}', now()
+    FROM generate_series(1, ROWS) n"""
+
+TRIGGERS = """
+    INSERT INTO triggers (id, tenant_id, user_id, name, kind, inputs, timezone, catch_up, tokens_per_day, is_paused,
+        next_at, missed, secret_number, created_at)
+    SELECT ('00000000-0000-0000-0000-' || lpad(n::text, 12, '0'))::uuid, gen_random_uuid(), gen_random_uuid(), 't',
+        'schedule', '{}', 'UTC', false, 5, n % 2 = 0, now() + interval '1 second' * n, 0, 1, now()
+    FROM generate_series(1, ROWS) n"""
+FIRINGS = """
+    INSERT INTO trigger_firings (id, tenant_id, trigger_id, cause, day, status, granted_tokens, missed, tries, not_before,
+        created_at)
+    SELECT gen_random_uuid(), gen_random_uuid(), ('00000000-0000-0000-0000-' || lpad((n % 200 + 1)::text, 12, '0'))::uuid,
+        'schedule', '2026-11-16', 'started', 1, 0, 1, now(), now() - interval '1 second' * n
     FROM generate_series(1, ROWS) n"""
 
 
@@ -69,7 +86,7 @@ async def _filled(databases: Databases, history: History, *statements: str) -> A
 
 
 def _with_values(statement: str) -> str:
-    for name, value in {"TENANT": TENANT, "USER": USER, "ROWS": ROWS}.items():
+    for name, value in {"TENANT": TENANT, "USER": USER, "EFFECT": EFFECT, "ROWS": ROWS}.items():
         statement = statement.replace(name, str(value))
     return statement
 
@@ -132,6 +149,46 @@ async def test_jobs_are_listed_along_indexes(postgres_databases: Databases) -> N
         await require_index(tx, old)
 
 
+async def test_results_that_may_be_reused_are_found_along_an_index(
+    postgres_databases: Databases,
+) -> None:
+    """However many results their user has."""
+    known = "UPDATE ai_jobs SET fingerprint = md5(id::text)"
+    async with _filled(postgres_databases, "tenant", JOBS, known) as tx:
+        wanted = [letter * 32 for letter in "abcdef"]
+        await require_index(tx, job_store.find_reusable(tx, TENANT, USER, wanted, limit=24))
+
+
+async def test_operators_lists_of_jobs_are_read_along_indexes(
+    postgres_databases: Databases,
+) -> None:
+    """Whatever is asked for, and however few match."""
+    failed, completed = (JobStatus.FAILED,), (JobStatus.COMPLETED,)
+    async with _filled(postgres_databases, "tenant", JOBS) as tx:
+        for wanted in (
+            JobFilter(),
+            JobFilter(tenant_id=TENANT),
+            JobFilter(effect_id=EFFECT),
+            JobFilter(effect_id=EFFECT, statuses=completed),
+            JobFilter(effect_id=EFFECT, statuses=failed),
+            JobFilter(workflow_slug="w", statuses=(*failed, *completed)),
+            JobFilter(error="nobody has it"),
+            JobFilter(since=LATER - timedelta(days=1), until=LATER),
+        ):
+            page = store_lists.list_newest(tx, wanted, before=(LATER, TENANT), limit=20)
+            await require_index(tx, page)
+
+
+async def test_what_ended_in_a_minute_is_added_up_along_an_index(
+    postgres_databases: Databases,
+) -> None:
+    minute = {"after": START, "until": START + timedelta(minutes=1)}
+    async with _filled(postgres_databases, "central", WORKFLOW, DISPATCHES) as tx:
+        await require_index(tx, metrics_queries.first_ended(tx, **minute))
+        await require_index(tx, metrics_queries.ended_jobs(tx, **minute, buckets=(1.0, 2.0)))
+        await require_index(tx, metrics_queries.is_any_active(tx))
+
+
 async def test_media_are_found_by_their_files_along_indexes(postgres_databases: Databases) -> None:
     async with _filled(postgres_databases, "tenant", MEDIA) as tx:
         await require_index(tx, upkeep.named_by_media(tx, TENANT, [uuid4(), uuid4()]))
@@ -154,3 +211,13 @@ async def test_what_is_prefetched_is_found_along_an_index_among_many_leases(
         await require_index(tx, dispatch.is_any_prefetched(tx, lanes, not_of="worker-0"))
         assert await dispatch.has_prefetched(tx, not_of="worker-1")
         assert not await dispatch.has_prefetched(tx, not_of="worker-0")
+
+
+async def test_triggers_that_are_due_are_found_along_an_index(
+    postgres_databases: Databases,
+) -> None:
+    now = utc_now()
+    async with _filled(postgres_databases, "tenant", TRIGGERS, FIRINGS) as tx:
+        await require_index(tx, graph_store.is_any_trigger_due(tx, now))
+        await require_index(tx, graph_store.due_triggers(tx, now, limit=50))
+        await require_index(tx, graph_store.stuck_firings(tx, now, limit=50))

@@ -1,6 +1,7 @@
 """Benches: what they judge by, what they need, and that they leave nothing behind."""
 
 import importlib.util
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,12 +39,22 @@ finally:
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return bench_of("graphs", monkeypatch)
+
+
+@pytest.fixture
+def web(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return bench_of("web", monkeypatch)
+
+
+def bench_of(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """By its file: other modules have the same name."""
     monkeypatch.syspath_prepend(str(BENCH))
-    spec = importlib.util.spec_from_file_location("bench_graphs", BENCH / "graphs.py")
+    spec = importlib.util.spec_from_file_location(f"bench_{name}", BENCH / f"{name}.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
     return module
 
@@ -86,6 +97,28 @@ def test_a_whole_fan_out_is_judged_by_its_memory_too(
     monkeypatch.setattr(graphs, "fan_out_of", found.__getitem__)
     monkeypatch.setattr(sys, "argv", ["graphs.py", "fanout"])
     assert graphs.fanout() is is_well
+
+
+@pytest.mark.parametrize(("times_count", "status"), [(True, 1), (False, 0)])
+def test_quickly_pages_are_not_judged_by_their_times(
+    web: Any, times_count: bool, status: int
+) -> None:
+    slow = web.Verdict("usable", 2_000, 1_000, is_time=True)
+    small = web.Verdict("script", 80, 100)
+    assert web.judge([slow, small], times_count=times_count) == status
+    large = web.Verdict("script", 120, 100)
+    assert web.judge([small, large], times_count=False) == 1
+    assert web.judge([web.Verdict("frames", 51, 50, is_at_least=True)], times_count=True) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="there is no browser")
+def test_pages_are_measured_in_a_browser() -> None:
+    command = [sys.executable, str(BENCH / "web.py"), "--quick"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "jobs table, 1,000 rows, scrolled" in ended.stdout
+    assert "canvas, 30 nodes, running and moved" in ended.stdout
 
 
 def test_without_the_other_queues_the_extra_that_has_them_is_named() -> None:

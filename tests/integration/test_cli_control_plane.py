@@ -103,3 +103,15 @@ def test_lines_of_a_long_answer_end_with_a_newline_only(small: SmallServer, admi
     assert admin("audit", "--export").out == lines
     small.answers[f"{BASE}/audit/export"] = refused(BUSY, 503)
     assert admin("audit", "--export").lines == ["error: the database is away"]
+
+
+def test_what_is_missing_is_not_mistaken_for_what_the_address_names(
+    small: SmallServer, admin: Admin
+) -> None:
+    small.answers[f"{BASE}/workflows/negativ"] = refused(
+        {"error": {**NOT_FOUND["error"], "message": "there is no fleet gpu/production"}}, 404
+    )
+    small.answers[f"{BASE}/workflows"] = Answer(b'{"workflows": [{"slug": "negative"}]}')
+    assert admin("workflows", "show", "negativ").lines == [
+        "error: there is no fleet gpu/production"
+    ]

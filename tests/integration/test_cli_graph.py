@@ -60,6 +60,23 @@ connections:
   - {from: soften.output, to: picture.value}
 """
 
+FROM_TABLE = """
+name: From a table
+reuse: true
+nodes:
+  - {id: rows, type: input, columns: {photo: image, radius: integer}}
+  - {id: each, type: fanout, mode: distribute, per_item: true}
+  - {id: soften, type: workflow, workflow: soften}
+  - {id: album, type: merge, mode: concat_images, over: each}
+  - {id: result, type: output}
+connections:
+  - {from: rows.value, to: each.items}
+  - {from: each.item.photo, to: soften.input}
+  - {from: each.item.radius, to: soften.radius}
+  - {from: soften.output, to: album.input_0}
+  - {from: album.output.images, to: result.value}
+"""
+
 
 @pytest.fixture(scope="module")
 def local_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
@@ -150,6 +167,34 @@ def test_inputs_are_values_and_files(tmp_path: Path, ada: Customer) -> None:
     assert "radius" in ada.says("run", file, "--input", f"photo=@{PHOTO}", code=1).err
 
 
+def test_a_table_is_an_input_and_what_has_not_changed_in_it_is_reused(
+    tmp_path: Path, ada: Customer
+) -> None:
+    file, table = written(tmp_path, FROM_TABLE), tmp_path / "rows.csv"
+    (tmp_path / "photo.png").write_bytes(PHOTO.read_bytes())
+    given = ("run", file, "--input", f"rows=@{table}")
+    table.write_text("photo,radius\nphoto.png,2\nphoto.png,wide\nnone.png,3\n")
+    refused = ada.says(*given, code=1)
+    assert "row 2, column radius: takes integer, not 'wide'" in refused.err
+    assert "row 3, column photo: takes image, not 'none.png'" in refused.err
+    assert "no graph is stored" in ada.says("list").out + ada.says("list").err
+    table.write_text("photo,radius\nphoto.png,2\nphoto.png,3\n")
+    first = ada.says(*given, "--watch", "--json").json
+    assert [each["radius"] for each in first["inputs"]["rows"]] == [2, 3]
+    assert first["tokens"] > 0
+    table.write_text("photo,radius\nphoto.png,3\nphoto.png,4\n")
+    again = ada.says(*given, "--watch", "--json").json
+    assert again["status"] == "completed"
+    assert again["tokens"] * 2 == first["tokens"]
+    shown = ada.says("show", again["id"]).out
+    (reused,) = (each for each in again["executions"] if each["reused_from"])
+    source = reused["reused_from"]
+    assert (source["run_id"], reused["job_id"], reused["index"]) == (first["id"], None, [0])
+    assert f"reused from job {source['job_id']} of run {first['id']}" in shown
+    quote = ada.says("quote", "From a table", *given[2:], "--json").json
+    assert (quote["tokens_min"], quote["tokens_max"]) == (0, first["tokens"])
+
+
 def test_problems_are_told_with_their_places(tmp_path: Path, ada: Customer) -> None:
     file = written(tmp_path, GRAPH.replace("negative", "nothing"))
     refused = ada.says("validate", file, code=1)
@@ -220,7 +265,7 @@ def test_a_question_is_answered(tmp_path: Path, local_server: LocalServer, ada: 
     skipped = ada.says("answer", run_ids[1], "skip", "--json").json
     assert {each["id"]: each["status"] for each in skipped["nodes"]}["draw"] == "skipped"
     assert "Asking: failed" in ada.says("answer", run_ids[2], "fail").err
-    assert "asking: none" in ada.says("answer", run_ids[2], "skip", code=1).err
+    assert "the run asks nothing" in ada.says("answer", run_ids[2], "skip", code=1).err
 
 
 def test_an_answer_that_names_no_backend_says_how_to_find_one(ada: Customer) -> None:

@@ -18,12 +18,14 @@ def registrations(path: Path, only: str | None = None) -> list[dict[str, object]
 
 def test_a_file_says_it_all_for_several_workflows() -> None:
     found = {each["slug"]: each for each in registrations(PROPERTIES)}
-    assert list(found) == ["negative", "soften", "video"]
+    assert list(found) == ["negative", "soften", "video", "measure", "similarity"]
     for each in found.values():
-        assert "nodes" in each["document"]  # type: ignore[operator]
-        assert each["price_tokens"]
+        assert each["document"]
         assert each["properties"]
-    assert "file" not in found["soften"]
+        assert "file" not in each
+    for slug in ("negative", "soften", "video"):
+        assert "nodes" in found[slug]["document"]  # type: ignore[operator]
+        assert found[slug]["price_tokens"]
 
 
 def test_one_of_them_can_be_chosen() -> None:

@@ -256,6 +256,22 @@ def test_up_without_a_worker_waits_for_others(tmp_path: Path) -> None:
     assert both.code == 1
 
 
+@pytest.mark.parametrize(
+    ("backend", "says"),
+    [
+        ("http://localhost:8123/", "http://127.0.0.1:8123 is the address of comfyfleet itself"),
+        ("ws://gpu1:8188", "ws://gpu1:8188: a ComfyUI has an http:// or https:// address"),
+    ],
+)
+def test_what_can_be_no_comfyui_is_refused_before_anything_starts(
+    tmp_path: Path, backend: str, says: str
+) -> None:
+    data = tmp_path / "data"
+    told = comfyfleet("up", "--port", "8123", "--data", str(data), "--backend", backend)
+    assert (told.code, told.lines[0]) == (1, f"error: --backend {says}")
+    assert not data.exists()
+
+
 def test_up_puts_a_comfyui_to_work_that_runs_elsewhere(tmp_path: Path) -> None:
     with (
         serve_in_thread(data=tmp_path / "comfyui") as comfyui,

@@ -44,7 +44,10 @@ def run(command: list[str], folder: Path, **environ: str) -> "subprocess.Complet
 
 def test_the_quickstart_and_what_builds_on_it_are_run_as_written(tmp_path: Path) -> None:
     """Against a server as it comes up for the first time; the guides begin where the quickstart ended."""
-    guides = [blocks(page, "bash") for page in ("how-to/graphs.md", "how-to/pipelines.md")]
+    guides = [
+        blocks(page, "bash")
+        for page in ("how-to/graphs.md", "how-to/deciding-graphs.md", "how-to/pipelines.md")
+    ]
     quickstart = "\n".join(blocks("quickstart.md", "bash"))
     # Each as the operator anew.
     rest = "\n".join("(echo BEGIN\n" + "\n".join(guide) + "\n)" for guide in guides)
@@ -53,11 +56,18 @@ def test_the_quickstart_and_what_builds_on_it_are_run_as_written(tmp_path: Path)
         script = f"set -euo pipefail\n{quickstart}\n{rest}"
         ran = run(["bash", "-c", script], tmp_path, COMFYFLEET_URL=url, COMFYFLEET_KEY=key)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    first, graphs, _ = ran.stdout.split("BEGIN\n")
+    first, graphs, deciding, _ = ran.stdout.split("BEGIN\n")
     assert first.splitlines()[-2:] == ["completed", "97"]
     with PIL.Image.open(tmp_path / "softened.png") as picture:
         assert max(picture.size) == 320
     assert "Album: completed" in graphs + ran.stderr
+    for name in (
+        "Best of eight",
+        "Refine until sharp",
+        "Caption, then decide",
+        "Batch from a table",
+    ):
+        assert f"{name}: completed" in deciding + ran.stderr
     assert list((tmp_path / "results").rglob("contact-sheet.png"))
 
 
@@ -120,12 +130,20 @@ asyncio.run(opened())
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_the_demo_shows_the_balance_before_and_after(tmp_path: Path) -> None:
-    """In a copy: it writes beside itself."""
-    (tmp_path / "tools").mkdir()
-    (tmp_path / "tools" / "demo.py").write_text((ROOT / "tools" / "demo.py").read_text())
-    ran = run([sys.executable, "tools/demo.py"], tmp_path, DEMO_ONCE="1")
+def test_the_demo_has_something_for_every_page(tmp_path: Path) -> None:
+    """Its own summary is read from the API after all was made."""
+    command = [sys.executable, "-m", "demo", "--once", "--folder", str(tmp_path / "kept")]
+    tools = str(ROOT / "tools")
+    ran = run(command, tmp_path, PYTHONPATH=tools, PYTHONDONTWRITEBYTECODE="1")
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "Balance before: 100, after: 85" in ran.stdout
-    made = {each.suffix for each in (tmp_path / "demo-output").iterdir() if each.is_file()}
-    assert made == {".png", ".mp4", ".log"}
+    assert "13 effects with examples" in ran.stdout
+    assert "8 candidates to judge" in ran.stdout
+    (jobs,) = re.findall(r"jobs: (.*); workers: built-in, studio-1, studio-2", ran.stdout)
+    assert [each.split()[1] for each in jobs.split(", ")] == [
+        "queued",
+        "processing",
+        "completed",
+        "failed",
+        "cancelled",
+    ]
+    assert len({each.parent.name for each in (tmp_path / "kept" / "results").rglob("*.*")}) == 13

@@ -1,15 +1,18 @@
 """What `pip install comfyfleet` without any extra can do, and what it says of the rest."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tomllib
 import venv
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import distribution
 from itertools import chain
 from pathlib import Path
 
+import httpx
 import pytest
 from packaging.requirements import Requirement
 from tests.support.server.commands import NEGATIVE, OBJECT_INFO
@@ -35,6 +38,9 @@ PARTS_OF_EXTRAS = {
     "server,worker": "import comfyfleet.cli.up",
 }
 SECONDS_MAX = 300
+NODE = re.compile(r"node(js)?|np[mx]|corepack|yarn|pnpm")
+AT = re.compile(r"Control plane at (\S+)")
+ASSET = re.compile(r"\w[\w.-]*-[\w-]{8}\.(?:js|css|woff2)")
 
 
 def link_packages(requirements: Iterable[str], folder: Path) -> None:
@@ -125,28 +131,96 @@ def test_every_package_that_an_extra_brings_is_part_of_all() -> None:
     assert Requirement(everything).extras == others
 
 
+@pytest.fixture(scope="module")
+def no_node(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """The environment of a machine on which Node was never installed: all other programs are there."""
+    folder = tmp_path_factory.mktemp("bin")
+    for place in map(Path, os.environ["PATH"].split(os.pathsep)):
+        for program in place.iterdir() if place.is_dir() else ():
+            if not NODE.fullmatch(program.name) and not (folder / program.name).is_symlink():
+                (folder / program.name).symlink_to(program)
+    assert shutil.which("node", path=str(folder)) is None
+    return {**os.environ, "PATH": str(folder)}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory, no_node: Mapping[str, str]) -> Path:
+    """Built from what is in git, and nothing that was built before."""
+    checkout, made = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("wheel")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, checkout / name)
+    pip = new_environment(made / "venv")
+    run_pip(pip, "wheel", "--no-deps", "--wheel-dir", str(made), str(checkout), environ=no_node)
+    return made / f"comfyfleet-{distribution('comfyfleet').version}-py3-none-any.whl"
+
+
+def new_environment(folder: Path) -> tuple[str, ...]:
+    """Makes an empty virtual environment; returns its pip."""
+    venv.create(folder, with_pip=True)
+    return (str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check")
+
+
+def run_pip(pip: Sequence[str], *arguments: str, environ: Mapping[str, str]) -> None:
+    made = subprocess.run([*pip, *arguments], capture_output=True, text=True, env=environ)
+    if "No matching distribution" in made.stdout + made.stderr:
+        pytest.skip(f"no index has what it needs: {made.stderr.strip().splitlines()[-1]}")
+    assert made.returncode == 0, made.stdout + made.stderr
+
+
 @pytest.mark.slow
-def test_the_wheel_installs_without_extras_into_an_empty_environment(tmp_path: Path) -> None:
-    venv.create(tmp_path / "venv", with_pip=True)
-    inside = tmp_path / "venv" / "bin"
-    pip = (str(inside / "python"), "-m", "pip", "--disable-pip-version-check")
-    for arguments in (
-        ("wheel", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)),
-        (
-            "install",
-            str(tmp_path / f"comfyfleet-{distribution('comfyfleet').version}-py3-none-any.whl"),
-        ),
-    ):
-        made = subprocess.run([*pip, *arguments], capture_output=True, text=True, check=False)
-        if "No matching distribution" in made.stdout + made.stderr:
-            pytest.skip(f"no index has what it needs: {made.stderr.strip().splitlines()[-1]}")
-        assert made.returncode == 0, made.stderr
+def test_the_wheel_installs_without_extras_into_an_empty_environment(
+    wheel: Path, no_node: Mapping[str, str], tmp_path: Path
+) -> None:
+    pip = new_environment(tmp_path / "venv")
+    run_pip(pip, "install", str(wheel), environ=no_node)
     listed = subprocess.run([*pip, "list"], capture_output=True, text=True, check=True).stdout
     assert not {"fastapi", "sqlalchemy", "psutil", "numpy"} & set(listed.lower().split())
     done = subprocess.run(
-        [inside / "comfyfleet", "convert", NEGATIVE, "--object-info", OBJECT_INFO],
+        [tmp_path / "venv/bin/comfyfleet", "convert", NEGATIVE, "--object-info", OBJECT_INFO],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_wheel_serves_every_page_where_there_is_no_node(
+    wheel: Path, no_node: Mapping[str, str], tmp_path: Path
+) -> None:
+    run_pip(new_environment(tmp_path / "venv"), "install", f"{wheel}[server]", environ=no_node)
+    program = str(tmp_path / "venv/bin/comfyfleet")
+    command = [program, "serve", "--port", "0", "--data", str(tmp_path / "data")]
+    with subprocess.Popen(
+        command, env=no_node, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as serving:
+        try:
+            assert serving.stdout
+            told = iter(serving.stdout.readline, "")
+            url = next(found[1] for line in told if (found := AT.search(line)))
+            assert_serves_pages(url)
+        finally:
+            serving.terminate()
+
+
+def assert_serves_pages(url: str) -> None:
+    """Every address, and every script that any page loads."""
+    routes = re.findall(r'page\("([^"]+)"', (ROOT / "web/src/app/routes.tsx").read_text("utf-8"))
+    assert len(routes) > 30
+    with httpx.Client(base_url=url, headers={"Accept": "text/html"}, timeout=30) as client:
+        for path in routes:
+            page = client.get(re.sub(r":\w+", "some", path))
+            assert page.status_code == 200, path
+            assert 'id="root"' in page.text, path
+        wanted, seen = ASSET.findall(page.text), set()
+        while wanted:
+            if (name := wanted.pop()) in seen:
+                continue
+            seen.add(name)
+            script = client.get(f"/web/assets/{name}")
+            assert script.status_code == 200, name
+            wanted += ASSET.findall(script.text) if name.endswith(".js") else []
+    assert len([name for name in seen if name.endswith(".js")]) >= len(routes)

@@ -39,6 +39,28 @@ async def test_the_default_of_an_input_hands_out_nothing_either(
     assert done["outputs"]["out"] == stolen
 
 
+async def test_a_url_that_a_value_brings_is_not_shown_as_that_of_a_file(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
+    """Graphs are a whole tenant's: what one user writes into one must not lead the others elsewhere."""
+    eve = await effect_setup.customer(ada.tenant_id)
+    bait = {"filename": "your result", "mime_type": "text/html", "url": "https://evil.example"}
+    planted = [{"file_id": str(ada.user_id), **bait}, {"file_id": None, **bait}, {"url": "kept"}]
+    document = passing(default=planted)
+    graph = (await eve.client.post("/api/graphs", json=document)).json()
+    run_of = f"/api/graphs/{graph['id']}/runs"
+    done = (await ada.client.post(run_of, json={"inputs": {}})).json()
+    assert done["outputs"]["out"][2] == {"url": "kept"}
+    assert [each["filename"] for each in done["outputs"]["out"][:2]] == ["your result"] * 2
+    seen = await ada.get(f"graph-runs/{done['id']}", urls=True)
+    for told in (
+        done["outputs"],
+        seen["outputs"],
+        [each["outputs"] for each in seen["executions"]],
+    ):
+        assert "evil.example" not in str(told)
+
+
 async def test_ones_own_file_comes_out_with_a_url(effect_setup: EffectSetup, ada: Customer) -> None:
     own = {"file_id": await ada.upload()}
     done = (await run(ada, passing(), x={"deep": [own]})).json()

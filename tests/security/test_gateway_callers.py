@@ -33,6 +33,12 @@ def basic(user: str, password: str) -> dict[str, str]:
     return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
 
 
+def signed_in(user: GatewayUser) -> str:
+    """The cookie of a browser."""
+    answer = httpx.post(f"{user.url}/api/session", json={"key": user.key})
+    return answer.headers["set-cookie"].partition(";")[0]
+
+
 def opened(
     gateway: GatewayProcess, path: str, headers: Mapping[str, str] | None = None
 ) -> ClientConnection:
@@ -45,7 +51,7 @@ def test_a_key_counts_wherever_it_stands(gateway: GatewayProcess, user: GatewayU
         ("/queue", {"Authorization": f"Bearer {user.key}"}),
         ("/queue", {"Authorization": f"bearer  {user.key}"}),
         (f"/queue?token={user.key}", {}),
-        ("/queue", {"Cookie": f"other=1; comfyfleet_key={user.key}"}),
+        ("/queue", {"Cookie": f"other=1; {signed_in(user)}"}),
         ("/queue", basic("anybody", user.key)),
         ("/queue", basic(user.key, "")),
         (f"/k/{user.key}/queue", {}),
@@ -66,7 +72,6 @@ def test_a_wrong_key_is_not_this_machines_user(gateway: GatewayProcess) -> None:
         ("/queue", {"Authorization": f"Bearer {WRONG}"}),
         (f"/queue?token={WRONG}", {}),
         (f"/k/{WRONG}/queue", {}),
-        ("/queue", {"Cookie": f"comfyfleet_key={WRONG}"}),
     ]:
         refused = httpx.get(gateway.url + path, headers=headers)
         assert refused.status_code == 401
@@ -75,6 +80,24 @@ def test_a_wrong_key_is_not_this_machines_user(gateway: GatewayProcess) -> None:
         with pytest.raises(InvalidStatus) as closed:
             opened(gateway, path.replace("queue", "ws"), headers)
         assert closed.value.response.status_code == 401
+
+
+def test_a_browser_whose_sign_in_has_ended_is_this_machines_user_again(
+    gateway: GatewayProcess, user: GatewayUser
+) -> None:
+    cookie = signed_in(user)
+    with user.open_engine_client() as talk:
+        talk.submit(PROMPT, prompt_id="22222222-2222-4222-8222-222222222222")
+        talk.wait_idle()
+    headers = {"Cookie": cookie}
+    mine = httpx.get(f"{gateway.url}/history", headers=headers).json()
+    assert list(mine) == ["22222222-2222-4222-8222-222222222222"]
+    csrf = httpx.get(f"{gateway.url}/api/session", headers=headers).json()["csrf"]
+    out = httpx.delete(f"{gateway.url}/api/session", headers={**headers, "X-CSRF-Token": csrf})
+    assert out.status_code == 204
+    assert httpx.get(f"{gateway.url}/history", headers=headers).json() == {}
+    behind_a_proxy = {**headers, "X-Forwarded-For": "203.0.113.9"}
+    assert httpx.get(f"{gateway.url}/history", headers=behind_a_proxy).status_code == 401
 
 
 def test_keys_are_in_no_log_line_and_no_metric(gateway: GatewayProcess, user: GatewayUser) -> None:
@@ -190,7 +213,7 @@ def test_no_page_of_another_site_uses_a_browsers_key(
 ) -> None:
     port = urlsplit(gateway.url).port
     own = {"Host": f"fleet.example:{port}"}
-    for kept in ({"Cookie": f"comfyfleet_key={user.key}"}, basic("a", user.key)):
+    for kept in ({"Cookie": signed_in(user)}, basic("a", user.key)):
         good = {**own, **kept, "Origin": f"https://fleet.example:{port}"}
         assert asked(gateway.url, "POST", "/interrupt", good) == 200
         for foreign in (

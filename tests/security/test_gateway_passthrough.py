@@ -2,23 +2,21 @@
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
-from starlette.types import Receive, Scope, Send
+from tests.support.backends.custom_node import CustomNode
 from tests.support.databases.factory import Databases
 from tests.support.server.asgi import free_listener, served, url_of
 from tests.support.server.control_plane import URL, client_of, plane_on
 from tests.support.server.customers import Customer, EffectSetup, effect_setup_on
 
+from comfyfleet.api.route_calls import is_below, is_plain
 from comfyfleet.server.http.app import create_app
 from comfyfleet.server.http.gateway import passthrough
-from comfyfleet.server.http.gateway.passthrough import is_below, is_plain
 from comfyfleet.server.maintenance.embedded_fleet import (
     FLEET,
     STAGE,
@@ -27,27 +25,6 @@ from comfyfleet.server.maintenance.embedded_fleet import (
 )
 
 NOWHERE = "http://127.0.0.1:9"
-
-
-@dataclass
-class CustomNode:
-    """A backend with routes of a custom node."""
-
-    asked: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
-        query = f"?{request.url.query}" if request.url.query else ""
-        path = f"{request.url.path}{query}"
-        self.asked.append((request.method, path, dict(request.headers), await request.body()))
-        answer: Response = Response(
-            b"<script>1</script>",
-            media_type="text/html",
-            headers={"Set-Cookie": "a=b", "Access-Control-Allow-Origin": "*", "X-Inner": "1"},
-        )
-        if request.url.path.endswith("/away"):
-            answer = RedirectResponse("http://169.254.169.254/")
-        await answer(scope, receive, send)
 
 
 @dataclass
@@ -109,7 +86,7 @@ async def test_our_own_routes_are_never_passed_on(stage: Stage) -> None:
 async def test_a_backend_gets_no_key_and_its_answer_is_no_page_of_ours(stage: Stage) -> None:
     await stage.allow("/api/etn")
     key = stage.ada.key
-    headers = {"Cookie": f"comfyfleet_key={key}", "X-Secret": key, "Referer": f"{URL}/k/{key}/"}
+    headers = {"Cookie": f"comfyfleet_session={key}", "X-Secret": key, "Referer": f"{URL}/k/{key}/"}
     answer = await stage.client.post(
         f"/api/etn/upload?token={key}&a=1%262", content=b"body", headers=headers
     )
@@ -119,6 +96,7 @@ async def test_a_backend_gets_no_key_and_its_answer_is_no_page_of_ours(stage: St
     assert "control.test" not in json.dumps(got)
     assert answer.headers["content-security-policy"].startswith("sandbox")
     assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["content-disposition"] == "attachment"
     for name in ("set-cookie", "access-control-allow-origin", "x-inner"):
         assert name not in answer.headers
     away = await stage.client.get("/api/etn/away")
@@ -155,5 +133,9 @@ def test_paths_that_lead_elsewhere_are_not_plain() -> None:
         "/a/\\x",
         "/a/x\n",
         "/a/\0",
+        "/api/etn/%2e%2e/x",
+        "/api/etn/a%2Fb",
+        "/api/etn/..;/x",
+        "/api/etn/;a/x",
     ):
         assert not is_plain(path), path

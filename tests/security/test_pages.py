@@ -42,7 +42,10 @@ async def test_metrics_need_their_key_where_one_is_set(
 async def test_pages_load_nothing_from_elsewhere_and_run_no_script(
     sqlite_databases: Databases, tmp_path: Path
 ) -> None:
-    async with plane_on(sqlite_databases, tmp_path) as plane, stranger_at(plane) as stranger:
+    async with (
+        plane_on(sqlite_databases, tmp_path, web=False) as plane,
+        stranger_at(plane) as stranger,
+    ):
         home = await stranger.get("/", headers={"Accept": "text/html"})
         docs = await stranger.get("/docs")
         told = (await stranger.get("/")).json()

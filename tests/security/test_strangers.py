@@ -1,6 +1,7 @@
 """Callers without a key: they cost nothing but a refusal, however much or slowly they send."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ import pytest
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 from tests.support.databases.factory import Databases
+from tests.support.jobs.context import ManualClock
 from tests.support.server.asgi import free_listener, url_of
 from tests.support.server.control_plane import ADMIN_KEY, plane_on
 
@@ -25,6 +27,7 @@ from comfyfleet.server.http.connections import (
     with_limits,
 )
 from comfyfleet.server.http.listener import serve
+from comfyfleet.server.http.public.auth import STRANGERS_AT_ONCE
 from comfyfleet.server.http.request_body import (
     SMALL_BYTES,
     VALUES_MAX,
@@ -132,11 +135,13 @@ async def closed(url: str, *sent: bytes, every_seconds: float = 0.05) -> bytes:
             writer.write(sent[-1])
 
     trickling = asyncio.create_task(trickle())
+    came = b""
     try:
-        async with asyncio.timeout(30):
-            return await reader.read()
-    except ConnectionResetError:
-        return b""
+        with contextlib.suppress(ConnectionResetError):
+            async with asyncio.timeout(30):
+                while more := await reader.read(65536):
+                    came += more
+        return came
     finally:
         trickling.cancel()
         writer.close()
@@ -160,6 +165,30 @@ async def test_a_refused_body_that_still_trickles_in_ends_the_connection(
     head = b"POST /api/ai-jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 60000000\r\n\r\n"
     async with listening(create_app(plane), short) as url:
         assert b" 401 " in (await closed(url, head, b"[")).splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("203.0.113.5", "203.0.113.6"), ("2001:db8:0:1::5", "2001:db8:0:2::5")],
+)
+async def test_strangers_behind_a_proxy_are_told_apart_and_ipv6_by_subscriber(
+    sqlite_databases: Databases, tmp_path: Path, one: str, other: str
+) -> None:
+    async with (
+        plane_on(sqlite_databases, tmp_path, clock=ManualClock()) as plane,
+        listening(create_app(plane)) as url,
+        httpx.AsyncClient(base_url=url) as proxy,
+    ):
+
+        async def status(address: str) -> int:
+            headers = {"X-Forwarded-For": f"198.51.100.1, {address}"}
+            return (await proxy.get("/api/shared/nothing", headers=headers)).status_code
+
+        for number in range(STRANGERS_AT_ONCE):
+            # An address of IPv6 changes as often as its owner likes.
+            assert await status(f"{one}{number:x}" if ":" in one else one) == 404
+        assert await status(one) == 429
+        assert await status(other) == 404
 
 
 async def test_a_connection_beyond_the_limit_is_told_to_come_again(plane: ControlPlane) -> None:

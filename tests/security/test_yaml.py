@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from comfyfleet.api.graph_parse import YAML_CHARACTERS_MAX, read_document
+from comfyfleet.api.documents import YAML_CHARACTERS_MAX, read_document
 from comfyfleet.errors import FleetError, LimitExceeded
 
 # Each took a second or more at the length that was allowed; the bound is of processor time.

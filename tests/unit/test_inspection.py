@@ -8,7 +8,7 @@ from tests.unit.small_server import OBJECT_INFO, node, node_class, socket, text_
 
 from comfyfleet.errors import InvalidInput, InvalidWorkflow
 from comfyfleet.workflow import convert_with_report
-from comfyfleet.workflow.edit import Assignment, set_shorthands, set_values
+from comfyfleet.workflow.edit import Assignment, prompt_flow, set_shorthands, set_values
 from comfyfleet.workflow.embedded import Opened
 from comfyfleet.workflow.inspect import Inspection, inspect
 from comfyfleet.workflow.inspect.results import (
@@ -206,6 +206,19 @@ def test_a_label_that_is_not_there_is_told_with_those_that_are() -> None:
     made = convert_with_report(labelled_workflow(), OBJECT_INFO)
     with pytest.raises(InvalidInput, match='shows no input "speed"; it shows: "duration"'):
         set_values(made.prompt, OBJECT_INFO, [Assignment("Polish.speed", 1)], exposed=made.exposed)
+
+
+def test_the_links_of_a_prompt_are_walked_once_for_all_shorthands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each shorthand that looked for the samplers by itself made minutes of a hundred thousand links."""
+    links = {f"in_{number}": ["8", 0] for number in range(3000)}
+    prompt = text_to_image()
+    prompt["9"]["inputs"] |= links
+    monkeypatch.setattr(prompt_flow, "STEPS_MAX", 2 * len(links) + 1000)
+    told = {each.address: each.shorthands for each in look(prompt).takes if each.role}
+    assert told["3.seed"] == ("seed",)
+    assert told["6.text"] == ("prompt",)
 
 
 def test_what_has_a_shorthand_comes_first() -> None:

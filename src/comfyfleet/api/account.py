@@ -41,6 +41,19 @@ class WalletAnswer(Response):
     balance: int = Field(description="Tokens that are not reserved.", examples=[95])
 
 
+class WalletSummaryAnswer(WalletAnswer):
+    """The balance, what is held for jobs, and what came and went lately."""
+
+    reserved_tokens: int = Field(default=0, description="Held for jobs that have not ended.")
+    days: int = Field(default=30, description="To which the sums below belong.")
+    added_tokens: int = 0
+    spent_tokens: int = Field(default=0, description="By jobs that completed.")
+    refunded_tokens: int = Field(default=0, description="By jobs that did not.")
+    top_up_url: str | None = Field(
+        default=None, description="Where tokens are bought, if the operator has named a place."
+    )
+
+
 class TransactionType(StrEnum):
     PAYMENT_CREDIT = "PAYMENT_CREDIT"
     JOB_RESERVE = "JOB_RESERVE"
@@ -56,6 +69,8 @@ class TransactionAnswer(Response):
     amount: int = Field(description="What it added to the balance.", examples=[-5])
     job_id: UUID | None = None
     provider_transaction_id: str | None = Field(default=None, description="Of a payment.")
+    effect_id: UUID | None = Field(default=None, description="That its job applied.")
+    video_id: UUID | None = Field(default=None, description="The media of its job.")
     created_at: datetime
 
 
@@ -70,6 +85,9 @@ class WebhookEvent(StrEnum):
     CANCELLED = "job.cancelled"
     PIPELINE_ALERT = "pipeline.alert"  # too many jobs of a run have failed
     PIPELINE_PAUSED = "pipeline.paused"  # its files fill the room that they have
+    GRAPH_RUN_ENDED = "graph_run.ended"  # completed or cancelled
+    GRAPH_RUN_FAILED = "graph_run.failed"
+    GRAPH_RUN_ASKS = "graph_run.asks"  # a node waits for a person's answer
 
 
 class WebhookAnswer(Response):
@@ -123,3 +141,66 @@ class Deliveries(Page):
     next: UUID | None = Field(
         default=None, description="The next page: before=next; null: no more."
     )
+
+
+class AccountUser(Response):
+    id: UUID
+    name: str | None = None
+    email: str | None = None
+
+
+class AccountTenant(Response):
+    id: UUID
+    name: str
+
+
+class AccountLimits(Response):
+    """What the user may do at once, and how much of it is taken."""
+
+    max_active_jobs: int = Field(description="Queued and running, of all kinds.", examples=[5])
+    active_jobs: int
+    max_upload_bytes: int
+    max_storage_bytes: int = Field(description="Of the whole tenant, announced uploads included.")
+    used_storage_bytes: int
+
+
+class AccountAnswer(Response):
+    """Whose key this is, what it may do, and what there is."""
+
+    user: AccountUser
+    tenant: AccountTenant
+    key: KeyAnswer
+    limits: AccountLimits
+    balance: int = Field(description="Tokens that are not reserved.")
+    top_up_url: str | None = Field(
+        default=None, description="Where tokens are bought, if the operator has named a place."
+    )
+
+
+class FoundMedia(Response):
+    id: UUID
+    kind: str
+    filename: str | None = Field(default=None, description="null: it has expired.")
+    created_at: datetime
+
+
+class FoundEffect(Response):
+    id: UUID
+    slug: str
+    title: str
+
+
+class FoundJob(Response):
+    id: UUID
+    status: str
+    effect_id: UUID | None = None
+    video_id: UUID | None = None
+    submitted_at: datetime
+
+
+class SearchAnswer(Response):
+    """The best few of each kind, the newest first."""
+
+    media: tuple[FoundMedia, ...] = ()
+    effects: tuple[FoundEffect, ...] = ()
+    jobs: tuple[FoundJob, ...] = ()

@@ -8,7 +8,8 @@ from uuid import UUID
 from pydantic import Field, model_validator
 
 from comfyfleet.api.account import Scope, TransactionType
-from comfyfleet.api.jobs import JobStatus
+from comfyfleet.api.jobs import Example, JobStatus
+from comfyfleet.api.route_calls import RoutePrefixes
 from comfyfleet.api.values import Message, Page, ShownValue
 from comfyfleet.api.worker import BackendFacts, Progress, Reading
 
@@ -16,6 +17,8 @@ PropertyType: TypeAlias = Literal[
     "text", "number", "integer", "boolean", "choice", "seed", "image", "video", "audio"
 ]
 PROPERTY_TYPES: tuple[PropertyType, ...] = get_args(PropertyType)
+PropertyFormat: TypeAlias = Literal["multiline", "colour", "mask"]
+PROPERTY_FORMATS: tuple[PropertyFormat, ...] = get_args(PropertyFormat)
 SHOWN_DRIFTS_MAX = 1000
 
 
@@ -61,6 +64,8 @@ class PropertyAnswer(Message):
     choices: list[Any] | None
     required: bool
     description: str
+    label: str | None = None
+    format: str | None = Field(default=None, description="multiline, colour or mask")
 
 
 class RegisteredVersion(Message):
@@ -103,6 +108,7 @@ class WorkflowDetail(WorkflowAnswer):
     node_types: list[str]
     models: list[Model]
     versions: list[int]
+    registered_at: dict[int, datetime] = Field(description="When, by version.")
 
 
 class AbleWorker(Message):
@@ -137,6 +143,9 @@ class AdminEffectAnswer(Message):
     max_upload_bytes: int | None
     media_types: list[str]
     keep_metadata: bool
+    reuse: bool = False
+    tags: list[str] = Field(default_factory=list)
+    examples: list[Example] = Field(default_factory=list)
     last_processing_time_seconds: float | None
     typical_seconds: float | None
     created_at: datetime
@@ -163,8 +172,31 @@ class WorkerAnswer(Message):
     created_at: datetime
 
 
+class WorkerJob(Message):
+    """A job that a worker holds."""
+
+    job_id: UUID
+    dispatch_id: int
+    tenant_id: UUID
+    workflow: str
+    attempt: int
+    started_at: datetime | None = Field(description="null: it is prepared.")
+    percent: float | None
+    node: str | None = Field(description="The node that runs.")
+
+
+class WorkerSeen(WorkerAnswer):
+    backend_kind: str | None = Field(description="Such as ComfyUI; null: not reported yet.")
+    backend_version: str | None
+    gpu: str | None
+    gpu_memory_bytes: int | None
+    reading: Reading | None = Field(description="The last metrics of its machine.")
+    read_at: datetime | None = Field(description="When it told them.")
+    jobs: list[WorkerJob] = Field(description="That it holds now.")
+
+
 class Workers(Page):
-    workers: list[WorkerAnswer]
+    workers: list[WorkerSeen]
     next: str | None = Field(description="The next page: after=next; null: no more.")
 
 
@@ -199,6 +231,10 @@ class FleetSecret(Message):
     slug: str
     stage: str
     secret: str = Field(description="Workers join with it. It is shown only once.")
+    join: str = Field(
+        default="",
+        description="The commands that join a worker beside its ComfyUI, secret included.",
+    )
 
 
 class FleetAnswer(Message):
@@ -223,6 +259,9 @@ class SwitchAnswer(Message):
 
 
 class FleetDetails(FleetAnswer):
+    join: str = Field(
+        default="", description="The commands that join a worker, for those who know the secret."
+    )
     model_switches: list[SwitchAnswer] = Field(description="Learned from finished runs.")
 
 
@@ -332,6 +371,11 @@ class AdminWalletAnswer(Balance):
     user_id: UUID
 
 
+class AdminWallets(Page):
+    wallets: list[AdminWalletAnswer] = Field(description="By user.")
+    next: UUID | None = Field(description="The next page: after=next; null: no more.")
+
+
 class AdminTransactionAnswer(Message):
     id: int
     type: TransactionType
@@ -414,7 +458,7 @@ class OutputSeen(Message):
     content_type: str
 
 
-class JobSeen(Message):
+class AdminJobFacts(Message):
     id: UUID
     tenant_id: UUID
     workflow: str
@@ -424,8 +468,8 @@ class JobSeen(Message):
     raw_error: str | None
     attempt: int
     properties: dict[str, Any]
+    prompt_id: str | None = Field(description="By which the ComfyUI client that sent it knows it.")
     progress: Progress | None
-    outputs: list[OutputSeen]
     values: list[ShownValue]
     submitted_at: datetime
     started_at: datetime | None
@@ -434,13 +478,24 @@ class JobSeen(Message):
     why: str | None = Field(description="Why it isn't running.")
 
 
+class JobSeen(AdminJobFacts):
+    outputs: list[OutputSeen]
+
+
 class JobListed(Message):
     id: UUID
     tenant_id: UUID
     user_id: UUID | None
     workflow: str
+    effect: str | None = Field(description="The slug of its effect.")
     status: JobStatus
+    priority: int
     attempt: int
+    worker_id: str | None = Field(description="Who has it, or had it last.")
+    percent: float | None = Field(description="Of a job that runs, if its backend tells it.")
+    dispatch_id: int | None
+    reserved_tokens: int
+    retry_of: UUID | None
     error: str | None
     submitted_at: datetime
     started_at: datetime | None
@@ -522,7 +577,6 @@ class Repaired(Message):
 # What operators set for prompts of ComfyUI's clients, for each fleet and each tenant.
 PATTERNS_MAX = 500
 FLEETS_MAX = 1_000
-PREFIXES_MAX = 20
 NODES_MAX = 2_000
 NODES_LIMIT_MAX = 100_000
 PROMPT_BYTES_MAX = 4 * 1024**2
@@ -537,8 +591,6 @@ TypePatterns: TypeAlias = Annotated[tuple[TypePattern, ...], Field(max_length=PA
 FleetName: TypeAlias = Annotated[
     str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,59}/[a-z0-9][a-z0-9_-]{0,29}$")
 ]
-# Whole segments only: /api/etn is /api/etn and /api/etn/..., not /api/etnx. No dots: they could lead out of it.
-RoutePrefix: TypeAlias = Annotated[str, Field(pattern=r"^(/[A-Za-z0-9_-]{1,60}){1,6}$")]
 
 
 class FleetPrompts(Message):
@@ -581,7 +633,7 @@ class FleetPrompts(Message):
         le=PROMPT_RUN_SECONDS_MAX,
         description="A run that takes longer is stopped, and failed.",
     )
-    passthrough: Annotated[tuple[RoutePrefix, ...], Field(max_length=PREFIXES_MAX)] = Field(
+    passthrough: RoutePrefixes = Field(
         default=(),
         description="Prefixes of routes that are passed on to a worker's backend, such as /api/etn.",
     )

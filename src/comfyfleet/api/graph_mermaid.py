@@ -4,15 +4,23 @@ from comfyfleet.api.graph_model import (
     INPUT_PORT,
     OUTPUT_PORT,
     VALUE_PORT,
+    ApproveNode,
+    CompositeNode,
     ConditionNode,
     FanOutNode,
     GraphConnection,
     GraphDefinition,
     InputNode,
+    LoopNode,
+    MapNode,
     MergeNode,
     Node,
     OutputNode,
+    ScoreNode,
+    SubgraphNode,
+    SwitchNode,
     WorkflowNode,
+    kind_of,
 )
 
 # Saying nothing that the arrow doesn't.
@@ -47,6 +55,25 @@ def _draw_node(node: Node) -> str:
             return f'[\\"{_label(node.id, node.mode + over)}"/]'
         case OutputNode():
             return f'(["{_label(node.id, "output")}"])'
+        case SwitchNode():
+            return f'{{"{_label(node.id, ", ".join(each.name for each in node.cases))}"}}'
+        case ApproveNode():
+            return f'[/"{_label(node.id, "asks")}"/]'
+        case MapNode() | LoopNode() | SubgraphNode() | ScoreNode():
+            return f'[["{_label(node.id, _contained(node))}"]]'
+    return f'["{_label(node.id, kind_of(node))}"]'
+
+
+def _contained(node: CompositeNode) -> str:
+    match node:
+        case MapNode():
+            return f"for each of {node.over}"
+        case LoopNode():
+            return f"until {node.document.get('until', '')}, at most {node.at_most} times"
+        case SubgraphNode():
+            return f"{node.graph} v{node.version}"
+        case ScoreNode():
+            return f"scores {node.over}"
 
 
 def _label(name: str, more: str) -> str:

@@ -1,15 +1,21 @@
-"""A graph: nodes, connections from port to port, and its limits. Frozen and pure."""
+"""A graph: nodes, connections from port to port, and its limits. Frozen and pure.
 
-from collections.abc import Mapping
+Nodes that contain others (map, loop, graph, score) are expanded before a run; the ids of what they contain begin
+with theirs, as in `refine/sharpen`."""
+
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeAlias
 
-from comfyfleet.api.graph_conditions import MISSING, Expression
+from comfyfleet.api.expressions import MISSING, Expression, FieldPath
+from comfyfleet.api.templates import Template, is_filled
 
 INPUT_PORT, ITEMS_PORT, VALUE_PORT = "input", "items", "value"
 OUTPUT_PORT, ITEM_PORT = "output", "item"
-TRUE_PORT, FALSE_PORT = "true", "false"
+TRUE_PORT, FALSE_PORT, DEFAULT_PORT = "true", "false", "default"
+APPROVED_PORT, REJECTED_PORT = "approved", "rejected"
+INDEX_PORT, ROUND_PORT, ROUNDS_PORT, OUTPUTS_PORT = "index", "round", "rounds", "outputs"
 
 
 class Fallback(StrEnum):
@@ -30,6 +36,14 @@ class MergeMode(StrEnum):
     CONCAT_IMAGES = "concat_images"
 
 
+class DeadlineChoice(StrEnum):
+    """What an approval becomes when nobody has answered in time."""
+
+    APPROVE = "approve"
+    REJECT = "reject"
+    FAIL = "fail"
+
+
 @dataclass(frozen=True, slots=True)
 class InputNode:
     """One value that is given when a run is started."""
@@ -38,6 +52,7 @@ class InputNode:
     value_type: str = "any"
     required: bool = True
     default: Any = None
+    columns: Mapping[str, str] = field(default_factory=dict)  # of a table: a list of rows, by type
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +63,25 @@ class WorkflowNode:
     workflow: str = ""  # empty if it names an effect
     effect: str | None = None
     version: int | None = None  # of the workflow; None: the latest
-    properties: Mapping[str, Any] = field(default_factory=dict)  # literals; the rest is connected
+    # Literals and templates; the rest is connected.
+    properties: Mapping[str, Any] = field(default_factory=dict)
     backend_affinity: str | None = None  # worker:ID or fleet:SLUG/STAGE
     fallback_strategy: Fallback = Fallback.NONE
     timeout_seconds: int | None = None
     retries: int = 0
     priority: int = 0
     continue_on_error: bool = False
+    reuse: bool = False  # an equal result that is there already is taken, instead of a job
 
     @property
     def name(self) -> str:
         """The effect or workflow that its jobs run."""
         return self.effect or self.workflow
+
+    @property
+    def literals(self) -> Mapping[str, Any]:
+        """The properties whose values are known before a run."""
+        return {name: value for name, value in self.properties.items() if is_filled(value)}
 
     @property
     def work_field(self) -> str:
@@ -107,7 +129,201 @@ class OutputNode:
     id: str
 
 
-Node: TypeAlias = InputNode | WorkflowNode | ConditionNode | FanOutNode | MergeNode | OutputNode
+@dataclass(frozen=True, slots=True)
+class ValueNode:
+    """Makes values; each is a port, and `outputs` has all of them."""
+
+    id: str
+    values: Mapping[str, Any]  # literals and templates
+
+
+class SwitchCase(NamedTuple):
+    name: str
+    text: str
+    expression: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchNode:
+    """Passes its input on through the port of the first case that holds, or through `default`."""
+
+    id: str
+    cases: tuple[SwitchCase, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ApproveNode:
+    """Asks a person about its input, and passes it on through `approved` or `rejected`."""
+
+    id: str
+    message: str
+    pick: bool = False  # the person chooses some of a list
+    deadline_seconds: int | None = None
+    on_deadline: DeadlineChoice = DeadlineChoice.FAIL  # when the deadline has passed
+
+
+@dataclass(frozen=True, slots=True)
+class GraphBody:
+    """The nodes that a map or a loop runs many times, and the value that one time gives."""
+
+    nodes: Mapping[str, "Node"]
+    connections: tuple["GraphConnection", ...]
+    result: FieldPath
+
+
+@dataclass(frozen=True, slots=True)
+class MapNode:
+    """Runs its body for each item of a list, in order, and brings the results together."""
+
+    id: str
+    document: Mapping[str, Any]  # as it was written
+    over: FieldPath
+    body: GraphBody
+    max_items: int = 100
+    at_once: int | None = None  # jobs at a time; None: as many as the run may
+    continue_on_error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoopNode:
+    """Runs its body again, with the values of the last round, until a condition holds."""
+
+    id: str
+    document: Mapping[str, Any]
+    start: Mapping[str, Any]  # what `previous` is in the first round: literals and templates
+    body: GraphBody
+    until: Expression
+    at_most: int
+    best: Expression | None = (
+        None  # the round with the highest number is the result; None: the last
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SubgraphNode:
+    """A stored graph as a node: its inputs and outputs are ports."""
+
+    id: str
+    document: Mapping[str, Any]
+    graph: str  # id or name
+    version: int
+    inputs: Mapping[str, Any]  # literals and templates
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreNode:
+    """Judges each picture of a list by a number that a workflow shows, and ranks them."""
+
+    id: str
+    document: Mapping[str, Any]
+    over: FieldPath
+    body: GraphBody
+    score: Expression
+    keep: int | None = None
+    max_items: int = 100
+    at_once: int | None = None
+
+
+# What nodes that contain others are expanded to
+
+
+@dataclass(frozen=True, slots=True)
+class PassNode:
+    """An input or output of a graph inside another."""
+
+    id: str
+    value_type: str = "any"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundsNode:
+    """The beginning of a loop: one item for each round, which is what the round before gave."""
+
+    id: str
+    at_most: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundEndNode:
+    """Judges one round of a loop: whether it was the last one, and how good it is."""
+
+    id: str
+    rounds: str
+    until: Expression
+    best: Expression | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoopEndNode:
+    """The result of a loop: of its best or its last round."""
+
+    id: str
+    over: str
+    judge: str  # the RoundEndNode
+    has_best: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsNode:
+    """The results of a map, in the order of its items."""
+
+    id: str
+    over: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankNode:
+    """The pictures that were judged, the best first."""
+
+    id: str
+    over: str
+    score: Expression
+    keep: int | None = None
+
+
+CompositeNode: TypeAlias = MapNode | LoopNode | SubgraphNode | ScoreNode
+# A merge of some kind, over the items of a node that opens a scope.
+ClosingNode: TypeAlias = MergeNode | LoopEndNode | ResultsNode | RankNode
+Node: TypeAlias = (
+    InputNode
+    | WorkflowNode
+    | ConditionNode
+    | FanOutNode
+    | MergeNode
+    | OutputNode
+    | ValueNode
+    | SwitchNode
+    | ApproveNode
+    | CompositeNode
+    | PassNode
+    | RoundsNode
+    | RoundEndNode
+    | LoopEndNode
+    | ResultsNode
+    | RankNode
+)
+
+
+def opens_scope(node: Node) -> bool:
+    """Whether what is behind it runs once for each of its items or rounds."""
+    return isinstance(node, RoundsNode) or (isinstance(node, FanOutNode) and node.per_item)
+
+
+def is_hidden(node: Node) -> bool:
+    """Whether nobody wrote it: a part of a map, a loop or a graph inside."""
+    return isinstance(node, PassNode) or "/." in node.id
+
+
+def closes_over(node: Node) -> str | None:
+    """Returns the node whose items are brought together again here."""
+    return node.over if isinstance(node, ClosingNode) else None
+
+
+def items_max(node: Node) -> int:
+    """Returns how many items or rounds a node that opens a scope may have."""
+    if isinstance(node, RoundsNode):
+        return node.at_most
+    return node.max_items if isinstance(node, FanOutNode) else 1
 
 
 class ConnectionSource(NamedTuple):
@@ -140,6 +356,14 @@ class GraphDefinition:
     nodes: Mapping[str, Node]  # by id, in the order of the document
     connections: tuple[GraphConnection, ...]
     max_tokens: int | None = None
+    layout: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # where people see nodes
+    reuse: bool = False  # of nodes that don't say
+    priority: int = 0  # of nodes that don't say
+    at_once: int | None = None  # jobs of one run; None: as many as the control plane allows
+    deadline_seconds: int | None = None  # from the start of a run, or of its last retry
+    # Of a graph whose maps, loops and graphs were expanded:
+    openers: Mapping[str, str] = field(default_factory=dict)  # node → whose items it runs for
+    lanes: Mapping[str, int] = field(default_factory=dict)  # prefix of nodes → jobs at a time
 
 
 class DocumentProblem(NamedTuple):
@@ -162,6 +386,19 @@ NODE_KINDS: Mapping[type[Any], str] = {
     FanOutNode: "fanout",
     MergeNode: "merge",
     OutputNode: "output",
+    ValueNode: "value",
+    SwitchNode: "switch",
+    ApproveNode: "approve",
+    MapNode: "map",
+    LoopNode: "loop",
+    SubgraphNode: "graph",
+    ScoreNode: "score",
+    PassNode: "pass",
+    RoundsNode: "rounds",
+    RoundEndNode: "round",
+    LoopEndNode: "loop",
+    ResultsNode: "map",
+    RankNode: "score",
 }
 
 
@@ -182,11 +419,18 @@ class GraphLimits(NamedTuple):
     connections_max: int = 5_000
     fanout_outputs_max: int = 100
     fanout_items_max: int = 10_000
-    fanout_depth_max: int = 3  # one per-item fan-out inside another
+    fanout_depth_max: int = 3  # one per-item fan-out, map or loop inside another
+    rounds_max: int = 50  # of a loop
+    graph_depth_max: int = 5  # one graph inside another
+    expanded_nodes_max: int = 2_000  # with what is inside maps, loops and graphs
+    expanded_connections_max: int = 20_000  # with what templates read
+    cases_max: int = 50
     jobs_max: int = 20_000  # with every list as long as it may be
     retries_max: int = 10
     timeout_seconds_max: int = 7 * 24 * 3600
     priority_max: int = 1_000  # either way
+    at_once_max: int = 1_000
+    columns_max: int = 200  # of a table that is given as an input
     text_characters_max: int = 200
 
 
@@ -243,6 +487,12 @@ RESULT = _object(
     execution_time=NUMBER,
 )
 COLLECTED = _object("collected", merged=list_of(ANY), count=INTEGER)
+RESULTS = _object(
+    "results", results=list_of(ANY), count=INTEGER, failed=INTEGER, images=list_of(IMAGE)
+)
+RANKED = _object(
+    "ranked", scored=list_of(ANY), best=list_of(ANY), images=list_of(IMAGE), score=NUMBER
+)
 PICTURES = _object("pictures", images=list_of(IMAGE))
 
 
@@ -252,6 +502,13 @@ def type_named(name: str) -> PortType | None:
         inner = type_named(name[:-2]) if not name.endswith("[][][]") else None
         return list_of(inner) if inner else None
     return ANY if name == ANY.name else SCALAR_TYPES.get(name)
+
+
+def input_type(node: InputNode) -> PortType:
+    if not node.columns:
+        return type_named(node.value_type) or ANY
+    cells = ((name, SCALAR_TYPES.get(kind, ANY)) for name, kind in node.columns.items())
+    return list_of(PortType("row", fields=tuple(cells)))
 
 
 def type_at(given: PortType, path: tuple[str, ...]) -> PortType | None:
@@ -306,34 +563,76 @@ def fits_items(given: PortType) -> bool:
     return "items" in dict(given.fields)
 
 
+def reference_port(path: FieldPath) -> str:
+    """Returns the port at which a value arrives that a template reads."""
+    return f"{{{{{path}}}}}"
+
+
+def is_reference(port: str) -> bool:
+    return port.startswith("{{")
+
+
 def inputs_of(node: Node) -> Mapping[str, PortType] | None:
     """Returns the fixed input ports of a node; None for nodes that have as many as are connected."""
     match node:
         case InputNode():
             return {}
-        case ConditionNode():
+        case ConditionNode() | SwitchNode() | ApproveNode() | RoundsNode() | RoundEndNode():
             return {INPUT_PORT: ANY}
         case FanOutNode():
             return {node.input_port: ANY}
         case OutputNode():
             return {VALUE_PORT: ANY}
+        case PassNode(value_type=name):
+            return {VALUE_PORT: type_named(name) or ANY}
     return None
 
 
 def outputs_of(node: Node, incoming: PortType) -> Mapping[str, PortType]:
-    """Returns the output ports of a node, given the types of its inputs."""
+    """Returns the output ports of a node, given the type of its first input."""
     match node:
-        case InputNode(value_type=name):
-            return {VALUE_PORT: type_named(name) or ANY}
+        case InputNode():
+            return {VALUE_PORT: input_type(node)}
+        case PassNode(value_type=name):
+            return {VALUE_PORT: incoming if name == ANY.name else type_named(name) or ANY}
         case ConditionNode():
             return {TRUE_PORT: incoming, FALSE_PORT: incoming}
-        case FanOutNode():
-            given = _fanned_out(node, incoming)
-            return dict.fromkeys(node.outputs, given)
+        case SwitchNode(cases=cases):
+            return dict.fromkeys((*(each.name for each in cases), DEFAULT_PORT), incoming)
+        case ApproveNode(pick=pick):
+            return {APPROVED_PORT: ANY if pick else incoming, REJECTED_PORT: incoming}
+        case ValueNode(values=values):
+            return {**{name: _value_type(each) for name, each in values.items()}, OUTPUTS_PORT: ANY}
+        case FanOutNode() | RoundsNode():
+            return _opened(node, incoming)
+        case OutputNode() | RoundEndNode():
+            return {}
+    return _closed(node, incoming)
+
+
+def _value_type(value: Any) -> PortType:
+    is_text = isinstance(value, str) or (isinstance(value, Template) and value.whole is None)
+    return TEXT if is_text else ANY
+
+
+def _opened(node: FanOutNode | RoundsNode, incoming: PortType) -> Mapping[str, PortType]:
+    if isinstance(node, RoundsNode):
+        return {ITEM_PORT: ANY, ROUND_PORT: INTEGER}
+    given = dict.fromkeys(node.outputs, _fanned_out(node, incoming))
+    return {**given, INDEX_PORT: INTEGER} if node.per_item else given
+
+
+def _closed(node: Node, incoming: PortType) -> Mapping[str, PortType]:
+    match node:
         case MergeNode(mode=mode):
             return {OUTPUT_PORT: PICTURES if mode == MergeMode.CONCAT_IMAGES else COLLECTED}
-        case OutputNode():
-            return {}
+        case LoopEndNode():
+            boolean = SCALAR_TYPES["boolean"]
+            return {OUTPUT_PORT: incoming, ROUNDS_PORT: INTEGER, "done": boolean, "score": ANY}
+        case ResultsNode():
+            return {OUTPUT_PORT: RESULTS}
+        case RankNode():
+            return {OUTPUT_PORT: RANKED}
     return {OUTPUT_PORT: RESULT}
 
 
@@ -366,9 +665,18 @@ def holds(wanted: PortType, value: Any) -> bool:
     """Whether a value from outside is of the type."""
     if wanted.item is not None:
         return isinstance(value, list | tuple) and all(holds(wanted.item, each) for each in value)
+    if wanted.fields:
+        return isinstance(value, Mapping) and not any(wrong_cells(wanted, value))
     if wanted.name in MEDIA:
         return isinstance(value, str | Mapping) and bool(value)
     return _is_scalar(wanted.name, value)
+
+
+def wrong_cells(row: PortType, value: Mapping[str, Any]) -> Iterator[tuple[str, PortType]]:
+    """Yields the columns whose cells are of another type, each with its type; a cell may be missing."""
+    for name, kind in row.fields:
+        if name in value and not holds(kind, value[name]):
+            yield name, kind
 
 
 def _is_scalar(name: str, value: Any) -> bool:

@@ -1,271 +1,61 @@
-"""Parses JSON and YAML documents to graphs, reporting every problem at once, and writes graphs as documents.
+"""Parses documents to graphs, reporting every problem at once, and writes graphs as documents."""
 
-A text from outside may be huge, deep, or small and unfold into something huge (YAML's aliases), so all three
-are bounded before anything walks the result. A field that can't be used is reported and read as its default."""
-
-import json
-import math
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from enum import StrEnum
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-import yaml
-
-from comfyfleet.api.graph_conditions import LiteralValue, parse_condition
+from comfyfleet.api.documents import FieldReader, read_document
+from comfyfleet.api.expressions import (
+    ROOT,
+    Expression,
+    FieldPath,
+    LiteralValue,
+    parse_condition,
+    parse_expression,
+)
 from comfyfleet.api.graph_model import (
     DEFAULT_LIMITS,
+    DEFAULT_PORT,
+    OUTPUT_PORT,
+    OUTPUTS_PORT,
+    SCALARS,
+    ApproveNode,
     ConditionNode,
     ConnectionSource,
     ConnectionTarget,
+    DeadlineChoice,
     DocumentProblem,
     Fallback,
     FanOutMode,
     FanOutNode,
+    GraphBody,
     GraphConnection,
     GraphDefinition,
     GraphLimits,
     InputNode,
+    LoopNode,
+    MapNode,
     MergeMode,
     MergeNode,
     Node,
     OutputNode,
+    ScoreNode,
+    SubgraphNode,
+    SwitchCase,
+    SwitchNode,
+    ValueNode,
     WorkflowNode,
     kind_of,
     type_named,
 )
-from comfyfleet.api.values import problem_with_text
-from comfyfleet.errors import FleetError, InvalidInput, LimitExceeded
-
-JSON_CHARACTERS_MAX = 1_000_000
-YAML_CHARACTERS_MAX = 32_000  # its reader is slow; what is longer can be sent as JSON
-DEPTH_MAX = 50
-VALUES_MAX = 100_000  # after every alias has been followed
-
-
-def read_document(text: str) -> Any:
-    """Parses a JSON or YAML text; JSON if it begins like JSON."""
-    is_json = text.lstrip("\ufeff \t\r\n")[:1] in ("{", "[")
-    most = JSON_CHARACTERS_MAX if is_json else YAML_CHARACTERS_MAX
-    if len(text) > most:
-        raise LimitExceeded(f"the document is longer than {most:,} characters")
-    try:
-        value = _read_json(text) if is_json else _read_yaml(text)
-    except RecursionError:
-        raise LimitExceeded(f"the document is nested deeper than {DEPTH_MAX} levels") from None
-    _check_size(value)
-    return value
-
-
-def _read_json(text: str) -> Any:
-    """Parses JSON; a text that begins with a bracket may still be YAML in its flow style."""
-    try:
-        return json.loads(text.lstrip("\ufeff"), object_pairs_hook=_unique)
-    except json.JSONDecodeError as problem:
-        if len(text) > YAML_CHARACTERS_MAX:
-            raise _unreadable(problem.msg, problem.lineno, problem.colno) from None
-        return _read_yaml(text)
-    except ValueError as problem:  # a number with thousands of digits
-        raise InvalidInput(f"the document can't be read: {problem}") from None
-
-
-def _read_yaml(text: str) -> Any:
-    try:
-        _check_depth(text)
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader with fewer types still
-    except yaml.MarkedYAMLError as problem:
-        mark = problem.problem_mark or problem.context_mark
-        what = problem.problem or problem.context or "it can't be read"
-        raise _unreadable(
-            what, mark.line + 1 if mark else 1, mark.column + 1 if mark else 1
-        ) from None
-    except (yaml.YAMLError, ValueError) as problem:
-        raise InvalidInput(f"the document can't be read: {problem}") from None
-
-
-def _check_depth(text: str) -> None:
-    """Checks the depth event by event: the constructor recurses in C for each level, without any
-    limit.
-    """
-    depth = 0
-    for event in yaml.parse(text, Loader=_Loader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > DEPTH_MAX:
-            raise LimitExceeded(f"the document is nested deeper than {DEPTH_MAX} levels")
-
-
-def _unreadable(what: str, line: int, column: int) -> InvalidInput:
-    message = f"the document can't be read: line {line}, column {column}: {what}"
-    return InvalidInput(message, line=line, column=column)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise InvalidInput(f"the document names {key!r} twice in one place", field=key)
-        found[key] = value
-    return found
-
-
-# By libyaml, where the package was built with it: ten times as fast, and bounded in depth.
-_Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-class _Loader(_Safe):  # type: ignore[misc]
-    """Loads values as JSON has them: `on` stays a text, 1:30 is no number, and no key is given
-    twice.
-    """
-
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(
-                    None, None, "a key must be a text", key.start_mark
-                )
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{key.value!r} is named twice in one place", key.start_mark
-                )
-            seen.add(key.value)
-        return {str(key.value): self.construct_object(value, deep) for key, value in node.value}
-
-
-def _resolve(tag: str, pattern: str, first: str) -> None:
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(pattern), list(first))
-
-
-_resolve("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF")
-_resolve("null", r"^(?:~|null|Null|NULL|)$", "~nN")
-_Loader.yaml_implicit_resolvers[""] = _Loader.yaml_implicit_resolvers["n"]
-_resolve("int", r"^[-+]?(?:0|[1-9][0-9]{0,30})$", "-+0123456789")
-_resolve("float", r"^[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)(?:[eE][-+]?[0-9]+)?$", "-+.0123456789")
-
-
-def _check_size(value: Any) -> None:
-    """Counts values and depth. An alias counts as what it stands for; one that contains itself is
-    infinitely deep.
-    """
-    count = 0
-    waiting: list[tuple[Any, int]] = [(value, 0)]
-    while waiting:
-        current, depth = waiting.pop()
-        count += 1
-        if depth > DEPTH_MAX:
-            raise LimitExceeded(f"the document is nested deeper than {DEPTH_MAX} levels")
-        if count > VALUES_MAX:
-            raise LimitExceeded(f"the document holds more than {VALUES_MAX:,} values")
-        _refuse_unstorable(current)
-        waiting.extend((inner, depth + 1) for inner in _inside(current))
-
-
-def _refuse_unstorable(value: Any) -> None:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidInput("the document has a number that is none, or too large")
-    texts = [value] if isinstance(value, str) else list(value) if isinstance(value, dict) else []
-    for text in texts:
-        problem = problem_with_text(text)
-        if problem:
-            raise InvalidInput(f"the document has a text that can't be kept: {problem}")
-
-
-def _inside(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        yield from value.values()
-    elif isinstance(value, list):
-        yield from value
-
-
-Choice = TypeVar("Choice", bound=StrEnum)
-# code, message, field
-Report = Callable[[str, str, str], None]
-
-
-class FieldReader:
-    def __init__(self, values: Mapping[str, Any], report: Report) -> None:
-        self.values = values
-        self.report = report
-        self.known: set[str] = set()
-
-    def take(self, name: str, default: Any = None) -> Any:
-        self.known.add(name)
-        return self.values.get(name, default)
-
-    def text(self, name: str, *, required: bool = False) -> str:
-        value = self.take(name)
-        if value is None:
-            if required:
-                self.report("missing_field", f"{name} is missing", name)
-            return ""
-        most = DEFAULT_LIMITS.text_characters_max
-        if not isinstance(value, str) or not value or len(value) > most:
-            self.wrong(name, f"a text of 1 to {most} characters")
-            return ""
-        return value
-
-    def whole(self, name: str, default: int, *, least: int, most: int) -> int:
-        value = self.take(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            self.wrong(name, f"a whole number from {least:,} to {most:,}")
-            return default
-        return value
-
-    def optional_whole(self, name: str, *, least: int, most: int) -> int | None:
-        if self.take(name) is None:
-            return None
-        return self.whole(name, least, least=least, most=most)
-
-    def truth(self, name: str, default: bool) -> bool:
-        value = self.take(name, default)
-        if not isinstance(value, bool):
-            self.wrong(name, "true or false")
-            return default
-        return value
-
-    def choice(self, name: str, default: Choice) -> Choice:
-        value = self.take(name, default.value)
-        kind = type(default)
-        if value not in [each.value for each in kind]:
-            self.wrong(name, "one of " + ", ".join(kind))
-            return default
-        return kind(value)
-
-    def mapping(self, name: str) -> Mapping[str, Any]:
-        value = self.take(name, {})
-        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-            self.wrong(name, "an object")
-            return {}
-        return value
-
-    def wrong(self, name: str, wanted: str) -> None:
-        self.report(
-            "invalid_field", f"{name} must be {wanted}, not {_shown(self.values[name])}", name
-        )
-
-    def refuse_others(self) -> None:
-        """Reports the fields that were not read, most likely misspelt; to be called last."""
-        words = ", ".join(sorted(self.known))
-        for name in self.values:
-            if name not in self.known:
-                message = f"there is no field {name!r:.60} here; there are {words}"
-                self.report("unknown_field", message, str(name))
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"
-
+from comfyfleet.api.templates import parse_templates, write_templates
+from comfyfleet.errors import FleetError
 
 NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 AFFINITY = re.compile(r"worker:[^\s:]\S{0,199}|fleet:[a-z0-9_-]+/[a-z0-9_-]+")
 FROM, LATEST = "from", "latest"
 TOKENS_MAX = 2**53
+PLACE_MAX = 1_000_000  # pixels, either way
 
 
 class ParsedGraph(NamedTuple):
@@ -293,6 +83,8 @@ class _Parser:
         self.nodes: dict[str, Node] = {}
         self.broken: set[str] = set()
         self.connections: list[GraphConnection] = []
+        self.settings: dict[str, Any] = {"priority": 0, "reuse": False}  # defaults of its nodes
+        self.prefix = ""  # of the nodes inside a map or a loop
 
     def graph(self, document: Any) -> ParsedGraph:
         if not isinstance(document, dict):
@@ -301,17 +93,36 @@ class _Parser:
         fields = FieldReader(document, self.report_for(""))
         name = fields.text("name", required=True)
         max_tokens = fields.optional_whole("max_tokens", least=0, most=TOKENS_MAX)
+        self.settings = self.graph_settings(fields)
         for entry in self.rows(fields, "nodes", self.limits.nodes_max):
             self.node(entry)
         for entry in self.rows(fields, "connections", self.limits.connections_max):
             self.connection(entry)
+        layout = self.layout(fields)
         fields.refuse_others()
-        graph = GraphDefinition(name, self.nodes, tuple(self.connections), max_tokens)
+        connections = tuple(self.connections)
+        graph = GraphDefinition(name, self.nodes, connections, max_tokens, layout, **self.settings)
         return ParsedGraph(graph, tuple(self.problems), frozenset(self.broken))
+
+    def graph_settings(self, fields: FieldReader) -> dict[str, Any]:
+        limits = self.limits
+        return {
+            "reuse": fields.truth("reuse", False),
+            "priority": self.priority(fields, 0),
+            "at_once": fields.optional_whole("at_once", least=1, most=limits.at_once_max),
+            "deadline_seconds": fields.optional_whole(
+                "deadline", least=1, most=limits.timeout_seconds_max
+            ),
+        }
+
+    def priority(self, fields: FieldReader, default: int) -> int:
+        most = self.limits.priority_max
+        return fields.whole("priority", default, least=-most, most=most)
 
     def report_for(self, node: str) -> Callable[[str, str, str], None]:
         def report(code: str, message: str, field: str) -> None:
-            self.problems.append(DocumentProblem(code, message, node, field if node else ""))
+            place = f"{self.prefix}{node}" if node else ""
+            self.problems.append(DocumentProblem(code, message, place, field if node else ""))
             if node:
                 self.broken.add(node)
 
@@ -352,6 +163,15 @@ class _Parser:
         if node_id not in self.broken:
             self.nodes[node_id] = node
 
+    def layout(self, fields: FieldReader) -> Mapping[str, tuple[int, int]]:
+        """Reads `{node: [x, y]}`; places of nodes that are not there are dropped."""
+        places = fields.mapping("layout")
+        if not all(map(_is_place, places.values())):
+            fields.wrong("layout", f"an object of [x, y], each a number up to {PLACE_MAX:,}")
+            return {}
+        known = (node for node in self.nodes if node in places)
+        return {node: (round(places[node][0]), round(places[node][1])) for node in known}
+
     def connection(self, entry: Any) -> None:
         if not isinstance(entry, dict) or set(entry) != {"from", "to"}:
             message = f"a connection must be an object with from and to, not {entry!r:.80}"
@@ -375,7 +195,20 @@ class _Parser:
             fields.wrong("value_type", "a type as image, text, number or text[]")
         default = fields.take("default")
         required = fields.truth("required", default is None)
-        return InputNode(node_id, value_type, required, default)
+        return InputNode(node_id, value_type, required, default, self.columns(fields, value_type))
+
+    def columns(self, fields: FieldReader, value_type: str) -> Mapping[str, str]:
+        """Reads the columns of a table, by type. Their names are parts of paths, and so have no dots."""
+        found, most = fields.mapping("columns"), self.limits.columns_max
+        if found and value_type not in ("any", "any[]"):
+            fields.report("invalid_field", "a table has columns instead of a value_type", "columns")
+        is_named = all(name and "." not in name and len(name) <= 200 for name in found)
+        kinds = (*SCALARS, "any")
+        if len(found) > most or not is_named or not all(each in kinds for each in found.values()):
+            wanted = f"up to {most} names without dots, each with one of {', '.join(kinds)}"
+            fields.wrong("columns", wanted)
+            return {}
+        return dict(found)
 
     def workflow(self, node_id: str, fields: FieldReader) -> Node:
         limits = self.limits
@@ -392,10 +225,9 @@ class _Parser:
                 "timeout", least=1, most=limits.timeout_seconds_max
             ),
             retries=fields.whole("retries", 0, least=0, most=limits.retries_max),
-            priority=fields.whole(
-                "priority", 0, least=-limits.priority_max, most=limits.priority_max
-            ),
+            priority=self.priority(fields, self.settings["priority"]),
             continue_on_error=fields.truth("continue_on_error", False),
+            reuse=fields.truth("reuse", self.settings["reuse"]),
         )
 
     def affinity(self, fields: FieldReader) -> str | None:
@@ -409,7 +241,7 @@ class _Parser:
         literals: dict[str, Any] = {}
         for name, value in fields.mapping("properties").items():
             if not isinstance(value, dict) or set(value) != {FROM}:
-                literals[name] = value
+                literals[name] = self.templates(value, name, fields)
                 continue
             source = read_source(value[FROM])
             if source is None:
@@ -420,16 +252,8 @@ class _Parser:
         return literals
 
     def condition(self, node_id: str, fields: FieldReader) -> Node:
-        fields.known.add("condition")
-        text = fields.values.get("condition")
-        if not isinstance(text, str):
-            fields.report("missing_field", "condition must be a text", "condition")
-            return ConditionNode(node_id, "", LiteralValue(False))
-        try:
-            return ConditionNode(node_id, text, parse_condition(text))
-        except FleetError as problem:
-            fields.report("invalid_condition", problem.message, "condition")
-            return ConditionNode(node_id, text, LiteralValue(False))
+        text = str(fields.values.get("condition"))
+        return ConditionNode(node_id, text, self.expression(fields, "condition", (ROOT,)))
 
     def fanout(self, node_id: str, fields: FieldReader) -> Node:
         limits = self.limits
@@ -452,6 +276,197 @@ class _Parser:
     def output(self, node_id: str, fields: FieldReader) -> Node:
         return OutputNode(node_id)
 
+    # Values, ways and people
+
+    def templates(self, value: Any, name: str, fields: FieldReader) -> Any:
+        try:
+            return parse_templates(value, None)
+        except FleetError as problem:
+            fields.report("invalid_template", problem.message, name)
+            return None
+
+    def values(self, name: str, fields: FieldReader) -> Mapping[str, Any]:
+        """Reads values by name; `{from: node.port}` is short for a template of nothing else."""
+        found: dict[str, Any] = {}
+        for key, value in fields.mapping(name).items():
+            if not NODE_ID.fullmatch(key):
+                message = f"a name must be letters, digits, - and _ (at most 64), not {key!r:.60}"
+                fields.report("invalid_field", message, name)
+            is_source = isinstance(value, dict) and set(value) == {FROM}
+            written = f"{{{{ {value[FROM]} }}}}" if is_source else value
+            found[key] = self.templates(written, key, fields)
+        return found
+
+    def value(self, node_id: str, fields: FieldReader) -> Node:
+        values = self.values("values", fields)
+        if not values or OUTPUTS_PORT in values:
+            message = (
+                f"values must be an object with at least one value, none called {OUTPUTS_PORT}"
+            )
+            fields.report("invalid_field", message, "values")
+        return ValueNode(node_id, values)
+
+    def expression(self, fields: FieldReader, name: str, roots: tuple[str, ...]) -> Expression:
+        text = fields.take(name)
+        if not isinstance(text, str):
+            fields.report("missing_field", f"{name} must be a text", name)
+            return LiteralValue(False)
+        try:
+            return parse_condition(text, roots)
+        except FleetError as problem:
+            fields.report("invalid_condition", problem.message, name)
+            return LiteralValue(False)
+
+    def switch(self, node_id: str, fields: FieldReader) -> Node:
+        cases: list[SwitchCase] = []
+        for row in self.rows(fields, "cases", self.limits.cases_max):
+            case = FieldReader(row if isinstance(row, dict) else {}, fields.report)
+            name = case.text("name", required=True)
+            text = str(case.values.get("when", ""))
+            cases.append(SwitchCase(name, text, self.expression(case, "when", (ROOT,))))
+            case.refuse_others()
+            if not NODE_ID.fullmatch(name) or name == DEFAULT_PORT:
+                message = f"a case must have a name of its own, and not {name!r}"
+                fields.report("invalid_field", message, "cases")
+        names = [each.name for each in cases]
+        if not cases or len(set(names)) < len(names):
+            fields.report("invalid_field", "cases must be a list, each with another name", "cases")
+        return SwitchNode(node_id, tuple(cases))
+
+    def approve(self, node_id: str, fields: FieldReader) -> Node:
+        return ApproveNode(
+            node_id,
+            fields.text("message") or "Is this right?",
+            pick=fields.truth("pick", False),
+            deadline_seconds=fields.optional_whole(
+                "deadline", least=1, most=self.limits.timeout_seconds_max
+            ),
+            on_deadline=fields.choice("on_deadline", DeadlineChoice.FAIL),
+        )
+
+    # Nodes that contain others
+
+    def path(self, fields: FieldReader, name: str) -> FieldPath:
+        text = fields.take(name)
+        try:
+            found = parse_expression(text, None) if isinstance(text, str) else None
+        except FleetError:
+            found = None
+        if isinstance(found, FieldPath):
+            return found
+        message = f"{name} must name a value, as in input.rows or draw.output.images"
+        fields.report("missing_field" if text is None else "invalid_field", message, name)
+        return FieldPath(node_id_of(text))
+
+    def body(self, node_id: str, fields: FieldReader) -> GraphBody:
+        """Reads `do`: a workflow or an effect, a graph, or nodes with the `result` of one time."""
+        value = fields.take("do")
+        if not isinstance(value, dict):
+            fields.report("missing_field", "do must be an object: a node, a graph or nodes", "do")
+            return GraphBody({}, (), FieldPath("do"))
+        inner = _Parser(self.limits)
+        inner.settings, inner.prefix = self.settings, f"{self.prefix}{node_id}/"
+        result = FieldPath("do", (OUTPUTS_PORT if "graph" in value else OUTPUT_PORT,))
+        if "nodes" in value:
+            result = inner.inline(value, fields)
+        else:
+            kind = "graph" if "graph" in value else "workflow"
+            inner.node({**value, "id": "do", "type": kind})
+        self.problems += inner.problems
+        if inner.broken or inner.problems:
+            self.broken.add(node_id)
+        return GraphBody(inner.nodes, tuple(inner.connections), result)
+
+    def inline(self, value: Mapping[str, Any], outer: FieldReader) -> FieldPath:
+        fields = FieldReader(value, outer.report)
+        for entry in self.rows(fields, "nodes", self.limits.nodes_max):
+            self.node(entry)
+        for entry in self.rows(fields, "connections", self.limits.connections_max):
+            self.connection(entry)
+        result = self.path(fields, "result")
+        fields.refuse_others()
+        for node in self.nodes.values():
+            if isinstance(node, InputNode | OutputNode):
+                message = "has no place inside another node: names reach out, and result gives back"
+                self.problems.append(
+                    DocumentProblem("invalid_field", message, f"{self.prefix}{node.id}")
+                )
+        return result
+
+    def written(self, fields: FieldReader) -> dict[str, Any]:
+        return {name: value for name, value in fields.values.items() if name not in ("id", "type")}
+
+    def list_fields(self, fields: FieldReader) -> dict[str, Any]:
+        limits = self.limits
+        return {
+            "max_items": fields.whole("max_items", 100, least=1, most=limits.fanout_items_max),
+            "at_once": fields.optional_whole("at_once", least=1, most=limits.at_once_max),
+        }
+
+    def map(self, node_id: str, fields: FieldReader) -> Node:
+        return MapNode(
+            node_id,
+            self.written(fields),
+            self.path(fields, "over"),
+            self.body(node_id, fields),
+            continue_on_error=fields.truth("continue_on_error", False),
+            **self.list_fields(fields),
+        )
+
+    def loop(self, node_id: str, fields: FieldReader) -> Node:
+        at_most = fields.whole("at_most", 1, least=1, most=self.limits.rounds_max)
+        if "at_most" not in fields.values:
+            fields.report("missing_field", "at_most is missing: how many rounds at most", "at_most")
+        best = fields.values.get("best")
+        return LoopNode(
+            node_id,
+            self.written(fields),
+            self.values("start", fields),
+            self.body(node_id, fields),
+            self.expression(fields, "until", LOOP_ROOTS),
+            at_most,
+            self.expression(fields, "best", LOOP_ROOTS) if best is not None else None,
+        )
+
+    def subgraph(self, node_id: str, fields: FieldReader) -> Node:
+        graph = fields.text("graph", required=True)
+        if "version" not in fields.values:
+            fields.report(
+                "missing_field", "version is missing: a graph is used as it was", "version"
+            )
+        version = fields.whole("version", 1, least=1, most=2**31 - 1)
+        inputs = self.values("inputs", fields)
+        return SubgraphNode(node_id, self.written(fields), graph, version, inputs)
+
+    def score(self, node_id: str, fields: FieldReader) -> Node:
+        """Reads a judge: a workflow of one's own, or `measure`, which the workflow `measure` takes."""
+        measure, into = fields.text("measure"), fields.text("property") or "image"
+        own = {name: fields.take(name) for name in ("workflow", "effect", "version", "reuse")}
+        work = {name: value for name, value in own.items() if value is not None}
+        properties = dict(fields.mapping("properties"))
+        if measure:
+            work.setdefault("workflow", "measure")
+            properties["measure"] = measure
+        work["properties"] = {**properties, into: "{{ item }}"}
+        body = self.body(node_id, FieldReader({"do": work}, fields.report))
+        has_score = fields.values.get("score") is not None
+        return ScoreNode(
+            node_id,
+            self.written(fields),
+            self.path(fields, "over"),
+            body,
+            self.expression(fields, "score", (ROOT,)) if has_score else FieldPath(ROOT, ("json",)),
+            fields.optional_whole("keep", least=1, most=self.limits.fanout_items_max),
+            **self.list_fields(fields),
+        )
+
+
+LOOP_ROOTS = (ROOT, "previous", "round")
+
+
+def node_id_of(text: Any) -> str:
+    return text if isinstance(text, str) and NODE_ID.fullmatch(text) else "nothing"
+
 
 _READERS: Mapping[str, Callable[[_Parser, str, FieldReader], Node]] = {
     "input": _Parser.input,
@@ -460,7 +475,22 @@ _READERS: Mapping[str, Callable[[_Parser, str, FieldReader], Node]] = {
     "fanout": _Parser.fanout,
     "merge": _Parser.merge,
     "output": _Parser.output,
+    "value": _Parser.value,
+    "switch": _Parser.switch,
+    "approve": _Parser.approve,
+    "map": _Parser.map,
+    "loop": _Parser.loop,
+    "graph": _Parser.subgraph,
+    "score": _Parser.score,
 }
+
+
+def _is_place(value: Any) -> bool:
+    return (
+        isinstance(value, list | tuple)
+        and len(value) == 2
+        and all(isinstance(each, int | float) and abs(each) <= PLACE_MAX for each in value)
+    )
 
 
 def read_work(fields: FieldReader) -> tuple[str, str | None]:
@@ -498,19 +528,33 @@ def write_graph(graph: GraphDefinition) -> dict[str, Any]:
     document: dict[str, Any] = {"name": graph.name}
     if graph.max_tokens is not None:
         document["max_tokens"] = graph.max_tokens
+    document |= _given(
+        reuse=graph.reuse or None,
+        priority=graph.priority or None,
+        at_once=graph.at_once,
+        deadline=graph.deadline_seconds,
+    )
     document["nodes"] = [
-        {"id": node.id, "type": kind_of(node), **_fields(node)} for node in graph.nodes.values()
+        {"id": node.id, "type": kind_of(node), **_fields(node), **_unlike_graph(node, graph)}
+        for node in graph.nodes.values()
     ]
     document["connections"] = [
         {"from": str(each.source), "to": str(each.target)} for each in graph.connections
     ]
+    if graph.layout:
+        document["layout"] = {node: list(place) for node, place in graph.layout.items()}
     return document
 
 
 def _fields(node: Node) -> dict[str, Any]:
     match node:
         case InputNode():
-            return _given(value_type=node.value_type, required=node.required, default=node.default)
+            return _given(
+                value_type=node.value_type,
+                required=node.required,
+                default=node.default,
+                columns=dict(node.columns) or None,
+            )
         case WorkflowNode():
             return _workflow(node)
         case ConditionNode():
@@ -519,6 +563,24 @@ def _fields(node: Node) -> dict[str, Any]:
             return _fanout(node)
         case MergeNode():
             return _given(mode=node.mode.value, over=node.over)
+        case MapNode() | LoopNode() | SubgraphNode() | ScoreNode():
+            return dict(node.document)
+    return _more_fields(node)
+
+
+def _more_fields(node: Node) -> dict[str, Any]:
+    match node:
+        case ValueNode():
+            return {"values": write_templates(node.values)}
+        case SwitchNode():
+            return {"cases": [{"name": each.name, "when": each.text} for each in node.cases]}
+        case ApproveNode():
+            return _given(
+                message=node.message,
+                pick=node.pick or None,
+                deadline=node.deadline_seconds,
+                on_deadline=node.on_deadline.value,
+            )
     return {}
 
 
@@ -527,14 +589,24 @@ def _workflow(node: WorkflowNode) -> dict[str, Any]:
         workflow=node.workflow or None,
         effect=node.effect,
         version=node.version,
-        properties=dict(node.properties) or None,
+        properties=write_templates(node.properties) or None,
         backend_affinity=node.backend_affinity,
         fallback_strategy=node.fallback_strategy.value,
         timeout=node.timeout_seconds,
         retries=node.retries or None,
-        priority=node.priority or None,
         continue_on_error=node.continue_on_error or None,
     )
+
+
+def _unlike_graph(node: Node, graph: GraphDefinition) -> dict[str, Any]:
+    """Returns the settings of a node that are others than the graph's."""
+    if not isinstance(node, WorkflowNode):
+        return {}
+    return {
+        name: getattr(node, name)
+        for name in ("priority", "reuse")
+        if getattr(node, name) != getattr(graph, name)
+    }
 
 
 def _fanout(node: FanOutNode) -> dict[str, Any]:

@@ -64,6 +64,8 @@ class Choice(StrEnum):
     RETRY = "retry"
     SKIP = "skip"
     FAIL = "fail"
+    APPROVE = "approve"  # of a node that asks for approval, as is `reject`
+    REJECT = "reject"
 
 
 class OfferedProperty(Response):
@@ -100,6 +102,23 @@ class ProblemSeen(Response):
     port: str = ""
 
 
+class QuoteAnswer(Response):
+    """The estimated price and duration of a run."""
+
+    tokens_min: int
+    tokens_max: int
+    jobs_min: int
+    jobs_max: int
+    seconds_min: float
+    seconds_max: float
+    unknown_durations: tuple[str, ...] = Field(
+        default=(), description="Workflows without a measured duration."
+    )
+    warnings: tuple[ProblemSeen, ...] = Field(
+        default=(), description="Nodes that no worker can run now."
+    )
+
+
 class Verdict(Response):
     """Whether a graph is valid, and all its problems."""
 
@@ -109,6 +128,12 @@ class Verdict(Response):
     )
     warnings: tuple[ProblemSeen, ...] = Field(
         default=(), description="Nodes that no worker can run now."
+    )
+    document: dict[str, Any] | None = Field(
+        default=None, description="What was given as a text, as it was read."
+    )
+    quote: QuoteAnswer | None = Field(
+        default=None, description="What a run would cost, of a graph without problems."
     )
 
 
@@ -137,23 +162,6 @@ class GraphPage(Page):
     )
 
 
-class QuoteAnswer(Response):
-    """The estimated price and duration of a run."""
-
-    tokens_min: int
-    tokens_max: int
-    jobs_min: int
-    jobs_max: int
-    seconds_min: float
-    seconds_max: float
-    unknown_durations: tuple[str, ...] = Field(
-        default=(), description="Workflows without a measured duration."
-    )
-    warnings: tuple[ProblemSeen, ...] = Field(
-        default=(), description="Nodes that no worker can run now."
-    )
-
-
 # Workers' names are the operator's: shown is what the graph, a retry or an answer has asked for.
 Bound = Annotated[str | None, Field(description="The backend that it is bound to.")]
 
@@ -179,7 +187,7 @@ class ProgressSeen(Response):
 
 
 class QuestionSeen(Response):
-    """A question of a run whose backend is offline: use another backend, retry, skip or fail."""
+    """A question of a run: whose backend is offline, or whose node asks for approval."""
 
     node: str
     index: tuple[int, ...] = ()
@@ -188,6 +196,12 @@ class QuestionSeen(Response):
         default=(), description="Backends that could replace it, the best first."
     )
     choices: tuple[Choice, ...] = ()
+    deadline: datetime | None = Field(
+        default=None, description="When it is answered without you, as the graph says."
+    )
+    pick_from: int | None = Field(
+        default=None, description="Of how many some may be picked; null: nothing to pick."
+    )
 
 
 class ErrorSeen(Response):
@@ -213,6 +227,13 @@ class NodeSeen(Response):
     cancelled: int = 0
 
 
+class ReusedFrom(Response):
+    """Where a result came from that was there already, and so was not run again."""
+
+    job_id: UUID
+    run_id: UUID | None = Field(default=None, description="The graph run that made it, if one did.")
+
+
 class ExecutionSeen(Response):
     node: str
     index: tuple[int, ...] = ()
@@ -231,6 +252,9 @@ class ExecutionSeen(Response):
     )
     error: str | None = None
     notes: tuple[str, ...] = ()
+    reused_from: ReusedFrom | None = Field(
+        default=None, description="Its result was there already: it has no job, and cost nothing."
+    )
     queued_at: datetime | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
@@ -285,6 +309,9 @@ class GraphRunAnswer(Response):
     nodes: tuple[NodeSeen, ...] = ()
     executions: tuple[ExecutionSeen, ...] = ()
     executions_total: int = 0
+    document: dict[str, Any] | None = Field(
+        default=None, description="The graph as it was run, where it was asked for."
+    )
     created_at: datetime
     ended_at: datetime | None = None
     is_expired: bool = Field(
@@ -327,3 +354,90 @@ class GraphEvent(ProgressSeen):
     @property
     def ends_run(self) -> bool:
         return self.status.is_over
+
+
+class TriggerKind(StrEnum):
+    SCHEDULE = "schedule"
+    WEBHOOK = "webhook"
+
+
+class FiringCause(StrEnum):
+    SCHEDULE = "schedule"
+    CATCH_UP = "catch_up"  # the newest moment that was missed
+    WEBHOOK = "webhook"
+    HAND = "hand"
+
+
+class FiringStatus(StrEnum):
+    STARTING = "starting"
+    STARTED = "started"
+    REFUSED = "refused"
+    MISSED = "missed"  # moments of a schedule at which no control plane ran
+
+
+class TriggerAnswer(Response):
+    """What starts runs of a graph or pipeline by itself."""
+
+    id: UUID
+    name: str
+    kind: Annotated[TriggerKind, OPEN_ENUM]
+    graph_id: UUID | None = None
+    version: int | None = Field(default=None, description="null: the newest.")
+    pipeline_id: UUID | None = None
+    base_candidates: int | None = Field(default=None, description="Of a pipeline's runs.")
+    inputs: dict[str, Any] = Field(default_factory=dict)
+    cron: str | None = Field(default=None, examples=["30 7 * * MON-FRI"])
+    timezone: str = Field(default="UTC", examples=["Europe/Berlin"])
+    catch_up: bool = False
+    tokens_per_day: int
+    max_tokens: int | None = Field(default=None, description="Of one run.")
+    used_tokens: int = Field(
+        default=0, description="Today, in its time zone; open runs count with all they may spend."
+    )
+    is_paused: bool = False
+    is_spent: bool = Field(default=False, description="It waits for the next day.")
+    next_at: datetime | None = Field(default=None, description="Of a schedule that is not paused.")
+    missed: int = Field(default=0, description="Moments at which no control plane ran.")
+    missed_at: datetime | None = Field(default=None, description="The newest of them.")
+    path: str | None = Field(
+        default=None, description="Where webhooks are sent to.", examples=["/hooks/6a1f…"]
+    )
+    created_at: datetime
+
+
+class MadeTrigger(TriggerAnswer):
+    secret: str | None = Field(
+        default=None, description="Of a webhook. Shown only once.", examples=["hook_5f…"]
+    )
+
+
+class Triggers(Page):
+    triggers: tuple[TriggerAnswer, ...] = Field(description="The newest first.")
+    next: UUID | None = Field(
+        default=None, description="The next page: before=next; null: no more."
+    )
+
+
+class FiringAnswer(Response):
+    """One firing of a trigger: the run that it started, or why there is none."""
+
+    id: UUID
+    trigger_id: UUID
+    cause: Annotated[FiringCause, OPEN_ENUM]
+    status: Annotated[FiringStatus, OPEN_ENUM]
+    planned_at: datetime | None = Field(default=None, description="Of a schedule.")
+    run_id: UUID | None = None
+    run_status: str | None = Field(default=None, description="How the run stands.")
+    max_tokens: int = Field(default=0, description="What the run may spend.")
+    error_code: str | None = None
+    error: str | None = None
+    missed: int = Field(default=0, description="How many moments were missed.")
+    created_at: datetime
+    ended_at: datetime | None = None
+
+
+class Firings(Page):
+    firings: tuple[FiringAnswer, ...] = Field(description="The newest first.")
+    next: UUID | None = Field(
+        default=None, description="The next page: before=next; null: no more."
+    )

@@ -40,6 +40,21 @@ class Takes(Response):
     max_bytes: int = Field(examples=[50_000_000])
 
 
+class ExampleMedia(Response):
+    url: str = Field(description="Served by us, without a key; it never changes, so cache it.")
+    content_type: str = Field(examples=["image/webp"])
+    size: int = Field(description="In bytes.")
+    width: int | None = Field(default=None, description="Of a picture, in pixels.")
+    height: int | None = None
+
+
+class Example(Response):
+    """What an operator shows of an effect: what went in, and what came out."""
+
+    before: ExampleMedia | None = None
+    after: ExampleMedia | None = None
+
+
 class EffectAnswer(Response):
     """An effect as customers see it. `properties` is a JSON Schema of what a job may set."""
 
@@ -51,7 +66,7 @@ class EffectAnswer(Response):
     price_tokens: int = Field(description="Reserved at submit, and due on success.", examples=[5])
     typical_seconds: float | None = Field(
         default=None,
-        description="Duration of the latest jobs; null before the first.",
+        description="The median of the latest runs; null before the first.",
         examples=[12.5],
     )
     takes: Takes | None = Field(
@@ -59,13 +74,29 @@ class EffectAnswer(Response):
     )
     properties: dict[str, Any] = Field(
         default_factory=dict,
-        description="JSON Schema (2020-12) of what a job may send as properties.",
-        examples=[{"type": "object", "properties": {"prompt": {"type": "string"}}}],
+        description=(
+            "JSON Schema (2020-12) of what a job may send as properties, in the order of a form. x-kind of each says how "
+            "people enter it: text, multiline, number, integer, boolean, choice, seed, colour, image, mask, video, audio."
+        ),
+        examples=[
+            {
+                "type": "object",
+                "properties": {"prompt": {"type": "string", "title": "Prompt", "x-kind": "text"}},
+            }
+        ],
+    )
+    tags: tuple[str, ...] = Field(default=(), examples=[["portrait", "video"]])
+    examples: tuple[Example, ...] = Field(default=(), description="The first is the one to show.")
+    can_pay: bool = Field(
+        default=True, description="Whether the balance of the key's user covers the price."
     )
 
 
 class PublicEffects(Page):
     effects: tuple[EffectAnswer, ...] = Field(description="By slug.")
+    tags: tuple[str, ...] = Field(
+        default=(), description="Of all published effects, by name; on the first page only."
+    )
     next: str | None = Field(default=None, description="The next page: after=next; null: no more.")
 
 
@@ -100,6 +131,9 @@ class JobSummary(Response):
     video_id: UUID | None = None
     batch_id: UUID | None = None
     retry_of: UUID | None = None
+    reused_from: UUID | None = Field(
+        default=None, description="The job whose result it took instead of running, for nothing."
+    )
     price_tokens: int = Field(
         default=0,
         description="Reserved at submit; consumed on success, else refunded.",
@@ -131,11 +165,32 @@ class JobAnswer(JobSummary):
         examples=[8.5],
     )
     outputs: tuple[Output, ...] = ()
+    original: Output | None = Field(
+        default=None, description="Of a job that has ended: what went in, as long as it is kept."
+    )
     processed_file_url: str | None = Field(default=None, description="The first output's.")
     values: tuple[Value, ...] = VALUES
     text: str | None = TEXT
     warnings: tuple[str, ...] = Field(
         default=(), description="At submit: that it will wait, because no worker can run it now."
+    )
+
+
+class AgainAnswer(Response):
+    """A job's settings as they were, ready to be changed and submitted again."""
+
+    effect_id: UUID | None = None
+    effect_slug: str | None = None
+    video_id: UUID | None = Field(
+        default=None, description="null: none was taken, or it has expired."
+    )
+    properties: dict[str, Any] = Field(
+        default_factory=dict,
+        description="What a job may send as properties; files by the ids of their media.",
+    )
+    price_tokens: int | None = Field(default=None, description="As of today.")
+    problems: tuple[str, ...] = Field(
+        default=(), description="What can't be taken over, for people; empty: all can."
     )
 
 
@@ -148,6 +203,72 @@ class Jobs(Page):
 
 class JobWaitAnswer(Response):
     why: str = Field(description="One sentence.", examples=["3 jobs ahead, about 2 minutes."])
+
+
+class StageName(StrEnum):
+    CHECKED = "checked"  # accepted and paid for
+    WAITING = "waiting"  # for a machine
+    MAKING = "making"
+    FINISHING = "finishing"  # the result is being stored
+
+
+class StageState(StrEnum):
+    DONE = "done"
+    CURRENT = "current"
+    TO_COME = "to_come"
+
+
+class JobStage(Response):
+    """One of the four parts of a job's way."""
+
+    name: StageName
+    state: StageState
+    seconds: float | None = Field(
+        default=None,
+        description="How long it took; or, until it is done, how long it usually takes; null: unknown.",
+    )
+
+
+class FollowedJob(Response):
+    """A job as a page that waits for it shows it."""
+
+    id: UUID
+    status: JobStatus
+    effect_id: UUID | None = None
+    effect_slug: str | None = None
+    effect_title: str | None = None
+    video_id: UUID | None = None
+    stage: StageName | None = Field(default=None, description="null: it has ended.")
+    stages: tuple[JobStage, ...] = Field(default=(), description="Always the same four, in order.")
+    why: str | None = Field(
+        default=None,
+        description="While it waits: its place in the queue, in words.",
+        examples=["3 jobs ahead, about 2 minutes."],
+    )
+    progress: float | None = Field(
+        default=None, description="Percent, as its worker measures it; null until the first report."
+    )
+    expected_progress: float | None = Field(
+        default=None,
+        description="Percent by the effect's history, until there is a real one; null: unknown.",
+    )
+    seconds_left: float | None = Field(
+        default=None, description="By the effect's history, without the wait in the queue."
+    )
+    node: str | None = Field(default=None, description="The node that runs now.")
+    node_title: str | None = Field(default=None, examples=["Sampler"])
+    step: int | None = Field(default=None, description="Of the node that runs now.")
+    steps: int | None = None
+    error: str | None = Field(default=None, description="Why it failed, for people.")
+    price_tokens: int = 0
+    refunded_tokens: int = Field(default=0, description="What came back, if it has not succeeded.")
+    submitted_at: datetime
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+
+
+class FollowedJobs(Response):
+    jobs: tuple[FollowedJob, ...] = Field(description="The newest first.")
 
 
 class BatchAnswer(Response):

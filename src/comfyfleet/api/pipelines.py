@@ -69,6 +69,10 @@ class StepAnswer(Response):
     rejected: int
     in_flight: int
     failed: int
+    needs_approval: bool = False
+    waiting: int = Field(
+        default=0, description="Candidates to be judged; 0 where no approval is needed."
+    )
 
 
 class PipelineRunSummary(Response):
@@ -105,6 +109,9 @@ class PipelineRunAnswer(PipelineRunSummary):
     seconds_left: float | None = Field(
         default=None,
         description="Estimated from the duration of the last jobs.",
+    )
+    last_event_id: int = Field(
+        default=0, description="To follow what happens from now on: events?after=…"
     )
 
     @property
@@ -147,6 +154,10 @@ class CandidateAnswer(Response):
     score: float
     child_count: int = 0
     seed: int | None = None
+    seed_text: str | None = Field(
+        default=None,
+        description="The same as a text: seeds are too large for JavaScript's numbers.",
+    )
     properties: dict[str, Any] = Field(default_factory=dict, description="What it was made with.")
     job_id: UUID | None = None
     output_index: int = 0
@@ -168,6 +179,17 @@ class CandidatePage(Page):
     next: UUID | None = Field(default=None, description="The next page: after=next; null: no more.")
 
 
+class LineageAnswer(Response):
+    """Where a candidate comes from, and what votes say about it."""
+
+    candidates: tuple[CandidateAnswer, ...] = Field(
+        description="Itself first, then its parent, the base last."
+    )
+    won: int
+    lost: int
+    tied: int
+
+
 class Branch(Response):
     id: UUID
     step: int
@@ -183,6 +205,10 @@ class TreeAnswer(Response):
 class PairAnswer(Response):
     candidates: tuple[CandidateAnswer, ...] = Field(
         default=(), description="Two of one step; empty if there are not two to compare."
+    )
+    votes: int = Field(default=0, description="That were given in their step.")
+    votes_enough: int = Field(
+        default=0, description="After so many each was compared with five others, or with all."
     )
 
 

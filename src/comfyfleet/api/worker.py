@@ -168,6 +168,11 @@ class Job(Message):
     strip_metadata: bool = False  # outputs are delivered without the prompt and workflow in them
     # The backend's own messages are wanted: in heartbeats, and the rest with the last report.
     records_run: bool = False
+    # It has a price: pictures that are results are not told before the run has succeeded.
+    holds_results: bool = False
+    # Files of a node are delivered when it has ended, and told with its messages. If false, all that a run
+    # makes is told with its end.
+    live_outputs: bool = False
     # The same once more, unless the poll `is_brief`: the user's media, where the first output is PUT,
     # and `workflow` (the prompt), `assets`, `output_node_id`.
     input_url: str | None = None
@@ -203,12 +208,36 @@ class Polled(Message):
     new_token: str | None = None  # the worker's new key: to be used from now on
 
 
+PREVIEW_CHARACTERS_MAX = 700_000
+
+
 class Progress(Message):
     percent: float | None = Field(default=None, ge=0, le=100)
     node: str | None = None
     step: int | None = None
     steps: int | None = None
-    preview: str | None = Field(default=None, max_length=700_000)  # a data: URL of a small picture
+    # A data: URL of a small picture, from simple workers; `preview` of a heartbeat says more.
+    preview: str | None = Field(default=None, max_length=PREVIEW_CHARACTERS_MAX)
+
+
+PreviewType: TypeAlias = Literal["image/jpeg", "image/png", "image/webp", "image/gif"]
+PREVIEW_TYPES = frozenset(get_args(PreviewType))
+
+
+class RunPreview(Message):
+    """A small picture of what a run has made so far; the newest replaces those before it."""
+
+    node_id: str | None = Field(default=None, max_length=200)
+    content_type: PreviewType = "image/jpeg"
+    base64: str = Field(max_length=PREVIEW_CHARACTERS_MAX, pattern=r"^[A-Za-z0-9+/]*={0,2}$")
+    # Which nodes it belongs to, as ComfyUI says with it.
+    metadata: dict[str, Annotated[str, Field(max_length=200)] | None] = Field(
+        default_factory=dict, max_length=8
+    )
+
+    @property
+    def data_url(self) -> str:
+        return f"data:{self.content_type};base64,{self.base64}"
 
 
 class Heartbeat(Message):
@@ -223,8 +252,11 @@ class Heartbeat(Message):
     wait_seconds: float = Field(default=0, ge=0, le=WAIT_SECONDS_MAX)
     # What the worker put into the prompt before it sent it, by node and input; told once.
     filled_in: FilledIn | None = None
-    # Of a job that `records_run`: messages since the last heartbeat, but for those that name files.
+    # Of a job that `records_run`: messages since the last heartbeat. With `live_outputs` also those that name
+    # files, which are in `outputs`; else those come with the last report.
     events: RunEvents = ()
+    outputs: tuple[DeliveredOutput, ...] = Field(default=(), max_length=WANTED_MAX)
+    preview: RunPreview | None = None  # if the last answer said that somebody looks
 
 
 class HeartbeatAnswer(Message):
@@ -233,6 +265,7 @@ class HeartbeatAnswer(Message):
     drain: bool = False
     recall: bool = False
     interrupt: bool = False  # stop the run; how it ended is reported as usual
+    previews: bool = False  # somebody looks at the job: send previews with heartbeats
     outputs: tuple[OutputSlot, ...] = ()
     assets: tuple[Asset, ...] = ()
     new_token: str | None = None  # the worker's new key: to be used from now on
@@ -268,6 +301,7 @@ class Complete(Message):
     # entry in the backend's history, without its prompt.
     events: RunEvents = ()
     history: dict[str, Any] | None = None
+    told_outputs: bool = False  # heartbeats have told some of the outputs, or may have
     # What the worker would say to /poll next, with `held` as it is when this lease has ended.
     poll: Annotated[Poll | None, WrapValidator(_poll_or_none)] = None
 
@@ -286,7 +320,9 @@ class Fail(Message):
     provider_job_id: str | None = None
     interrupted: bool = False  # as the control plane had ordered
     filled_in: FilledIn | None = None  # if no heartbeat has told it
-    events: RunEvents = ()  # as in Complete
+    events: RunEvents = ()  # as in Complete, with the files that they name
+    outputs: tuple[DeliveredOutput, ...] = Field(default=(), max_length=WANTED_MAX)
+    told_outputs: bool = False
 
 
 class Lacking(Message):

@@ -75,7 +75,7 @@ def read_text(path: Path, *, bytes_max: int = TEXT_BYTES_MAX) -> str:
 
 def read_structure(path: Path) -> Any:
     """What a YAML or JSON file holds."""
-    from comfyfleet.api.graph_parse import read_document  # and YAML with it
+    from comfyfleet.api.documents import read_document  # and YAML with it
 
     text = read_text(path)
     with _named(str(path)):

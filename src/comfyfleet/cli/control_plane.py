@@ -233,7 +233,9 @@ class ApiSession:
         named = _NAMED.search(request.url.raw_path.decode().partition("?")[0])
         kind, name = map(unquote, named.groups()) if named else ("", "")
         is_no_id = error.message == "tenant_id: must be an id (a UUID)"
-        if kind not in NAME_FIELDS or not (isinstance(error, NotFound) or is_no_id):
+        # What is missing may be something else than what the address names.
+        is_missing = isinstance(error, NotFound) and kind.removesuffix("s") in error.message
+        if kind not in NAME_FIELDS or not (is_missing or is_no_id):
             return error
         message = f"there is no tenant {name}: it is named by its id" if is_no_id else error.message
         names = self._names_of(kind)

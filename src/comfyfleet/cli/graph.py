@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -15,15 +16,22 @@ from rich.text import Text
 from rich.tree import Tree
 
 from comfyfleet.api.graph_mermaid import draw_mermaid
+from comfyfleet.api.graph_model import MEDIA, InputNode
 from comfyfleet.api.graph_parse import parse_graph
-from comfyfleet.api.graphs import ExecutionSeen, GraphEvent, NodeSeen, RunningNodeSeen
+from comfyfleet.api.graphs import (
+    ExecutionSeen,
+    GraphEvent,
+    NodeSeen,
+    ReusedFrom,
+    RunningNodeSeen,
+)
 from comfyfleet.cli import help_texts
 from comfyfleet.cli.context import CliContext, InjectedContext, counted, printable, read_structure
 from comfyfleet.cli.control_plane import API_DEFAULTS, PUBLIC_BASE, ApiOptions, ApiSession, connect
 from comfyfleet.cli.job_waiter import live_display, retry_while_away
 from comfyfleet.cli.tables import print_fields, print_json, print_rows
 from comfyfleet.cli.upload import upload
-from comfyfleet.client import Graph, GraphRun, GraphRunHandle
+from comfyfleet.client import Graph, GraphRun, GraphRunHandle, rows_from
 from comfyfleet.errors import (
     InvalidInput,
     NotFound,
@@ -60,8 +68,11 @@ def run_tree(run: GraphRun) -> Tree:
     for each in run.progress.running_nodes:
         running.setdefault(each.node_id, []).append(each)
     seconds = _seconds_by_node(run.executions)
+    reused = _reused_by_node(run.executions)
     for node in run.nodes:
         branch = root.add(_node(node, seconds.get(node.id)))
+        if node.id in reused:
+            branch.add(Text(_reused(reused[node.id]), style="dim"))
         for job in running.get(node.id, ()):
             branch.add(_job(job))
     for line in _remarks(run):
@@ -78,6 +89,23 @@ def _seconds_by_node(executions: Sequence[ExecutionSeen]) -> dict[str, float]:
         if each.started_at and each.ended_at:
             spans.setdefault(each.node, []).extend((each.started_at, each.ended_at))
     return {node: (max(found) - min(found)).total_seconds() for node, found in spans.items()}
+
+
+def _reused_by_node(executions: Sequence[ExecutionSeen]) -> dict[str, list[ReusedFrom]]:
+    found: dict[str, list[ReusedFrom]] = {}
+    for each in executions:
+        if each.reused_from:
+            found.setdefault(each.node, []).append(each.reused_from)
+    return found
+
+
+def _reused(sources: Sequence[ReusedFrom]) -> str:
+    if len(sources) > 1:
+        runs = {each.run_id for each in sources if each.run_id}
+        return f"{len(sources)} results reused from {counted(len(runs), 'run', 'runs')}"
+    (one,) = sources
+    of_run = f" of run {one.run_id}" if one.run_id else ""
+    return f"reused from job {one.job_id}{of_run}"
 
 
 def _shown(value: Any) -> str:
@@ -121,8 +149,8 @@ def _node(node: NodeSeen, seconds: float | None) -> Text:
 
 def _job(job: RunningNodeSeen) -> Text:
     index = "".join(f"[{number}]" for number in job.index)
-    where = job.backend_id or "in the queue"
-    parts = [index, where, f"{100 * job.progress:.0f} %", job.current_step or ""]
+    # Which worker it is, is told only to who has chosen it.
+    parts = [index, job.backend_id or "runs", f"{100 * job.progress:.0f} %", job.current_step or ""]
     return Text(printable(" ".join(filter(None, parts))), style="blue")
 
 
@@ -153,7 +181,7 @@ Inputs = Annotated[
     Parameter(
         name=["--input", "-i"],
         metavar="NAME=VALUE",
-        help="The value of an input node: JSON or a text; @FILE uploads a file; @a.png,@b.png is a list of files, and @a.png, (with a comma) a list of one.",
+        help="The value of an input node: JSON or a text; @FILE uploads a file; @a.png,@b.png is a list of files, and @a.png, (with a comma) a list of one; @rows.csv or @rows.jsonl is a table: a list of rows.",
     ),
 ]
 Most = Annotated[int, Parameter(help="Maximum number of rows.")]
@@ -241,7 +269,7 @@ def quote(
     Without inputs, lists are assumed to have their maximum length. A graph file is stored first.
     """
     with _public(options, context) as plane:
-        inputs = {name: _value(plane, text) for name, text in map(_named, input)}
+        inputs = _inputs(plane, graph, input)
         if Path(graph).is_file():
             graph = str(plane.run(plane.client.graphs.create(_read(Path(graph)))).id)
         found = plane.run(plane.client.graphs.quote(graph, inputs))
@@ -284,7 +312,7 @@ def run(
 ) -> None:
     """Run a graph; prints the run's id. A file is stored with its first run."""
     with _public(options, context) as plane:
-        inputs = {name: _value(plane, text) for name, text in map(_named, input)}
+        inputs = _inputs(plane, graph, input)
         handle = _started(plane, graph, inputs=inputs, max_tokens=max_tokens)
         if not options.as_json:
             context.say(f"graph {handle.run.graph_id} ({handle.run.name})")
@@ -362,6 +390,57 @@ def _named(text: str) -> tuple[str, str]:
     if not equals or not name:
         raise InvalidInput(f"--input {text}: it must be NAME=VALUE")
     return name, value
+
+
+def _inputs(plane: ApiSession, graph: str, given: tuple[str, ...]) -> dict[str, Any]:
+    """Reads all tables before anything is uploaded."""
+    named = dict(map(_named, given))
+    tables: dict[str, Any] = {}
+    if any(map(_is_table, named.values())):
+        nodes = parse_graph(_document(plane, graph)).graph.nodes
+        for name, text in named.items():
+            node = nodes.get(name)
+            if _is_table(text) and isinstance(node, InputNode) and not _takes_file(node):
+                tables[name] = _table(Path(text.removeprefix("@")), node)
+    return {
+        name: _with_uploads(plane, tables[name]) if name in tables else _value(plane, text)
+        for name, text in named.items()
+    }
+
+
+def _is_table(text: str) -> bool:
+    return text.startswith("@") and Path(text).suffix.lower() in (".csv", ".jsonl", ".ndjson")
+
+
+def _takes_file(node: InputNode) -> bool:
+    return node.value_type.removesuffix("[]") in MEDIA
+
+
+def _document(plane: ApiSession, graph: str) -> dict[str, Any]:
+    if Path(graph).is_file():
+        return _read(Path(graph))
+    return plane.run(plane.client.graphs.get(graph)).document
+
+
+def _table(path: Path, node: InputNode) -> list[Any]:
+    """A list of rows; of an input that takes a list of plain values, the cells of the only column."""
+    kind = node.value_type.removesuffix("[]")
+    if node.columns or kind == "any":
+        return rows_from(path, node.columns)
+    names = {name for row in rows_from(path) for name in row}
+    if len(names) > 1:
+        raise InvalidInput(f"{node.id} takes {node.value_type}: {path} must have one column")
+    return [each for row in rows_from(path, dict.fromkeys(names, kind)) for each in row.values()]
+
+
+def _with_uploads(plane: ApiSession, table: Any) -> Any:
+    if isinstance(table, Path):
+        return _uploaded(plane, table)
+    if isinstance(table, list):
+        return [_with_uploads(plane, each) for each in table]
+    if isinstance(table, dict):
+        return {name: _with_uploads(plane, each) for name, each in table.items()}
+    return table
 
 
 def _value(plane: ApiSession, text: str) -> Any:
@@ -497,26 +576,46 @@ def retry(
     _told(handle.run, options, context)
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class _Question:
+    """Which question is answered."""
+
+    node: Annotated[str | None, Parameter(help="The node that asks; needed if several do.")] = None
+    index: Annotated[tuple[int, ...], Parameter(help="The item that asks.")] = ()
+    for_all: Annotated[
+        bool, Parameter(name="--all", negative="", help="The same for every item of the node.")
+    ] = False
+
+
+_ONLY_QUESTION = _Question()
+
+
 @app.command
 def answer(
     run_id: RunId,
-    choice: Annotated[Literal["backend", "retry", "skip", "fail"], Parameter(help="The answer.")],
+    choice: Annotated[
+        Literal["backend", "retry", "skip", "fail", "approve", "reject"],
+        Parameter(help="The answer."),
+    ],
     /,
     *,
-    node: Annotated[str | None, Parameter(help="The node that asks; needed if several do.")] = None,
-    index: Annotated[tuple[int, ...], Parameter(help="The item that asks.")] = (),
+    question: _Question = _ONLY_QUESTION,
     backend: Annotated[str | None, Parameter(metavar="WHO", help="worker:ID.")] = None,
+    pick: Annotated[
+        tuple[int, ...], Parameter(help="With approve: which of the pictures, counted from 0.")
+    ] = (),
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Answer a node whose backend is offline."""
+    """Answer a node that asks: whose backend is offline, or that wants an approval."""
     if choice == "backend" and backend is None:
         raise InvalidInput(
             "the answer backend needs --backend WHO",
             hint=f"comfyfleet graph show {run_id} lists those that could run it.",
         )
     with _public(options, context) as plane:
-        said = {"node": node, "index": index, "choice": choice, "backend": backend}
+        said = {**asdict(question), "choice": choice, "backend": backend, "picked": pick or None}
         handle = _act(plane, run_id, "answer", **said)
     _told(handle.run, options, context)
 

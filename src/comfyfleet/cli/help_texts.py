@@ -157,3 +157,15 @@ comfyfleet pipeline approve RUN CANDIDATE
 comfyfleet pipeline export RUN -o results
 ```
 """
+
+TRIGGERS = """Schedules and incoming webhooks that start graphs and pipelines: create, list, fire, pause.
+
+`COMFYFLEET_URL` is the control plane's address, `COMFYFLEET_KEY` is your API key.
+
+```
+comfyfleet triggers create nightly --graph album --cron "30 2 * * *" --timezone Europe/Berlin --tokens-per-day 200
+comfyfleet triggers create shop --graph album --input photo=body.order.photo --tokens-per-day 500
+comfyfleet triggers show TRIGGER
+comfyfleet triggers fire TRIGGER --body @order.json
+```
+"""

@@ -57,6 +57,9 @@ app.command("comfyfleet.cli.graph:app", name="graph", help=help_texts.GRAPH, gro
 app.command(
     "comfyfleet.cli.pipeline:app", name="pipeline", help=help_texts.PIPELINE, group=COMPOSED
 )
+app.command(
+    "comfyfleet.cli.triggers:app", name="triggers", help=help_texts.TRIGGERS, group=COMPOSED
+)
 
 
 @app.command(name="help", group=ABOUT, sort_key=1)

@@ -134,7 +134,8 @@ class _Running:
     async def is_ready(self) -> bool:
         loop = asyncio.get_running_loop()
         try:
-            said = await asyncio.wait_for(loop.sock_recv(self.line, 1), READY_SECONDS_MAX)
+            async with asyncio.timeout(READY_SECONDS_MAX):
+                said = await loop.sock_recv(self.line, 1)
         except (TimeoutError, ConnectionError):
             return False
         return said == READY
@@ -146,7 +147,8 @@ class _Running:
     async def ended(self) -> None:
         """It has been asked to; what doesn't is killed."""
         try:
-            await asyncio.wait_for(self.process.wait(), STOP_SECONDS_MAX)
+            async with asyncio.timeout(STOP_SECONDS_MAX):
+                await self.process.wait()
         except TimeoutError:
             logger.warning("process %d does not end: it is killed", self.number)
             self.signal(signal.SIGKILL)
@@ -463,7 +465,7 @@ async def serve_plane(
             create_app(plane, local_key, backends),
             listener,
             stop,
-            at_stop=plane.queue.dismiss,
+            at_stop=plane.end_waits,
             connection=with_limits(connections_max=plane.settings.max_connections),
             shared=shared,
         )

@@ -3,11 +3,16 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Sequence
+import sys
+import threading
+import webbrowser
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from cyclopts import Parameter
 
@@ -58,6 +63,7 @@ ENGINE_FOLDER = "engine"
 ASSIGN_SECONDS = 1.0
 # A job that runs at Ctrl-C may end if it does so soon; else it waits for the next start.
 GRACE_SECONDS = 10.0
+LOOPBACK = ("127.0.0.1", "::1")
 
 
 @dataclass(frozen=True)
@@ -86,12 +92,13 @@ def up(
     data: Data = DATA,
     backends: Annotated[UpBackendOptions, Parameter(name="*")] = ENGINE_ONLY,
     log_level: LogLevel = "warning",
+    no_open: Annotated[bool, Parameter(help="Don't open the pages in a browser.")] = False,
     context: InjectedContext,
 ) -> None:
     """See help_texts.UP."""
     if backends.no_worker and backends.backend:
         raise InvalidInput("--no-worker puts no backend to work, so leave out --backend")
-    urls = tuple(dict.fromkeys(map(base_url, backends.backend)))
+    urls = _backend_urls(backends.backend, port)
     with_engine = not urls and not backends.no_worker
     if with_engine:
         require_engine(". Or name a ComfyUI with --backend URL, or start without any: --no-worker")
@@ -101,9 +108,25 @@ def up(
         set_up_logs(log_level, context.err)
         # It would tell that nothing is assigned to its fleet; here that is done a moment later.
         logging.getLogger(registration.__name__).setLevel(logging.ERROR)
-        everything = _AllInOne(host, data, listener, urls, context)
+        everything = _AllInOne(host, data, listener, urls, context, opens=not no_open)
         asyncio.run(everything.run(with_engine=with_engine))
     context.say("Stopped")
+
+
+def _backend_urls(given: Sequence[str], own_port: int) -> tuple[str, ...]:
+    """Each ComfyUI once. Raises InvalidInput for what can be none."""
+    urls = dict.fromkeys(base_url(each).replace("://localhost", "://127.0.0.1") for each in given)
+    for url in urls:
+        address = urlsplit(url)
+        shown = url_without_password(url)
+        if address.scheme not in ("http", "https"):
+            raise InvalidInput(f"--backend {shown}: a ComfyUI has an http:// or https:// address")
+        if address.hostname in LOOPBACK and own_port and address.port == own_port:
+            raise InvalidInput(
+                f"--backend {shown} is the address of comfyfleet itself",
+                hint="Name the ComfyUI's own address, or give comfyfleet another one with --port.",
+            )
+    return tuple(urls)
 
 
 @dataclass(frozen=True)
@@ -113,6 +136,7 @@ class _AllInOne:
     listener: socket.socket
     backends: Sequence[str]
     context: CliContext
+    opens: bool = False
 
     async def run(self, *, with_engine: bool) -> None:
         settings = settings_for_listener(self.listener, self.host, self.context)
@@ -171,6 +195,9 @@ class _AllInOne:
         )
         working = [asyncio.create_task(self._run_worker(worker, stop)) for worker in workers]
         asked = asyncio.create_task(stop.wait())
+        if self.opens and has_display(self.context.environ):
+            # Some programs that open a browser return when it is closed.
+            threading.Thread(target=webbrowser.open, args=(self._pages,), daemon=True).start()
         try:
             await asyncio.wait({asked, serving, *working}, return_when=asyncio.FIRST_COMPLETED)
             for worker in workers:
@@ -191,19 +218,33 @@ class _AllInOne:
             self.context.warn(error.message)
             await stop.wait()
 
+    @property
+    def _pages(self) -> str:
+        return f"{listener_url(self.listener)}/"
+
     def _tell_next(self, backends: Sequence[tuple[str, str]]) -> None:
         for name, url in backends:
             kind = "the built-in engine" if name == BUILT_IN else "ComfyUI"
             self.context.say(
                 f"Worker {name} in fleet {FLEET}/{STAGE} on {kind} at {url_without_password(url)}"
             )
+        self.context.say(f"Pages at {self._pages} (a browser on this machine needs no key)")
         self.context.say(f"Everything is kept in {self.data.resolve()}; Ctrl-C stops it")
         url = listener_url(self.listener)
         self.context.say(f"Any program that talks to a ComfyUI can talk to {url} instead, like")
         self.context.say(f"      COMFY_LOCAL_URL={url} comfy run --workflow FILE --wait")
-        self.context.say(f"      {url}/editor/ in a browser")
+        if find_spec("comfyui_frontend_package"):
+            self.context.say(f"      {url}/editor/ in a browser")
         self.context.say("Next: comfyfleet admin workflows register NAME FILE")
         self.context.say("      comfyfleet admin submit NAME --wait")
+
+
+def has_display(environ: Mapping[str, str]) -> bool:
+    """Whether somebody sits in front of this terminal who can see a browser."""
+    if not sys.stderr.isatty() or environ.get("SSH_CONNECTION"):
+        return False
+    is_desktop = sys.platform in ("darwin", "win32")
+    return is_desktop or bool(environ.get("DISPLAY") or environ.get("WAYLAND_DISPLAY"))
 
 
 def _sweeps(plane: ControlPlane) -> SweepRunner:

@@ -12,7 +12,9 @@ from urllib.parse import urlsplit
 
 import pynvml
 from cyclopts import Group, Parameter
+from pydantic import TypeAdapter, ValidationError
 
+from comfyfleet.api.route_calls import RoutePrefixes
 from comfyfleet.cli.context import (
     CliContext,
     InjectedContext,
@@ -44,6 +46,7 @@ PER_GPU_MAX = 16
 SECRET = "COMFYFLEET_FLEET_SECRET"  # noqa: S105  the name of a variable
 CLOUD_KEY = "COMFY_CLOUD_API_KEY"
 FOLDER = "COMFYFLEET_COMFYUI_FOLDER"
+_PREFIXES: TypeAdapter[tuple[str, ...]] = TypeAdapter(RoutePrefixes)
 
 
 @Parameter(name="*")
@@ -111,6 +114,15 @@ class BackendOptions:
             f"job are deleted there after delivery. Default: `{FOLDER}`.",
         ),
     ] = None
+    passthrough: Annotated[
+        tuple[str, ...],
+        Parameter(
+            group=WORK,
+            metavar="PREFIX",
+            help="Routes of custom nodes, such as /api/etn, that users of the fleet may call on this "
+            "ComfyUI, if the fleet allows them too. Repeatable.",
+        ),
+    ] = ()
 
 
 @Parameter(name="*")
@@ -282,6 +294,7 @@ def _settings(
         workflow_slugs=work.workflow,
         comfyui_command=work.comfyui_command,
         backend_folder=_folder(work, environ),
+        passthrough=_passthrough(work),
     )
 
 
@@ -321,6 +334,18 @@ def _folder(work: BackendOptions, environ: Mapping[str, str]) -> Path | None:
     if not (folder / "output").is_dir():
         raise InvalidInput(f"{folder} has no folder `output`: it is not ComfyUI's folder")
     return folder
+
+
+def _passthrough(work: BackendOptions) -> tuple[str, ...]:
+    if work.cloud and work.passthrough:
+        raise InvalidInput("--passthrough is for routes of a ComfyUI: it does not go with --cloud")
+    try:
+        return _PREFIXES.validate_python(work.passthrough)
+    except ValidationError as error:
+        wrong = error.errors()[0]["input"]
+        raise InvalidInput(
+            f"--passthrough takes the start of a path, as /api/etn; not {wrong!r}"
+        ) from None
 
 
 def _control_url(text: str) -> str:

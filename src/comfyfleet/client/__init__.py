@@ -4,17 +4,18 @@ Public: the names in `__all__`.
 """
 
 from comfyfleet.api.graphs import GraphEvent, Verdict
-from comfyfleet.api.jobs import JobEvent, Output
-from comfyfleet.api.media import MediaResult
+from comfyfleet.api.jobs import FollowedJob, JobEvent, Output
+from comfyfleet.api.media import MadeShare, MediaResult, ShareAnswer, SharedAnswer
 from comfyfleet.api.pipelines import PipelineEvent
 from comfyfleet.client.client import SIGNATURE_HEADER, Client, verify_signature
-from comfyfleet.client.graphs import GraphRunHandle
+from comfyfleet.client.graphs import GraphRunHandle, rows_from
 from comfyfleet.client.jobs import BatchHandle, JobHandle
 from comfyfleet.client.model import (
     Batch,
     Candidate,
     Delivery,
     Effect,
+    Firing,
     Graph,
     GraphRun,
     Job,
@@ -25,6 +26,7 @@ from comfyfleet.client.model import (
     Question,
     Quote,
     Transaction,
+    Trigger,
     Vote,
     Wallet,
     Webhook,
@@ -42,6 +44,8 @@ __all__ = [
     "Client",
     "Delivery",
     "Effect",
+    "Firing",
+    "FollowedJob",
     "Graph",
     "GraphEvent",
     "GraphRun",
@@ -50,6 +54,7 @@ __all__ = [
     "JobEvent",
     "JobHandle",
     "Key",
+    "MadeShare",
     "Media",
     "MediaResult",
     "Output",
@@ -60,10 +65,14 @@ __all__ = [
     "PipelineRunHandle",
     "Question",
     "Quote",
+    "ShareAnswer",
+    "SharedAnswer",
     "Transaction",
+    "Trigger",
     "Verdict",
     "Vote",
     "Wallet",
     "Webhook",
+    "rows_from",
     "verify_signature",
 ]

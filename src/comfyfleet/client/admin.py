@@ -18,6 +18,8 @@ from comfyfleet.api.admin import (
     AdminMadeKey,
     AdminTransactionAnswer,
     AdminTransactions,
+    AdminWalletAnswer,
+    AdminWallets,
     AssignmentAnswer,
     Attempts,
     Balance,
@@ -54,9 +56,26 @@ from comfyfleet.api.admin import (
     WorkerAnswer,
     WorkerDetail,
     Workers,
+    WorkerSeen,
     WorkflowAnswer,
     WorkflowDetail,
     Workflows,
+)
+from comfyfleet.api.console import (
+    Alert,
+    Alerts,
+    BulkAnswer,
+    Drawing,
+    FoundThing,
+    FoundThings,
+    JobCountsAnswer,
+    JobDetails,
+    Matrix,
+    Overview,
+    ReplayedJob,
+    SettingsAnswer,
+    WorkflowDiff,
+    WorkflowInspection,
 )
 from comfyfleet.client.files import upload_source, upload_to
 from comfyfleet.client.transport import PAGE, Answer, ApiCalls, fetch_pages, parse_answer
@@ -107,6 +126,21 @@ class AdminApi:
         """To activate takes another `version`, if one is named."""
         return await self._send(WorkflowAnswer, "POST", "workflows", slug, act, body=fields)
 
+    async def inspect_workflow(
+        self, file: bytes, *, fleet: str | None = None
+    ) -> WorkflowInspection:
+        """What a file holds (JSON, picture, video): its drawing, inputs that can be exposed, what is missing."""
+        query = {} if fleet is None else {"fleet": fleet}
+        call = Call("POST", f"{PREFIX}/workflows/inspect", content=file, params=query)
+        return parse_answer(WorkflowInspection, await self._calls.ask(call))
+
+    async def workflow_drawing(self, slug: str, *, version: int | None = None) -> Drawing:
+        return await self._get(Drawing, "workflows", slug, "drawing", version=version)
+
+    async def diff_workflow(self, slug: str, before: int, after: int) -> WorkflowDiff:
+        """What is different in version `after`."""
+        return await self._get(WorkflowDiff, "workflows", slug, "diff", before=before, after=after)
+
     async def able_workers(self, slug: str) -> list[AbleWorker]:
         """Which workers of its fleets can run it, and what is missing where."""
         return (await self._get(AbleWorkers, "workflows", slug, "workers")).workers
@@ -129,6 +163,23 @@ class AdminApi:
         self, slug: str, act: Literal["publish", "withdraw"]
     ) -> AdminEffectAnswer:
         return await self._send(AdminEffectAnswer, "POST", "effects", slug, act)
+
+    async def set_example(
+        self,
+        slug: str,
+        content: bytes,
+        *,
+        side: Literal["before", "after"] = "after",
+        position: int = 0,
+    ) -> AdminEffectAnswer:
+        """Shows customers what it does: a picture or video of what goes in, or of what comes out."""
+        path = _path(("effects", slug, "examples", position, side))
+        call = Call("PUT", path, content=content, is_repeatable=True)
+        return parse_answer(AdminEffectAnswer, await self._calls.ask(call))
+
+    async def remove_example(self, slug: str, position: int = 0) -> AdminEffectAnswer:
+        """Those after it move up."""
+        return await self._send(AdminEffectAnswer, "DELETE", "effects", slug, "examples", position)
 
     # Fleets and workers
 
@@ -167,12 +218,16 @@ class AdminApi:
         body = {"approval": approval}
         return await self._send(FleetAnswer, "PUT", "fleets", slug, stage, "approval", body=body)
 
-    async def workers(self, *, fleet: str | None = None) -> AsyncIterator[WorkerAnswer]:
+    async def workers(self, *, fleet: str | None = None) -> AsyncIterator[WorkerSeen]:
         """By id; `fleet` is SLUG/STAGE."""
         query = {"fleet": fleet}
         async for page in fetch_pages(self._calls, f"{PREFIX}/workers", Workers, query, by="after"):
             for each in page.workers:
                 yield each
+
+    async def matrix(self) -> Matrix:
+        """Which workers can run which workflows, and what is missing where."""
+        return await self._get(Matrix, "matrix")
 
     async def worker(self, worker_id: str) -> WorkerDetail:
         return await self._get(WorkerDetail, "workers", worker_id)
@@ -187,9 +242,12 @@ class AdminApi:
         path = ("workers", worker_id, "rotate-token")
         return (await self._send(NewKey, "POST", *path, body={"now": now})).token
 
-    async def readings(self, worker_id: str, *, hours: float = 1) -> list[ReadingAnswer]:
-        """GPU, memory, temperature, CPU and disk over time."""
-        return (await self._get(Readings, "workers", worker_id, "readings", hours=hours)).readings
+    async def readings(
+        self, worker_id: str, *, hours: float = 1, points: int | None = None
+    ) -> list[ReadingAnswer]:
+        """GPU, memory, temperature, CPU and disk over time; at most `points`, evenly picked."""
+        query = {"hours": hours, **({} if points is None else {"points": points})}
+        return (await self._get(Readings, "workers", worker_id, "readings", **query)).readings
 
     # Tenants, their users and wallets
 
@@ -256,6 +314,15 @@ class AdminApi:
     async def balance(self, tenant_id: UUID, user_id: UUID) -> int:
         return (await self._get(Balance, "tenants", tenant_id, "wallets", user_id)).balance
 
+    async def wallets(
+        self, tenant_id: UUID, *, page_size: int = PAGE
+    ) -> AsyncIterator[AdminWalletAnswer]:
+        """Of all users that ever had tokens, by user."""
+        path, query = _path(("tenants", tenant_id, "wallets")), {"limit": page_size}
+        async for page in fetch_pages(self._calls, path, AdminWallets, query, by="after"):
+            for each in page.wallets:
+                yield each
+
     async def transactions(
         self, tenant_id: UUID, user_id: UUID, *, page_size: int = PAGE
     ) -> AsyncIterator[AdminTransactionAnswer]:
@@ -267,11 +334,22 @@ class AdminApi:
                 yield each
 
     async def credit(
-        self, tenant_id: UUID, user_id: UUID, amount: int, *, provider_transaction_id: str
+        self,
+        tenant_id: UUID,
+        user_id: UUID,
+        amount: int,
+        *,
+        provider_transaction_id: str,
+        reason: str | None = None,
     ) -> int:
-        """The balance after a payment, which counts once however often it is sent."""
+        """The balance after a payment, which counts once however often it is sent. `reason` is for the audit."""
         path = _path(("tenants", tenant_id, "wallets", user_id, "credits"))
-        body = {"amount": amount, "provider_transaction_id": provider_transaction_id}
+        body: dict[str, Any] = {
+            "amount": amount,
+            "provider_transaction_id": provider_transaction_id,
+        }
+        if reason:
+            body["reason"] = reason
         answer = await self._calls.ask(Call("POST", path, body, is_repeatable=True))
         return parse_answer(Balance, answer).balance
 
@@ -308,6 +386,56 @@ class AdminApi:
 
     async def job(self, job_id: UUID | str) -> JobSeen:
         return await self._get(JobSeen, "jobs", job_id)
+
+    async def job_details(self, job_id: UUID | str, *, files: bool = True) -> JobDetails:
+        """The whole job: attempts, prompt, files, error, audit. To get a customer's files is audited."""
+        return await self._get(JobDetails, "jobs", job_id, "details", files=files)
+
+    async def count_jobs(self, **filters: Any) -> JobCountsAnswer:
+        """How many there are of each status, up to a bound; `filters` are tenant, workflow, effect, since and until."""
+        return await self._get(JobCountsAnswer, "jobs", "counts", **filters)
+
+    async def act_on_jobs(
+        self,
+        act: Literal["cancel", "retry", "reprioritise"],
+        *,
+        ids: Sequence[UUID | str] | None = None,
+        **fields: Any,
+    ) -> BulkAnswer:
+        """By ids, or all that match `filter`; call it again with `after=next` until `next` is None."""
+        named = {} if ids is None else {"ids": [str(each) for each in ids]}
+        body = {"act": act, **named, **fields}
+        return await self._send(BulkAnswer, "POST", "jobs", "bulk", body=body)
+
+    async def replay(self, job_id: UUID | str, **fields: Any) -> UUID:
+        """The id of a new job with the same prompt and files, which nobody pays for."""
+        return (await self._send(ReplayedJob, "POST", "jobs", job_id, "replay", body=fields)).job_id
+
+    async def overview(self, range: Literal["1h", "24h", "7d"] = "1h") -> Overview:
+        """What waits and runs, what happened in the last hour, day or week, and what needs an operator."""
+        return await self._get(Overview, "overview", range=range)
+
+    async def search(self, text: str) -> list[FoundThing]:
+        """Jobs, workers, tenants, effects and workflows by a part of their name or the beginning of their id."""
+        return (await self._get(FoundThings, "search", q=text)).found
+
+    async def settings(self) -> SettingsAnswer:
+        """As they are in force; secrets are masked."""
+        return await self._get(SettingsAnswer, "settings")
+
+    async def events(self) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
+        """(kind, data) of what changes: counts, jobs, workers, alerts. Raises httpx.TransportError if it breaks off."""
+        async with aclosing(self._calls.lines(Call("GET", f"{PREFIX}/events"))) as lines:
+            kind = ""
+            async for line in lines:
+                name, _, value = line.partition(": ")
+                if name == "event":
+                    kind = value
+                elif name == "data":
+                    yield kind, json.loads(value)
+
+    async def alerts(self) -> list[Alert]:
+        return (await self._get(Alerts, "alerts")).alerts
 
     async def attempts(self, job_id: UUID | str) -> Attempts:
         """The prompt as workers get it, and as each of them has sent it to its backend."""

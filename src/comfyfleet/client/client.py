@@ -1,38 +1,50 @@
-"""The client of comfyfleet's API: jobs, media, effects, graphs, pipelines and webhooks."""
+"""The client of comfyfleet's API: jobs, media, effects, graphs, pipelines, triggers and webhooks."""
 
 import time
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping
+from contextlib import aclosing
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 from uuid import UUID, uuid4
 
 import httpx
 
-from comfyfleet.api.account import Deliveries, PublicKeys, Transactions, Webhooks
-from comfyfleet.api.jobs import Jobs, PublicEffects
-from comfyfleet.api.media import Videos
+from comfyfleet.api.account import (
+    AccountAnswer,
+    Deliveries,
+    PublicKeys,
+    SearchAnswer,
+    Transactions,
+    WalletSummaryAnswer,
+    Webhooks,
+)
+from comfyfleet.api.graphs import Firings, Triggers
+from comfyfleet.api.jobs import FollowedJob, FollowedJobs, Jobs, PublicEffects
+from comfyfleet.api.media import MadeShare, ShareAnswer, SharedAnswer, Shares, Videos
 from comfyfleet.api.webhooks import HEADER, TOLERANCE_SECONDS, is_signature_valid
 from comfyfleet.client.admin import AdminApi
-from comfyfleet.client.files import upload_source, upload_to
+from comfyfleet.client.files import IN_PARTS_BYTES, upload_in_parts, upload_source, upload_to
 from comfyfleet.client.graphs import GraphsApi
-from comfyfleet.client.jobs import BatchHandle, JobHandle, fetch_job
+from comfyfleet.client.jobs import BatchHandle, FollowedJobEvents, JobHandle, fetch_job
 from comfyfleet.client.model import (
     Batch,
     Delivery,
     Effect,
+    Firing,
     Job,
     Key,
     Media,
     Transaction,
+    Trigger,
     Wallet,
     Webhook,
 )
 from comfyfleet.client.pipelines import PipelinesApi
 from comfyfleet.client.transport import PAGE, ApiCalls, fetch_pages, parse_answer
-from comfyfleet.errors import InvalidInput, NotFound
+from comfyfleet.errors import InvalidInput
 from comfyfleet.transport.files import Transferred
 from comfyfleet.transport.http import Call
 from comfyfleet.transport.retry import RetryPolicy
@@ -68,10 +80,104 @@ class WebhooksApi:
     async def remove(self, webhook: Webhook | UUID | str) -> None:
         await self._calls.ask(Call("DELETE", f"/api/webhooks/{_webhook_id(webhook)}"))
 
+    async def redeliver(
+        self, webhook: Webhook | UUID | str, delivery: Delivery | UUID | str
+    ) -> Delivery:
+        """Sends one again, with the id that it had."""
+        delivery_id = delivery.id if isinstance(delivery, Delivery) else delivery
+        path = f"/api/webhooks/{_webhook_id(webhook)}/deliveries/{delivery_id}/redeliver"
+        return parse_answer(Delivery, await self._calls.ask(Call("POST", path)))
+
     async def deliveries(self, webhook: Webhook | UUID | str) -> list[Delivery]:
         """The newest ones, as far as one page goes."""
         call = Call("GET", f"/api/webhooks/{_webhook_id(webhook)}/deliveries")
         return list(parse_answer(Deliveries, await self._calls.ask(call)).deliveries)
+
+
+class TriggersApi:
+    """Schedules and incoming webhooks that start runs. A graph or pipeline is named by its id or name."""
+
+    def __init__(self, calls: ApiCalls) -> None:
+        self._calls = calls
+
+    async def create(
+        self,
+        name: str,
+        *,
+        tokens_per_day: int,
+        graph: UUID | str | None = None,
+        pipeline: UUID | str | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> Trigger:
+        """With `cron` a schedule, else a webhook, whose `secret` is told here only.
+
+        Other fields: `version`, `base_candidates`, `timezone`, `catch_up`, `max_tokens`.
+        """
+        body = {
+            "name": name,
+            "tokens_per_day": tokens_per_day,
+            "graph": str(graph) if graph else None,
+            "pipeline": str(pipeline) if pipeline else None,
+            "inputs": dict(inputs or {}),
+            **fields,
+        }
+        return parse_answer(Trigger, await self._calls.ask(Call("POST", "/api/triggers", body)))
+
+    async def all(self, *, page_size: int = PAGE) -> AsyncIterator[Trigger]:
+        """All of the user, the newest first."""
+        given = {"limit": page_size}
+        async for page in fetch_pages(self._calls, "/api/triggers", Triggers, given):
+            for each in page.triggers:
+                yield Trigger(**dict(each))
+
+    async def get(self, trigger: Trigger | UUID | str) -> Trigger:
+        return parse_answer(Trigger, await self._calls.ask(Call("GET", _trigger_path(trigger))))
+
+    async def pause(self, trigger: Trigger | UUID | str) -> Trigger:
+        return await self._act(trigger, "pause")
+
+    async def resume(self, trigger: Trigger | UUID | str) -> Trigger:
+        """From its next moment on."""
+        return await self._act(trigger, "resume")
+
+    async def renew_secret(self, trigger: Trigger | UUID | str) -> Trigger:
+        """With another `secret`; the one before is void."""
+        call = Call("POST", f"{_trigger_path(trigger)}/secret")
+        return parse_answer(Trigger, await self._calls.ask(call))
+
+    async def _act(self, trigger: Trigger | UUID | str, act: str) -> Trigger:
+        call = Call("POST", f"{_trigger_path(trigger)}/{act}", is_repeatable=True)
+        return parse_answer(Trigger, await self._calls.ask(call))
+
+    async def fire(
+        self,
+        trigger: Trigger | UUID | str,
+        *,
+        body: Any = None,
+        idempotency_key: str | None = None,
+    ) -> Firing:
+        """Fires it now, once: repeats after trouble carry the same key, made here if none is given."""
+        given = {"body": body, "idempotency_key": idempotency_key or str(uuid4())}
+        call = Call("POST", f"{_trigger_path(trigger)}/fire", given, is_repeatable=True)
+        return parse_answer(Firing, await self._calls.ask(call))
+
+    async def firings(
+        self, trigger: Trigger | UUID | str, *, page_size: int = PAGE
+    ) -> AsyncIterator[Firing]:
+        """The newest first: runs, refusals and what was missed."""
+        path, given = f"{_trigger_path(trigger)}/firings", {"limit": page_size}
+        async for page in fetch_pages(self._calls, path, Firings, given):
+            for each in page.firings:
+                yield each
+
+    async def delete(self, trigger: Trigger | UUID | str) -> None:
+        """Its runs stay."""
+        await self._calls.ask(Call("DELETE", _trigger_path(trigger)))
+
+
+def _trigger_path(trigger: Trigger | UUID | str) -> str:
+    return f"/api/triggers/{trigger.id if isinstance(trigger, Trigger) else trigger}"
 
 
 def verify_signature(
@@ -120,6 +226,7 @@ class Client:
         self.webhooks = WebhooksApi(self.calls)
         self.graphs = GraphsApi(self.calls)
         self.pipelines = PipelinesApi(self.calls)
+        self.triggers = TriggersApi(self.calls)
         self.admin = AdminApi(self.calls)
 
     async def __aenter__(self) -> Self:
@@ -138,27 +245,44 @@ class Client:
 
     # What there is
 
-    async def effects(self) -> list[Effect]:
-        """All that are published, by slug."""
+    async def effects(self, q: str | None = None, *, tag: str | None = None) -> list[Effect]:
+        """All that are published, by slug; or those with a text or a tag."""
         found: list[Effect] = []
-        query = {"limit": PAGE}
+        query = {"limit": PAGE, "q": q, "tag": tag}
         async for page in fetch_pages(self.calls, "/api/effects", PublicEffects, query, by="after"):
             found += page.effects
         self._effect_ids.update({each.slug: each.id for each in found})
         return found
 
     async def effect(self, slug: str) -> Effect:
-        found = next((each for each in await self.effects() if each.slug == slug), None)
-        if found is None:
-            raise NotFound(f"there is no effect {slug}")
+        call = Call("GET", f"/api/effects/{quote(slug, safe='')}")
+        found = parse_answer(Effect, await self.calls.ask(call))
+        self._effect_ids[found.slug] = found.id
         return found
 
     async def wallet(self) -> Wallet:
         return parse_answer(Wallet, await self.calls.ask(Call("GET", "/api/wallet")))
 
-    async def transactions(self, *, page_size: int = PAGE) -> AsyncIterator[Transaction]:
-        """All of them, the newest first."""
-        path, query = "/api/wallet/transactions", {"limit": page_size}
+    async def wallet_summary(self, *, days: int = 30) -> WalletSummaryAnswer:
+        """The balance, what is held for jobs, and what was added, spent and given back."""
+        call = Call("GET", "/api/wallet/summary", params={"days": days})
+        return parse_answer(WalletSummaryAnswer, await self.calls.ask(call))
+
+    async def account(self) -> AccountAnswer:
+        """Whose key this is, with balance and limits."""
+        return parse_answer(AccountAnswer, await self.calls.ask(Call("GET", "/api/account")))
+
+    async def search(self, q: str, *, limit: int = 5) -> SearchAnswer:
+        """Media, effects and jobs, by name or by the first digits of an id."""
+        call = Call("GET", "/api/search", params={"q": q, "limit": limit})
+        return parse_answer(SearchAnswer, await self.calls.ask(call))
+
+    async def transactions(
+        self, *, types: Collection[str] = (), page_size: int = PAGE
+    ) -> AsyncIterator[Transaction]:
+        """All of them, or those of some types, the newest first."""
+        path = "/api/wallet/transactions"
+        query = {"limit": page_size, "type": sorted(types) or None}
         async for page in fetch_pages(self.calls, path, Transactions, query):
             for each in page.transactions:
                 yield each
@@ -183,7 +307,8 @@ class Client:
             return parse_answer(Media, await self.calls.ask(call))
         file = upload_source(source, filename=filename, content_type=content_type)
         fields = {} if effect is None else {"effect_id": str(await self._effect_id(effect))}
-        file_id = await upload_to(self.calls, "/api/videos/uploads", file, progress, **fields)
+        send = upload_in_parts if file.size > IN_PARTS_BYTES else upload_to
+        file_id = await send(self.calls, "/api/videos/uploads", file, progress, **fields)
         # A file has one media item, however often it is linked.
         body = {"file_id": str(file_id)}
         call = Call("POST", "/api/videos", body, is_repeatable=True)
@@ -192,11 +317,41 @@ class Client:
     async def media(self, media_id: UUID | str) -> Media:
         return parse_answer(Media, await self.calls.ask(Call("GET", f"/api/videos/{media_id}")))
 
-    async def all_media(self, *, page_size: int = PAGE) -> AsyncIterator[Media]:
-        """The newest first, without URLs: ask for one of them to get those."""
-        async for page in fetch_pages(self.calls, "/api/videos", Videos, {"limit": page_size}):
+    async def all_media(self, *, page_size: int = PAGE, **filters: Any) -> AsyncIterator[Media]:
+        """The newest first; `urls=True` adds those of the files. Filters: `kind`, `status`, `effect_id`, `q`."""
+        query = {"limit": page_size, **filters}
+        async for page in fetch_pages(self.calls, "/api/videos", Videos, query):
             for each in page.videos:
                 yield Media(**dict(each))
+
+    # Links that show results
+
+    async def share(
+        self, media: Media | UUID | str, *, job_id: UUID | str | None = None, **fields: Any
+    ) -> MadeShare:
+        """A link to the latest result of a media, or to that of `job_id`. Its `secret` and `url` are shown this once.
+
+        `expires_in` is in seconds; `has_original` shows what went in, too.
+        """
+        body = {**fields, **({} if job_id is None else {"job_id": str(job_id)})}
+        call = Call("POST", f"/api/videos/{_id(media)}/shares", body)
+        return parse_answer(MadeShare, await self.calls.ask(call))
+
+    async def shares(self, media: Media | UUID | str | None = None) -> AsyncIterator[ShareAnswer]:
+        """All links, or those of one media, the newest first."""
+        path = f"/api/videos/{_id(media)}/shares" if media else "/api/shares"
+        async for page in fetch_pages(self.calls, path, Shares, {"limit": PAGE}):
+            for each in page.shares:
+                yield each
+
+    async def revoke_share(self, share: ShareAnswer | UUID | str) -> None:
+        share_id = share.id if isinstance(share, ShareAnswer) else share
+        await self.calls.ask(Call("DELETE", f"/api/shares/{share_id}"))
+
+    async def shared(self, secret: str) -> SharedAnswer:
+        """What a link shows; it needs no key."""
+        call = Call("GET", "/api/shared", path=f"/api/shared/{quote(secret, safe='')}")
+        return parse_answer(SharedAnswer, await self.calls.ask(call))
 
     # Jobs
 
@@ -259,6 +414,22 @@ class Client:
         async for page in fetch_pages(self.calls, "/api/ai-jobs", Jobs, query):
             for each in page.jobs:
                 yield JobHandle(self.calls, Job(**dict(each)))
+
+    async def progress(self, media: Media | UUID | str | None = None) -> list[FollowedJob]:
+        """The jobs that have not ended, as a page shows them; of one media, its latest as well."""
+        path = f"/api/videos/{_id(media)}/progress" if media else "/api/account/progress"
+        answer = await self.calls.ask(Call("GET", path))
+        return list(parse_answer(FollowedJobs, answer).jobs)
+
+    async def follow(
+        self, media: Media | UUID | str | None = None
+    ) -> AsyncGenerator[FollowedJob, None]:
+        """Each job whenever it changes, over one connection. Of one media, until its jobs have ended;
+        else without an end, also jobs that are submitted later."""
+        path = f"/api/videos/{_id(media)}/events" if media else "/api/account/events"
+        async with aclosing(FollowedJobEvents(self.calls, path).told()) as told:
+            async for job in told:
+                yield job
 
     async def batch(self, batch_id: UUID | str) -> BatchHandle:
         call = Call("GET", f"/api/ai-jobs/batches/{batch_id}")

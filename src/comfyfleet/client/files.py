@@ -1,7 +1,7 @@
 """Files uploaded and downloaded in pieces: no file is ever held in memory as a whole."""
 
 import mimetypes
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,14 +9,16 @@ from uuid import UUID
 
 import httpx
 
-from comfyfleet.api.media import UploadSlot
+from comfyfleet.api.media import Upload, UploadPart, UploadSlot, UploadState
 from comfyfleet.api.values import Message
 from comfyfleet.client.transport import ApiCalls, parse_answer, refusal
-from comfyfleet.errors import InvalidInput, ServerUnavailable
+from comfyfleet.errors import FleetError, InvalidInput, ServerUnavailable
 from comfyfleet.transport.files import Transferred, read_chunks, save_body
 from comfyfleet.transport.http import CONNECT_SECONDS, RETRYABLE_STATUSES, Call
 
 CHUNK_BYTES = 256 * 1024
+# Smaller files are sent at once: to send one again costs little.
+IN_PARTS_BYTES = 8 * 1024**2
 TRANSFER_TIMEOUT = httpx.Timeout(300.0, connect=CONNECT_SECONDS)
 ANYTHING = "application/octet-stream"
 
@@ -32,19 +34,25 @@ class UploadSource:
     content: bytes = b""
 
     async def pieces(self, told: Transferred | None) -> AsyncIterator[bytes]:
-        sent = 0
-        async for piece in self._pieces():
+        async for piece in self.part(0, self.size, told):
+            yield piece
+
+    async def part(
+        self, start: int, size: int, told: Transferred | None = None, sent: int = 0
+    ) -> AsyncIterator[bytes]:
+        """The bytes from `start` on; `sent` is how many others went before."""
+        async for piece in self._pieces(start, size):
             yield piece
             sent += len(piece)
             if told:
                 told(sent, self.size)
 
-    async def _pieces(self) -> AsyncIterator[bytes]:
+    async def _pieces(self, start: int, size: int) -> AsyncIterator[bytes]:
         if self.path is None:
-            for start in range(0, self.size, CHUNK_BYTES):
-                yield self.content[start : start + CHUNK_BYTES]
+            for at in range(start, start + size, CHUNK_BYTES):
+                yield self.content[at : min(at + CHUNK_BYTES, start + size)]
             return
-        async for piece in read_chunks(self.path, CHUNK_BYTES):
+        async for piece in read_chunks(self.path, CHUNK_BYTES, start=start, size=size):
             yield piece
 
 
@@ -87,12 +95,59 @@ async def upload_to(
     return announced.file_id
 
 
+async def upload_in_parts(
+    calls: ApiCalls, path: str, source: UploadSource, told: Transferred | None = None, **fields: Any
+) -> UUID:
+    """Like `upload_to`, part by part: what has arrived is not sent again after a break. URLs that have expired
+    meanwhile are asked for anew."""
+    body = {
+        "filename": source.filename,
+        "content_type": source.content_type,
+        "size": source.size,
+        "in_parts": True,
+        **fields,
+    }
+    answer = await calls.ask(Call("POST", path, body, is_repeatable=True))
+    announced = parse_answer(Upload, answer)
+    parts, sent = announced.parts, 0
+    for attempt in range(1, calls.retry.attempts_max + 1):
+        missing = [each for each in parts if each.upload]
+        sent = source.size - sum(each.size for each in missing)
+        try:
+            for each in missing:
+                await _upload_part(calls, each, source, told, sent)
+                sent += each.size
+        except FleetError:
+            if attempt == calls.retry.attempts_max:
+                raise
+        else:
+            return announced.file_id
+        state = await calls.ask(Call("GET", f"{path}/{announced.file_id}"))
+        parts = parse_answer(UploadState, state).parts
+    return announced.file_id
+
+
+async def _upload_part(
+    calls: ApiCalls, part: UploadPart, source: UploadSource, told: Transferred | None, sent: int
+) -> None:
+    if part.upload is not None:
+        await _send(
+            calls, part.upload, part.size, lambda: source.part(part.start, part.size, told, sent)
+        )
+
+
 async def upload_file(
     calls: ApiCalls, slot: UploadSlot, source: UploadSource, told: Transferred | None
 ) -> None:
     """Without the key: the URL is all the right that it takes. The same bytes again do no harm."""
+    await _send(calls, slot, source.size, lambda: source.pieces(told))
+
+
+async def _send(
+    calls: ApiCalls, slot: UploadSlot, size: int, pieces: Callable[[], AsyncIterator[bytes]]
+) -> None:
     # An explicit length: a store refuses uploads whose end it can't foresee.
-    headers = {**slot.headers, "Content-Length": str(source.size)}
+    headers = {**slot.headers, "Content-Length": str(size)}
     for attempt in range(1, calls.retry.attempts_max + 1):
         is_last = attempt == calls.retry.attempts_max
         try:
@@ -100,7 +155,7 @@ async def upload_file(
                 slot.method,
                 slot.url,
                 headers=headers,
-                content=source.pieces(told),
+                content=pieces(),
                 timeout=TRANSFER_TIMEOUT,
             )
         except httpx.TransportError as error:

@@ -1,16 +1,21 @@
 """Graphs of a tenant (stored, validated, priced, run), and graph runs: follow, answer, wait, download."""
 
 import asyncio
+import csv
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+import math
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 from urllib.parse import quote
 from uuid import UUID, uuid4
 
 from pydantic import ValidationError
 
+from comfyfleet.api.expressions import MISSING
+from comfyfleet.api.graph_model import ANY, MEDIA, SCALAR_TYPES, PortType, holds
 from comfyfleet.api.graphs import (
     Choice,
     GraphEvent,
@@ -37,7 +42,7 @@ from comfyfleet.client.transport import (
     fetch_pages,
     parse_answer,
 )
-from comfyfleet.errors import RunFailed, RunTimedOut
+from comfyfleet.errors import InvalidInput, RunFailed, RunTimedOut
 from comfyfleet.transport.files import Transferred
 from comfyfleet.transport.http import Call
 from comfyfleet.transport.sse import ServerEvent
@@ -170,9 +175,16 @@ class GraphRunHandle:
         node: str | None = None,
         index: Sequence[int] = (),
         backend: str | None = None,
+        picked: Sequence[int] | None = None,
+        for_all: bool = False,
     ) -> GraphRun:
-        """To a node whose backend is offline; it needn't be named if only one asks."""
-        said = {"choice": choice, "node": node, "index": list(index), "backend": backend}
+        """Answers a node that asks; it needn't be named if only one does. `for_all`: all its items."""
+        said: dict[str, Any] = {"choice": choice, "node": node, "index": list(index)}
+        said |= {
+            "backend": backend,
+            "picked": None if picked is None else list(picked),
+            "for_all": for_all,
+        }
         return await self._act("answer", said)
 
     async def _act(
@@ -346,6 +358,119 @@ class GraphsApi:
         async for page in fetch_pages(self._calls, "/api/graph-runs", GraphRunSummaries, query):
             for each in page.runs:
                 yield each
+
+
+ROWS_MAX = 10_000
+TABLE_BYTES_MAX = 32 * 1024**2
+CELLS_TOLD_MAX = 20
+_WHOLE = re.compile(r"[+-]?[0-9]{1,40}")
+_TRUTHS = {"true": True, "false": False}
+
+
+def rows_from(path: Path | str, columns: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    """Reads a table from a .csv or .jsonl file: a list of objects, for an input of a graph.
+
+    `columns` are the types of its columns, as the graph's input has them; without them, what a CSV file has
+    is text. Cells of media are paths of files, beside the table's, that are to be uploaded; an empty cell
+    that is no text is left out. Raises InvalidInput with the rows and columns of wrong cells.
+    """
+    path = Path(path)
+    kinds = {name: SCALAR_TYPES.get(kind, ANY) for name, kind in (columns or {}).items()}
+    problems: list[str] = []
+    rows: list[dict[str, Any]] = []
+    for number, cells in enumerate(_read_rows(path, kinds), start=1):
+        if number > ROWS_MAX:
+            raise InvalidInput(f"{path} has more than {ROWS_MAX:,} rows")
+        row: dict[str, Any] = {}
+        for name, cell in cells.items():
+            value = _cell(cell, kinds.get(name, ANY), path.parent)
+            if value is MISSING:
+                message = f"row {number}, column {name}: takes {kinds[name]}, not {cell!r:.60}"
+                problems.append(message)
+            elif value is not None:
+                row[name] = value
+        rows.append(row)
+    if problems:
+        more = len(problems) - CELLS_TOLD_MAX
+        told = [*problems[:CELLS_TOLD_MAX], *([f"and {more} more"] if more > 0 else [])]
+        lines = "\n".join(f"  {each}" for each in told)
+        raise InvalidInput(f"{path} has wrong cells:\n{lines}", problems=problems[:CELLS_TOLD_MAX])
+    return rows
+
+
+def _read_rows(path: Path, kinds: Mapping[str, PortType]) -> Iterator[dict[str, Any]]:
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".jsonl", ".ndjson"):
+        raise InvalidInput(f"{path} is no table: it must be a .csv or .jsonl file")
+    try:
+        if path.stat().st_size > TABLE_BYTES_MAX:
+            raise InvalidInput(f"{path} is larger than {TABLE_BYTES_MAX:,} bytes")
+        with path.open(encoding="utf-8-sig", newline="" if suffix == ".csv" else None) as file:
+            yield from _csv_rows(path, file, kinds) if suffix == ".csv" else _json_rows(path, file)
+    except OSError as error:
+        raise InvalidInput(f"{path} can't be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{path} is no UTF-8") from None
+
+
+def _csv_rows(path: Path, file: TextIO, kinds: Mapping[str, PortType]) -> Iterator[dict[str, Any]]:
+    lines = csv.reader(file, strict=True)
+    try:
+        header = next(lines, [])
+        if not header or len(set(header)) < len(header) or not all(header):
+            raise InvalidInput(f"{path}: the first line must have a name for each column, once")
+        lacking = [name for name in kinds if name not in header]
+        if lacking:
+            raise InvalidInput(
+                f"{path} has no column {', '.join(lacking)}; it has {', '.join(header)}"
+            )
+        for cells in lines:
+            if len(cells) > len(header):
+                place = f"{path}, line {lines.line_num}"
+                raise InvalidInput(
+                    f"{place}: {len(cells)} cells are more than the {len(header)} columns"
+                )
+            if cells:
+                yield dict(zip(header, cells, strict=False))
+    except csv.Error as error:
+        raise InvalidInput(f"{path}, line {lines.line_num}: {error}") from None
+
+
+def _json_rows(path: Path, file: TextIO) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InvalidInput(f"{path}, line {number} is no JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise InvalidInput(f"{path}, line {number} is no object")
+        yield row
+
+
+def _cell(cell: Any, kind: PortType, folder: Path) -> Any:
+    """Returns the value of a cell; None if there is none, MISSING if it is of another type."""
+    if cell is None or (cell == "" and kind.name not in ("any", "text", "choice")):
+        return None
+    if kind.name in MEDIA and isinstance(cell, str):
+        return folder / cell if (folder / cell).is_file() else MISSING
+    value = _typed(cell, kind.name) if isinstance(cell, str) else cell
+    return value if holds(kind, value) else MISSING
+
+
+def _typed(text: str, kind: str) -> Any:
+    if kind == "boolean":
+        return _TRUTHS.get(text.strip().lower(), text)
+    if kind in ("integer", "seed", "number") and _WHOLE.fullmatch(text.strip()):
+        return int(text)
+    if kind == "number":
+        try:
+            number = float(text)
+        except ValueError:
+            return text
+        return number if math.isfinite(number) else text
+    return text
 
 
 def _id(graph: Graph | UUID | str) -> str:

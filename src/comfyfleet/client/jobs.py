@@ -6,11 +6,13 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path, PurePosixPath
+from typing import Any
 from uuid import UUID
 
 from pydantic import ValidationError
 
-from comfyfleet.api.jobs import JobEvent, JobWaitAnswer
+from comfyfleet.api.jobs import AgainAnswer, FollowedJob, JobEvent, JobWaitAnswer
+from comfyfleet.api.media import MadeShare
 from comfyfleet.client.files import download_file
 from comfyfleet.client.model import Batch, Job
 from comfyfleet.client.transport import ApiCalls, ResumableStream, parse_answer
@@ -69,6 +71,25 @@ def _parse_event(found: ServerEvent) -> JobEvent | None:
         # Progress has no number of its own: whoever resumes is told how far it is by then.
         return JobEvent(id=int(found.id or 0), kind=found.name, data=json.loads(found.data))
     except (ValueError, ValidationError):
+        return None
+
+
+class FollowedJobEvents:
+    """All jobs of a user, or of one media, as they change; a stream that is cut is resumed."""
+
+    def __init__(self, calls: ApiCalls, path: str) -> None:
+        self._listening = ResumableStream(calls, path, _parse_followed)
+
+    async def told(self) -> AsyncGenerator[FollowedJob, None]:
+        async with aclosing(self._listening.all_events()) as heard:
+            async for job in heard:
+                yield job
+
+
+def _parse_followed(found: ServerEvent) -> FollowedJob | None:
+    try:
+        return FollowedJob.model_validate_json(found.data) if found.name == "job" else None
+    except ValidationError:
         return None
 
 
@@ -160,6 +181,21 @@ class JobHandle:
         """Why it is not running, if it isn't."""
         answer = await self._calls.ask(Call("GET", f"/api/ai-jobs/{self.id}/why"))
         return parse_answer(JobWaitAnswer, answer).why
+
+    async def progress(self) -> FollowedJob:
+        """Its stage, place in the queue, percent and current node, as a page shows them."""
+        answer = await self._calls.ask(Call("GET", f"/api/ai-jobs/{self.id}/progress"))
+        return parse_answer(FollowedJob, answer)
+
+    async def settings(self) -> AgainAnswer:
+        """What it was submitted with, as far as it can be submitted again."""
+        answer = await self._calls.ask(Call("GET", f"/api/ai-jobs/{self.id}/again"))
+        return parse_answer(AgainAnswer, answer)
+
+    async def share(self, **fields: Any) -> MadeShare:
+        """A link to what it made, for people without a key; see `Client.share`."""
+        answer = await self._calls.ask(Call("POST", f"/api/ai-jobs/{self.id}/shares", fields))
+        return parse_answer(MadeShare, answer)
 
     async def download(self, folder: Path, *, progress: Transferred | None = None) -> list[Path]:
         """Saves all that it made; nothing is overwritten."""

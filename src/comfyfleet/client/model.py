@@ -9,7 +9,14 @@ from comfyfleet.api.account import (
     WalletAnswer,
     WebhookAnswer,
 )
-from comfyfleet.api.graphs import GraphAnswer, GraphRunAnswer, QuestionSeen, QuoteAnswer
+from comfyfleet.api.graphs import (
+    FiringAnswer,
+    GraphAnswer,
+    GraphRunAnswer,
+    QuestionSeen,
+    QuoteAnswer,
+    TriggerAnswer,
+)
 from comfyfleet.api.jobs import BatchAnswer, EffectAnswer, JobAnswer
 from comfyfleet.api.media import Video
 from comfyfleet.api.pipelines import (
@@ -23,6 +30,7 @@ Batch: TypeAlias = BatchAnswer
 Candidate: TypeAlias = CandidateAnswer
 Delivery: TypeAlias = DeliveryAnswer
 Effect: TypeAlias = EffectAnswer
+Firing: TypeAlias = FiringAnswer
 Graph: TypeAlias = GraphAnswer
 GraphRun: TypeAlias = GraphRunAnswer
 Job: TypeAlias = JobAnswer
@@ -45,5 +53,11 @@ class Key(KeyAnswer):
 
 class Webhook(WebhookAnswer):
     """A webhook. `secret` is present only when it was just made; `verify_signature` takes it."""
+
+    secret: str | None = None
+
+
+class Trigger(TriggerAnswer):
+    """A trigger. `secret` is present only when a webhook's was just made."""
 
     secret: str | None = None

@@ -255,7 +255,9 @@ def _candidate_id(candidate: Candidate | UUID | str) -> str:
 def candidate_path(folder: Path, path: str) -> Path:
     """The control plane's word is not trusted with our disk."""
     parts = PurePosixPath(path).parts
-    if not parts or ".." in parts or path.startswith("/") or "\\" in path:
+    # A colon names a drive of Windows, which a path that is joined to ours would lead to.
+    is_other = path.startswith("/") or not {"\\", ":"}.isdisjoint(path)
+    if not parts or ".." in parts or is_other:
         raise InvalidInput(f"a candidate's path leads out of the folder: {path!r}")
     return folder.joinpath(*parts)
 

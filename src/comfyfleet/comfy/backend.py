@@ -168,8 +168,9 @@ class Backend(Protocol):
         """Returns the outputs of an ended run. Raises RunLost."""
         ...
 
-    async def fetch(self, file: OutputFile, to: Path) -> Fetched:
-        """Streams a file to the path `to`, which appears only when complete. Raises FileGone."""
+    async def fetch(self, file: OutputFile, to: Path, *, bytes_max: int | None = None) -> Fetched:
+        """Streams a file to the path `to`, which appears only when complete. Raises FileGone, and
+        LimitExceeded as soon as it is known to be too large."""
         ...
 
     async def cancel(self, run_id: str) -> Cancellation:

@@ -64,6 +64,10 @@ class CallTally:
 
 logger = logging.getLogger(__name__)
 
+# Node types of a ComfyUI with many custom nodes are some tens of megabytes.
+ANSWER_BYTES_MAX = 128 * 1024 * 1024
+# Headers of how a body came, which has been unpacked.
+OF_TRANSFER = frozenset({"content-encoding", "content-length", "transfer-encoding"})
 # What a httpx call raises when the network or the other side fails.
 NETWORK_ERRORS = (httpx.TransportError,)
 T = TypeVar("T")
@@ -83,6 +87,15 @@ class BackendCalls(HttpClient):
         super().__init__(client, retry=replace(retry, attempts_max=limits.max_retries + 1))
         self.limits = limits
         self.meter = meter
+
+    async def once(self, call: Call) -> httpx.Response:
+        """As its base, but reads no more than a limit of what a backend sends."""
+        async with self.stream(call) as response:
+            content = await _read_bounded(call, response)
+        headers = [each for each in response.headers.multi_items() if each[0] not in OF_TRANSFER]
+        return httpx.Response(
+            response.status_code, headers=headers, content=content, request=response.request
+        )
 
     def retryable(self, response: httpx.Response, *, may_repeat: bool) -> bool:
         """A 429 is retried only if it has a Retry-After: it may also mean an account without credit."""
@@ -148,6 +161,18 @@ class BackendCalls(HttpClient):
             ok = failure is None and (note.status or 0) < 400
             self.meter.called(call.operation, ok=ok, seconds=seconds)
             _log(call, self.place, note.status, failure, seconds)
+
+
+async def _read_bounded(call: Call, response: httpx.Response) -> bytes:
+    chunks, size = list[bytes](), 0
+    async for chunk in response.aiter_bytes():
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > ANSWER_BYTES_MAX:
+            raise UnexpectedAnswer(
+                f"{call.operation} was answered with more than {ANSWER_BYTES_MAX:,} bytes"
+            )
+    return b"".join(chunks)
 
 
 def require_success(call: Call, response: httpx.Response) -> httpx.Response:
@@ -231,23 +256,29 @@ async def _opened(path: Path) -> BinaryIO:
         raise InvalidInput(f"{path} can't be read: {error.strerror}") from error
 
 
-async def fetch_file(calls: BackendCalls, file: OutputFile, to: Path) -> Fetched:
+async def fetch_file(
+    calls: BackendCalls, file: OutputFile, to: Path, bytes_max: int | None = None
+) -> Fetched:
     """Downloads a file, with retries; it appears under its name only when complete."""
     params = {"filename": file.filename, "subfolder": file.subfolder, "type": file.folder}
     call = Call("GET", VIEW_ROUTE, params=params)
-    return await calls.repeat(call, lambda: _fetch(calls, call, file, to))
+    return await calls.repeat(call, lambda: _fetch(calls, call, file, to, bytes_max))
 
 
-async def _fetch(calls: BackendCalls, call: Call, file: OutputFile, to: Path) -> Fetched:
+async def _fetch(
+    calls: BackendCalls, call: Call, file: OutputFile, to: Path, bytes_max: int | None
+) -> Fetched:
     async with calls.stream(call) as response:
         reused = "; an earlier run made it" if file.reused else ""
         gone = FileGone(f"{file.filename} is no longer in {file.folder}{reused}", file=file)
         await require_file(calls, call, response, gone)
-        return await save_response(response, to)
+        return await save_response(response, to, bytes_max)
 
 
-async def save_response(response: httpx.Response, to: Path) -> Fetched:
-    size_bytes = await save_body(response, to)
+async def save_response(
+    response: httpx.Response, to: Path, bytes_max: int | None = None
+) -> Fetched:
+    size_bytes = await save_body(response, to, bytes_max=bytes_max)
     return Fetched(to, size_bytes, response.headers.get("content-type", DEFAULT_TYPE))
 
 

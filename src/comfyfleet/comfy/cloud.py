@@ -177,8 +177,8 @@ class ComfyCloud:
     async def outputs(self, run_id: str) -> Outputs:
         return await (await self._detected()).outputs(run_id)
 
-    async def fetch(self, file: OutputFile, to: Path) -> Fetched:
-        return await (await self._detected()).fetch(file, to)
+    async def fetch(self, file: OutputFile, to: Path, *, bytes_max: int | None = None) -> Fetched:
+        return await (await self._detected()).fetch(file, to, bytes_max=bytes_max)
 
     async def cancel(self, run_id: str) -> Cancellation:
         return await (await self._detected()).cancel(run_id)

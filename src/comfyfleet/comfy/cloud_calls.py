@@ -187,13 +187,21 @@ def storage_transport(base: httpx.URL, trust: ssl.SSLContext) -> httpx.AsyncBase
 
 
 async def download(
-    calls: BackendCalls, storage: httpx.AsyncBaseTransport, call: Call, to: Path
+    calls: BackendCalls,
+    storage: httpx.AsyncBaseTransport,
+    call: Call,
+    to: Path,
+    bytes_max: int | None = None,
 ) -> Fetched:
-    return await calls.repeat(call, lambda: _download_once(calls, storage, call, to))
+    return await calls.repeat(call, lambda: _download_once(calls, storage, call, to, bytes_max))
 
 
 async def _download_once(
-    calls: BackendCalls, storage: httpx.AsyncBaseTransport, call: Call, to: Path
+    calls: BackendCalls,
+    storage: httpx.AsyncBaseTransport,
+    call: Call,
+    to: Path,
+    bytes_max: int | None,
 ) -> Fetched:
     base = calls.client.base_url
     async with contextlib.AsyncExitStack() as stack:
@@ -205,7 +213,7 @@ async def _download_once(
             at = require_storage_link(base, at, response.headers.get("location", ""))
             response = await stack.enter_async_context(_get_without_key(storage, at, calls.limits))
         await require_file(calls, call, response, FileGone("the cloud no longer has the file"))
-        return await save_response(response, to)
+        return await save_response(response, to, bytes_max)
 
 
 @contextlib.asynccontextmanager

@@ -540,10 +540,10 @@ class CloudV1:
             raise RunLost(f"the cloud has no ended run {run_id}", run_id=run_id)
         return find_outputs(record.outputs, record.cached)
 
-    async def fetch(self, file: OutputFile, to: Path) -> Fetched:
+    async def fetch(self, file: OutputFile, to: Path, *, bytes_max: int | None = None) -> Fetched:
         params = {"filename": file.filename, "subfolder": file.subfolder, "type": file.folder}
         call = Call("GET", "/view", params=params)
-        return await download(self._calls, self._storage, call, to)
+        return await download(self._calls, self._storage, call, to, bytes_max)
 
     async def cancel(self, run_id: str) -> Cancellation:
         return await cancel_run(self._calls, run_id)

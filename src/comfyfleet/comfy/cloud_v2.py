@@ -704,12 +704,12 @@ class CloudV2:
             raise RunLost(f"the server has no ended run {run_id}", run_id=run_id)
         return outputs_of(job)
 
-    async def fetch(self, file: OutputFile, to: Path) -> Fetched:
+    async def fetch(self, file: OutputFile, to: Path, *, bytes_max: int | None = None) -> Fetched:
         """Downloads by the asset id, because the URLs in a job expire."""
         if file.reference is None:
             raise FileGone(f"{file.filename} is no output of this backend", file=file)
         call = call_by_id("GET", "/assets/{id}/content", file.reference)
-        return await download(self._calls, self._storage, call, to)
+        return await download(self._calls, self._storage, call, to, bytes_max)
 
     async def cancel(self, run_id: str) -> Cancellation:
         location = await self._poll(run_id)

@@ -372,8 +372,8 @@ class ComfyServer:
         found = find_outputs(record.outputs, record.cached)
         return replace(found, history=record.entry)
 
-    async def fetch(self, file: OutputFile, to: Path) -> Fetched:
-        return await fetch_file(self._calls, file, to)
+    async def fetch(self, file: OutputFile, to: Path, *, bytes_max: int | None = None) -> Fetched:
+        return await fetch_file(self._calls, file, to, bytes_max)
 
     async def cancel(self, run_id: str) -> Cancellation:
         result = await cancel_run(self._calls, run_id)

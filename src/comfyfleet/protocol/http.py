@@ -81,6 +81,12 @@ def json_reply(body: Any, status: int = 200) -> Response:
     return Response(json_text(body), status, {"content-type": JSON})
 
 
+def names_etag(given: str, etag: str) -> bool:
+    """Whether an `If-None-Match` names it."""
+    told = (each.strip().removeprefix("W/") for each in given.split(","))
+    return any(each in (etag, "*") for each in told)
+
+
 def empty_reply(status: int = 200) -> Response:
     return Response(b"", status, {"content-type": NOTHING})
 

@@ -2,9 +2,9 @@
 its refusals; and queue and history as jobs for `/api/jobs`. Pure."""
 
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from comfyfleet.errors import InvalidInput
 from comfyfleet.protocol.validation import Fault, Prompt, fault
@@ -67,6 +67,7 @@ class MalformedBody(UnforeseenInput):
 
 
 Job = dict[str, Any]
+T = TypeVar("T")
 
 STATUSES = ("pending", "in_progress", "completed", "failed", "cancelled")
 SORT_KEYS = ("created_at", "execution_duration")
@@ -141,20 +142,28 @@ def list_jobs(
     history: Mapping[str, Record],
 ) -> dict[str, Any]:
     """The requested page of jobs, and its position."""
-    jobs = [job for job in all_jobs(running, waiting, history) if _is_wanted(job, query)]
-    jobs.sort(
-        key=_duration if query.sort_by == "execution_duration" else _age, reverse=query.descending
-    )
+    page, total = select_jobs(query, all_jobs(running, waiting, history), lambda job: job)
+    return {"jobs": page, "pagination": pagination(query, len(page), total)}
+
+
+def select_jobs(
+    query: JobQuery, listed: Iterable[T], job_of: Callable[[T], Mapping[str, Any]]
+) -> tuple[list[T], int]:
+    """The requested page, and how many there are on all pages."""
+    wanted = [each for each in listed if _is_wanted(job_of(each), query)]
+    sort_key = _duration if query.sort_by == "execution_duration" else _age
+    wanted.sort(key=lambda each: sort_key(job_of(each)), reverse=query.descending)
     end = None if query.limit is None else query.offset + query.limit
-    page = jobs[query.offset : end]
+    return wanted[query.offset : end], len(wanted)
+
+
+def pagination(query: JobQuery, count: int, total: int) -> dict[str, Any]:
+    """The position of a page of so many jobs."""
     return {
-        "jobs": page,
-        "pagination": {
-            "offset": query.offset,
-            "limit": query.limit,
-            "total": len(jobs),
-            "has_more": query.offset + len(page) < len(jobs),
-        },
+        "offset": query.offset,
+        "limit": query.limit,
+        "total": total,
+        "has_more": query.offset + count < total,
     }
 
 
@@ -166,17 +175,17 @@ def all_jobs(
     yield from (ended_job(prompt_id, entry) for prompt_id, entry in history.items())
 
 
-def _is_wanted(job: Job, query: JobQuery) -> bool:
+def _is_wanted(job: Mapping[str, Any], query: JobQuery) -> bool:
     if job["status"] not in query.statuses:
         return False
     return query.workflow_id is None or job.get("workflow_id") == query.workflow_id
 
 
-def _age(job: Job) -> int:
+def _age(job: Mapping[str, Any]) -> int:
     return int(job.get("create_time", 0))
 
 
-def _duration(job: Job) -> int:
+def _duration(job: Mapping[str, Any]) -> int:
     start, end = job.get("execution_start_time", 0), job.get("execution_end_time", 0)
     return int(end - start) if start and end else 0
 

@@ -16,7 +16,10 @@ T = TypeVar("T")
 # Refuses a size that is too large, before anything is decoded.
 CheckSize = Callable[[Size | None], None]
 
+# Whoever uploads a file chooses its bytes: others of Pillow's decoders are old, or start programs.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 PREVIEW_QUALITY = 90
+QUALITY_MAX = 100
 MASK_COMPRESSION = 4
 
 
@@ -39,7 +42,7 @@ def picture_preview(path: Path, wanted: str, channel: str, check: CheckSize) -> 
     if kind not in ("webp", "jpeg") or "a" in channel:
         kind = "webp"
     last = wanted.split(";")[-1]
-    quality = int(last) if last.isdecimal() else PREVIEW_QUALITY
+    quality = min(int(last[:4]), QUALITY_MAX) if last.isdecimal() else PREVIEW_QUALITY
 
     def encode(picture: PIL.Image.Image) -> bytes:
         flat = kind == "jpeg" or channel == "rgb"
@@ -76,12 +79,23 @@ def put_mask(mask: BinaryIO, original: Path, path: Path, check: CheckSize) -> No
         for key, value in picture.text.items() if isinstance(picture, PngImageFile) else ():
             texts.add_text(key, value)
         combined = picture.convert("RGBA")
-        with PIL.Image.open(mask) as shape:
+        with PIL.Image.open(mask, formats=FORMATS) as shape:
             check(shape.size)
             combined.putalpha(shape.convert("RGBA").getchannel("A"))
         combined.save(path, compress_level=MASK_COMPRESSION, pnginfo=texts)
 
     _with_picture(original, combine, check)
+
+
+UNREADABLE = (
+    LimitExceeded,
+    OSError,
+    ValueError,
+    SyntaxError,
+    KeyError,
+    OverflowError,
+    PIL.Image.DecompressionBombError,
+)
 
 
 def _png(picture: PIL.Image.Image) -> bytes:
@@ -93,8 +107,8 @@ def _png(picture: PIL.Image.Image) -> bytes:
 def _with_picture(path: Path, use: Callable[[PIL.Image.Image], T], check: CheckSize) -> T:
     try:
         check(measure_picture(path))
-        with PIL.Image.open(path) as picture:
+        with PIL.Image.open(path, formats=FORMATS) as picture:
             check(picture.size)
             return use(picture)
-    except (LimitExceeded, OSError, ValueError, SyntaxError, KeyError) as error:
+    except UNREADABLE as error:
         raise UnforeseenInput(f"{path.name} can't be shown as a picture: {error}") from error

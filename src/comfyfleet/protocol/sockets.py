@@ -54,6 +54,7 @@ def _format(picture: bytes) -> ImageFormat:
 # A client that does not read is cut off rather than fed from ever more memory.
 BACKLOG_FRAMES_MAX = 10_000
 BACKLOG_BYTES_MAX = 64 * 1024 * 1024
+BEHIND_BYTES_MIN = 1024 * 1024
 
 Frame = str | bytes
 
@@ -88,6 +89,11 @@ class Socket:
         else:
             self._backlog.put_nowait(frame)
             self._size += len(frame)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether its reader does not keep up: what is of the moment may be left out."""
+        return self._size > BEHIND_BYTES_MIN
 
     async def next_frame(self) -> Frame:
         frame = await self._backlog.get()

@@ -62,8 +62,12 @@ def traceback_lines(error: BaseException) -> list[str]:
     return [line.replace(_PACKAGES, "") for line in traceback.format_tb(error.__traceback__)]
 
 
+# Around a value that could be taken for something else.
+WRAPPED = "__value__"
 GROWING = "COMFY_AUTOGROW_V3"
 DEPENDENT = "COMFY_DYNAMICCOMBO_V3"
+# Of a growing group; ComfyUI itself has at most 100.
+SLOTS_MAX = 1_000
 ANYTHING = {"*", "COMFY_MATCHTYPE_V3"}
 
 Kind = str | list[Any]
@@ -139,7 +143,7 @@ def _slots(name: str, template: Mapping[str, Any]) -> Iterator[tuple[str, Declar
 def _slot_names(template: Mapping[str, Any]) -> list[str]:
     if "names" in template:
         return list(template["names"])
-    return [f"{template['prefix']}{index}" for index in range(template["max"])]
+    return [f"{template['prefix']}{index}" for index in range(min(template["max"], SLOTS_MAX))]
 
 
 def _chosen(
@@ -281,10 +285,13 @@ def choice_fault(name: str, value: Any, declared: DeclaredInput) -> Fault | None
     )
 
 
+UNDECLARED = DeclaredInput("*", {}, required=False)
 Prompt = Mapping[str, Mapping[str, Any]]
 
 # Each is told with all faulty nodes before it, so that many of them would be told without end.
 BLAMED_OUTPUTS_MAX = 100
+# Each is told with all of its nodes.
+CYCLES_TOLD_MAX = 100
 # With more nodes than this a chain may be longer than Python lets functions call each other.
 CHAIN_NODES_MAX = 100
 COERCIONS: Mapping[str, Callable[[Any], Any]] = {
@@ -318,8 +325,13 @@ def validate(
     *,
     nodes: Mapping[str, NodeInterface],
     targets: Collection[str] | None = None,
+    follows_all: bool = False,
 ) -> PromptValidation:
-    """Validates a prompt; with `targets`, only these of its output nodes count."""
+    """Validates a prompt; with `targets`, only these of its output nodes count.
+
+    `follows_all`: nodes behind inputs that a class does not declare are judged, too. ComfyUI runs
+    them without a look at them.
+    """
     for node_id, node in prompt.items():
         if missing := missing_type_fault(node_id, node, nodes):
             return PromptValidation(prompt, error=missing, node_errors={})
@@ -331,7 +343,7 @@ def validate(
     if not outputs:
         error = fault("prompt_no_outputs", "Prompt has no outputs")
         return PromptValidation(prompt, error=error, node_errors={})
-    return _validate_outputs(_Validation(prompt, nodes), outputs)
+    return _validate_outputs(_Validation(prompt, nodes, follows_all=follows_all), outputs)
 
 
 def _validate_outputs(validation: "_Validation", outputs: Sequence[str]) -> PromptValidation:
@@ -379,12 +391,16 @@ def _add_dependent_output(
 class _Validation:
     """Walks once from the outputs up; each node is checked once."""
 
-    def __init__(self, prompt: Prompt, nodes: Mapping[str, NodeInterface]) -> None:
+    def __init__(
+        self, prompt: Prompt, nodes: Mapping[str, NodeInterface], *, follows_all: bool = False
+    ) -> None:
         self.prompt = prompt
         self.checked: dict[str, CheckedNode] = {}
         self._nodes = nodes
+        self._follows_all = follows_all
         self._visiting: list[str] = []
         self._coerced: dict[str, dict[str, Any]] = {}
+        self._cycles = 0
 
     def coerced_prompt(self) -> Prompt:
         return {
@@ -439,7 +455,8 @@ class _Validation:
         if not links:
             return []
         declared = declared_inputs(self._type_of(node_id).declared_inputs(), given)
-        sources = [given[name][0] for name in declared if name in links and given[name]]
+        followed = links if self._follows_all else [name for name in declared if name in links]
+        sources = [given[name][0] for name in followed if given[name]]
         return [
             each
             for each in sources
@@ -464,6 +481,9 @@ class _Validation:
         return self.checked[node_id]
 
     def _note_cycle(self, node_id: str) -> CheckedNode:
+        self._cycles += 1
+        if self._cycles > CYCLES_TOLD_MAX:
+            return CheckedNode(valid=False)
         cycle = self._visiting[self._visiting.index(node_id) :]
         path = " -> ".join(f"{n} ({self.prompt[n]['class_type']})" for n in [*cycle, node_id])
         for member in cycle:
@@ -494,7 +514,18 @@ class _Validation:
             else:
                 faults += self._check_value(node_id, name, given[name], declaration)
         faults += self._check_custom(node_id, node_type, declared)
+        valid = valid and (not self._follows_all or self._check_undeclared(given, declared))
         return CheckedNode(valid, tuple(faults))
+
+    def _check_undeclared(
+        self, given: Mapping[str, Any], declared: Mapping[str, DeclaredInput]
+    ) -> bool:
+        links = [
+            (name, value)
+            for name, value in given.items()
+            if name not in declared and is_link(value) and value[0] in self.prompt
+        ]
+        return all(self._check_upstream(name, link, UNDECLARED) for name, link in links)
 
     def _type_of(self, node_id: str) -> NodeInterface:
         return self._nodes[self.prompt[node_id]["class_type"]]
@@ -531,8 +562,8 @@ class _Validation:
     def _check_value(
         self, node_id: str, name: str, value: Any, declared: DeclaredInput
     ) -> list[Fault]:
-        if isinstance(value, dict) and "__value__" in value:
-            value = self._coerced[node_id][name] = value["__value__"]
+        if isinstance(value, dict) and WRAPPED in value:
+            value = self._coerced[node_id][name] = value[WRAPPED]
         try:
             coerced = _coerce(declared.kind, value)
         except (TypeError, ValueError, OverflowError) as error:

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 from uuid import uuid4
 
 from comfyfleet.clock import Clock
@@ -17,11 +17,20 @@ from comfyfleet.server.data_folder import DatabaseLocation, locations_from, sing
 from comfyfleet.server.db import Database, Pools, open_database
 from comfyfleet.server.db.coordination import AdvisoryLocks, NotifyChannel
 from comfyfleet.server.db.schema import History, require_newest_schema, upgrade_schema
+from comfyfleet.server.fleets.route_calls import RouteCalls
 from comfyfleet.server.graphs.apply import GraphContext
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.poll import WaitingWorkerRefresher
-from comfyfleet.server.jobs.progress import CHANNEL, USER_CHANNEL, ProgressRelay, UserRelay
+from comfyfleet.server.jobs.progress import (
+    CHANNEL,
+    PREVIEW_CHANNEL,
+    USER_CHANNEL,
+    PreviewRelay,
+    ProgressRelay,
+    UserRelay,
+)
 from comfyfleet.server.queue.queue import DispatchQueue
+from comfyfleet.server.run_log.cursors import ClientCursors
 from comfyfleet.server.secrets import AdminKey, admin_key, url_secret, webhook_key
 from comfyfleet.server.storage import ObjectStore, open_store
 from comfyfleet.server.tenants import service as tenants
@@ -38,6 +47,8 @@ class ControlPlane:
     context: JobContext  # what jobs are done with
     admin_key: AdminKey
     turns: AdvisoryLocks  # among control planes, for sweeps
+    routes: RouteCalls  # of custom nodes, to workers' backends
+    cursors: ClientCursors  # what clients of the gateway were told
     outward: PublicHttpClient  # to customers' addresses
     webhook_key: str  # webhooks' secrets are made from it
     meters: ProcessMetrics = field(default_factory=ProcessMetrics)
@@ -54,6 +65,11 @@ class ControlPlane:
     @property
     def queue(self) -> DispatchQueue:
         return self.context.queue
+
+    def end_waits(self) -> None:
+        """Answers all workers that wait, without a job: this process stops."""
+        self.queue.dismiss()
+        self.routes.dismiss()
 
 
 logger = logging.getLogger(__name__)
@@ -77,7 +93,7 @@ async def open_control_plane(
         async with central.transaction() as tx:
             await tenants.ensure_default(tx, pools=pools, now=clock())
         queue = DispatchQueue(central, settings=settings, clock=clock, new_token=uuid4)
-        await stack.enter_async_context(_running(queue))
+        await _started(queue, stack)
         context = JobContext(
             central=central,
             pools=pools,
@@ -89,12 +105,13 @@ async def open_control_plane(
         )
         stack.push_async_callback(context.deferred.flush)
         name = uuid4().hex
-        others = ProgressRelay(context.caches.progress, NotifyChannel(central, CHANNEL), name)
-        await stack.enter_async_context(_running(others))
-        users = UserRelay(context.notifier.wake_user, NotifyChannel(central, USER_CHANNEL), name)
-        context.notifier.on_user = users.note
+        await _start_relays(context, name, stack)
+        notifier, channel = context.notifier, NotifyChannel(central, USER_CHANNEL)
+        users = UserRelay(notifier.wake_user, notifier.forget_all, channel, name)
+        notifier.on_user = users.note
+        notifier.hears = lambda: users.hears_others
         await stack.enter_async_context(_running(users))
-        await stack.enter_async_context(_running(WaitingWorkerRefresher(context)))
+        await _started(WaitingWorkerRefresher(context), stack)
         yield ControlPlane(
             settings=settings,
             clock=clock,
@@ -103,10 +120,21 @@ async def open_control_plane(
             context=context,
             admin_key=await admin_key(central, settings),
             turns=turns,
+            routes=await _started(RouteCalls(central, clock), stack),
+            cursors=await _started(ClientCursors(central, name), stack),
             outward=outward,
             siblings=siblings,
             webhook_key=await webhook_key(central),
         )
+
+
+async def _start_relays(context: JobContext, name: str, stack: AsyncExitStack) -> None:
+    """Progress and previews, between control planes."""
+    hints = NotifyChannel(context.central, CHANNEL)
+    await _started(ProgressRelay(context.caches.progress, hints, name), stack)
+    pictures = NotifyChannel(context.central, PREVIEW_CHANNEL)
+    relay = PreviewRelay(context.previews, context.pool_of, pictures, name, context.clock)
+    await _started(relay, stack)
 
 
 async def _ready_pools(
@@ -159,14 +187,25 @@ class BackgroundWork(Protocol):
     async def close(self) -> None: ...
 
 
+W = TypeVar("W", bound=BackgroundWork)
+
+
+async def _started(works: W, stack: AsyncExitStack) -> W:
+    """Runs it until the stack is closed."""
+    await stack.enter_async_context(_running(works))
+    return works
+
+
 @asynccontextmanager
 async def _running(works: BackgroundWork) -> AsyncIterator[None]:
     work = asyncio.create_task(_run_forever(works), name=type(works).__name__)
     try:
         yield
     finally:
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
+        # A part of it that fails in the very moment of a cancel hides the cancel: it is said again.
+        while not work.done():
+            work.cancel()
+            await asyncio.wait({work}, timeout=RESTART_SECONDS)
         await works.close()
 
 

@@ -3,16 +3,23 @@
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 from uuid import UUID, uuid5
 
 from blake3 import blake3
 
-from comfyfleet.errors import InvalidInput, LimitExceeded, NotFound
-from comfyfleet.media import LONG_HEADER_BYTES
+from comfyfleet.errors import InvalidInput, LimitExceeded, NotFound, Refused
+from comfyfleet.media import (
+    LONG_HEADER_BYTES,
+    SNIFF_BYTES,
+    measure_picture,
+    require_pixels,
+    strip_metadata,
+)
 from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.catalog.model import ExampleFile
 from comfyfleet.server.db import Tx
 from comfyfleet.server.jobs import files
 from comfyfleet.server.jobs.files import ANNOUNCED_SIZE
@@ -23,7 +30,9 @@ from comfyfleet.server.media.model import (
     MediaItem,
     MediaKind,
     canonical_type,
+    extension_of,
     kind_of,
+    part_key,
     sniff_type,
     stored_key,
     upload_key,
@@ -43,6 +52,7 @@ class UploadRequest:
     filename: str
     content_type: str
     size: int
+    is_in_parts: bool = False
 
 
 def kind_named(content_type: str) -> MediaKind:
@@ -62,6 +72,29 @@ def check_size(plane: ControlPlane, size: int) -> None:
         )
 
 
+EXAMPLE_BYTES_MAX = 32 * 1024**2
+
+
+async def keep_example(plane: ControlPlane, content: bytes) -> ExampleFile:
+    """Stores a picture or video that shows what an effect does, without the workflow in it."""
+    media_type = sniff_type(content[:SNIFF_BYTES])
+    kind = kind_of(media_type or "")
+    if media_type is None or kind not in ("image", "video"):
+        raise InvalidInput("an example is a picture or a video, sent as the body", field="body")
+    if len(content) > EXAMPLE_BYTES_MAX:
+        raise LimitExceeded(f"an example has at most {EXAMPLE_BYTES_MAX:,} bytes")
+    size = measure_picture(content) if kind == "image" else None
+    require_pixels(size, plane.settings.max_picture_pixels)
+    with tempfile.TemporaryDirectory(prefix="comfyfleet-") as folder:
+        path = Path(folder) / "example"
+        await asyncio.to_thread(path.write_bytes, content)
+        bytes_left = await asyncio.to_thread(strip_metadata, path)
+        name = f"{plane.context.new_id().hex}{extension_of(media_type)}"
+        file = ExampleFile(name, media_type, bytes_left, *(size or ()))
+        await plane.store.put_file(file.key, path, media_type)
+    return file
+
+
 async def create_upload(
     plane: ControlPlane, caller: Caller, announced: UploadRequest
 ) -> tuple[File, PresignedUrl]:
@@ -75,7 +108,10 @@ async def create_upload(
         path=upload_key(caller.tenant.id, file_id, announced.filename),
         filename=announced.filename,
         mime_type=canonical_type(announced.content_type),
-        metadata={ANNOUNCED_SIZE: announced.size},
+        metadata={
+            ANNOUNCED_SIZE: announced.size,
+            **({PART_BYTES: part_bytes_for(announced.size)} if announced.is_in_parts else {}),
+        },
         created_at=plane.clock(),
     )
     put = await plane.store.url_to_put(
@@ -89,6 +125,95 @@ async def create_upload(
         await media.require_quota(tx, caller.tenant.id, announced.size, most=most)
         await media.add_file(tx, file)
     return file, put
+
+
+PART_BYTES = "part_bytes"
+PART_BYTES_USUAL = 8 * 1024**2
+PARTS_MAX = 100
+HEADS_AT_ONCE_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class UploadedPart:
+    """A part of an upload; `put` brings it, unless it is there."""
+
+    number: int  # from 1
+    start: int
+    size: int
+    put: PresignedUrl | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UploadProgress:
+    file: File
+    is_whole: bool
+    parts: tuple[UploadedPart, ...] = ()
+
+    @property
+    def received_bytes(self) -> int:
+        size: int = self.file.metadata[ANNOUNCED_SIZE]
+        return size if self.is_whole else sum(each.size for each in self.parts if not each.put)
+
+
+def part_bytes_for(size: int) -> int:
+    """The size of each part but the last: there are few, so that asking for all of them is cheap."""
+    return max(PART_BYTES_USUAL, -(-size // PARTS_MAX))
+
+
+async def upload_progress(plane: ControlPlane, caller: Caller, file_id: UUID) -> UploadProgress:
+    """What of an announced file has arrived, and URLs for the parts that have not."""
+    async with plane.pools[caller.tenant.pool].read() as tx:
+        file = await media.get_file(tx, caller.tenant.id, file_id)
+    if file.user_id != caller.user_id or ANNOUNCED_SIZE not in file.metadata:
+        raise NotFound(f"there is no file {file_id}", file_id=str(file_id))
+    if not file.is_announced or await plane.store.head(file.path) is not None:
+        return UploadProgress(file, is_whole=True)
+    return UploadProgress(file, is_whole=False, parts=await upload_parts(plane, file))
+
+
+async def upload_parts(plane: ControlPlane, file: File) -> tuple[UploadedPart, ...]:
+    size, each_bytes = file.metadata[ANNOUNCED_SIZE], file.metadata.get(PART_BYTES)
+    if each_bytes is None:
+        return ()
+    starts = range(0, size, each_bytes)
+    parts = [
+        UploadedPart(number, start, min(each_bytes, size - start))
+        for number, start in enumerate(starts, 1)
+    ]
+    found: list[UploadedPart] = []
+    for first in range(0, len(parts), HEADS_AT_ONCE_MAX):
+        some = parts[first : first + HEADS_AT_ONCE_MAX]
+        found += await asyncio.gather(*(_with_url(plane, file, each) for each in some))
+    return tuple(found)
+
+
+async def _with_url(plane: ControlPlane, file: File, part: UploadedPart) -> UploadedPart:
+    key = part_key(file.path, part.number)
+    facts = await plane.store.head(key)
+    if facts is not None and facts.size == part.size:
+        return part
+    put = await plane.store.url_to_put(
+        key,
+        content_type=file.mime_type,
+        seconds=plane.settings.url_seconds,
+        size=part.size,
+    )
+    return replace(part, put=put)
+
+
+async def _join_parts(plane: ControlPlane, file: File) -> None:
+    """Makes the file of its parts, if they are all there; whoever links it next finds it whole."""
+    size, each_bytes = file.metadata.get(ANNOUNCED_SIZE, 0), file.metadata.get(PART_BYTES)
+    if each_bytes is None or await plane.store.head(file.path) is not None:
+        return
+    keys = [part_key(file.path, number) for number in range(1, -(-size // each_bytes) + 1)]
+    try:
+        await plane.store.join(keys, file.path, file.mime_type)
+    except NotFound:
+        if await plane.store.head(file.path) is None:
+            raise Refused("parts of the file were not uploaded", field="file_id") from None
+    else:
+        plane.context.deferred.delete_objects(plane.store, keys)
 
 
 def quota_of(plane: ControlPlane, caller: Caller) -> int:
@@ -107,6 +232,8 @@ async def attach(plane: ControlPlane, caller: Caller, file_id: UUID) -> tuple[Me
         file = await media.get_file(tx, caller.tenant.id, file_id)
     if file.user_id != caller.user_id:
         raise NotFound(f"there is no file {file_id}", file_id=str(file_id))
+    if file.is_announced:
+        await _join_parts(plane, file)
     try:
         kept = await files.confirm_upload(plane.context, pool, file)
     except NotFound:

@@ -1,12 +1,33 @@
-"""Figures of fleets, lanes, graph runs and pipeline runs at one moment, and what ended since the last reading."""
+"""Figures of fleets, lanes, graph runs and pipeline runs at one moment, what ended since the last reading, and
+sums of what happened in each minute, quarter of an hour and two hours.
 
+The sums are in the central database, so that operators see the last week without any other service. A pass adds
+the minutes since the last one of any control plane. How far they have come is a row that a pass locks, and
+compares with what it began from: so no minute is added twice.
+"""
+
+import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, NamedTuple
 
 from comfyfleet.server.db import Database, Pools, Tx, for_each_pool, metrics_queries
-from comfyfleet.server.db.metrics_queries import EndedCountRow, FleetRow, WorkersRow
+from comfyfleet.server.db.coordination import lock_state, read_state, write_state
+from comfyfleet.server.db.metrics_queries import (
+    MINUTE,
+    MODEL_RUNS,
+    QUARTER,
+    ROLLUP_STEPS,
+    TWO_HOURS,
+    EndedCountRow,
+    EndedJobsRow,
+    FleetRow,
+    WorkersRow,
+    step_start,
+)
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import LaneDepth, QueueLane
 
@@ -196,3 +217,281 @@ async def _read(pool: Database) -> RunFigures:
             pipeline_runs=await metrics_queries.pipeline_runs_by_status(tx),
             jobs=await metrics_queries.jobs_of_runs(tx),
         )
+
+
+STATE = "rollups"
+# What ends now may be committed a little later, at another control plane with another clock.
+ROLLUP_SETTLE = timedelta(seconds=10)
+ONE_MINUTE = timedelta(seconds=MINUTE)
+# After an outage of all control planes, the minutes before these are left out.
+MINUTES_PER_PASS_MAX = 60
+# What waits and runs is read once for each pass, which mostly is one minute.
+SAMPLED_FOR = timedelta(minutes=2)
+WORKFLOWS_PER_MINUTE_MAX = 20
+KEPT = {MINUTE: timedelta(hours=2), QUARTER: timedelta(hours=26), TWO_HOURS: timedelta(days=8)}
+# Upper ends in seconds, each half as much again as the one before: from 50 ms to about a day.
+BUCKETS = tuple(round(0.05 * 1.5**number, 4) for number in range(36))
+WAIT, RUN, OF_WORKFLOW = "wait:", "run:", "workflow:"
+
+
+class RollupRange(NamedTuple):
+    """A range of a plot: how far back it goes, and its step."""
+
+    seconds: int
+    step_seconds: int
+
+
+RANGES: Mapping[str, RollupRange] = {
+    "1h": RollupRange(3_600, MINUTE),
+    "24h": RollupRange(86_400, QUARTER),
+    "7d": RollupRange(7 * 86_400, TWO_HOURS),
+}
+
+
+class RollupMark(NamedTuple):
+    """How far the sums have come: in the central database, and in each pool."""
+
+    until: datetime
+    pools: Mapping[str, datetime]
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> "RollupMark":
+        pools = {name: datetime.fromisoformat(at) for name, at in state["pools"].items()}
+        return cls(datetime.fromisoformat(state["until"]), pools)
+
+    def as_state(self) -> dict[str, Any]:
+        pools = {name: at.isoformat() for name, at in self.pools.items()}
+        return {"until": self.until.isoformat(), "pools": pools}
+
+
+@dataclass
+class RollupPass:
+    """Adds to the sums of one system, pass by pass."""
+
+    central: Database
+    pools: Pools
+    offline_after_seconds: int
+    _idle_until: datetime | None = field(default=None, init=False)
+
+    async def is_due(self, now: datetime) -> bool:
+        """Whether a minute has passed in which anything happened; three small reads."""
+        until = step_start(now - ROLLUP_SETTLE, MINUTE)
+        if self._idle_until is not None and self._idle_until >= until:
+            return False
+        async with self.central.read() as tx:
+            mark = await _read_mark(tx, until)
+            is_due = mark.until < until and await _is_anything_there(tx, mark, until)
+        self._idle_until = None if is_due else until
+        return is_due
+
+    async def run(self, now: datetime) -> None:
+        until = step_start(now - ROLLUP_SETTLE, MINUTE)
+        async with self.central.read() as tx:
+            mark = await _read_mark(tx, until)
+        if mark.until >= until:
+            return
+        tokens = await self._read_tokens(mark, until)
+        async with self.central.transaction() as tx:
+            locked = await lock_state(tx, STATE, mark.as_state())
+            if RollupMark.from_state(locked) != mark:
+                return  # another control plane has added these minutes meanwhile
+            await self._add_minutes(tx, mark, until, sum(tokens.values()))
+            waiting = {name: mark.pools.get(name, mark.until) for name in self.pools}
+            pools = {**waiting, **dict.fromkeys(tokens, until)}
+            await write_state(tx, STATE, RollupMark(until, pools).as_state())
+            for step in ROLLUP_STEPS:
+                await metrics_queries.delete_sums(tx, step, before=until - KEPT[step])
+
+    async def _add_minutes(self, tx: Tx, mark: RollupMark, until: datetime, tokens: int) -> None:
+        figures = await read_figures(
+            tx, now=until, offline_after_seconds=self.offline_after_seconds
+        )
+        minute = await _first_minute(tx, mark, until)
+        while minute < until:
+            end = minute + ONE_MINUTE
+            rows = await metrics_queries.ended_jobs(tx, after=minute, until=end, buckets=BUCKETS)
+            sums = sums_of_jobs(rows)
+            if until - minute <= SAMPLED_FOR:
+                gpu = await metrics_queries.mean_gpu_percent(tx, after=minute, until=end)
+                sums |= sums_of_sample(figures, gpu)
+            if end == until:
+                sums["tokens"] = tokens
+            await metrics_queries.add_sums(tx, minute, sums, steps=ROLLUP_STEPS)
+            minute = end
+
+    async def _read_tokens(self, mark: RollupMark, until: datetime) -> dict[str, int]:
+        """Returns the tokens of each pool since its own mark; a pool that is down is counted later."""
+
+        async def read(pool: Database, *, after: datetime) -> int:
+            async with pool.read() as tx:
+                return await metrics_queries.tokens_used(tx, after=after, until=until)
+
+        found: dict[str, int] = {}
+        for name in self.pools:
+            after = mark.pools.get(name, mark.until)
+            one = Pools({name: self.pools[name]})
+            found |= await for_each_pool(one, partial(read, after=after), "its tokens wait")
+        return found
+
+
+async def _read_mark(tx: Tx, until: datetime) -> RollupMark:
+    """Where nothing was ever added, sums begin as far back as a pass goes."""
+    state = await read_state(tx, STATE)
+    first = until - MINUTES_PER_PASS_MAX * ONE_MINUTE
+    return RollupMark.from_state(state) if state else RollupMark(first, {})
+
+
+async def _is_anything_there(tx: Tx, mark: RollupMark, until: datetime) -> bool:
+    if await metrics_queries.first_ended(tx, after=mark.until, until=until):
+        return True
+    return await metrics_queries.is_any_active(tx)
+
+
+async def _first_minute(tx: Tx, mark: RollupMark, until: datetime) -> datetime:
+    """Returns the first minute in which something ended, or the last: in those between nothing happened."""
+    least = max(mark.until, until - MINUTES_PER_PASS_MAX * ONE_MINUTE)
+    first = await metrics_queries.first_ended(tx, after=least, until=until)
+    recent = max(least, until - SAMPLED_FOR)
+    if first is None:
+        return recent
+    # A minute begins after its first moment: what ended just then belongs to the one before.
+    return min(recent, step_start(first - timedelta(microseconds=1), MINUTE))
+
+
+def sums_of_jobs(rows: Iterable[EndedJobsRow]) -> dict[str, float]:
+    """Returns the sums of jobs that ended; only the workflows with the most have sums of their own."""
+    sums: defaultdict[str, float] = defaultdict(float)
+    of_workflows: defaultdict[int, defaultdict[str, float]] = defaultdict(
+        lambda: defaultdict(float)
+    )
+    jobs: Counter[int] = Counter()
+    for row in rows:
+        jobs[row.workflow_id] += row.jobs
+        mine = of_workflows[row.workflow_id]
+        mine[row.status] += row.jobs
+        mine["run_seconds"] += row.run_seconds
+        sums[row.status] += row.jobs
+        for into in (sums, mine):
+            if row.wait_bucket >= 0:
+                into[f"{WAIT}{row.wait_bucket}"] += row.jobs
+            if row.run_bucket >= 0:
+                into[f"{RUN}{row.run_bucket}"] += row.jobs
+    for workflow_id, _ in jobs.most_common(WORKFLOWS_PER_MINUTE_MAX):
+        for name, value in of_workflows[workflow_id].items():
+            sums[f"{OF_WORKFLOW}{workflow_id}:{name}"] += value
+    return sums
+
+
+def sums_of_sample(figures: SystemFigures, gpu_percent: float | None) -> dict[str, float]:
+    """Returns what waits and runs as seconds: the mean of any time is their sum by its length."""
+    online = [each for each in figures.fleets if each.slots]
+    sums = {
+        "queued_seconds": float(sum(lane.queued for lane in figures.lanes)) * MINUTE,
+        "leased_seconds": float(sum(lane.leased for lane in figures.lanes)) * MINUTE,
+        "slot_seconds": float(sum(each.slots for each in online)) * MINUTE,
+    }
+    if gpu_percent is not None:
+        sums |= {"gpu_percent_seconds": gpu_percent * MINUTE, "gpu_seconds": float(MINUTE)}
+    return sums
+
+
+@dataclass(frozen=True, slots=True)
+class RollupPoint:
+    """What happened in one step, or in all of a range. What can't be known is None."""
+
+    at: datetime
+    seconds: float
+    sums: Mapping[str, float]
+
+    def count(self, name: str) -> int:
+        return round(self.sums.get(name, 0))
+
+    def mean(self, name: str) -> float:
+        """The mean of something that was added up over time."""
+        return self.sums.get(name, 0.0) / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def success_rate(self) -> float | None:
+        ended = self.count("completed") + self.count("failed")
+        return self.count("completed") / ended if ended else None
+
+    @property
+    def busy_percent(self) -> float | None:
+        """How much of what workers could have run at once was run."""
+        slots = self.sums.get("slot_seconds", 0.0)
+        busy = min(self.sums.get("leased_seconds", 0.0), slots)
+        return 100 * busy / slots if slots else None
+
+    @property
+    def gpu_percent(self) -> float | None:
+        seconds = self.sums.get("gpu_seconds", 0.0)
+        return self.sums.get("gpu_percent_seconds", 0.0) / seconds if seconds else None
+
+    @property
+    def stayed(self) -> int:
+        """Runs before which no model had to be loaded."""
+        return self.count(f"{MODEL_RUNS}same")
+
+    @property
+    def switched(self) -> int:
+        return self.count(f"{MODEL_RUNS}switched")
+
+    def percentile(self, kind: str, share: float) -> float | None:
+        """Returns the seconds in which this share of jobs had waited (`WAIT`) or run (`RUN`)."""
+        return percentile_of(self.sums, kind, share)
+
+    def workflows(self) -> dict[int, dict[str, float]]:
+        """The sums of each workflow, by its id."""
+        found: dict[int, dict[str, float]] = {}
+        for name, value in self.sums.items():
+            if name.startswith(OF_WORKFLOW):
+                _, workflow_id, what = name.split(":", 2)
+                found.setdefault(int(workflow_id), {})[what] = value
+        return found
+
+
+def percentile_of(sums: Mapping[str, float], kind: str, share: float) -> float | None:
+    """Of the sums of all jobs, or of those of one workflow."""
+    return percentile(
+        [sums.get(f"{kind}{number}", 0.0) for number in range(len(BUCKETS) + 1)], share
+    )
+
+
+def percentile(counts: Sequence[float], share: float) -> float | None:
+    """Finds the bucket, and the place in it by equal shares of its width."""
+    total = sum(counts)
+    if total <= 0:
+        return None
+    wanted, passed = share * total, 0.0
+    for number, count in enumerate(counts):
+        if count and passed + count >= wanted:
+            low = BUCKETS[number - 1] if number else 0.0
+            high = BUCKETS[min(number, len(BUCKETS) - 1)]
+            return low + (high - low) * (wanted - passed) / count
+        passed += count
+    return BUCKETS[-1]
+
+
+class Rollup(NamedTuple):
+    points: Sequence[RollupPoint]  # one for each step, without gaps
+    total: RollupPoint
+
+
+async def read_rollup(tx: Tx, span: RollupRange, *, now: datetime) -> Rollup:
+    """Reads the steps of a range; the last one is not over yet."""
+    last = step_start(now, span.step_seconds)
+    first = last - timedelta(seconds=span.seconds - span.step_seconds)
+    found = await metrics_queries.read_sums(tx, span.step_seconds, since=first)
+    steps = [
+        first + timedelta(seconds=number * span.step_seconds)
+        for number in range(math.ceil(span.seconds / span.step_seconds))
+    ]
+    points = [
+        RollupPoint(at, min(span.step_seconds, (now - at).total_seconds()), found.get(at, {}))
+        for at in steps
+    ]
+    total: defaultdict[str, float] = defaultdict(float)
+    for point in points:
+        for name, value in point.sums.items():
+            total[name] += value
+    return Rollup(points, RollupPoint(first, (now - first).total_seconds(), dict(total)))

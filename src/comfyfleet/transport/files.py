@@ -7,6 +7,8 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar, cast
 
+from comfyfleet.errors import LimitExceeded
+
 if TYPE_CHECKING:
     import httpx  # slow to import, and not needed just to open files
 
@@ -39,24 +41,44 @@ async def open_with(make: Callable[[], T], close: Callable[[T], Any]) -> T:
         raise
 
 
-async def read_chunks(path: Path, chunk_bytes: int = CHUNK_BYTES) -> AsyncIterator[bytes]:
+async def read_chunks(
+    path: Path, chunk_bytes: int = CHUNK_BYTES, *, start: int = 0, size: int | None = None
+) -> AsyncIterator[bytes]:
+    """Yields a file piece by piece; all of it, or `size` bytes from `start` on."""
     with await open_file(path) as file:
-        while chunk := await asyncio.to_thread(file.read, chunk_bytes):
+        file.seek(start)
+        left = chunk_bytes if size is None else size
+        while chunk := await asyncio.to_thread(file.read, min(left, chunk_bytes)):
+            left -= len(chunk) if size is not None else 0
             yield chunk
 
 
 async def save_body(
-    response: "httpx.Response", to: Path, on_progress: Transferred | None = None
+    response: "httpx.Response",
+    to: Path,
+    on_progress: Transferred | None = None,
+    *,
+    bytes_max: int | None = None,
 ) -> int:
-    """Streams a body to a file, which appears under its name when complete. Returns its size."""
+    """Streams a body to a file, which appears under its name when complete. Returns its size.
+
+    Raises LimitExceeded at the first byte that is too many, or that is announced.
+    """
+    announced = response.headers.get("content-length", "")
+    if bytes_max is not None and announced.isdecimal() and int(announced) > bytes_max:
+        raise _too_large(bytes_max)
     part = to.with_name(f".{to.name}.part")
     try:
-        async with aclosing(_grouped_chunks(response, on_progress)) as groups:
+        async with aclosing(_grouped_chunks(response, on_progress, bytes_max)) as groups:
             size = await _save(groups, part, to)
     except BaseException:
         await asyncio.to_thread(part.unlink, missing_ok=True)
         raise
     return size
+
+
+def _too_large(bytes_max: int) -> LimitExceeded:
+    return LimitExceeded(f"the file has more than {bytes_max:,} bytes", max_bytes=bytes_max)
 
 
 async def _save(groups: AsyncIterator[list[bytes]], part: Path, to: Path) -> int:
@@ -91,7 +113,7 @@ def _create(path: Path) -> BinaryIO:
 
 
 async def _grouped_chunks(
-    response: "httpx.Response", on_progress: Transferred | None
+    response: "httpx.Response", on_progress: Transferred | None, bytes_max: int | None
 ) -> AsyncGenerator[list[bytes], None]:
     """Groups chunks without copying them, so that one hop to a thread writes enough."""
     chunks: list[bytes] = []
@@ -100,8 +122,10 @@ async def _grouped_chunks(
     async for chunk in response.aiter_bytes():
         chunks.append(chunk)
         size += len(chunk)
+        received += len(chunk)
+        if bytes_max is not None and received > bytes_max:
+            raise _too_large(bytes_max)
         if on_progress:
-            received += len(chunk)
             on_progress(received, int(length) if length.isdigit() else None)
         if size >= CHUNK_BYTES:
             yield chunks

@@ -1,4 +1,4 @@
-"""The worker's HTTP client for the control plane: seven calls."""
+"""The worker's HTTP client for the control plane: nine calls."""
 
 import asyncio
 import logging
@@ -8,6 +8,7 @@ from typing import TypeAlias, TypeVar
 import httpx
 from pydantic import ValidationError
 
+from comfyfleet.api.route_calls import RouteAnswer, RoutePoll, RoutePolled
 from comfyfleet.api.values import Message
 from comfyfleet.api.worker import (
     Complete,
@@ -116,6 +117,14 @@ class ControlClient:
             )
         except (WorkerRevoked, Conflict) as error:
             raise LeaseLost(error.message) from error
+
+    async def poll_routes(self, message: RoutePoll) -> RoutePolled:
+        seconds = message.wait_seconds + POLL_GRACE_SECONDS
+        return await self._ask("routes", message, RoutePolled, self._bearer(), seconds)
+
+    async def answer_route(self, answer: RouteAnswer) -> None:
+        """Raises Refused if nobody waits for it any more."""
+        await self._ask("routes/answer", answer, Done, self._bearer())
 
     async def deregister(self, worker_id: str) -> bool:
         """Returns whether it was accepted. Few attempts, because a worker that leaves has little time."""

@@ -1,5 +1,5 @@
-"""File transfers between a worker and the object store: assets are downloaded and cached by content, outputs
-are uploaded to URLs that the lease can renew.
+"""File transfers between a worker and the object store: assets are downloaded and cached by content; outputs
+are moved from the backend to URLs that the lease can renew, when their node has ended, else when the run has.
 
 A content hash is BLAKE3, written as 64 hexadecimal digits without any prefix. One worker owns the
 cache folder; a second worker in it would delete files that the first one uses.
@@ -8,6 +8,7 @@ cache folder; a second worker in it would delete files that the first one uses.
 import asyncio
 import contextlib
 import errno
+import json
 import logging
 import os
 import re
@@ -15,23 +16,45 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import httpx
 from blake3 import blake3
 
-from comfyfleet.api.values import Asset, OutputSlot, WantedOutput
+from comfyfleet.api.values import (
+    NAME_CHARACTERS_MAX,
+    WANTED_MAX,
+    Asset,
+    DeliveredOutput,
+    OutputSlot,
+    WantedOutput,
+)
 from comfyfleet.api.worker import Job
-from comfyfleet.errors import InvalidInput, LimitExceeded, Unavailable
+from comfyfleet.comfy import Backend, OutputFile, Outputs
+from comfyfleet.comfy.backend import Fetched
+from comfyfleet.comfy.events import NodeDone
+from comfyfleet.comfy.server import find_outputs
+from comfyfleet.errors import FleetError, InvalidInput, LimitExceeded, Unavailable
+from comfyfleet.media import measure_picture, replace_prompt, strip_metadata
 from comfyfleet.transport.files import read_chunks, save_body
 from comfyfleet.transport.http import open_client
 from comfyfleet.transport.retry import RetryPolicy
 from comfyfleet.worker.heartbeat import HeartbeatLoop
+from comfyfleet.worker.job_files import (
+    all_outputs,
+    choose_outputs,
+    content_type_of,
+    find_slot,
+    has_values,
+    own_subfolder,
+)
 from comfyfleet.worker.platform import RenewAsset
+from comfyfleet.worker.run_record import RunRecord
+from comfyfleet.worker.settings import safe_name
 
 ATTEMPTS_MAX = 6
 GONE = frozenset({404, 410})
@@ -342,3 +365,213 @@ class OutputUploads:
 
 def _lower_case_keys(headers: dict[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in headers.items()}
+
+
+# A run that failed is reported after so long, whatever of its files is still on its way.
+DRAIN_SECONDS_MAX = 20.0
+
+
+YIELD_SECONDS_MAX = 0.25
+
+
+class UploadGate:
+    """Lets uploads of the next prompt go before downloads of results, because only a missing prompt leaves a
+    GPU idle.
+
+    Results wait for a moment only: a large input may take minutes.
+    """
+
+    def __init__(self) -> None:
+        self._preparing = 0
+        self._clear = asyncio.Event()
+        self._clear.set()
+
+    @contextlib.contextmanager
+    def preparing(self) -> Iterator[None]:
+        self._preparing += 1
+        self._clear.clear()
+        try:
+            yield
+        finally:
+            self._preparing -= 1
+            if not self._preparing:
+                self._clear.set()
+
+    async def wait_for_prompts(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(YIELD_SECONDS_MAX):
+                await self._clear.wait()
+
+
+class TellOutput(NamedTuple):
+    """Where a file that was delivered before the end of its run is noted."""
+
+    record: RunRecord
+    heartbeat_loop: HeartbeatLoop
+
+    def tell(self, output: DeliveredOutput) -> None:
+        self.record.add_output(output)
+        self.heartbeat_loop.show_record(self.record)
+
+
+class OutputDelivery:
+    """The outputs of one lease. Each file is delivered once.
+
+    `resumes`: a worker that was killed may have delivered some under names that nobody remembers.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        backend: Backend,
+        uploads: OutputUploads,
+        upload_gate: UploadGate,
+        scratch: Path,
+        *,
+        record: TellOutput | None = None,
+        resumes: bool = False,
+    ) -> None:
+        self._job = job
+        self._backend = backend
+        self._uploads = uploads
+        self._upload_gate = upload_gate
+        self._scratch = scratch
+        self._record = record
+        self._prefix = f"{uuid.uuid4().hex[:8]}-" if resumes else ""
+        self._names: set[str] = set()
+        self._delivered: dict[tuple[str, str, str], DeliveredOutput] = {}
+        self._waiting: list[OutputFile] = []
+        self._work: asyncio.Task[None] | None = None
+
+    def begin(self, done: NodeDone) -> None:
+        """Delivers the files of a node in the background, where they are told before the run has ended."""
+        if not self._job.live_outputs or self._record is None or not done.output:
+            return
+        self._waiting += all_outputs(find_outputs({done.node_id: done.output}))
+        if self._waiting and (self._work is None or self._work.done()):
+            self._work = asyncio.create_task(self._deliver_waiting(self._record))
+
+    async def _deliver_waiting(self, record: TellOutput) -> None:
+        """What can't be delivered now is delivered with the rest, when the run has ended."""
+        while self._waiting:
+            file = self._waiting.pop(0)
+            try:
+                record.tell(await self._deliver(file))
+            except (FleetError, OSError) as error:
+                extra = {"file": file.filename, "reason": str(error)}
+                logger.warning("an output is not delivered before its run has ended", extra=extra)
+
+    async def drain(self) -> None:
+        """Waits for the files of nodes that have ended: of a run that failed they are kept, too."""
+        if self._work is not None:
+            await asyncio.wait({self._work}, timeout=DRAIN_SECONDS_MAX)
+
+    async def close(self) -> None:
+        self._waiting.clear()
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.gather(self._work, return_exceptions=True)
+
+    async def deliver_all(self, outputs: Outputs) -> tuple[DeliveredOutput, ...]:
+        """The files of the whole run; those that were delivered before are not delivered again."""
+        job = self._job
+        if job.records_run:
+            files = all_outputs(outputs)
+        else:
+            files = choose_outputs(outputs, job.output_node_id)
+        made_values = job.output_node_id and has_values(outputs, job.output_node_id)
+        if job.output_node_id is not None and not files and not made_values:
+            raise InvalidInput(f"The output node {job.output_node_id} made nothing.")
+        if len(files) > WANTED_MAX:
+            raise LimitExceeded(f"The run made {len(files)} files; at most {WANTED_MAX} are taken.")
+        self._waiting.clear()
+        if self._work is not None:
+            await asyncio.wait({self._work})
+        return tuple([await self._deliver(file) for file in files])
+
+    def _name(self, filename: str) -> str:
+        """The first gets the upload slot that came with the lease, if it fits."""
+        number = len(self._names) + 1
+        slot = (
+            find_slot(self._job.outputs, [filename]) if number == 1 and not self._prefix else None
+        )
+        name = slot or f"{self._prefix}{safe_name(filename)}"
+        name = f"{number}-{name}"[:NAME_CHARACTERS_MAX] if name in self._names else name
+        self._names.add(name)
+        return name
+
+    async def _fetch(self, file: OutputFile, most: int) -> Fetched:
+        try:
+            return await self._backend.fetch(file, self._scratch / "output", bytes_max=most)
+        except LimitExceeded as error:
+            raise LimitExceeded(
+                f"The output {file.filename} has too many bytes; at most {most:,} are taken."
+            ) from error
+
+    async def _deliver(self, file: OutputFile) -> DeliveredOutput:
+        """Moves one file from the backend to the store.
+
+        It is on our disk only meanwhile; a small one until its lease ends.
+        """
+        key = file.folder, file.subfolder, file.filename
+        if key in self._delivered:
+            return self._delivered[key]
+        if len(self._delivered) >= WANTED_MAX:
+            raise LimitExceeded(f"At most {WANTED_MAX} files of a run are taken.")
+        job = self._job
+        await self._upload_gate.wait_for_prompts()
+        fetched = await self._fetch(file, job.max_output_bytes)
+        try:
+            content_type = content_type_of(file.filename, fetched.content_type)
+            ready = await asyncio.to_thread(prepare_output, fetched, job)
+            await self._upload_gate.wait_for_prompts()
+            name = self._name(file.filename)
+            await self._uploads.put(ready, name=name, content_type=content_type)
+        finally:
+            if fetched.size_bytes > SMALL_BYTES:
+                await asyncio.to_thread(fetched.path.unlink, missing_ok=True)
+        output = _delivered(file, name, content_type, ready, job)
+        self._delivered[key] = output
+        return output
+
+
+def _delivered(
+    file: OutputFile, name: str, content_type: str, ready: ReadyFile, job: Job
+) -> DeliveredOutput:
+    return DeliveredOutput(
+        name=name,
+        size=ready.size,
+        content_type=content_type,
+        content_hash=ready.content_hash,
+        filename=file.filename,
+        node_id=file.node_id,
+        kind=file.key,
+        width=ready.width,
+        height=ready.height,
+        is_stripped=job.strip_metadata,
+        folder=file.folder if job.records_run else None,
+        subfolder=own_subfolder(file, job) if job.records_run else None,
+    )
+
+
+def prepare_output(fetched: Fetched, job: Job) -> ReadyFile:
+    """Strips or corrects metadata, hashes, measures and reads a small file.
+
+    All in one call, because each hop to a thread takes time.
+    """
+    path = fetched.path
+    size = fetched.size_bytes
+    if job.strip_metadata:
+        size = strip_metadata(path)
+    elif job.records_run:
+        # ComfyUI writes its prompt into pictures; that of the client has no folders of ours.
+        size = replace_prompt(path, json.dumps(job.prompt))
+    width, height = measure_picture(path) or (None, None)
+    return ReadyFile(
+        path,
+        size,
+        blake3().update_mmap(path).hexdigest(),
+        width,
+        height,
+        path.read_bytes() if size <= SMALL_BYTES else None,
+    )

@@ -15,6 +15,7 @@ from comfyfleet.api.worker import (
     Progress,
     Reading,
     RunEvent,
+    RunPreview,
 )
 from comfyfleet.comfy.events import Preview
 from comfyfleet.errors import (
@@ -29,14 +30,14 @@ from comfyfleet.errors import (
 from comfyfleet.transport.retry import RetryPolicy
 from comfyfleet.worker.control_client import ControlClient
 from comfyfleet.worker.platform import RenewAsset
-from comfyfleet.worker.run_progress import data_url
+from comfyfleet.worker.run_progress import reported_preview
 from comfyfleet.worker.run_record import RunRecord
 
 logger = logging.getLogger(__name__)
 
 PROGRESS_SECONDS_MIN = 0.5
-# A recorded run that ends before tells its start with its end.
-RECORD_START_SECONDS = 0.03
+# A recorded run that ends before tells its start with its end, and needs no heartbeat.
+RECORD_START_SECONDS = 0.1
 # Of a run that somebody may be watching in an editor.
 RECORD_SECONDS_MIN = 0.15
 RETRY_SECONDS = 5.0
@@ -44,8 +45,8 @@ RETRY_SECONDS = 5.0
 LEASE_PART_MAX = 0.3
 # A lease that has not started by then waits behind another: it may be recalled at any moment.
 LISTEN_AFTER_SECONDS = 0.5
-# A run whose client may interrupt it listens from early on.
-RECORD_LISTEN_AFTER_SECONDS = 0.1
+# A run whose client may interrupt it listens so soon after its start.
+RECORD_LISTEN_AFTER_SECONDS = 0.2
 LISTEN_SECONDS_MAX = 30.0
 
 
@@ -82,9 +83,11 @@ class HeartbeatLoop:
         self._progress: Progress | None = None
         self._record: RunRecord | None = None
         self._picture: Preview | None = None
+        self._is_watched = False
         self._changed = asyncio.Event()
         self._urgent = asyncio.Event()
         self.run_started = asyncio.Event()
+        self._start_told_at = time.monotonic()
         self._last = time.monotonic()
         self._sending = asyncio.Lock()
 
@@ -99,6 +102,7 @@ class HeartbeatLoop:
         self.run_started.set()
         self._changed.set()
         if self._job.records_run:
+            self._start_told_at = time.monotonic() + RECORD_START_SECONDS
             asyncio.get_running_loop().call_later(RECORD_START_SECONDS, self._urgent.set)
         else:
             self._urgent.set()
@@ -131,9 +135,10 @@ class HeartbeatLoop:
             return record.pop_all()
 
     def set_preview(self, picture: Preview) -> None:
-        """Sends a preview once, with the next heartbeat; a newer one replaces it."""
+        """Sends a preview once, with the next heartbeat after somebody looks; a newer one replaces it."""
         self._picture = picture
-        self._changed.set()
+        if self._is_watched:
+            self._changed.set()
 
     async def beat(self) -> None:
         """Sends heartbeats until the lease is lost or this is cancelled."""
@@ -154,8 +159,9 @@ class HeartbeatLoop:
         such as a recall arrive at once. Where somebody may interrupt the run, until it ends."""
         seconds = min(self._seconds, LISTEN_SECONDS_MAX)
         ended = asyncio.Event() if self._job.records_run else self.run_started
-        pause = RECORD_LISTEN_AFTER_SECONDS if self._job.records_run else LISTEN_AFTER_SECONDS
-        await _set_within(ended, time.monotonic() + pause)
+        has_begun = await _set_within(self.run_started, time.monotonic() + LISTEN_AFTER_SECONDS)
+        if has_begun and self._job.records_run:
+            await asyncio.sleep(RECORD_LISTEN_AFTER_SECONDS)
         while not ended.is_set():
             attempted_at = time.monotonic()
             listening = asyncio.create_task(self._listen_once(seconds))
@@ -240,28 +246,32 @@ class HeartbeatLoop:
             self._changed.clear()
             self._urgent.clear()
             events = self._record.pop_live() if self._record and self._started else ()
+            outputs = self._record.outputs_in(events) if self._record and events else ()
             message = Heartbeat(
                 dispatch_id=self._job.dispatch_id,
                 lease_token=self._job.lease_token,
                 started=self._started,
-                progress=self._progress_with_preview(),
+                progress=self._progress,
                 want_outputs=want_outputs,
                 want_assets=want_assets,
                 reading=reading,
                 filled_in=self._filled_in,
                 events=events,
+                outputs=outputs,
+                preview=self._pop_preview(),
             )
             self._last = time.monotonic()
+            if self._record and outputs:
+                self._record.told_outputs = True
             try:
                 answer = await self._control.heartbeat(message)
             except (LeaseLost, WorkerRevoked) as error:
                 self._on_lost(error)
                 raise
-            except BaseException:
-                # Cut off or not answered: nobody knows whether they were heard. Told twice is better.
-                if self._record and events:
-                    self._record.put_back(events)
+            except BaseException as error:
+                self._take_back(message, error)
                 raise
+            self._note_watched(is_watched=answer.previews)
             if message.filled_in is not None:
                 self._filled_in = None
             if events and self._record and self._record.has_live:
@@ -269,16 +279,37 @@ class HeartbeatLoop:
         self._on_answer(answer)
         return answer
 
-    def _progress_with_preview(self) -> Progress | None:
-        picture, self._picture = data_url(self._picture), None
-        if picture is None:
-            return self._progress
-        return (self._progress or Progress()).model_copy(update={"preview": picture})
+    def _take_back(self, message: Heartbeat, error: BaseException) -> None:
+        """Cut off or not answered: nobody knows whether it was heard. Told twice is better. Files that were refused
+        come with the end, which tells why."""
+        if self._record and isinstance(error, Refused):
+            for each in message.outputs:
+                self._record.drop_output(each)
+        if self._record and message.events:
+            self._record.put_back(message.events)
+
+    def _note_watched(self, *, is_watched: bool) -> None:
+        """Whoever has begun to look gets the newest picture at once."""
+        if is_watched and not self._is_watched and self._picture is not None:
+            self._changed.set()
+        self._is_watched = is_watched
+
+    def _pop_preview(self) -> RunPreview | None:
+        if not self._is_watched:
+            return None
+        picture, self._picture = self._picture, None
+        return reported_preview(picture)
 
     async def _until_due(self) -> None:
         if await _set_within(self._changed, self._last + self._seconds):
-            pause = RECORD_SECONDS_MIN if self._record else PROGRESS_SECONDS_MIN
-            await _set_within(self._urgent, self._last + pause)
+            await _set_within(self._urgent, self._last + self._pause())
+
+    def _pause(self) -> float:
+        """The least time between two heartbeats. A recorded run that has not begun has nothing to tell."""
+        if not self._job.records_run:
+            return PROGRESS_SECONDS_MIN
+        is_due = self._started and time.monotonic() >= self._start_told_at
+        return RECORD_SECONDS_MIN if is_due else self._seconds
 
     def _jitter(self) -> float:
         return 0.5 + self._retry.chance() / 2

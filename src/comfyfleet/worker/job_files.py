@@ -35,7 +35,8 @@ ROOT = "comfyfleet"
 FOLDER_CHARACTERS = 32
 PREFIX = "filename_prefix"
 PREFIX_DEFAULT = "ComfyUI"
-JOIN = "StringConcatenate"
+JOIN, REPLACE = "StringConcatenate", "StringReplace"
+WRAPPED = "__value__"
 INPUT_NAME_CHARACTERS_MAX = 60
 # `cat.png [output]` names a file of another folder than that of inputs.
 _ANNOTATED = re.compile(r"\[(input|output|temp)\]\s*$")
@@ -82,7 +83,7 @@ class BackendFileInputs:
     offered: Mapping[str, frozenset[str]] = field(default_factory=dict)
     choices: frozenset[str] = frozenset()
     prefixes: Mapping[str, str] = field(default_factory=dict)
-    can_join: bool = False
+    can_join: bool = False  # and replace
 
 
 def find_file_inputs(object_info: Mapping[str, Any]) -> BackendFileInputs:
@@ -99,20 +100,40 @@ def find_file_inputs(object_info: Mapping[str, Any]) -> BackendFileInputs:
             choices.add(f"{class_type}.{name}")
         if name == PREFIX:
             prefixes[class_type] = str(options.get("default") or PREFIX_DEFAULT)
-    return BackendFileInputs(offered, frozenset(choices), prefixes, JOIN in object_info)
+    can_join = JOIN in object_info and REPLACE in object_info
+    return BackendFileInputs(offered, frozenset(choices), prefixes, can_join)
 
 
 def foreign_files(
-    prompt: Mapping[str, Any], known: BackendFileInputs, own: frozenset[str]
+    prompt: Mapping[str, Any],
+    known: BackendFileInputs,
+    own: frozenset[str],
+    *,
+    is_strangers: bool = False,
 ) -> Iterator[tuple[str, str, str]]:
-    """Node, input and text of each value that names a file which is neither the job's nor everybody's."""
+    """Node, input and text of each value that names a file which is neither the job's nor everybody's.
+
+    Of a stranger's prompt also each that is not everybody's for sure: a file of the backend's own, or one
+    that another node would name.
+    """
     for node_id, node in prompt.items():
         inputs = node.get("inputs") if isinstance(node, Mapping) else None
-        for name, value in (inputs if isinstance(inputs, Mapping) else {}).items():
-            if not isinstance(value, str) or not value or value in own:
+        for name, given in (inputs if isinstance(inputs, Mapping) else {}).items():
+            value = _unwrapped(given)
+            if not value or (isinstance(value, str) and value in own):
                 continue
-            if _is_foreign(f"{node.get('class_type')}.{name}", value, known):
+            place = f"{node.get('class_type')}.{name}"
+            if is_strangers and place in known.offered:
+                yield node_id, name, str(value)
+            elif isinstance(value, str) and _is_foreign(place, value, known):
                 yield node_id, name, value
+
+
+def _unwrapped(value: Any) -> Any:
+    """As a backend reads it, which takes wrappers off."""
+    while isinstance(value, Mapping) and WRAPPED in value:
+        value = value[WRAPPED]
+    return value
 
 
 def _is_foreign(place: str, value: str, known: BackendFileInputs) -> bool:
@@ -129,30 +150,49 @@ def refuse_foreign_file(node_id: str, name: str, value: str) -> InvalidInput:
 
 
 def with_output_folder(
-    prompt: Mapping[str, Any], folder: str, known: BackendFileInputs
+    prompt: Mapping[str, Any],
+    folder: str,
+    known: BackendFileInputs,
+    *,
+    is_strangers: bool = False,
 ) -> dict[str, Any]:
-    """A new prompt whose nodes save into the folder; each prefix keeps its readable end."""
+    """A new prompt whose nodes save into the folder; each prefix keeps its readable end.
+
+    A stranger's prefix that can't be confined is refused.
+    """
     new = dict(prompt)
     for node_id, node in prompt.items():
         inputs = node.get("inputs") if isinstance(node, Mapping) else None
         if not isinstance(inputs, Mapping):
             continue
-        prefix = inputs.get(PREFIX, known.prefixes.get(str(node.get("class_type"))))
+        prefix = _unwrapped(inputs.get(PREFIX, known.prefixes.get(str(node.get("class_type")))))
         inside: Any
         if isinstance(prefix, str):
             inside = f"{folder}/{_relative(prefix)}"
         elif isinstance(prefix, list) and known.can_join:
-            inside, new[f"{node_id}.{PREFIX}"] = [f"{node_id}.{PREFIX}", 0], _join(folder, prefix)
+            added = _joined(folder, prefix, f"{node_id}.{PREFIX}", prompt)
+            inside = [next(iter(added)), 0]
+            new |= added
+        elif prefix is not None and is_strangers:
+            raise InvalidInput(f"Node {node_id}: its {PREFIX} must be a text.")
         else:
             continue
         new[node_id] = {**node, "inputs": {**inputs, PREFIX: inside}}
     return new
 
 
-def _join(folder: str, link: list[Any]) -> dict[str, Any]:
+def _joined(
+    folder: str, link: list[Any], name: str, prompt: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Nodes, the last of them first, that put the folder before a text which another node makes; their ids
+    are none of the prompt's."""
+    while name in prompt or f"{name}.inside" in prompt:
+        name += "_"
+    inside = {"string": link, "find": "..", "replace": "_"}
+    joined = {"string_a": f"{folder}/", "string_b": [f"{name}.inside", 0], "delimiter": ""}
     return {
-        "class_type": JOIN,
-        "inputs": {"string_a": f"{folder}/", "string_b": link, "delimiter": ""},
+        name: {"class_type": JOIN, "inputs": joined},
+        f"{name}.inside": {"class_type": REPLACE, "inputs": inside},
     }
 
 
@@ -179,16 +219,18 @@ class BackendFiles:
     def learn(self, object_info: Mapping[str, Any]) -> None:
         self.known = find_file_inputs(object_info)
 
-    async def check(self, prompt: Mapping[str, Any], own: frozenset[str]) -> None:
+    async def check(
+        self, prompt: Mapping[str, Any], own: frozenset[str], *, is_strangers: bool = False
+    ) -> None:
         """Raises InvalidInput if a prompt names a file that is not its job's.
 
         Fetches the node types again first: a file may have been added since.
         """
-        if not any(foreign_files(prompt, self.known, own)):
+        if not any(foreign_files(prompt, self.known, own, is_strangers=is_strangers)):
             return
         described = await self._backend.describe()
         await asyncio.to_thread(self.learn, described.object_info)
-        for found in foreign_files(prompt, self.known, own):
+        for found in foreign_files(prompt, self.known, own, is_strangers=is_strangers):
             raise refuse_foreign_file(*found)
 
     def remove(self, folder: str) -> None:

@@ -3,12 +3,11 @@ accepted the final report."""
 
 import asyncio
 import contextlib
-import json
 import logging
 import math
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -16,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from blake3 import blake3
 
-from comfyfleet.api.values import WANTED_MAX, DeliveredOutput
 from comfyfleet.api.worker import (
     Complete,
     Fail,
@@ -28,15 +25,13 @@ from comfyfleet.api.worker import (
     RequeueReason,
     RunEvent,
 )
-from comfyfleet.comfy import Backend, OutputFile, Outputs
-from comfyfleet.comfy.backend import Cancellation, Fetched
-from comfyfleet.comfy.events import Cancelled, End, Failed, Preview, Started
+from comfyfleet.comfy import Backend
+from comfyfleet.comfy.backend import Cancellation
+from comfyfleet.comfy.events import Cancelled, End, Failed, NodeDone, Preview, Started
 from comfyfleet.errors import (
     CancelUnconfirmed,
     FleetError,
-    InvalidInput,
     LeaseLost,
-    LimitExceeded,
     OutcomeUnknown,
     PromptRefused,
     Refused,
@@ -48,7 +43,7 @@ from comfyfleet.errors import (
     Unavailable,
     UnexpectedAnswer,
 )
-from comfyfleet.media import SNIFF_BYTES, measure_picture, replace_prompt, strip_metadata
+from comfyfleet.media import SNIFF_BYTES
 from comfyfleet.transport.retry import RetryPolicy
 from comfyfleet.worker.control_client import REPORT_ENDPOINTS, ControlClient, FinalReport
 from comfyfleet.worker.failures import (
@@ -59,62 +54,24 @@ from comfyfleet.worker.failures import (
     job_error,
     outcome_of_error,
 )
-from comfyfleet.worker.files import SMALL_BYTES, OutputUploads, ReadyFile
+from comfyfleet.worker.files import OutputDelivery, OutputUploads, TellOutput, UploadGate
 from comfyfleet.worker.heartbeat import HeartbeatLoop
 from comfyfleet.worker.job_files import (
     BackendFiles,
-    all_outputs,
     changed_inputs,
-    choose_outputs,
     choose_values,
-    content_type_of,
     fill_prompt,
-    find_slot,
     flat_name,
-    has_values,
     input_name,
     is_unlisted,
     job_folder,
-    own_subfolder,
     with_output_folder,
 )
 from comfyfleet.worker.journal import Journal, JournalEntry
 from comfyfleet.worker.platform import AssetProvider
 from comfyfleet.worker.run_progress import advance_progress, begin_progress
-from comfyfleet.worker.run_record import RecordTurns, RunRecord, asks_for_previews
-from comfyfleet.worker.settings import output_names, prompt_id_of
-
-YIELD_SECONDS_MAX = 0.25
-
-
-class UploadGate:
-    """Lets uploads of the next prompt go before downloads of results, because only a missing prompt leaves a
-    GPU idle.
-
-    Results wait for a moment only: a large input may take minutes.
-    """
-
-    def __init__(self) -> None:
-        self._preparing = 0
-        self._clear = asyncio.Event()
-        self._clear.set()
-
-    @contextlib.contextmanager
-    def preparing(self) -> Iterator[None]:
-        self._preparing += 1
-        self._clear.clear()
-        try:
-            yield
-        finally:
-            self._preparing -= 1
-            if not self._preparing:
-                self._clear.set()
-
-    async def wait_for_prompts(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(YIELD_SECONDS_MAX):
-                await self._clear.wait()
-
+from comfyfleet.worker.run_record import RecordTurns, RunRecord, record_of
+from comfyfleet.worker.settings import prompt_id_of
 
 LOADED_MODELS_MAX = 8
 
@@ -186,13 +143,8 @@ class ActiveLease:
         self.resumes = False  # left over from a worker that was killed
         self.model_change: ModelChange | None = None  # known once it runs
         self.delivers_since = -math.inf  # by the monotonic clock
-        job = entry.job
-        wants_previews = asks_for_previews(job.extra_data)
-        self.record = (
-            RunRecord(job.prompt, self.folder, wants_previews=wants_previews)
-            if job.records_run
-            else None
-        )
+        self.record = record_of(entry.job, self.folder)
+        self.delivery: OutputDelivery | None = None  # of its outputs, once it runs
         self._on_phase = on_phase
 
     @property
@@ -231,11 +183,21 @@ async def run_lease(
     if run_id is None:
         with deps.upload_gate.preparing():
             run_id = await upload_and_submit(lease, heartbeat_loop, deps)
+    record = lease.record
+    lease.delivery = delivery = OutputDelivery(
+        lease.job,
+        deps.backend,
+        OutputUploads(deps.store, heartbeat_loop, lease.job, deps.retry),
+        deps.upload_gate,
+        scratch,
+        record=None if record is None else TellOutput(record, heartbeat_loop),
+        resumes=lease.resumes,
+    )
     seconds = await follow_run(lease, run_id, heartbeat_loop, deps)
     outputs = await deps.backend.outputs(run_id)
-    record = lease.record
-    delivered = await deliver_outputs(lease.job, outputs, heartbeat_loop, deps, scratch)
+    delivered = await delivery.deliver_all(outputs)
     if record:
+        record.release_results()
         await report_rest(record, heartbeat_loop)
     return Complete(
         dispatch_id=lease.job.dispatch_id,
@@ -247,6 +209,7 @@ async def run_lease(
         values=choose_values(outputs, lease.job.output_node_id),
         events=await last_events(lease, heartbeat_loop, deps),
         history=(record.history(outputs) or {}) if record else None,
+        told_outputs=record is not None and (record.told_outputs or lease.resumes),
     )
 
 
@@ -350,8 +313,10 @@ async def prepare_prompt(
         lease.record.show_as(client_names(job, names))
     if deps.files is None:
         return prompt
-    await deps.files.check(prompt, frozenset(names.values()))
-    return with_output_folder(prompt, lease.folder, deps.files.known)
+    is_strangers = job.records_run
+    await deps.files.check(prompt, frozenset(names.values()), is_strangers=is_strangers)
+    known = deps.files.known
+    return with_output_folder(prompt, lease.folder, known, is_strangers=is_strangers)
 
 
 def client_names(job: Job, names: Mapping[str, str]) -> dict[str, str]:
@@ -395,14 +360,17 @@ async def follow_run(
         async with asyncio.timeout(None) as limit:
             tap = lease.record.take if lease.record else None
             async for event in deps.backend.follow(run_id, tap=tap):
+                is_recorded = False
                 if lease.record:
-                    lease.record.note(event)
+                    is_recorded = lease.record.note(event)
                     heartbeat_loop.show_record(lease.record)
                 if isinstance(event, Started) and began is None:
                     began = note_start(lease, heartbeat_loop, deps)
                     limit.reschedule(_deadline(began, lease.job.run_limit_seconds))
                     await asyncio.to_thread(deps.journal.write, lease.entry)
-                if isinstance(event, Preview):
+                if isinstance(event, NodeDone) and lease.delivery and deps.files is not None:
+                    lease.delivery.begin(event)
+                if isinstance(event, Preview) and not is_recorded:
                     heartbeat_loop.set_preview(event)
                 counts = advance_progress(counts, event)
                 if began is not None:
@@ -447,92 +415,6 @@ def require_success(end: End | None, run_id: str) -> None:
             raise RunFailed("The run was interrupted on its server.", run_id=run_id)
         case None:
             raise UnexpectedAnswer(f"run {run_id} has no end")
-
-
-async def deliver_outputs(
-    job: Job, outputs: Outputs, heartbeat_loop: HeartbeatLoop, deps: LeaseDeps, scratch: Path
-) -> tuple[DeliveredOutput, ...]:
-    files = all_outputs(outputs) if job.records_run else choose_outputs(outputs, job.output_node_id)
-    if job.output_node_id is not None and not files and not has_values(outputs, job.output_node_id):
-        raise InvalidInput(f"The output node {job.output_node_id} made nothing.")
-    if len(files) > WANTED_MAX:
-        raise LimitExceeded(f"The run made {len(files)} files; at most {WANTED_MAX} are taken.")
-    deliveries = OutputUploads(deps.store, heartbeat_loop, job, deps.retry)
-    filenames = [file.filename for file in files]
-    names = output_names(filenames, find_slot(job.outputs, filenames))
-    return tuple(
-        [
-            await deliver_output(file, name, job, deliveries, deps, scratch)
-            for file, name in zip(files, names, strict=True)
-        ]
-    )
-
-
-async def deliver_output(
-    file: OutputFile,
-    name: str,
-    job: Job,
-    deliveries: OutputUploads,
-    deps: LeaseDeps,
-    scratch: Path,
-) -> DeliveredOutput:
-    """Moves one file from the backend to the store.
-
-    It is on our disk only meanwhile; a small one until its lease ends.
-    """
-    await deps.upload_gate.wait_for_prompts()
-    fetched = await deps.backend.fetch(file, scratch / "output")
-    try:
-        size = fetched.size_bytes
-        if size > job.max_output_bytes:
-            raise LimitExceeded(
-                f"The output {file.filename} has {size:,} bytes; at most "
-                f"{job.max_output_bytes:,} are taken."
-            )
-        content_type = content_type_of(file.filename, fetched.content_type)
-        ready = await asyncio.to_thread(prepare_output, fetched, job)
-        await deps.upload_gate.wait_for_prompts()
-        await deliveries.put(ready, name=name, content_type=content_type)
-    finally:
-        if fetched.size_bytes > SMALL_BYTES:
-            await asyncio.to_thread(fetched.path.unlink, missing_ok=True)
-    return DeliveredOutput(
-        name=name,
-        size=ready.size,
-        content_type=content_type,
-        content_hash=ready.content_hash,
-        filename=file.filename,
-        node_id=file.node_id,
-        kind=file.key,
-        width=ready.width,
-        height=ready.height,
-        is_stripped=job.strip_metadata,
-        folder=file.folder if job.records_run else None,
-        subfolder=own_subfolder(file, job) if job.records_run else None,
-    )
-
-
-def prepare_output(fetched: Fetched, job: Job) -> ReadyFile:
-    """Strips or corrects metadata, hashes, measures and reads a small file.
-
-    All in one call, because each hop to a thread takes time.
-    """
-    path = fetched.path
-    size = fetched.size_bytes
-    if job.strip_metadata:
-        size = strip_metadata(path)
-    elif job.records_run:
-        # ComfyUI writes its prompt into pictures; that of the client has no folders of ours.
-        size = replace_prompt(path, json.dumps(job.prompt))
-    width, height = measure_picture(path) or (None, None)
-    return ReadyFile(
-        path,
-        size,
-        blake3().update_mmap(path).hexdigest(),
-        width,
-        height,
-        path.read_bytes() if size <= SMALL_BYTES else None,
-    )
 
 
 def _is_interruption(error: Exception) -> bool:
@@ -588,6 +470,7 @@ class LeaseRunner:
         self._on_fault = on_fault
         self._work: asyncio.Task[Complete] | None = None
         self._interrupting: asyncio.Task[None] | None = None
+        self._took_too_long = False
         # Made when there is something to put into it.
         self._scratch = deps.journal.scratch / f"{lease.job.dispatch_id}-{lease.job.lease_token}"
 
@@ -654,10 +537,16 @@ class LeaseRunner:
         if isinstance(report, Complete | Fail) and self._heartbeat_loop.unreported is not None:
             changes["filled_in"] = self._heartbeat_loop.unreported
         if isinstance(report, Fail) and self.lease.record is not None:
+            self.lease.record.drop_results()
+            if self.lease.delivery is not None:
+                await self.lease.delivery.drain()
             events = await last_events(self.lease, self._heartbeat_loop, self._deps)
             changes["events"] = events
+            changes["outputs"] = self.lease.record.outputs_in(events)
+            changes["told_outputs"] = self.lease.record.told_outputs or self.lease.resumes
             has_failed = any(kind == "execution_error" for kind, _ in events)
-            changes["interrupted"] = self._is_taken_back and not has_failed
+            is_stopped = self._is_taken_back or self._took_too_long
+            changes["interrupted"] = is_stopped and not has_failed
         return report.model_copy(update=changes) if report and changes else report
 
     @property
@@ -681,6 +570,8 @@ class LeaseRunner:
         finally:
             for each in (*heartbeats, *([self._interrupting] if self._interrupting else ())):
                 each.cancel()
+            if self.lease.delivery is not None:
+                await self.lease.delivery.close()
 
     async def _tell_in_turn(self) -> None:
         """Its messages go out when those of the run before it are told."""
@@ -730,6 +621,7 @@ class LeaseRunner:
         if self._interrupting is not None and _is_interruption(error):
             return failed_outcome(self.lease.job, job_error("cancelled", "The job was cancelled."))
         outcome = outcome_of_error(error, self.lease.job)
+        self._took_too_long = isinstance(error, RunTimedOut)
         self._log(error, outcome)
         if self.lease.in_backend and not isinstance(error, NOTHING_TO_CANCEL):
             await self._cancel_run()

@@ -234,7 +234,8 @@ class MachineMonitor:
             return self._backend_figures
         self._ask_backend_at = self._monotonic() + BACKEND_FRESH_SECONDS
         try:
-            devices = await asyncio.wait_for(self._devices(), SAMPLE_SECONDS_MAX)
+            async with asyncio.timeout(SAMPLE_SECONDS_MAX):
+                devices = await self._devices()
         except (FleetError, TimeoutError):
             # A backend that is down is noticed and logged by those who run jobs on it.
             self._backend_figures = {}

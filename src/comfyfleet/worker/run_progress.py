@@ -10,6 +10,7 @@ from comfyfleet.comfy.events import Cached, Event, NodeDone, NodeStarted, Previe
 
 # In base64 it is a third longer, and the wire takes 700,000 characters.
 PREVIEW_BYTES_MAX = 500_000
+METADATA_MAX, NODE_CHARACTERS_MAX = 8, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,27 @@ class NodeCounts:
         return round(min(100.0, 100 * (len(self.done) + part) / len(self.nodes)), 1)
 
 
-def data_url(preview: Preview | None) -> str | None:
-    if preview is None or len(preview.data) > PREVIEW_BYTES_MAX:
+def reported_preview(preview: Preview | None) -> wire.RunPreview | None:
+    """None: there is none, or it is too large or of a kind that nobody shows."""
+    if preview is None or preview.content_type not in wire.PREVIEW_TYPES:
         return None
-    return f"data:{preview.content_type};base64,{base64.b64encode(preview.data).decode()}"
+    if len(preview.data) > PREVIEW_BYTES_MAX:
+        return None
+    return wire.RunPreview(
+        node_id=None if preview.node_id is None else preview.node_id[:NODE_CHARACTERS_MAX],
+        content_type=preview.content_type,  # type: ignore[arg-type]
+        base64=base64.b64encode(preview.data).decode(),
+        metadata=dict([*node_ids(preview).items()][:METADATA_MAX]),
+    )
+
+
+def node_ids(preview: Preview) -> dict[str, str | None]:
+    """Which nodes a picture belongs to: of its metadata, all that is no secret of the backend."""
+    return {
+        name: value if value is None else value[:NODE_CHARACTERS_MAX]
+        for name, value in preview.metadata.items()
+        if name.endswith("node_id") and (value is None or isinstance(value, str))
+    }
 
 
 def begin_progress(prompt: Mapping[str, Any]) -> NodeCounts:

@@ -4,21 +4,26 @@ import asyncio
 import base64
 import contextlib
 import json
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from comfyfleet.api.worker import RUN_EVENTS_MAX, RunEvent
+from comfyfleet.api.values import DeliveredOutput
+from comfyfleet.api.worker import RUN_EVENTS_MAX, Job, RunEvent
 from comfyfleet.comfy.backend import Outputs
 from comfyfleet.comfy.events import Event, NodeText, Preview
+from comfyfleet.media import SNIFF_BYTES, picture_size, sniff_type
+from comfyfleet.worker.run_progress import node_ids
 
 # Our own types, beside ComfyUI's: what it sends as binary frames.
 TEXT, PICTURE = "comfyfleet_text", "comfyfleet_picture"
+OWN_TYPES = "comfyfleet_"
 ENDS = frozenset({"execution_success", "execution_error", "execution_interrupted"})
 # Nodes whose pictures are results, which nobody may lose; those of others are previews.
 SENDS_RESULTS = frozenset({"SaveImageWebsocket"})
 PICTURE_BYTES_MAX = 8 * 1024 * 1024
+# Width or height of what ComfyUI's samplers show of their work.
+PREVIEW_PIXELS_MAX = 512
 # A worker's request has at most 16 MiB.
 REPORT_BYTES_MAX = 4 * 1024 * 1024
 LAST_BYTES_MAX = 12 * 1024 * 1024
@@ -32,26 +37,20 @@ REPLACEABLE = frozenset({"progress_state", "progress"})
 NOT_OF_THE_RUN = frozenset({"status", "feature_flags", "crystools.monitor"})
 
 
+# Where a run's own folder on the backend has a file: output or temp, subfolder, name.
+FileKey: TypeAlias = tuple[str, str, str]
+
+
 class RecordedEvent(NamedTuple):
     event: RunEvent
     size: int  # about as many bytes as it has on its way
+    is_held: bool = False  # a result of a run that is not paid for yet
+    at: float = 0.0  # when it came
+    files: frozenset[FileKey] = frozenset()  # that it names
 
     @property
     def is_replaceable(self) -> bool:
         return self.event[0] in REPLACEABLE
-
-    @property
-    def names_file(self) -> bool:
-        return _names_file(self.event)
-
-    @property
-    def waits(self) -> bool:
-        """For the last report: its file is not delivered yet, or the run may begin again elsewhere."""
-        return self.event[0] in ENDS or self.names_file
-
-    @property
-    def is_preview(self) -> bool:
-        return self.event[0] == PICTURE and bool(self.event[1].get("is_preview"))
 
 
 # A message that names a file waits until that is delivered. Those after it wait as long, so that they come in
@@ -98,16 +97,18 @@ class RunRecord:
         prompt: Mapping[str, Any],
         folder: str,
         *,
-        wants_previews: bool = False,
+        holds_results: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._prompt = prompt
         self._folder = folder
-        self._wants_previews = wants_previews
+        self._holds_results = holds_results
         self._clock = clock
         self._untold: list[RecordedEvent] = []
         self._bytes = 0
-        self._file_named_at: float | None = None
+        self._delivered: dict[FileKey, DeliveredOutput] = {}
+        self._tells_all = False
+        self.told_outputs = False
         self._shown_names: dict[str, str] = {}
         self.has_ended = asyncio.Event()
         self.may_tell = True  # it is this run's turn
@@ -122,6 +123,8 @@ class RunRecord:
         kind, data = message.get("type"), message.get("data")
         if not isinstance(kind, str) or not isinstance(data, dict) or kind in NOT_OF_THE_RUN:
             return
+        if kind.startswith(OWN_TYPES):
+            return
         # The end is told by the control plane, once the result is there.
         if kind != "executing" or data.get("node") is not None:
             self._add((kind, self._hide(data)), len(raw))
@@ -135,23 +138,34 @@ class RunRecord:
             value = replace_text(value, name, shown)
         return hide_folder(value, self._folder)
 
-    def note(self, event: Event) -> None:
-        """What came as a binary frame."""
+    def note(self, event: Event) -> bool:
+        """What came as a binary frame; whether it is recorded. Previews are of the moment, and are not."""
         match event:
             case NodeText(node_id=node_id, text=text):
                 self._add((TEXT, {"node": node_id, "text": text}), len(text))
-            case Preview(node_id=str(node_id)) if self._sends_results(node_id):
+            case Preview() if self.is_result(event):
                 picture = _picture(event)
-                self._add((PICTURE, picture), len(picture["base64"]))
-            case Preview() if self._wants_previews:
-                # The newest tells all: nobody has to keep up with the others.
-                self._keep([each for each in self._untold if not each.is_preview])
-                picture = {**_picture(event), "is_preview": True}
-                self._add((PICTURE, picture), len(picture["base64"]))
+                size = len(picture["base64"])
+                self._add((PICTURE, picture), size, is_held=self._holds_results)
+            case _:
+                return False
+        return True
+
+    def add_output(self, output: DeliveredOutput) -> None:
+        """A file that the control plane can have from now on."""
+        self._delivered[key_of(output)] = output
+
+    def drop_output(self, output: DeliveredOutput) -> None:
+        """The control plane did not take it: it comes with the end."""
+        self._delivered.pop(key_of(output), None)
+
+    def outputs_in(self, events: Sequence[RunEvent]) -> tuple[DeliveredOutput, ...]:
+        """The delivered files that these name."""
+        named = dict.fromkeys(key for each in events for key in sorted(files_in(each)))
+        return tuple(self._delivered[key] for key in named if key in self._delivered)
 
     def pop_live(self) -> tuple[RunEvent, ...]:
-        """As many as one report holds of those that can be told at once: a file that a message names
-        is delivered with the result."""
+        """As many as one report holds of those that can be told at once."""
         told: list[RecordedEvent] = []
         size = 0
         for each in self._live():
@@ -168,21 +182,35 @@ class RunRecord:
     def _live(self) -> Sequence[RecordedEvent]:
         if not self.may_tell:
             return ()
-        first = next((i for i, each in enumerate(self._untold) if each.waits), None)
+        first = next((i for i, each in enumerate(self._untold) if self._waits(each)), None)
         if first is None:
             return self._untold
-        since = self._clock() if self._file_named_at is None else self._file_named_at
-        if self._clock() - since > ORDER_SECONDS_MAX:
-            return [each for each in self._untold if not each.waits]
+        is_late = self._clock() - self._untold[first].at > ORDER_SECONDS_MAX
+        if is_late or self._tells_all:
+            return [each for each in self._untold if not self._waits(each)]
         return self._untold[:first]
+
+    def _waits(self, each: RecordedEvent) -> bool:
+        """For its files, or for the last report: it is to be paid for, or the run may begin again elsewhere."""
+        is_late = each.is_held or each.event[0] in ENDS
+        return is_late or not each.files <= self._delivered.keys()
 
     def tell_all(self) -> None:
         """Now, whatever the order: there is more than the last report holds."""
-        self.may_tell, self._file_named_at = True, -math.inf
+        self.may_tell = self._tells_all = True
+
+    def release_results(self) -> None:
+        """The run has succeeded, and is paid for with its last report."""
+        self._keep([each._replace(is_held=False) for each in self._untold])
+        self._holds_results = False
+
+    def drop_results(self) -> None:
+        """Nobody pays for them."""
+        self._keep([each for each in self._untold if not each.is_held])
 
     def put_back(self, events: Sequence[RunEvent]) -> None:
         """Those that could not be told."""
-        again = [RecordedEvent(each, len(json.dumps(each))) for each in events]
+        again = [self._recorded(each, len(json.dumps(each))) for each in events]
         self._keep([*again, *self._untold])
 
     def pop_all(self) -> tuple[RunEvent, ...]:
@@ -207,11 +235,16 @@ class RunRecord:
         # Without it the control plane makes one of the messages.
         return hidden if len(json.dumps(hidden)) <= REPORT_BYTES_MAX else None
 
-    def _sends_results(self, node_id: str) -> bool:
-        return self._prompt.get(node_id, {}).get("class_type") in SENDS_RESULTS
+    def is_result(self, picture: Preview) -> bool:
+        """Whether it is no preview. Where results are to be paid for, no large picture is one, whichever
+        node sends it."""
+        node = self._prompt.get(picture.node_id or "", {})
+        return node.get("class_type") in SENDS_RESULTS or (
+            self._holds_results and _is_large(picture.data)
+        )
 
-    def _add(self, event: RunEvent, size: int) -> None:
-        new, count = RecordedEvent(event, size), len(self._untold)
+    def _add(self, event: RunEvent, size: int, *, is_held: bool = False) -> None:
+        new, count = self._recorded(event, size, is_held=is_held), len(self._untold)
         is_much = count > REPORT_EVENTS_MAX or self._bytes > REPLACED_BYTES_MIN
         if is_much and new.is_replaceable:
             self._keep([each for each in self._untold if each.event[0] != event[0]])
@@ -219,8 +252,19 @@ class RunRecord:
         if not is_all or event[0] not in (TEXT, PICTURE):
             self._untold.append(new)
             self._bytes += size
-        if self._file_named_at is None and new.names_file:
-            self._file_named_at = self._clock()
+
+    def _recorded(self, event: RunEvent, size: int, *, is_held: bool = False) -> RecordedEvent:
+        """Where results are to be paid for, what an `executed` shows is held, too."""
+        shows = event[0] == "executed" and bool(event[1].get("output"))
+        held = is_held or (self._holds_results and shows)
+        return RecordedEvent(event, size, held, self._clock(), files_in(event))
+
+
+def _is_large(picture: bytes) -> bool:
+    """One whose size can't be told is."""
+    kind = sniff_type(picture[:SNIFF_BYTES])
+    size = picture_size(kind, picture) if kind else None
+    return size is None or max(size) > PREVIEW_PIXELS_MAX
 
 
 def _size(events: Sequence[RecordedEvent]) -> int:
@@ -237,10 +281,11 @@ def _fitting(events: Sequence[RecordedEvent]) -> Sequence[RecordedEvent]:
     return events[-RUN_EVENTS_MAX:]
 
 
-def asks_for_previews(extra_data: Mapping[str, Any]) -> bool:
-    """`default` is whatever the backend was started with."""
-    method = extra_data.get("preview_method")
-    return method is not None and method != "none"
+def record_of(job: Job, folder: str) -> RunRecord | None:
+    """None: nobody wants one."""
+    if not job.records_run:
+        return None
+    return RunRecord(job.prompt, folder, holds_results=job.holds_results)
 
 
 def replace_text(value: Any, old: str, new: str) -> Any:
@@ -267,23 +312,31 @@ def _picture(preview: Preview) -> dict[str, Any]:
     return {
         "node": preview.node_id,
         "content_type": preview.content_type,
-        "metadata": {
-            name: value
-            for name, value in preview.metadata.items()
-            if name.endswith("node_id") and (value is None or isinstance(value, str))
-        },
+        "metadata": node_ids(preview),
         "base64": base64.b64encode(data).decode(),
     }
 
 
-def _names_file(event: RunEvent) -> bool:
+def files_in(event: RunEvent) -> frozenset[FileKey]:
+    """Those that an `executed` names and that are delivered: none of the input folder."""
     kind, data = event
     output = data.get("output") if kind == "executed" else None
     if not isinstance(output, dict):
-        return False
-    return any(
-        isinstance(each, dict) and "filename" in each
+        return frozenset()
+    return frozenset(
+        _key(str(each.get("type") or "output"), str(each.get("subfolder") or ""), each["filename"])
         for listed in output.values()
         if isinstance(listed, list)
         for each in listed
+        if isinstance(each, dict) and isinstance(each.get("filename"), str)
+        if each.get("type") in ("output", "temp", None)
     )
+
+
+def key_of(output: DeliveredOutput) -> FileKey:
+    folder = output.folder or "output"
+    return _key(folder, output.subfolder or "", output.filename or output.name)
+
+
+def _key(folder: str, subfolder: str, filename: str) -> FileKey:
+    return folder, subfolder.replace("\\", "/").strip("/"), filename

@@ -85,6 +85,7 @@ class WorkerSettings:
     comfyui_environ: Mapping[str, str] = field(default_factory=dict)  # beside what it inherits
     backend_folder: Path | None = None  # holds the backend's input, output and temp
     max_retries: int = RETRIES_MAX
+    passthrough: tuple[str, ...] = ()  # prefixes of routes that the backend is asked for
 
     @property
     def place(self) -> str:

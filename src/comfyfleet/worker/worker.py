@@ -37,6 +37,7 @@ from comfyfleet.worker.lease_runner import (
 from comfyfleet.worker.managed_process import ManagedProcess
 from comfyfleet.worker.platform import Platform
 from comfyfleet.worker.registration import RegistrationClient, upload_object_info
+from comfyfleet.worker.routes import RoutePasser
 from comfyfleet.worker.settings import WorkerSettings
 from comfyfleet.worker.shutdown import StopRequest, stop_on_notices
 
@@ -120,6 +121,8 @@ class Worker:
             if await self._unless_stopped(self._begin()):
                 side.append(asyncio.create_task(self._health.watch(self._is_idle)))
                 side.append(asyncio.create_task(self._refresh_facts()))
+                if self._settings.passthrough:
+                    side.append(asyncio.create_task(self._route_passer().run()))
                 await self._lease_jobs()
             await self._shut_down()
         except FleetError:
@@ -137,6 +140,15 @@ class Worker:
             await asyncio.gather(*side, return_exceptions=True)
             if self._owned is not None:
                 await self._stop_process(self._owned)
+
+    def _route_passer(self) -> RoutePasser:
+        return RoutePasser(
+            self._settings,
+            self._control,
+            worker_id=lambda: self._registration.worker_id,
+            is_ready=lambda: self.is_ready,
+            retry=self._deps.retry,
+        )
 
     async def _begin(self) -> bool:
         journal = self._deps.journal

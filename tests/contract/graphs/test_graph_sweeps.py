@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 from tests.support.databases.factory import Databases
-from tests.support.jobs.graphs import GraphSetup, graph, graph_setup_on, node, output
+from tests.support.jobs.graphs import PRICE, GraphSetup, graph, graph_setup_on, node, output
 
 from comfyfleet.server.db.tenant_tables import graph_runs
-from comfyfleet.server.graphs import runner
+from comfyfleet.server.graphs import actions, runner
 from comfyfleet.server.graphs.apply import LoadedRun
 from comfyfleet.server.graphs.run import GraphRunStatus
 from comfyfleet.server.maintenance.sweeps import in_all_pools
@@ -107,3 +107,28 @@ async def test_who_just_started_gives_workers_time_to_come_back(
         await graph_setup.judge()
         await graph_setup.sweep()
         assert (await graph_setup.now(kept)).run.status == GraphRunStatus.FAILED
+
+
+async def test_a_run_fails_at_its_deadline_whoever_looks_and_a_retry_has_a_new_one(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with graph_setup_on(databases, tmp_path) as graph_setup:
+        started = await graph_setup.started({**TWO, "deadline": 3600, "at_once": 1})
+        await graph_setup.judge()
+        assert (await graph_setup.now(started)).run.status == GraphRunStatus.RUNNING
+        assert await graph_setup.balance() == 100 - PRICE
+        async with graph_setup.plane.pools["main"].transaction() as tx:
+            mine = graph_runs.c.id == started.head.id
+            past = graph_setup.plane.clock() - timedelta(seconds=1)
+            await tx.execute(update(graph_runs).where(mine).values(deadline_at=past))
+        graph_setup.graphs.runs.drop(started.head.id)  # as another process would read it
+        await graph_setup.judge()
+        ended = await graph_setup.now(started)
+        assert ended.run.status == GraphRunStatus.FAILED
+        assert ended.run.error is not None
+        assert ended.run.error.message == "the run took longer than its deadline of 3600 s"
+        assert await graph_setup.balance() == 100
+        await actions.retry_graph_run(graph_setup.graphs, graph_setup.owner, started.head.id)
+        assert len(await graph_setup.work()) == 2
+        assert (await graph_setup.now(started)).run.status == GraphRunStatus.COMPLETED
+        await graph_setup.require_sound_ledger()

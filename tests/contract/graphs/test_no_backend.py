@@ -40,7 +40,7 @@ async def test_what_nobody_can_run_is_a_warning_when_it_is_checked_and_priced(
     databases: Databases, tmp_path: Path
 ) -> None:
     async with graph_setup_on(databases, tmp_path, workers=()) as graph_setup:
-        found, _ = await actions.check_document(graph_setup.graphs, one())
+        found = (await actions.check_document(graph_setup.graphs, graph_setup.owner, one())).check
         assert found.problems == ()
         assert [(each.code, each.node, each.message) for each in found.warnings] == [
             ("no_backend", "first", NOBODY)
@@ -50,10 +50,10 @@ async def test_what_nobody_can_run_is_a_warning_when_it_is_checked_and_priced(
         assert priced.warnings == found.warnings
         # One that lacks a node type can't run it either.
         await graph_setup.fleet_setup.register("bad", backend={"node_types": ["SaveImage"]})
-        found, _ = await actions.check_document(graph_setup.graphs, one())
+        found = (await actions.check_document(graph_setup.graphs, graph_setup.owner, one())).check
         assert [each.code for each in found.warnings] == ["no_backend"]
         await graph_setup.fleet_setup.register("good", backend=ABLE)
-        found, _ = await actions.check_document(graph_setup.graphs, one())
+        found = (await actions.check_document(graph_setup.graphs, graph_setup.owner, one())).check
         assert found.warnings == ()
 
 
@@ -121,14 +121,16 @@ async def test_an_affinity_to_a_worker_that_is_gone_warns_unless_there_is_no_fal
     async with graph_setup_on(databases, tmp_path) as graph_setup:
         gone = {"backend_affinity": "worker:gone"}
         for fallback in ("ask_user", "auto_select"):
-            found, _ = await actions.check_document(
-                graph_setup.graphs, one(fallback_strategy=fallback, **gone)
-            )
+            document = one(fallback_strategy=fallback, **gone)
+            checked = await actions.check_document(graph_setup.graphs, graph_setup.owner, document)
+            found = checked.check
             assert found.problems == ()
             assert [each.code for each in found.warnings] == ["unknown_backend"]
             kept = await graph_setup.started(one(fallback_strategy=fallback, **gone))
             assert kept.run.status in (GraphRunStatus.WAITING_FOR_USER, GraphRunStatus.RUNNING)
-        found, _ = await actions.check_document(graph_setup.graphs, one(**gone))
+        found = (
+            await actions.check_document(graph_setup.graphs, graph_setup.owner, one(**gone))
+        ).check
         assert [each.code for each in found.problems] == ["unknown_backend"]
 
 
@@ -169,7 +171,9 @@ async def test_a_model_that_nobody_has_fails_the_node_that_chose_it(
         good = one(workflow="paint", properties={"model": "here.safetensors"})
         bad = one(workflow="paint", properties={"model": "gone.safetensors"})
         for document, codes in ((good, []), (bad, ["no_backend"])):
-            found, _ = await actions.check_document(graph_setup.graphs, document)
+            found = (
+                await actions.check_document(graph_setup.graphs, graph_setup.owner, document)
+            ).check
             assert [each.code for each in found.warnings] == codes
         waits, fails = await graph_setup.started(good), await graph_setup.started(bad)
         assert await actions.unservable_nodes(graph_setup.graphs, waits, waits.run) == {}
@@ -232,5 +236,7 @@ async def test_a_model_that_an_effect_locks_counts_like_one_that_is_chosen(
         ).status_code == 200
         named = {"id": "first", "type": "workflow", "effect": "gone"}
         document = graph([named, output()], "first.output > result.value")
-        found, _ = await actions.check_document(graph_setup.graphs, document)
+        found = (
+            await actions.check_document(graph_setup.graphs, graph_setup.owner, document)
+        ).check
         assert [each.code for each in found.warnings] == ["no_backend"]

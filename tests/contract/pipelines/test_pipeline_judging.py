@@ -5,9 +5,9 @@ from uuid import UUID, uuid4
 import pytest
 from tests.support.jobs.pipelines import ONE_STEP, THREE_STEPS, PipelineSetup
 
-from comfyfleet.errors import Conflict, InvalidInput, NotFound
+from comfyfleet.errors import Conflict, InvalidInput, LimitExceeded, NotFound
 from comfyfleet.server.notifications import service as notifications
-from comfyfleet.server.pipelines import actions, decide
+from comfyfleet.server.pipelines import actions, decide, run_state
 from comfyfleet.server.pipelines.actions import CandidateRef
 from comfyfleet.server.pipelines.model import CandidateStatus, PipelineCandidate, StoredRun
 
@@ -145,14 +145,64 @@ async def test_a_vote_counts_once_however_often_it_is_sent(pipeline_setup: Pipel
         )
 
 
+async def test_a_tie_brings_scores_closer_and_is_undone_like_any_vote(
+    pipeline_setup: PipelineSetup,
+) -> None:
+    jury, (one, two) = await jury_of(pipeline_setup, 2)
+    whose = (pipeline_setup.context, *pipeline_setup.whose, jury.run.id)
+    _, won = await jury.vote(one, two)
+    tie = pipeline_setup.context.new_id()
+    scores = await actions.add_vote(*whose, vote_id=tie, winner=one.id, loser=two.id, is_tie=True)
+    assert 1000 < scores[one.id] < won[one.id]
+    assert scores[one.id] - 1000 == pytest.approx(1000 - scores[two.id])
+    with pytest.raises(Conflict):
+        await actions.add_vote(*whose, vote_id=tie, winner=one.id, loser=two.id)
+    seen = await run_state.read_lineage(*whose, one.id)
+    assert seen.votes == (1, 0, 1)
+    assert (await run_state.read_lineage(*whose, two.id)).votes == (0, 1, 1)
+    assert await actions.undo_vote(*whose, tie) == won
+
+
+async def test_a_run_takes_so_many_votes_and_those_undone_count(
+    pipeline_setup: PipelineSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pair is chosen by all votes of the run, so they are not without end."""
+    monkeypatch.setattr(actions, "VOTES_MAX", 2)
+    jury, (one, two) = await jury_of(pipeline_setup, 2)
+    whose = (pipeline_setup.context, *pipeline_setup.whose, jury.run.id)
+    first, _ = await jury.vote(one, two)
+    await actions.undo_vote(*whose, first)
+    last, scores = await jury.vote(one, two)
+    with pytest.raises(LimitExceeded, match="at most 2 votes"):
+        await jury.vote(one, two)
+    assert await jury.scores() == scores
+    # One that was counted is still answered.
+    again = await actions.add_vote(*whose, vote_id=last, winner=one.id, loser=two.id)
+    assert again == scores
+
+
+async def test_a_skipped_pair_comes_later(pipeline_setup: PipelineSetup) -> None:
+    jury, _ = await jury_of(pipeline_setup, 3)
+    whose = (pipeline_setup.context, *pipeline_setup.whose, jury.run.id)
+    skipped: list[tuple[UUID, UUID]] = []
+    for _ in range(3):
+        pair = await actions.pick_pair(*whose, skipped=skipped)
+        assert pair
+        assert (pair.votes, pair.votes_enough) == (0, 3)
+        skipped.append((pair.first.id, pair.second.id))
+    assert len({frozenset(each) for each in skipped}) == 3
+    again = await actions.pick_pair(*whose, skipped=skipped)
+    assert again
+
+
 async def test_a_pair_is_of_one_step_and_new_to_each_other(pipeline_setup: PipelineSetup) -> None:
     jury, found = await jury_of(pipeline_setup, 3)
     met = set()
     for _ in range(3):
         pair = await actions.pick_pair(pipeline_setup.context, *pipeline_setup.whose, jury.run.id)
         assert pair
-        met.add(frozenset(each.id for each in pair))
-        await jury.vote(*pair)
+        met.add(frozenset(each.id for each in pair.candidates))
+        await jury.vote(*pair.candidates)
     assert len(met) == 3
     await jury.say(found[0], CandidateStatus.REJECTED)
     await jury.say(found[1], CandidateStatus.REJECTED)

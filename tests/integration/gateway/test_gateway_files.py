@@ -274,6 +274,18 @@ async def test_what_a_browser_would_run_is_downloaded(ada: httpx.AsyncClient, na
     assert found.headers["x-content-type-options"] == "nosniff"
 
 
+@pytest.mark.parametrize("query", [{}, {"preview": "webp;90"}, {"channel": "rgb"}])
+async def test_no_file_acts_as_a_page_whatever_a_browser_takes_it_for(
+    ada: httpx.AsyncClient, query: dict[str, str]
+) -> None:
+    await upload(ada, "x.png", png())
+    seen = await ada.get("/view", params={"filename": "x.png", "type": "input", **query})
+    await ada.post("/userdata/x.json", content=b"{}")
+    for found in (seen, await ada.get("/userdata/x.json")):
+        assert found.status_code == 200
+        assert found.headers["content-security-policy"] == "sandbox; default-src 'none'"
+
+
 @pytest.mark.parametrize(
     ("query", "status"),
     [

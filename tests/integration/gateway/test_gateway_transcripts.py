@@ -38,6 +38,7 @@ NEUTRAL_NAME = OnPurpose(
     "bytes that are no picture have a neutral ending on a backend, which reads them otherwise",
     r"exception_(message|type)",
 )
+CYCLE = OnPurpose("a cycle is refused when it is submitted, whichever input it goes through")
 UPLOAD_LIMIT = OnPurpose("the limit of this control plane", r"max_upload_size")
 # docs/reference/gateway-differences.md tells the same to users.
 DIFFERENCES: Mapping[str, OnPurpose] = {
@@ -59,10 +60,8 @@ DIFFERENCES: Mapping[str, OnPurpose] = {
     "frontend_routes": OnPurpose("the editor is an extra", r"/extensions"),
     "equal_items_answer_500_and_run": OnPurpose("a repeated id is one job"),
     "worker_dies_on_dangling_extra_link": OnPurpose("the link is left out, and the worker lives"),
-    "cycle_through_extra_input_after_success": OnPurpose(
-        "a run that failed is told as failed, whatever ran before it",
-        r"status|completed|execution_error|GET /api/jobs/",
-    ),
+    "cycle_through_extra_input_after_success": CYCLE,
+    "cycle_through_extra_input_after_failure": CYCLE,
 }
 
 

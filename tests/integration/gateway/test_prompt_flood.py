@@ -63,7 +63,8 @@ async def test_a_flood_of_one_tenant_does_not_starve_another(
 
 async def ended(server: GatewayInProcess, user: GatewayUser) -> list[Job]:
     async with server.plane.context.tenant(user.tenant_id) as tx:
-        return await jobs.ended_prompts(tx, user.tenant_id, user.user_id, limit=100)
+        ids = await jobs.ended_prompt_ids(tx, user.tenant_id, user.user_id, limit=100)
+        return [*(await jobs.get_many(tx, user.tenant_id, ids)).values()]
 
 
 async def test_a_full_queue_is_told_with_when_to_come_again_and_nothing_is_kept(

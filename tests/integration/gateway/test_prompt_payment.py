@@ -112,6 +112,88 @@ async def test_a_prompt_that_fails_is_refunded_whole(server: GatewayInProcess) -
     assert await lines(server, ada) == [("JOB_RESERVE", -60), ("JOB_REFUND", 60)]
 
 
+LONG = {
+    "1": {
+        "class_type": "ComfyfleetFail",
+        "inputs": {"fail": False, "message": "", "after_ms": 60_000},
+    }
+}
+
+
+@pytest.mark.parametrize("by_v2", [False, True])
+async def test_a_run_is_stopped_where_its_caller_would_not_pay_for_more(
+    server: GatewayInProcess, by_v2: bool
+) -> None:
+    await set_terms(server, price_per_second=1)
+    ada = await server.new_user(tokens=100)
+    async with ada.http_async() as http:
+        if by_v2:
+            sent = await http.post("/api/v2/jobs?max_tokens=1", json={"workflow": LONG})
+            prompt_id = sent.json()["id"]
+        else:
+            sent = await http.post(
+                "/prompt", json={"prompt": LONG, "extra_data": {"max_tokens": 1}}
+            )
+            prompt_id = sent.json()["prompt_id"]
+        await until(lambda: history_entry(http, prompt_id))
+        entry = await history_entry(http, prompt_id)
+        assert entry["status"]["messages"][-1][0] == "execution_interrupted"
+        job = (await http.get(f"/api/v2/jobs/{prompt_id}")).json()
+        assert job["status"] == "expired"
+        assert "longer than its limit of 1 s" in job["error"]["message"]
+        free = await http.post("/api/v2/jobs", json={"workflow": LONG, "max_tokens": 0})
+        assert free.status_code == 422, free.text
+    assert await lines(server, ada) == [("JOB_RESERVE", -1), ("JOB_REFUND", 1)]
+
+
+SHOWN = {
+    "1": {
+        "class_type": "EmptyImage",
+        "inputs": {"width": 8, "height": 8, "batch_size": 1, "color": 0},
+    },
+    "2": {"class_type": "SaveImageWebsocket", "inputs": {"images": ["1", 0]}},
+}
+SHOWN_AND_FAILED = {
+    **SHOWN,
+    "3": {
+        "class_type": "ComfyfleetFail",
+        "inputs": {"fail": True, "message": "no", "after_ms": 500, "value": ["1", 0]},
+    },
+}
+
+
+@pytest.mark.parametrize("price", [0, 3])
+async def test_a_picture_with_a_price_is_not_seen_before_it_is_paid_for(
+    server: GatewayInProcess, price: int
+) -> None:
+    await set_terms(server, price_tokens=price)
+    ada = await server.new_user(tokens=100)
+    failed = await asyncio.to_thread(pictures_of, ada, SHOWN_AND_FAILED)
+    assert failed == (0 if price else 1)
+    assert await asyncio.to_thread(pictures_of, ada, SHOWN) == 1
+
+
+def pictures_of(user: GatewayUser, prompt: Any) -> int:
+    """How many frames a client gets until the run is over."""
+    with user.open_engine_client() as talk:
+        ear = talk.listen("me")
+        prompt_id = talk.submit(prompt, client_id="me")
+        ear.wait("executing", {"node": None, "prompt_id": prompt_id})
+        return sum(name.startswith("binary") for name in ear.names())
+
+
+async def test_a_failed_prompt_is_not_run_again_at_its_old_price(server: GatewayInProcess) -> None:
+    await set_terms(server, price_tokens=1)
+    ada = await server.new_user(tokens=100)
+    prompt_id = await run(ada, FAILING)
+    await set_terms(server, price_tokens=50)
+    job_id = job_id_of(ada.tenant_id, ada.user_id, prompt_id)
+    async with ada.http_async() as http:
+        again = await http.post(f"/api/ai-jobs/{job_id}/retry")
+    assert again.status_code == 409, again.text
+    assert await lines(server, ada) == [("JOB_RESERVE", -1), ("JOB_REFUND", 1)]
+
+
 async def test_prompts_sockets_and_messages_are_counted(server: GatewayInProcess) -> None:
     await set_terms(server, price_tokens=3)
     rich, poor = await server.new_user(tokens=9), await server.new_user()

@@ -183,6 +183,7 @@ async def test_a_registered_workflow_is_recognised_by_its_shape(server: GatewayI
     await asyncio.sleep(2.1)  # what is offered may be two seconds old
     assert await asyncio.to_thread(run_all, user, renamed, PROMPT) == ["success"] * 2
     async with server.plane.context.tenant(user.tenant_id) as tx:
-        found = await jobs.ended_prompts(tx, user.tenant_id, user.user_id, limit=10)
-    told = {each.asked.workflow_slug: each.asked.price_tokens for each in found}
+        ids = await jobs.ended_prompt_ids(tx, user.tenant_id, user.user_id, limit=10)
+        found = await jobs.get_many(tx, user.tenant_id, ids)
+    told = {each.asked.workflow_slug: each.asked.price_tokens for each in found.values()}
     assert told == {"invert": 7, "open-default.production": 0}

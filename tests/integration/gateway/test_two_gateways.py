@@ -1,15 +1,20 @@
 """Two control planes: a client listens at one, its prompt is submitted and run at the other."""
 
 import asyncio
+import time
+from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.databases.factory import Databases
-from tests.support.server.gateway import PROMPT, gateway_on
+from tests.support.server.gateway import PROMPT, GatewayInProcess, gateway_on, until
 
-from comfyfleet.server.gateway import feed
+from comfyfleet.server.gateway import feed, history
+
+WAIT_SECONDS_MAX = 30.0
 
 
 async def test_a_socket_hears_at_once_what_the_other_control_plane_was_told(
@@ -38,3 +43,87 @@ async def test_a_socket_hears_at_once_what_the_other_control_plane_was_told(
                 assert list(there.http.get("/history").json()) == [prompt_id]
 
         await asyncio.to_thread(run)
+
+
+async def test_polls_at_one_show_at_once_what_has_changed_at_the_other(
+    postgres_databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing is made anew because it is old.
+    monkeypatch.setattr(history, "TOLD_SECONDS", 3600.0)
+    monkeypatch.setattr(history, "UNTOLD_SECONDS", 3600.0)
+    both: dict[str, Any] = {
+        "central_database_url": await postgres_databases.url("central"),
+        "tenant_database_urls": f"main={await postgres_databases.url('tenant')}",
+    }
+    async with (
+        gateway_on(postgres_databases, tmp_path, **both) as with_worker,
+        gateway_on(postgres_databases, tmp_path, engines=0, **both) as other,
+    ):
+        await until(lambda: hears(other))
+        user = await with_worker.new_user()
+        async with user.http_async() as here, replace(user, url=other.url).http_async() as there:
+
+            async def shows(path: str, prompt_id: str) -> bool:
+                return prompt_id in (await there.get(path)).text
+
+            async def shows_nothing() -> bool:
+                return (await there.get("/history")).text == "{}"
+
+            for path in ("/queue", "/history", "/api/jobs"):
+                await there.get(path)
+            steps = {"steps": 1, "step_ms": 1000, "previews": False, "image": ["1", 0]}
+            slow = {**PROMPT, "2": {"class_type": "ComfyfleetSteps", "inputs": steps}}
+            prompt_id = (await here.post("/prompt", json={"prompt": slow})).json()["prompt_id"]
+            await until(lambda: shows("/queue", prompt_id))
+            await until(lambda: shows("/api/jobs", "in_progress"))
+            await until(lambda: shows("/history", prompt_id))
+            assert not await shows("/queue", prompt_id)
+            await here.post("/history", json={"clear": True})
+            await until(shows_nothing)
+
+
+async def hears(server: GatewayInProcess) -> bool:
+    return server.plane.context.notifier.hears_others()
+
+
+async def test_a_client_that_comes_back_elsewhere_misses_nothing_and_hears_nothing_twice(
+    postgres_databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Only what the first control plane has told can be known at the second.
+    monkeypatch.setattr(feed, "MISSED_MAX", timedelta(0))
+    both: dict[str, Any] = {
+        "central_database_url": await postgres_databases.url("central"),
+        "tenant_database_urls": f"main={await postgres_databases.url('tenant')}",
+    }
+    async with (
+        gateway_on(postgres_databases, tmp_path, **both) as with_worker,
+        gateway_on(postgres_databases, tmp_path, engines=0, **both) as other,
+    ):
+        user = await with_worker.new_user()
+        elsewhere = replace(user, url=other.url)
+
+        def seen_at(server: GatewayInProcess) -> int | None:
+            return server.plane.cursors.of(user.user_id, "me")
+
+        def run() -> None:
+            with user.open_engine_client() as here, elsewhere.open_engine_client() as there:
+                ear = here.listen("me")
+                heard = here.submit(PROMPT, client_id="me")
+                ear.wait("executing", {"node": None, "prompt_id": heard})
+                ear.close()
+                wait_until(lambda: seen_at(with_worker) is not None)
+                wait_until(lambda: seen_at(other) == seen_at(with_worker))
+                missed = here.submit(PROMPT, client_id="me")
+                wait_until(lambda: missed in here.http.get("/history").json())
+                again = there.listen("me")
+                again.wait("executing", {"node": None, "prompt_id": missed})
+                assert heard not in str(again.events)
+
+        await asyncio.to_thread(run)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)

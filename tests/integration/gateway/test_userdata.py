@@ -222,6 +222,7 @@ async def test_size_and_count_are_limited(
     editor: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(userdata, "FILE_BYTES_MAX", 10)
+    monkeypatch.setattr(userdata, "SETTINGS_BYTES_MAX", 10)
     monkeypatch.setattr(userdata, "FILES_MAX", 2)
     assert (await save(editor, "a", b"x" * 11)).status_code == 413
     assert (await editor.post("/settings", json={"a": "x" * 11})).status_code == 413

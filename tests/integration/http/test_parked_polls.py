@@ -111,7 +111,7 @@ async def served(databases: Databases, tmp_path: Path) -> AsyncIterator[Served]:
                 create_app(plane),
                 listener,
                 stop,
-                at_stop=plane.queue.dismiss,
+                at_stop=plane.end_waits,
                 connection=with_limits() if databases.server_url else with_limits(H11Connection),
             )
         )

@@ -20,6 +20,7 @@ from comfyfleet.server.db.central_tables import workers
 from comfyfleet.server.fleets import service as fleets
 
 SUBMIT_MAX, POLL_MAX, COMPLETE_MAX, HEARTBEAT_MAX = 7, 4, 6, 2
+REUSE_MISSED_MAX, REUSE_TAKEN_MAX = 15, 14
 
 
 @dataclass
@@ -132,3 +133,21 @@ async def test_a_worker_is_noted_as_seen_by_one_statement(way: Way) -> None:
         kept = await fleets.readings(tx, worker.worker_id, since=worker.created_at, limit=10)
     assert worker.last_seen_at == way.effect_setup.plane.clock()
     assert [each.reading.cpu_percent for each in kept] == [7.0]
+
+
+async def test_a_result_that_is_looked_for_costs_so_many_statements(way: Way) -> None:
+    """One to look for it, and then those of a submit step by step; to take it is no more than that."""
+    draw, given = way.effect_setup.draw, {"width": 64, "colour": 7}
+    await way.effect_setup.change(draw, reuse=True)
+    await way.customer.job(draw)
+    await way.worker.deliver(await way.worker.job())
+    await way.settled()
+    with way.wire.meanwhile() as missed:
+        await way.customer.job(draw, properties=given)
+    await way.worker.deliver(await way.worker.job())
+    await way.settled()
+    with way.wire.meanwhile() as taken:
+        again = await way.customer.submit(draw, properties=given)
+    assert again.json()["reused_from"]
+    assert len(missed) <= REUSE_MISSED_MAX, told(missed)
+    assert len(taken) <= REUSE_TAKEN_MAX, told(taken)

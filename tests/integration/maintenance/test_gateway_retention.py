@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -16,19 +17,19 @@ from tests.support.server.tenants import PNG, AdjustableClock, TenantData
 from comfyfleet.api.values import DeliveredOutput
 from comfyfleet.server.db import tenant_tables
 from comfyfleet.server.gateway import files as user_files
-from comfyfleet.server.jobs import submit
+from comfyfleet.server.jobs import store_prompts, submit
 from comfyfleet.server.jobs.model import Job
 from comfyfleet.server.maintenance.retention import begin_erasure, erase_pending_tenants
 from comfyfleet.server.maintenance.sweeps import expire_all, prune_expired_rows, remove_all_orphans
 from comfyfleet.server.media.model import kept_output_key
 from comfyfleet.server.run_log import service as run_log
-from comfyfleet.server.run_log.model import LoggedRun, RunEnd, UserFile
+from comfyfleet.server.run_log.model import LoggedRun, RunEnd, RunFiles, UserFile
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants.model import Caller
 
 STEPS_MAX = 100
 PROMPT_ID = "a0a0a0a0-0000-4000-8000-000000000001"
-TABLES = ("run_events", "gateway_files", "gateway_counters", "gateway_userdata")
+TABLES = ("run_events", "gateway_files", "gateway_counters", "gateway_userdata", "job_previews")
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ async def log(ada: TenantData, job: Job, *, is_end: bool) -> None:
         if is_end:
             made = [DeliveredOutput(name="9", size=3, filename="x_00001_.png", folder="output")]
             end = RunEnd("completed")
-            await run_log.log_end(tx, run_of(job), end, events, outputs=made, now=now)
+            await run_log.log_end(tx, run_of(job), end, events, files=RunFiles(made), now=now)
         else:
             await run_log.log_live(tx, run_of(job), events, now=now)
 
@@ -149,7 +150,7 @@ async def test_live_messages_go_after_an_hour_and_records_stay(
     await prune_expired_rows(ada.plane)
     async with ada.pool.read() as tx:
         left = await run_log.events_of_job(tx, ada.tenant_id, job.id)
-    assert [each.record is not None for each in left] == [True]
+    assert [each.is_last for each in left] == [True]
 
 
 async def test_history_goes_with_the_prompts_of_jobs(
@@ -166,6 +167,21 @@ async def test_history_goes_with_the_prompts_of_jobs(
         assert (await later.get("/history")).json() == {}
 
 
+async def test_a_preview_that_a_lost_control_plane_left_is_removed(
+    ada: TenantData, ahead: AdjustableClock
+) -> None:
+    job = await prompt_of(ada)
+    async with ada.pool.transaction() as tx:
+        shown = {"base64": "AAAA"}
+        await store_prompts.put_preview(tx, ada.tenant_id, job.id, shown, now=ada.plane.clock())
+        assert await store_prompts.get_preview(tx, uuid4(), job.id) is None, "of another tenant"
+    await prune_expired_rows(ada.plane)
+    assert await count(ada, "job_previews") == 1
+    ahead.by = timedelta(hours=2)
+    await prune_expired_rows(ada.plane)
+    assert await count(ada, "job_previews") == 0
+
+
 async def test_an_erased_tenant_leaves_nothing_of_the_gateway(
     ada: TenantData, client: httpx.AsyncClient
 ) -> None:
@@ -174,10 +190,13 @@ async def test_an_erased_tenant_leaves_nothing_of_the_gateway(
     await client.post("/settings", json={"a": "a private wish"})
     job = await prompt_of(ada, extra_data={"extra_pnginfo": {"workflow": "a private wish"}})
     await log(ada, job, is_end=True)
-    assert [await count(ada, name) > 0 for name in TABLES] == [True] * 4
+    async with ada.pool.transaction() as tx:
+        shown = {"base64": "AAAA"}
+        await store_prompts.put_preview(tx, ada.tenant_id, job.id, shown, now=ada.plane.clock())
+    assert [await count(ada, name) > 0 for name in TABLES] == [True] * 5
     await begin_erasure(ada.plane.context, ada.tenant_id, actor="test", now=ada.plane.clock())
     await erase_pending_tenants(ada.plane.context)
-    assert [await count(ada, name) for name in TABLES] == [0] * 4
+    assert [await count(ada, name) for name in TABLES] == [0] * 5
     async with ada.pool.read() as tx:
         jobs = (await tx.execute(select(tenant_tables.ai_jobs))).mappings().all()
     assert "a private wish" not in str(jobs)

@@ -173,7 +173,9 @@ async def test_a_prompt_that_had_arrived_is_found_again(
 async def test_a_full_disk_is_a_clear_failure_and_no_more_jobs_are_taken_until_there_is_room(
     plane: Plane, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def full(self: ComfyServer, file: OutputFile, to: Path) -> Fetched:
+    async def full(
+        self: ComfyServer, file: OutputFile, to: Path, *, bytes_max: int | None = None
+    ) -> Fetched:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:

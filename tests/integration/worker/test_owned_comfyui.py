@@ -230,6 +230,8 @@ async def test_a_comfyui_that_ends_by_itself_is_told_with_how_it_ended(
     await eventually(lambda: not owned.is_running)
     await owned.start()
     assert "ComfyUI has ended by itself (exit code 3) and is started again" in caplog.text
+    await eventually(lambda: not owned.is_running)
+    await asyncio.sleep(0.1)  # what the event loop kept of the process is closed
 
 
 async def test_a_comfyui_that_was_stopped_has_not_ended_by_itself(

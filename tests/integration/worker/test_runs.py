@@ -1,5 +1,6 @@
 """One worker, one engine: jobs from lease to result."""
 
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ class Fixture:
     def __init__(self, plane: Plane, engine: Engine, state: Path) -> None:
         self.plane, self.engine, self.state = plane, engine, state
 
-    async def run(self, prompt: dict[str, Any], **more: Any) -> Dispatch:
+    async def run(self, prompt: dict[str, Any], *, watched: bool = False, **more: Any) -> Dispatch:
         job = self.plane.add(prompt, **more)
+        job.watched = watched
         async with running_worker(settings_for(self.plane, self.engine.url, self.state)):
             await eventually(lambda: job.word)
         return job
@@ -153,12 +155,17 @@ async def test_progress_is_told_twice_a_second_at_most(here: Fixture) -> None:
     assert min(waits) > 0.45
 
 
-async def test_previews_go_with_the_progress(here: Fixture) -> None:
+@pytest.mark.parametrize("watched", [True, False])
+async def test_previews_are_sent_while_somebody_looks(here: Fixture, watched: bool) -> None:
     prompt = steps(20, 50)
     prompt["2"]["inputs"]["previews"] = True
-    job = await here.run(prompt)
-    previews = [beat.progress.preview for beat in job.heartbeats if beat.progress]
-    assert any((preview or "").startswith("data:image/jpeg;base64,") for preview in previews)
+    job = await here.run(prompt, watched=watched)
+    previews = [beat.preview for beat in job.heartbeats if beat.preview]
+    assert bool(previews) is watched
+    for each in previews:
+        assert (each.node_id, each.content_type) == ("2", "image/jpeg")
+        assert base64.b64decode(each.base64).startswith(b"\xff\xd8")
+    assert all(beat.progress.preview is None for beat in job.heartbeats if beat.progress)
 
 
 async def test_registering_tells_what_the_backend_is_and_has(here: Fixture) -> None:

@@ -62,7 +62,7 @@ async def fleet_setup(databases: Databases, tmp_path: Path) -> AsyncIterator[Fle
     stop = asyncio.Event()
     url = listener_url(listener)
     async with plane_on(databases, tmp_path / "plane", public_url=url) as plane:
-        serve_it = serve(create_app(plane), listener, stop, at_stop=plane.queue.dismiss)
+        serve_it = serve(create_app(plane), listener, stop, at_stop=plane.end_waits)
         served = asyncio.create_task(serve_it)
         async with fleet_setup_on(plane) as fleet_setup:
             made = await fleet_setup.register_workflow("paint", document=PROMPT, properties=[])

@@ -14,7 +14,7 @@ import PIL.Image
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-WAIT_SECONDS_MAX = 10.0
+WAIT_SECONDS_MAX = 30.0
 # After the queue is empty the last events are still under way.
 SETTLE_SECONDS = 0.05
 
@@ -47,6 +47,16 @@ class SocketClient:
                         return self.events[index][1]
                 if not self._arrived.wait(deadline - time.monotonic()):
                     raise EventTimeout(f"no {kind} {data} in {self.names()[self._next :]}")
+
+    def wait_for_pictures(self, count: int) -> None:
+        """Until so many have come in all."""
+
+        def have_come() -> bool:
+            return sum(isinstance(each, dict) for each in self.events) >= count
+
+        with self._arrived:
+            if not self._arrived.wait_for(have_come, WAIT_SECONDS_MAX):
+                raise EventTimeout(f"fewer than {count} pictures in {self.names()}")
 
     def names(self) -> list[str]:
         return [e[0] if isinstance(e, list) else f"binary {e['binary']}" for e in self.events]

@@ -33,15 +33,15 @@ DRAWN_PROPERTIES = [
 ]
 
 
-def png(width: int = 8, colour: int = 0) -> bytes:
+def png(width: int = 8, colour: int = 0, *, height: int = 1) -> bytes:
     """A picture; a different one for each colour."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         checksum = zlib.crc32(kind + data)
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
 
-    head = struct.pack(">IIBBBBB", width, 1, 8, 0, 0, 0, 0)
-    rows = zlib.compress(b"\0" + bytes([colour]) * width)
+    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    rows = zlib.compress((b"\0" + bytes([colour]) * width) * height)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 

@@ -58,6 +58,7 @@ class Children:
             if self._asked.fileno() in ready:
                 word, descriptors, _, _ = socket.recv_fds(self._asked, 1, DESCRIPTORS)
                 if not word:
+                    self._kill_all()
                     return None
                 if not self._fork(descriptors[1]):
                     return _request(descriptors)
@@ -71,6 +72,13 @@ class Children:
             self._told[pid] = tell
             os.write(tell, f"{pid:<{NUMBER_BYTES}}".encode())
         return pid
+
+    def _kill_all(self) -> None:
+        """Whoever requested them has ended: if it was killed, nobody else would end them."""
+        for pid in self._told:
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(ProcessLookupError):
+                    kill(pid, signal.SIGKILL)
 
     def _report_exits(self) -> None:
         while self._told:

@@ -81,8 +81,10 @@ class Forked:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
+        # Its parent may know that it is gone before it has said so.
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

@@ -193,7 +193,7 @@ async def gateway_on(
         await open_embedded_fleet(plane)
         local_key = await local_user_key(plane, folder)
         app = create_app(plane, local_key)
-        serving = asyncio.create_task(serve(app, listener, stop, at_stop=plane.queue.dismiss))
+        serving = asyncio.create_task(serve(app, listener, stop, at_stop=plane.end_waits))
         try:
             async with contextlib.AsyncExitStack() as workers:
                 for number, backend in enumerate(backends):

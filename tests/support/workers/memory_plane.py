@@ -59,6 +59,7 @@ class Dispatch:
     times: dict[str, float] = field(default_factory=dict)
     cancelled: bool = False
     recalled: bool = False
+    watched: bool = False  # somebody looks at it
 
     @property
     def started(self) -> bool:
@@ -214,6 +215,7 @@ class Plane:
                 cancelled=dispatch.cancelled,
                 drain=self.drain,
                 recall=dispatch.recalled,
+                previews=dispatch.watched,
                 new_token=self.new_token,
                 outputs=tuple(
                     self._slot(f"{dispatch.token}/{wanted.name}", wanted.name)

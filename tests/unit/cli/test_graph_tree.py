@@ -61,6 +61,12 @@ def test_nodes_stand_in_order_with_their_jobs_below() -> None:
     ]
 
 
+def test_a_job_runs_even_where_nobody_is_told_which_worker_runs_it() -> None:
+    (job,) = RUN["progress"]["running_nodes"]
+    progress = {**RUN["progress"], "running_nodes": [{**job, "backend_id": None}]}
+    assert shown(progress=progress)[-1] == "    └── [1] runs 40 % node 3, 4 of 10"
+
+
 def test_a_question_names_its_choices_and_an_error_its_alternatives() -> None:
     asked = {"node": "draw", "message": "Backend worker:a is offline"}
     question = {**asked, "choices": ["retry", "skip"], "backends": ["worker:b"]}

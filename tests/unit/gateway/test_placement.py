@@ -1,6 +1,7 @@
 """Which backends run a prompt, what is answered when none can, and which prompts have one shape."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +16,7 @@ from comfyfleet.server.gateway.offers import (
     OfferedNodes,
     RenderedObjectInfo,
     by_kind,
+    by_weight,
     merged,
 )
 from comfyfleet.server.gateway.placement import (
@@ -207,3 +209,24 @@ def test_inputs_that_take_uploads_list_the_users_files_and_no_others() -> None:
     node = OfferedNodes(info, files)["LoadImage"]
     assert node.check_values({"image": "new.png"}) is None
     assert node.check_values({"image": "of-a-stranger.png"}) is not None
+
+
+def test_a_backend_that_calls_no_input_a_file_does_not_decide_it_for_others() -> None:
+    honest = {
+        **backend_with(),
+        "LoadImage": node_type({"image": [[], {"image_upload": True}]}, "IMAGE"),
+    }
+    lying = {**honest, "LoadImage": node_type({"image": ["STRING", {}]}, "IMAGE")}
+    asked = {
+        "load": {"class_type": "LoadImage", "inputs": {"image": "mine.png"}},
+        "save": {"class_type": "SaveImage", "inputs": {"images": ["load", 0]}},
+    }
+    offered = offer(backend(1, lying), backend(2, honest))
+    found = match_prompt(offered, asked, None, {"image": ["mine.png"]})
+    assert len({each.hash for each in found.backends}) == 1
+
+
+def test_what_most_workers_say_of_a_node_type_is_what_users_see() -> None:
+    honest = replace(backend(2, backend_with()), workers=3)
+    lying = backend(1, {**backend_with(), "SaveImage": node_type({"path": ["STRING"]})})
+    assert by_weight([lying, honest]) == [honest, lying]

@@ -9,7 +9,7 @@ from comfyfleet.api.admin import FleetPrompts
 from comfyfleet.protocol.payloads import RefusedPrompt
 from comfyfleet.server.gateway.model import DEFAULT_SECONDS, max_tokens_of, with_price
 from comfyfleet.server.jobs.caches import RunSeconds
-from comfyfleet.server.jobs.model import PRICE_PER_SECOND, cost_of
+from comfyfleet.server.jobs.model import PRICE_PER_SECOND, cost_of, paid_seconds
 
 
 def test_a_fixed_price_is_reserved_whole() -> None:
@@ -45,6 +45,29 @@ def test_like_prompts_teach_how_much_is_reserved() -> None:
 def test_no_more_is_reserved_than_the_caller_would_pay() -> None:
     priced = with_price(asked(), FleetPrompts(price_per_second=2), RunSeconds(), 11)
     assert priced.price_tokens == 11
+
+
+def test_of_a_prompt_like_no_other_all_that_the_caller_would_pay_is_reserved() -> None:
+    known, terms = RunSeconds(), FleetPrompts(price_per_second=2, run_limit_seconds=1_000)
+    assert with_price(asked(), terms, known, 700).price_tokens == 700
+    assert with_price(asked(), terms, known, 5_000).price_tokens == 2_000
+    known.note(asked(), 10.0)
+    assert with_price(asked(), terms, known, 700).price_tokens == 30
+
+
+def test_nobody_who_would_pay_nothing_gets_a_metered_run() -> None:
+    with pytest.raises(RefusedPrompt, match="max_tokens is 0"):
+        with_price(asked(), FleetPrompts(price_per_second=0.01), RunSeconds(), 0)
+
+
+def test_a_metered_run_ends_where_it_would_be_paid_for_no_more() -> None:
+    known, terms = RunSeconds(), FleetPrompts(price_per_second=2)
+    assert paid_seconds(asked()) is None
+    assert paid_seconds(with_price(asked(), terms, known, 11)) == 5.5
+    known.note(asked(), 10.0)
+    assert paid_seconds(with_price(asked(), terms, known, None)) == 150
+    assert paid_seconds(with_price(asked(), terms, known, 50)) == 25
+    assert paid_seconds(with_price(asked(), terms, known, 9_999)) == 150
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from comfyfleet.api.graph_parse import read_document
+from comfyfleet.api.documents import read_document
+from comfyfleet.engine.nodes import registry
 from comfyfleet.server.catalog.draft import draft_workflow
 from comfyfleet.server.catalog.model import Property, WorkflowDraft
 from comfyfleet.server.graphs.catalogue import (
@@ -67,18 +68,28 @@ def work(node_id: str, workflow: str = "fix", **fields: Any) -> dict[str, Any]:
     return node(node_id, "workflow", workflow=workflow, **fields)
 
 
+def _file(slug: str, entry: dict[str, Any]) -> str:
+    return str(entry.get("file", f"workflows/{slug}.json"))
+
+
+@cache
+def example_object_info() -> dict[str, Any]:
+    """The recorded node types of the examples, and those of the built-in engine."""
+    recorded = json.loads((EXAMPLES / "object_info.json").read_text("utf-8"))
+    return {**{name: each.info for name, each in registry().items()}, **recorded}
+
+
 @cache
 def example_drafts() -> dict[str, WorkflowDraft]:
     """The example workflows as they would be registered, their properties checked."""
     registered = read_document((EXAMPLES / "properties.yaml").read_text("utf-8"))
-    object_info = json.loads((EXAMPLES / "object_info.json").read_text("utf-8"))
     return {
         slug: draft_workflow(
             slug=slug,
-            document=json.loads((EXAMPLES / f"workflows/{slug}.json").read_text("utf-8")),
+            document=json.loads((EXAMPLES / _file(slug, entry)).read_text("utf-8")),
             properties=[Property(**each) for each in entry["properties"]],
             output_node_id=entry["output_node_id"],
-            object_info=object_info,
+            object_info=example_object_info(),
         )
         for slug, entry in registered.items()
     }

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comfyfleet.api.graph_conditions import (
+from comfyfleet.api.expressions import (
     AnyOf,
     ConditionResult,
     evaluate,

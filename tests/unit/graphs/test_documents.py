@@ -1,8 +1,11 @@
 """Texts from outside become plain values, and are refused before they can hurt."""
 
+from typing import Any
+
 import pytest
 
-from comfyfleet.api.graph_parse import read_document
+from comfyfleet.api.documents import read_document
+from comfyfleet.api.graph_parse import parse_graph, write_graph
 from comfyfleet.errors import InvalidInput, LimitExceeded
 
 
@@ -71,3 +74,23 @@ def test_what_no_database_can_keep_is_refused(text: str) -> None:
 def test_length_is_bounded() -> None:
     with pytest.raises(LimitExceeded, match="characters"):
         read_document("a: " + "x" * 300_000)
+
+
+NODES = [{"id": "a", "type": "input"}, {"id": "b", "type": "output"}]
+
+
+def test_a_layout_is_kept_for_nodes_that_are_there() -> None:
+    places = {"a": [0, 12.6], "b": [-300, 4], "gone": [1, 1]}
+    parsed = parse_graph({"name": "n", "nodes": NODES, "layout": places})
+    assert (parsed.problems, parsed.graph.layout) == ((), {"a": (0, 13), "b": (-300, 4)})
+    assert parse_graph(write_graph(parsed.graph)) == parsed
+    assert "layout" not in write_graph(parse_graph({"name": "n", "nodes": NODES}).graph)
+
+
+@pytest.mark.parametrize(
+    "places", [[], {"a": 3}, {"a": [1]}, {"a": [1, "x"]}, {"a": [1e9, 0]}, {"a": [float("nan"), 0]}]
+)
+def test_a_layout_that_is_none_is_a_problem(places: Any) -> None:
+    parsed = parse_graph({"name": "n", "nodes": NODES, "layout": places})
+    assert [each.code for each in parsed.problems] == ["invalid_field"]
+    assert "layout must be an object" in parsed.problems[0].message

@@ -16,6 +16,7 @@ from tests.unit.graphs.builders import (
     work,
 )
 
+from comfyfleet.api.documents import read_document
 from comfyfleet.api.graph_model import DocumentProblem, GraphLimits
 from comfyfleet.api.graph_parse import parse_graph, write_graph
 from comfyfleet.errors import InvalidInput
@@ -50,9 +51,11 @@ def test_a_sound_graph_has_no_problems() -> None:
 
 @pytest.mark.parametrize("path", sorted((EXAMPLES / "graphs").glob("*.yaml")), ids=lambda p: p.stem)
 def test_the_examples_are_sound_and_can_be_planned(path: Any) -> None:
-    checked = check_graph_text(path.read_text("utf-8"), example_catalogue())
+    inner = parse_graph(read_document((EXAMPLES / "graphs/one-row.yaml").read_text("utf-8"))).graph
+    library, document = {("One row", 1): inner}, read_document(path.read_text("utf-8"))
+    checked = check_graph(document, example_catalogue(), library=library)
     assert checked.problems == ()
-    assert plan_of(checked.graph, example_catalogue()).shape.order
+    assert plan_of(checked.graph, example_catalogue(), library).shape.order
 
 
 @pytest.mark.parametrize("path", sorted((EXAMPLES / "graphs").glob("*.yaml")), ids=lambda p: p.stem)
@@ -61,8 +64,8 @@ def test_a_graph_written_out_reads_as_the_same_graph(path: Any) -> None:
     assert parse_graph(json.loads(json.dumps(write_graph(graph)))).graph == graph
 
 
-def test_there_are_three_examples() -> None:
-    assert len(list((EXAMPLES / "graphs").glob("*.yaml"))) == 3
+def test_there_are_examples() -> None:
+    assert len(list((EXAMPLES / "graphs").glob("*.yaml"))) == 9
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A lease's last word: said at once, and noted only if nobody hears it."""
+"""A lease's last word: said at once, and noted only if nobody hears it; of a short run it is the only one."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,8 +10,9 @@ import pytest
 from tests.support.workers.memory_plane import eventually
 from tests.unit.worker.test_failures import JOB
 
-from comfyfleet.api.worker import Complete
+from comfyfleet.api.worker import Complete, Heartbeat, HeartbeatAnswer
 from comfyfleet.comfy import Backend
+from comfyfleet.worker import heartbeat
 from comfyfleet.worker import lease_runner as holding_module
 from comfyfleet.worker.control_client import ControlClient, FinalReport
 from comfyfleet.worker.heartbeat import HeartbeatLoop
@@ -84,3 +85,54 @@ async def test_a_worker_that_is_stopped_while_it_says_a_word_leaves_it_to_the_ne
     with pytest.raises(asyncio.CancelledError):
         await held
     assert noted(deps) == [WORD]
+
+
+class HeardHeartbeats:
+    """A control plane that answers each heartbeat."""
+
+    def __init__(self) -> None:
+        self.heard: list[Heartbeat] = []
+
+    async def heartbeat(self, message: Heartbeat) -> HeartbeatAnswer:
+        self.heard.append(message)
+        return HeartbeatAnswer()
+
+
+def beating(control: HeardHeartbeats) -> HeartbeatLoop:
+    async def read() -> None:
+        return None
+
+    return HeartbeatLoop(
+        cast(ControlClient, control),
+        JOB.model_copy(update={"records_run": True}),
+        seconds=3600,
+        reading=read,
+        on_answer=lambda _: None,
+        on_lost=lambda _: None,
+    )
+
+
+@pytest.mark.parametrize(("start_seconds", "heard"), [(3600.0, 0), (0.0, 1)])
+async def test_a_recorded_run_that_ends_soon_needs_no_heartbeat(
+    monkeypatch: pytest.MonkeyPatch, start_seconds: float, heard: int
+) -> None:
+    # As if it had been leased long ago, and waited behind another.
+    monkeypatch.setattr(heartbeat, "RECORD_SECONDS_MIN", 0.0)
+    monkeypatch.setattr(heartbeat, "RECORD_START_SECONDS", start_seconds)
+    control = HeardHeartbeats()
+    loop = beating(control)
+    task = asyncio.create_task(loop.beat())
+    loop.set_filled_in({"1": {"image": "a.png"}})
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert control.heard == []  # it waits: there is nothing to tell
+    loop.start()
+    if heard:
+        await eventually(lambda: len(control.heard) == heard)
+        assert control.heard[0].started
+    else:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert control.heard == []
+        assert loop.unreported == {"1": {"image": "a.png"}}
+    task.cancel()

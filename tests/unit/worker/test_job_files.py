@@ -7,7 +7,7 @@ import pytest
 from tests.support.backends.prompts import node
 
 from comfyfleet.comfy import NodeProblem
-from comfyfleet.errors import PromptRefused
+from comfyfleet.errors import InvalidInput, PromptRefused
 from comfyfleet.worker.job_files import (
     BackendFileInputs,
     find_file_inputs,
@@ -28,6 +28,7 @@ OBJECT_INFO: dict[str, Any] = {
     "Text": {"input": {"required": {"text": ["STRING", {}]}}},
     "Save": {"input": {"required": {"filename_prefix": ["STRING", {"default": "usual"}]}}},
     "StringConcatenate": {"input": {"required": {}}},
+    "StringReplace": {"input": {"required": {}}},
 }
 KNOWN = find_file_inputs(OBJECT_INFO)
 
@@ -66,8 +67,21 @@ def test_the_ending_of_an_input_is_that_of_its_bytes(first: bytes, expected: str
     ],
 )
 def test_a_file_of_somebody_else_is_found(class_type: str, name: str, value: str) -> None:
-    prompt = {"7": node(class_type, **{name: value})}
-    assert list(foreign_files(prompt, KNOWN, frozenset({"mine.png"}))) == [("7", name, value)]
+    wrapped = {"__value__": {"__value__": value}}
+    for given in (value, wrapped):
+        prompt = {"7": node(class_type, **{name: given})}
+        found = list(foreign_files(prompt, KNOWN, frozenset({"mine.png"})))
+        assert found == [("7", name, value)]
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["logo.png", ["3", 0], {"__value__": ["3", 0]}, {"__value__": "logo.png"}, 5, ["a", "b"]],
+)
+def test_of_a_stranger_only_files_of_the_job_itself_are_taken(value: Any) -> None:
+    own = frozenset({"mine.png"})
+    prompt = {"7": node("LoadImage", image=value), "8": node("LoadImage", image="mine.png")}
+    assert [each[0] for each in foreign_files(prompt, KNOWN, own, is_strangers=True)] == ["7"]
 
 
 @pytest.mark.parametrize(
@@ -110,9 +124,33 @@ def test_a_prefix_that_is_left_out_or_comes_from_a_node_is_placed_too() -> None:
     prompt = {"8": node("Save"), "9": node("Save", filename_prefix=["1", 0])}
     made = with_output_folder(prompt, FOLDER, KNOWN)
     assert made["8"]["inputs"]["filename_prefix"] == "comfyfleet/f/usual"
-    joined = made[made["9"]["inputs"]["filename_prefix"][0]]
-    assert joined["inputs"] == {"string_a": "comfyfleet/f/", "string_b": ["1", 0], "delimiter": ""}
+    joined = made[made["9"]["inputs"]["filename_prefix"][0]]["inputs"]
+    assert (joined["string_a"], joined["delimiter"]) == ("comfyfleet/f/", "")
+    # What another node makes must not lead out of the folder, either.
+    inside = made[joined["string_b"][0]]
+    assert inside["class_type"] == "StringReplace"
+    assert inside["inputs"] == {"string": ["1", 0], "find": "..", "replace": "_"}
     assert with_output_folder(prompt, FOLDER, BackendFileInputs())["9"] == prompt["9"]
+
+
+def test_no_node_of_a_prompt_takes_the_place_of_what_confines_a_prefix() -> None:
+    prompt = {
+        "9": node("Save", filename_prefix=["1", 0]),
+        "9.filename_prefix": node("Text", text="elsewhere/cat", filename_prefix="x"),
+        "9.filename_prefix_.inside": node("Text", text="elsewhere/cat", filename_prefix="x"),
+    }
+    made = with_output_folder(prompt, FOLDER, KNOWN)
+    joined = made[made["9"]["inputs"]["filename_prefix"][0]]
+    assert joined["class_type"] == "StringConcatenate"
+    assert made[joined["inputs"]["string_b"][0]]["class_type"] == "StringReplace"
+    assert all(made[each]["class_type"] == prompt[each]["class_type"] for each in prompt)
+
+
+@pytest.mark.parametrize("prefix", [["1", 0], {"x": 1}, 5])
+def test_a_prefix_of_a_stranger_that_can_not_be_confined_is_refused(prefix: Any) -> None:
+    prompt = {"9": node("Save", filename_prefix=prefix)}
+    with pytest.raises(InvalidInput, match="must be a text"):
+        with_output_folder(prompt, FOLDER, BackendFileInputs(), is_strangers=True)
 
 
 def test_a_loader_that_lists_no_subfolders_is_told_from_other_refusals() -> None:

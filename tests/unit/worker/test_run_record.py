@@ -116,23 +116,13 @@ def test_the_end_of_a_run_is_told_with_its_last_report_only() -> None:
     assert [kind for kind, _ in run.pop_all()] == ["executed", "execution_success"]
 
 
-def test_previews_go_to_those_who_ask_and_only_the_newest() -> None:
-    shy, curious = RunRecord({}, "folder"), RunRecord({}, "folder", wants_previews=True)
-    for each in (shy, curious):
-        each.note(Preview("run", "3", "image/jpeg", b"old"))
-        each.note(Preview("run", "3", "image/jpeg", b"new", {"display_node_id": "4"}))
-    assert shy.pop_live() == ()
-    ((kind, data),) = curious.pop_live()
+def test_results_are_recorded_and_previews_are_not() -> None:
+    run = record()
+    assert not run.note(Preview("run", "3", "image/jpeg", b"of a sampler"))
+    assert run.note(Preview("run", "9", "image/png", b"new", {"display_node_id": "9", "x": "y"}))
+    ((kind, data),) = run.pop_live()
     assert (kind, data["base64"]) == (PICTURE, "bmV3")
-    assert data["metadata"] == {"display_node_id": "4"}
-
-
-@pytest.mark.parametrize(
-    ("extra_data", "asks"),
-    [({}, False), ({"preview_method": "none"}, False), ({"preview_method": "taesd"}, True)],
-)
-def test_a_client_asks_for_previews_by_their_method(extra_data: Any, asks: bool) -> None:
-    assert run_record.asks_for_previews(extra_data) is asks
+    assert data["metadata"] == {"display_node_id": "9"}
 
 
 async def test_a_run_tells_after_the_one_before_it_has_ended() -> None:

@@ -14,7 +14,7 @@ from comfyfleet.worker.backend_facts import backend_facts
 from comfyfleet.worker.heartbeat import heartbeat_interval
 from comfyfleet.worker.job_files import choose_outputs, choose_values, content_type_of
 from comfyfleet.worker.lease_runner import LoadedModels
-from comfyfleet.worker.run_progress import advance_progress, begin_progress, data_url
+from comfyfleet.worker.run_progress import advance_progress, begin_progress, reported_preview
 from comfyfleet.worker.settings import concurrency_from, heartbeat_seconds_from
 
 
@@ -36,11 +36,20 @@ def test_progress_counts_nodes_and_the_steps_of_the_one_at_work() -> None:
     assert counts.report().percent == 75
 
 
-def test_a_preview_that_is_too_large_is_left_out() -> None:
-    small = Preview("r", "1", "image/jpeg", b"abc")
-    assert data_url(small) == "data:image/jpeg;base64,YWJj"
-    assert data_url(Preview("r", "1", "image/jpeg", b"x" * 600_000)) is None
-    assert data_url(None) is None
+def test_a_preview_is_reported_if_it_is_a_small_picture() -> None:
+    ids = {
+        "node_id": "1",
+        "display_node_id": None,
+        "image_type": "image/jpeg",
+        "prompt_id": "secret",
+    }
+    found = reported_preview(Preview("r", "1", "image/jpeg", b"x", ids))
+    assert found is not None
+    assert (found.node_id, found.data_url) == ("1", "data:image/jpeg;base64,eA==")
+    assert found.metadata == {"node_id": "1", "display_node_id": None}
+    assert reported_preview(Preview("r", "1", "image/jpeg", b"x" * 600_000)) is None
+    assert reported_preview(Preview("r", "1", "image/svg+xml", b"x")) is None
+    assert reported_preview(None) is None
 
 
 def test_files_of_the_named_node_and_of_nodes_inside_it_are_chosen() -> None:

@@ -388,6 +388,9 @@ class EffectFields:
     keep_metadata: Annotated[
         bool | None, Parameter(help="Keep the prompt and workflow in the result files.")
     ] = None
+    reuse: Annotated[
+        bool | None, Parameter(help="Take a result that the customer has already, for nothing.")
+    ] = None
 
     def body(self, plane: ApiSession, workflow: str) -> dict[str, Any]:
         wanted: dict[str, Any] = {
@@ -401,6 +404,7 @@ class EffectFields:
             "max_upload_bytes": self.max_upload,
             "media_types": list(self.media_type) or None,
             "keep_metadata": self.keep_metadata,
+            "reuse": self.reuse,
         }
         if self.set_:
             properties = plane.get("workflows", workflow)["properties"]

@@ -654,6 +654,7 @@ def credit(
     payment: Annotated[
         str, Parameter(metavar="ID", help="The payment provider's id; the same id counts once.")
     ],
+    reason: Annotated[str | None, Parameter(help="Why, for the audit.")] = None,
     user: UserId = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
@@ -669,6 +670,7 @@ def credit(
             "credits",
             amount=amount,
             provider_transaction_id=payment,
+            **({"reason": reason} if reason else {}),
         )
     plane.tell(answer, f"user {owner} has {answer['balance']} tokens")
 

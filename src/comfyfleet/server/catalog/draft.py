@@ -45,6 +45,13 @@ PROPERTIES_MAX = 500
 CHOICES_MAX = 10_000
 DESCRIPTION_CHARACTERS_MAX = 10_000
 PLACEHOLDER_CHARACTERS_MAX = 1_000
+LABEL_CHARACTERS_MAX = 200
+# Of which types a property may be that people enter in this way.
+FORMATS: Mapping[str, tuple[str, ...]] = {
+    "multiline": ("text",),
+    "colour": ("text", "integer"),
+    "mask": ("image",),
+}
 
 
 def check_properties(
@@ -144,11 +151,25 @@ def _check_shape(each: Property) -> None:
         raise property_error(
             each, f"at most {DESCRIPTION_CHARACTERS_MAX:,} characters of description"
         )
-    for text in (each.description, each.placeholder or "", each.binding or ""):
+    if len(each.label or "") > LABEL_CHARACTERS_MAX:
+        raise property_error(each, f"at most {LABEL_CHARACTERS_MAX} characters of a label")
+    _check_format(each)
+    for text in (each.description, each.label or "", each.placeholder or "", each.binding or ""):
         problem = problem_with_text(text)
         if problem:
             raise property_error(each, problem)
     _check_bounds(each)
+
+
+def _check_format(each: Property) -> None:
+    if each.format is None:
+        return
+    if each.format not in FORMATS:
+        listed = ", ".join(FORMATS)
+        raise property_error(each, f"{shown(each.format)} is no format. There are: {listed}")
+    if each.type not in FORMATS[each.format]:
+        types = " or ".join(FORMATS[each.format])
+        raise property_error(each, f"the format {each.format} is of {types}, not {each.type}")
 
 
 def _check_bounds(each: Property) -> None:

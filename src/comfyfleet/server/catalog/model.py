@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
-from comfyfleet.api.admin import PropertyType
+from comfyfleet.api.admin import PropertyFormat, PropertyType
 from comfyfleet.api.values import is_storable, problem_with_text
 from comfyfleet.api.worker import BackendFacts
 from comfyfleet.errors import InvalidInput, InvalidValue, LimitExceeded
@@ -29,6 +29,8 @@ OPEN_PREFIX = "open-"
 SEED_MAX = 2**64 - 1
 RUN_LIMIT_SECONDS_MAX = 7 * 24 * 3600
 PRICE_TOKENS_MAX = 2**31 - 1
+COLOUR = re.compile("^#[0-9a-fA-F]{6}$")
+COLOUR_MAX = 0xFFFFFF
 
 Kind: TypeAlias = Literal["workflow", "prompt"]
 
@@ -50,6 +52,8 @@ class Property:
     # None: files are required, and placeholders without a default.
     required: bool | None = None
     description: str = ""
+    label: str | None = None  # None: made from the name
+    format: PropertyFormat | None = None  # how people enter it, where its type leaves that open
 
     @property
     def is_media(self) -> bool:
@@ -58,6 +62,11 @@ class Property:
     @property
     def is_primary_input(self) -> bool:
         return self.is_media and self.name == PRIMARY_INPUT
+
+    @property
+    def kind(self) -> str:
+        """How people enter it: its format, or else its type."""
+        return self.format or self.type
 
     @property
     def place(self) -> str:
@@ -350,6 +359,8 @@ def _text(each: Property, value: Any, _is_operator_value: bool) -> str:
     problem = problem_with_text(value)
     if problem:
         raise value_error(each, problem)
+    if each.format == "colour" and not COLOUR.fullmatch(value):
+        raise value_error(each, f"{shown(value)} is no colour such as #ffcc00")
     return value
 
 
@@ -372,6 +383,8 @@ def _integer(each: Property, value: Any, is_operator_value: bool) -> int:
     number = _number(each, value, is_operator_value)
     if number != int(number):
         raise value_error(each, f"{shown(value)} is no whole number")
+    if each.format == "colour" and not 0 <= number <= COLOUR_MAX:
+        raise value_error(each, f"a colour is 0 to {COLOUR_MAX}, not {shown(value)}")
     return int(number)
 
 
@@ -461,7 +474,8 @@ def json_schema_of(
 
 
 def _property_schema(each: Property, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    schema = {"title": each.name.replace("_", " ").strip().capitalize(), **_type_schema(each)}
+    title = each.label or each.name.replace("_", " ").strip().capitalize()
+    schema = {"title": title, "x-kind": each.kind, **_type_schema(each)}
     if each.description:
         schema["description"] = each.description
     default = overrides.get(each.name)
@@ -479,7 +493,8 @@ def _type_schema(each: Property) -> dict[str, Any]:
     if each.is_media:
         return {"type": "string", "format": "uuid", "x-media": each.type}
     if each.type == "text":
-        return {"type": "string", "maxLength": TEXT_CHARACTERS_MAX}
+        colour = {"pattern": COLOUR.pattern} if each.format == "colour" else {}
+        return {"type": "string", "maxLength": TEXT_CHARACTERS_MAX, **colour}
     if each.type == "boolean":
         return {"type": "boolean"}
     return _number_schema(each)
@@ -488,6 +503,8 @@ def _type_schema(each: Property) -> dict[str, Any]:
 def _number_schema(each: Property) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "number" if each.type == "number" else "integer"}
     least, most = each.minimum, each.maximum
+    if each.format == "colour":
+        least, most = max(least or 0, 0), COLOUR_MAX if most is None else min(most, COLOUR_MAX)
     if each.type == "seed":
         schema["x-seed"] = True
         least, most = max(least or 0, 0), SEED_MAX if most is None else min(most, SEED_MAX)
@@ -507,6 +524,8 @@ DESCRIPTION_CHARACTERS_MAX = 10_000
 PREVIEW_URL_CHARACTERS_MAX = 2000
 UPLOAD_BYTES_MAX = 16 * 1024**3
 MEDIA_TYPES_MAX = 50
+TAGS_MAX = 20
+TAG = re.compile(r"[a-z0-9](?:[a-z0-9 -]{0,38}[a-z0-9])?")
 STAGE = re.compile(r"[a-z0-9][a-z0-9_-]{0,49}")
 MEDIA_TYPE = re.compile(r"(image|video|audio)/[a-z0-9][a-z0-9.+-]{0,99}")
 PROVIDERS = ("self_hosted", "cloud")
@@ -528,6 +547,43 @@ class EffectSettings:
     media_types: tuple[str, ...] = ()  # none named: all of the kind that it takes
     locked: tuple[str, ...] = ()  # properties that customers neither see nor set
     keep_metadata: bool = False  # whether results carry the prompt and workflow that made them
+    tags: tuple[str, ...] = ()  # by which customers choose
+    reuse: bool = False  # whether a result that its customer has already is taken instead of run
+
+
+EXAMPLES_MAX = 6
+EXAMPLE_NAME = re.compile(r"[0-9a-f]{32}\.[a-z0-9]{2,5}")
+ExampleSide: TypeAlias = Literal["before", "after"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleFile:
+    """A picture or video that shows what an effect does. Its name is never used for another one."""
+
+    name: str
+    content_type: str
+    size: int
+    width: int | None = None
+    height: int | None = None
+
+    @property
+    def key(self) -> str:
+        return f"central/effects/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class EffectExample:
+    """What went in, and what came out of it; either may be missing."""
+
+    before: ExampleFile | None = None
+    after: ExampleFile | None = None
+
+    @property
+    def files(self) -> tuple[ExampleFile, ...]:
+        return tuple(each for each in (self.before, self.after) if each)
+
+    def with_side(self, side: ExampleSide, file: ExampleFile) -> "EffectExample":
+        return replace(self, before=file) if side == "before" else replace(self, after=file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -539,6 +595,7 @@ class EffectDefinition:
     last_processing_time_seconds: float | None
     typical_seconds: float | None
     created_at: datetime
+    examples: tuple[EffectExample, ...] = ()
 
     @property
     def subject(self) -> str:
@@ -624,6 +681,7 @@ def check_effect_settings(settings: EffectSettings, properties: Sequence[Propert
             f"a provider is {' or '.join(PROVIDERS)}, not {settings.provider!r}", field="provider"
         )
     _check_media_types(settings, properties)
+    _check_tags(settings)
     _check_locked(settings, properties)
     for name in settings.overrides:
         problem = problem_with(name, settings.overrides[name], properties)
@@ -684,6 +742,17 @@ def _check_locked(settings: EffectSettings, properties: Sequence[Property]) -> N
         if found.required and not has_value and found.type != "seed":
             raise InvalidInput(
                 f"{shown(name)} is locked, and has no value: set it in overrides", field="locked"
+            )
+
+
+def _check_tags(settings: EffectSettings) -> None:
+    if len(settings.tags) > TAGS_MAX:
+        raise InvalidInput(f"at most {TAGS_MAX} tags", field="tags")
+    for each in settings.tags:
+        if not TAG.fullmatch(each):
+            raise InvalidInput(
+                f"a tag is 1 to 40 lower-case letters, digits, - and spaces, not {shown(each)}",
+                field="tags",
             )
 
 

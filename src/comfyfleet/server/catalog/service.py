@@ -1,5 +1,6 @@
 """Registered workflows and effects: documents, versions, assignment to fleets, prices. No version is ever changed."""
 
+import asyncio
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -7,6 +8,7 @@ from datetime import datetime
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import Any
 from uuid import UUID
 
@@ -16,9 +18,14 @@ from comfyfleet.api.worker import BackendFacts
 from comfyfleet.errors import Conflict, InvalidInput, NotFound, Refused, install_line
 from comfyfleet.server.catalog import store
 from comfyfleet.server.catalog.model import (
+    EXAMPLES_MAX,
     OPEN_PREFIX,
+    TAG,
     EffectDefinition,
+    EffectExample,
     EffectSettings,
+    ExampleFile,
+    ExampleSide,
     Property,
     RegisteredWorkflow,
     ResolvedEffect,
@@ -32,7 +39,7 @@ from comfyfleet.server.catalog.model import (
     missing_on_backend,
     problems_of,
 )
-from comfyfleet.server.db import Tx
+from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.fleets import object_info as of_fleets
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet, FleetAssignment, FleetWorker, MissingRequirements
@@ -80,6 +87,9 @@ def engine_object_info() -> Mapping[str, Any]:
 
 
 RUN_LIMIT_SECONDS = 3600
+# How long the names of example files are kept in memory; and how long at least, if one is unknown.
+EXAMPLES_SECONDS = 60.0
+EXAMPLES_SECONDS_MIN = 1.0
 
 
 async def register_workflow(
@@ -89,11 +99,12 @@ async def register_workflow(
     *,
     now: datetime,
     run_limit_seconds: int = RUN_LIMIT_SECONDS,
+    is_draft: bool = False,
 ) -> tuple[RegisteredWorkflow, WorkflowVersion]:
-    """Registers a workflow or its next version, which new jobs use from now on.
+    """Registers a workflow or its next version, which new jobs use from now on; those of a draft are tried first.
 
     Its document must be stored already (`store_document`). `run_limit_seconds` is the default for a
-    new workflow.
+    new workflow, whose first version is no draft: nobody can use it before an effect or a price makes that possible.
     """
     check_terms(terms)
     if draft.slug.startswith(OPEN_PREFIX):
@@ -104,13 +115,12 @@ async def register_workflow(
     workflow = await store.add_workflow(
         tx, {**_new_row(draft.slug, now), **usual, **_given_values(terms)}
     )
+    number = 1
     if workflow is None:
-        workflow = await store.increment_version(tx, draft.slug, _given_values(terms))
-    if workflow is None:
-        raise Conflict(f"the workflow {draft.slug} is just being changed; try again")
+        workflow, number = await _next_version(tx, draft.slug, terms, is_draft=is_draft)
     version = WorkflowVersion(
         workflow_id=workflow.id,
-        version=workflow.version,
+        version=number,
         kind=draft.kind,
         document_key=draft.document_key,
         document_hash=draft.document_hash,
@@ -122,6 +132,21 @@ async def register_workflow(
     )
     await store.add_version(tx, version)
     return workflow, version
+
+
+async def _next_version(
+    tx: Tx, slug: str, terms: WorkflowTerms, *, is_draft: bool
+) -> tuple[RegisteredWorkflow, int]:
+    locked, values = await store.lock_next_version(tx, slug), _given_values(terms)
+    if locked is None:
+        raise Conflict(f"the workflow {slug} is just being changed; try again")
+    if not is_draft:
+        return await _update_workflow(tx, locked[0], {**values, "version": locked[1]}), locked[1]
+    if values:
+        raise InvalidInput(
+            "terms hold for all versions, so a draft has none of its own", field="is_draft"
+        )
+    return locked
 
 
 async def get_workflow(tx: Tx, workflow_id: int) -> RegisteredWorkflow:
@@ -422,8 +447,8 @@ def _none_can_error(slug: str, fleet: Fleet, lacks: Mapping[str, MissingForWorke
 
 
 EFFECTS_PER_PAGE_MAX = 500
-# Of each new duration in the typical one: the last ten or so count.
-NEW_DURATION_WEIGHT = 0.2
+# Of so many runs the typical duration is the median.
+RECENT_RUNS_MAX = 15
 
 
 async def create_effect(
@@ -478,6 +503,19 @@ async def get_effect(tx: Tx, effect_id: UUID) -> EffectDefinition:
     return _require_effect(await store.get_effect(tx, effect_id), str(effect_id))
 
 
+async def get_effects(tx: Tx, effect_ids: Collection[UUID]) -> dict[UUID, EffectDefinition]:
+    """Returns those of them that exist, published or not."""
+    return {each.id: each for each in await store.get_effects(tx, effect_ids)}
+
+
+async def lock_effect(tx: Tx, slug: str) -> EffectDefinition:
+    """Like `effect_by_slug`; others who would change it wait until the transaction ends."""
+    return _require_effect(
+        await store.effect_by_slug(tx, slug, is_locked=True) if is_storable(slug) else None,
+        repr(slug),
+    )
+
+
 async def effect_by_slug(tx: Tx, slug: str) -> EffectDefinition:
     return _require_effect(
         await store.effect_by_slug(tx, slug) if is_storable(slug) else None, repr(slug)
@@ -492,16 +530,33 @@ async def list_effects(
     )
 
 
+async def effect_slugs(tx: Tx, effect_ids: Collection[UUID]) -> dict[UUID, str]:
+    """Returns the slugs of those that exist, by id."""
+    return await store.effect_slugs(tx, effect_ids) if effect_ids else {}
+
+
 async def list_published(
-    tx: Tx, *, after_slug: str | None = None, limit: int
+    tx: Tx,
+    *,
+    after_slug: str | None = None,
+    limit: int,
+    text: str | None = None,
+    tag: str | None = None,
 ) -> list[ResolvedEffect]:
     """Returns a page of effects that customers may use, ordered by slug; `after_slug` is the last
-    page's last."""
+    page's last. `text` is looked for in slug, title, description and tags."""
+    if tag is not None and not TAG.fullmatch(tag):
+        return []
     found = await store.published_effects(
-        tx, after_slug=after_slug, limit=min(limit, EFFECTS_PER_PAGE_MAX)
+        tx, after_slug=after_slug, limit=min(limit, EFFECTS_PER_PAGE_MAX), text=text, tag=tag
     )
     behind = await store.current_versions(tx, {each.workflow_id for each in found})
     return [ResolvedEffect(each, *behind[each.workflow_id]) for each in found]
+
+
+async def published_tags(tx: Tx) -> list[str]:
+    """Returns the tags of all effects that customers may use."""
+    return sorted(await store.published_tags(tx))
 
 
 async def resolve(tx: Tx, effect_id: UUID) -> ResolvedEffect:
@@ -558,6 +613,13 @@ async def broken_effects(
     ]
 
 
+async def broken_effect_warnings(
+    tx: Tx, workflow: RegisteredWorkflow, version: WorkflowVersion, before: Sequence[Property]
+) -> list[str]:
+    found = await broken_effects(tx, workflow, version.properties, before)
+    return [f"the effect {effect.slug} does not fit any more: {why}" for effect, why in found]
+
+
 async def require_no_broken_effects(
     tx: Tx, workflow: RegisteredWorkflow, properties: Sequence[Property], before: Sequence[Property]
 ) -> None:
@@ -580,10 +642,91 @@ async def run_terms(tx: Tx, workflow_id: int, effect_id: UUID | None) -> RunTerm
     return found
 
 
-async def note_duration(tx: Tx, effect_id: UUID, seconds: float) -> None:
-    """Updates the effect's typical duration after a success; does nothing if the effect was
+async def note_durations(tx: Tx, effect_id: UUID, seconds: Sequence[float]) -> None:
+    """Updates the effect's typical duration after successes; does nothing if the effect was
     deleted."""
-    await store.note_duration(tx, effect_id, max(seconds, 0.0), weight=NEW_DURATION_WEIGHT)
+    new = [round(max(each, 0.0), 3) for each in seconds]
+    recent = [*await store.recent_seconds(tx, effect_id), *new][-RECENT_RUNS_MAX:]
+    values = {
+        "last_processing_time_seconds": recent[-1],
+        "recent_seconds": recent,
+        "typical_seconds": median(recent),
+    }
+    await store.update_effect(tx, effect_id, values)
+
+
+async def set_example(
+    tx: Tx, effect: EffectDefinition, position: int, side: ExampleSide, file: ExampleFile
+) -> tuple[EffectDefinition, tuple[ExampleFile, ...]]:
+    """Sets one side of an example, or adds the next one; returns also the files that it replaces."""
+    examples = list(effect.examples)
+    if not 0 <= position <= min(len(examples), EXAMPLES_MAX - 1):
+        raise InvalidInput(
+            f"examples have the positions 0 to {EXAMPLES_MAX - 1}, without a gap", field="position"
+        )
+    before = examples[position] if position < len(examples) else EffectExample()
+    examples[position : position + 1] = [before.with_side(side, file)]
+    return await _set_examples(tx, effect, examples)
+
+
+async def remove_example(
+    tx: Tx, effect: EffectDefinition, position: int
+) -> tuple[EffectDefinition, tuple[ExampleFile, ...]]:
+    examples = list(effect.examples)
+    if not 0 <= position < len(examples):
+        raise NotFound(f"the effect {effect.slug} has no example {position}")
+    del examples[position]
+    return await _set_examples(tx, effect, examples)
+
+
+async def _set_examples(
+    tx: Tx, effect: EffectDefinition, examples: Sequence[EffectExample]
+) -> tuple[EffectDefinition, tuple[ExampleFile, ...]]:
+    rows = [store.example_row(each) for each in examples]
+    changed = _require_effect(
+        await store.update_effect(tx, effect.id, {"examples": rows}), effect.slug
+    )
+    kept = {file for each in examples for file in each.files}
+    return changed, tuple(
+        file for each in effect.examples for file in each.files if file not in kept
+    )
+
+
+class ExampleIndex:
+    """The example files of all effects by name, read again after a while.
+
+    They are served to anybody: a name that nobody gave must not cost a look into the store."""
+
+    def __init__(self) -> None:
+        self._files: Mapping[str, ExampleFile] = {}
+        self._read_at: datetime | None = None
+        self._changes = 0
+        self._reading = asyncio.Lock()
+
+    def forget(self) -> None:
+        """Some have changed: they are read again when the next one is asked for."""
+        self._changes += 1
+        self._read_at = None
+
+    async def find(self, central: Database, name: str, *, now: datetime) -> ExampleFile | None:
+        if self._is_due(name, now):
+            async with self._reading:
+                if self._is_due(name, now):
+                    await self._read(central, now)
+        return self._files.get(name)
+
+    def _is_due(self, name: str, now: datetime) -> bool:
+        if self._read_at is None:
+            return True
+        age = (now - self._read_at).total_seconds()
+        return age > (EXAMPLES_SECONDS if name in self._files else EXAMPLES_SECONDS_MIN)
+
+    async def _read(self, central: Database, now: datetime) -> None:
+        changes = self._changes
+        async with central.read() as tx:
+            found = await store.all_examples(tx)
+        self._files = {file.name: file for each in found for file in each.files}
+        self._read_at = now if changes == self._changes else None
 
 
 def _require_effect(effect: EffectDefinition | None, name: str) -> EffectDefinition:

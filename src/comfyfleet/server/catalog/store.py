@@ -1,6 +1,6 @@
 """The only SQL of workflows, their versions, and effects."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 from uuid import UUID
@@ -10,17 +10,21 @@ from sqlalchemy import (
     ScalarSelect,
     Select,
     Table,
+    Text,
     and_,
     bindparam,
-    case,
+    cast,
     insert,
+    or_,
     select,
     update,
 )
 
 from comfyfleet.server.catalog.model import (
     EffectDefinition,
+    EffectExample,
     EffectSettings,
+    ExampleFile,
     Property,
     RegisteredWorkflow,
     ResolvedEffect,
@@ -36,7 +40,7 @@ from comfyfleet.server.db.central_tables import (
     workflows,
 )
 from comfyfleet.server.db.central_tables import workflow_versions as versions
-from comfyfleet.server.db.dialect import insert_if_new, is_one_of
+from comfyfleet.server.db.dialect import for_update, insert_if_new, is_one_of
 from comfyfleet.server.db.driver import PreparedStatement, in_parts
 from comfyfleet.server.fleets.model import Fleet, ModelUse
 
@@ -47,21 +51,20 @@ async def add_workflow(tx: Tx, row: Mapping[str, Any]) -> RegisteredWorkflow | N
     return _workflow(found) if found else None
 
 
-async def increment_version(
-    tx: Tx, slug: str, values: Mapping[str, Any]
-) -> RegisteredWorkflow | None:
-    """Increments the version; the row lock makes sure that two callers get two numbers."""
+async def lock_next_version(tx: Tx, slug: str) -> tuple[RegisteredWorkflow, int] | None:
+    """Returns the number of its next version; the row lock makes sure that two callers get two numbers."""
     locked = update(workflows).where(workflows.c.slug == slug).values(slug=slug)
-    workflow_id = await tx.scalar(locked.returning(workflows.c.id))
-    if workflow_id is None:
+    found = (await tx.execute(locked.returning(workflows))).first()
+    if found is None:
         return None
+    workflow = _workflow(found)
     highest = await tx.scalar(
         select(workflow_versions.c.version)
-        .where(workflow_versions.c.workflow_id == workflow_id)
+        .where(workflow_versions.c.workflow_id == workflow.id)
         .order_by(workflow_versions.c.version.desc())
         .limit(1)
     )
-    return await update_workflow(tx, workflow_id, {**values, "version": (highest or 0) + 1})
+    return workflow, (highest or 0) + 1
 
 
 async def update_workflow(
@@ -163,6 +166,7 @@ def _property(row: Mapping[str, Any]) -> Property:
     return Property(**{**row, "choices": None if choices is None else tuple(choices)})
 
 
+TAGGED_EFFECTS_MAX = 1000
 _SETTINGS_COLUMNS = tuple(each.name for each in fields(EffectSettings))
 _OTHER_COLUMNS = tuple(each.name for each in fields(EffectDefinition) if each.name != "settings")
 # Columns of several tables in one row, distinguished by prefixes.
@@ -275,8 +279,14 @@ async def get_effect(tx: Tx, effect_id: UUID) -> EffectDefinition | None:
     return _effect(found) if found else None
 
 
-async def effect_by_slug(tx: Tx, slug: str) -> EffectDefinition | None:
-    found = (await tx.execute(select(effects).where(effects.c.slug == slug))).first()
+async def get_effects(tx: Tx, effect_ids: Collection[UUID]) -> list[EffectDefinition]:
+    query = select(effects).where(is_one_of(tx, effects.c.id, effect_ids))
+    return [_effect(row) for row in await tx.execute(query)]
+
+
+async def effect_by_slug(tx: Tx, slug: str, *, is_locked: bool = False) -> EffectDefinition | None:
+    query = select(effects).where(effects.c.slug == slug)
+    found = (await tx.execute(for_update(tx, query) if is_locked else query)).first()
     return _effect(found) if found else None
 
 
@@ -297,20 +307,44 @@ async def all_effects(tx: Tx, *, workflow_id: int | None, limit: int) -> list[Ef
     return [_effect(row) for row in await tx.execute(query)]
 
 
-async def published_effects(
-    tx: Tx, *, after_slug: str | None, limit: int
-) -> list[EffectDefinition]:
-    """Returns a page of published effects whose workflows are active."""
-    query = (
-        select(effects)
-        .join(workflows, effects.c.workflow_id == workflows.c.id)
+async def effect_slugs(tx: Tx, effect_ids: Collection[UUID]) -> dict[UUID, str]:
+    query = select(effects.c.id, effects.c.slug).where(is_one_of(tx, effects.c.id, effect_ids))
+    return {row.id: row.slug for row in await tx.execute(query)}
+
+
+def _published(*what: Any) -> Select[Any]:
+    return (
+        select(*what)
+        .join_from(effects, workflows, effects.c.workflow_id == workflows.c.id)
         .where(effects.c.is_published.is_(True), workflows.c.is_active.is_(True))
         .order_by(effects.c.slug)
-        .limit(limit)
     )
+
+
+async def published_effects(
+    tx: Tx, *, after_slug: str | None, limit: int, text: str | None = None, tag: str | None = None
+) -> list[EffectDefinition]:
+    """Returns a page of published effects whose workflows are active."""
+    query = _published(effects).limit(limit)
     if after_slug is not None:
         query = query.where(effects.c.slug > after_slug)
+    if text is not None:
+        words = (effects.c.slug, effects.c.title, effects.c.description, cast(effects.c.tags, Text))
+        query = query.where(or_(*(each.icontains(text, autoescape=True) for each in words)))
+    if tag is not None:
+        # A tag has no character that means anything in JSON or in LIKE.
+        query = query.where(cast(effects.c.tags, Text).contains(f'"{tag}"'))
     return [_effect(row) for row in await tx.execute(query)]
+
+
+async def published_tags(tx: Tx) -> set[str]:
+    rows = await tx.scalars(_published(effects.c.tags).limit(TAGGED_EFFECTS_MAX))
+    return {tag for row in rows for tag in row}
+
+
+async def all_examples(tx: Tx) -> list[EffectExample]:
+    query = select(effects.c.examples).where(cast(effects.c.examples, Text) != "[]")
+    return [example for row in await tx.scalars(query) for example in _examples(row)]
 
 
 async def update_effect(
@@ -321,17 +355,24 @@ async def update_effect(
     return _effect(found) if found else None
 
 
-async def note_duration(tx: Tx, effect_id: UUID, seconds: float, *, weight: float) -> None:
-    typical = effects.c.typical_seconds
-    smoothed = typical + (seconds - typical) * weight
-    await tx.execute(
-        update(effects)
-        .where(effects.c.id == effect_id)
-        .values(
-            last_processing_time_seconds=seconds,
-            typical_seconds=case((typical.is_(None), seconds), else_=smoothed),
-        )
+_RECENT = PreparedStatement(
+    lambda tx: for_update(
+        tx,
+        select(effects.c.recent_seconds, effects.c.typical_seconds).where(
+            effects.c.id == bindparam("of_id")
+        ),
     )
+)
+
+
+async def recent_seconds(tx: Tx, effect_id: UUID) -> list[float]:
+    """Returns the durations of the last runs, and locks the row; of an older version's runs only the
+    typical one is known."""
+    found = await _RECENT.first(tx, {"of_id": effect_id})
+    if found is None:
+        return []
+    typical = found["typical_seconds"]
+    return list(found["recent_seconds"]) or ([] if typical is None else [typical])
 
 
 def settings_row(settings: EffectSettings) -> dict[str, Any]:
@@ -340,7 +381,21 @@ def settings_row(settings: EffectSettings) -> dict[str, Any]:
         "overrides": dict(settings.overrides),
         "media_types": list(settings.media_types),
         "locked": list(settings.locked),
+        "tags": list(settings.tags),
     }
+
+
+def example_row(example: EffectExample) -> dict[str, Any]:
+    return asdict(example)
+
+
+def _examples(rows: Iterable[Mapping[str, Any]]) -> tuple[EffectExample, ...]:
+    return tuple(
+        EffectExample(
+            **{side: ExampleFile(**row[side]) for side in ("before", "after") if row.get(side)}
+        )
+        for row in rows
+    )
 
 
 def _effect(row: Row[Any]) -> EffectDefinition:
@@ -350,5 +405,6 @@ def _effect(row: Row[Any]) -> EffectDefinition:
 def _effect_of(values: Mapping[Any, Any]) -> EffectDefinition:
     settings = {name: values[name] for name in _SETTINGS_COLUMNS}
     rest = {name: values[name] for name in _OTHER_COLUMNS}
-    tuples = {name: tuple(settings[name]) for name in ("media_types", "locked")}
+    tuples = {name: tuple(settings[name]) for name in ("media_types", "locked", "tags")}
+    rest["examples"] = _examples(rest["examples"])
     return EffectDefinition(settings=EffectSettings(**{**settings, **tuples}), **rest)

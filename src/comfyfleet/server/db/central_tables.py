@@ -1,4 +1,4 @@
-"""Tables of the central database: tenants, keys, fleets, workers, workflows, effects, and the one queue."""
+"""Tables of the central database: tenants, keys, sessions, fleets, workers, workflows, effects, and the one queue."""
 
 from typing import Any
 
@@ -11,6 +11,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     Table,
@@ -253,6 +254,40 @@ model_switches = Table(
     Index(None, "updated_at"),
 )
 
+# Calls of routes of custom nodes, between the control plane that was called and the one where a
+# worker waits. A row lives for as long as somebody waits for the answer.
+route_calls = Table(
+    "route_calls",
+    central_metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("fleet_ids", Json, nullable=False),  # a worker of any of them may take it
+    Column("status", String(20), nullable=False),
+    Column("method", String(10), nullable=False),
+    Column("path", Text, nullable=False),
+    Column("target", Text, nullable=False),  # the path as it is sent, and the query
+    Column("headers", Json, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("worker_id", String(200)),  # who took it
+    Column("answer", Json),  # status, headers, or why there is none
+    Column("answer_body", LargeBinary),
+    Column("created_at", Moment, nullable=False),
+    Column("expires_at", Moment, nullable=False),
+    CheckConstraint("status IN ('waiting', 'taken', 'answered')", name="status"),
+    Index(None, "tenant_id"),
+    Index(None, "expires_at"),
+)
+
+# Sums of what happened in each minute, quarter of an hour and two hours, for operators' plots.
+rollups = Table(
+    "rollups",
+    central_metadata,
+    Column("step_seconds", Integer, primary_key=True),
+    Column("at", Moment, primary_key=True),  # when the step begins
+    Column("name", String(50), primary_key=True),
+    Column("value", Float, nullable=False),
+)
+
 audit_log = Table(
     "audit_log",
     central_metadata,
@@ -310,6 +345,24 @@ api_keys = Table(
     Index(None, "tenant_id", "user_id"),
 )
 
+# Sign-ins of browsers: as a customer, as an operator, or as both.
+sessions = Table(
+    "sessions",
+    central_metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("secret_hash", String(64), nullable=False, unique=True),
+    Column("created_at", Moment, nullable=False),
+    Column("expires_at", Moment, nullable=False),  # the later of the two below
+    Column("api_key_id", Uuid, ForeignKey("api_keys.id", ondelete="CASCADE")),
+    Column("customer_until", Moment),
+    Column("operator_id", Uuid, ForeignKey("operators.id", ondelete="CASCADE")),
+    Column("admin_proof", String(64)),  # of the first owner: by the secret and the admin key
+    Column("operator_until", Moment),
+    Index(None, "api_key_id"),
+    Index(None, "operator_id"),
+    Index(None, "expires_at"),
+)
+
 effects = Table(
     "effects",
     central_metadata,
@@ -327,10 +380,15 @@ effects = Table(
     Column("max_upload_bytes", BigInteger),
     Column("media_types", Json, nullable=False),  # none named: all of the kind that it takes
     Column("last_processing_time_seconds", Float),
-    Column("typical_seconds", Float),  # smoothed: one slow job doesn't frighten everybody
+    Column("typical_seconds", Float),  # the median: one slow job doesn't frighten everybody
     Column("created_at", Moment, nullable=False),
     Column("locked", Json, nullable=False, server_default="[]"),  # properties not for customers
     Column("keep_metadata", Boolean, nullable=False, server_default=text("false")),
+    Column("tags", Json, nullable=False, server_default="[]"),
+    Column("examples", Json, nullable=False, server_default="[]"),  # objects, before and after
+    Column("recent_seconds", Json, nullable=False, server_default="[]"),  # of the last runs
+    # Whether a result that its customer has already is taken, instead of a job.
+    Column("reuse", Boolean, nullable=False, server_default=text("false")),
     CheckConstraint("price_tokens >= 0", name="price_tokens"),
     CheckConstraint("provider IN ('self_hosted', 'cloud')", name="provider"),
     Index(None, "workflow_id"),

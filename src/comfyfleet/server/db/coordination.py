@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from comfyfleet.errors import Unavailable
 from comfyfleet.server.db.central_tables import control_state
 from comfyfleet.server.db.database import Database, Tx, driver_of, dsn
-from comfyfleet.server.db.dialect import insert_if_new, upsert
+from comfyfleet.server.db.dialect import for_update, insert_if_new, upsert
 from comfyfleet.server.db.driver import connect
 from comfyfleet.server.db.errors import is_disconnect
 
@@ -25,6 +25,13 @@ async def read_state(tx: Tx, name: str) -> Any:
     """Returns the value, or None if it was never written."""
     query = select(control_state.c.value).where(control_state.c.name == name)
     return (await tx.execute(query)).scalar_one_or_none()
+
+
+async def lock_state(tx: Tx, name: str, value: Any) -> Any:
+    """Locks the value until the transaction ends, and returns it; `value` is written if there is none."""
+    await tx.execute(insert_if_new(tx, control_state, [{"name": name, "value": value}]))
+    query = select(control_state.c.value).where(control_state.c.name == name)
+    return (await tx.execute(for_update(tx, query))).scalar_one()
 
 
 async def write_state(tx: Tx, name: str, value: Any) -> None:
@@ -114,6 +121,7 @@ class NotifyChannel:
         self._dsn = dsn(database.url) if self.reach_others else None
         self._channel = channel
         self._sender: Any = None
+        self.is_listening = False
 
     async def send(self, payload: str) -> None:
         if self._dsn is None:
@@ -152,13 +160,16 @@ class NotifyChannel:
         connection.add_termination_listener(lambda *_: lost.set())
         try:
             await connection.add_listener(self._channel, lambda *arguments: on_hint(arguments[3]))
+            self.is_listening = True
             on_reconnect()
             while not lost.is_set():
                 try:
-                    await asyncio.wait_for(lost.wait(), CHECK_SECONDS)
+                    async with asyncio.timeout(CHECK_SECONDS):
+                        await lost.wait()
                 except TimeoutError:
                     await connection.execute("SELECT 1", timeout=CHECK_SECONDS)
         finally:
+            self.is_listening = False
             connection.terminate()
 
     async def close(self) -> None:

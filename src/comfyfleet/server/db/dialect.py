@@ -12,6 +12,7 @@ from sqlalchemy import (
     ColumnElement,
     DateTime,
     Dialect,
+    Float,
     Index,
     Integer,
     Select,
@@ -26,6 +27,8 @@ from sqlalchemy import (
     select,
     text,
     tuple_,
+    type_coerce,
+    values,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import JSONB
@@ -124,6 +127,27 @@ def upsert_each(tx: AsyncConnection, table: Table, *, key: Sequence[str]) -> Any
     return insert.on_conflict_do_update(index_elements=list(key), set_=changed)
 
 
+def upsert_sum_each(tx: AsyncConnection, table: Table, *, key: Sequence[str]) -> Any:
+    """As `upsert_each`, but the other columns grow by what each row has."""
+    dialect = sqlite if is_sqlite(tx) else postgresql
+    insert = dialect.insert(table)
+    grown = {
+        each.name: each + insert.excluded[each.name] for each in table.c if each.name not in key
+    }
+    return insert.on_conflict_do_update(index_elements=list(key), set_=grown)
+
+
+def seconds_between(
+    tx: AsyncConnection, begin: ColumnElement[Any], end: ColumnElement[Any]
+) -> ColumnElement[float]:
+    """Returns the seconds from one moment to another, both of the database."""
+    if is_sqlite(tx):
+        micros = type_coerce(end, BigInteger) - type_coerce(begin, BigInteger)
+        return type_coerce(micros / 1_000_000.0, Float)
+    between = type_coerce(end, DateTime) - type_coerce(begin, DateTime)
+    return type_coerce(func.extract("epoch", between), Float)
+
+
 def db_now(tx: AsyncConnection, now: datetime) -> ColumnElement[Any]:
     """Returns the database's clock on PostgreSQL, which several control planes share; else `now`."""
     return literal(now, Moment()) if is_sqlite(tx) else func.clock_timestamp(type_=Moment())
@@ -171,16 +195,21 @@ def pairs_in(
     columns: tuple[ColumnElement[UUID], ColumnElement[UUID]],
     pairs: Sequence[tuple[UUID, UUID]],
 ) -> ColumnElement[bool]:
-    """`(a, b) IN pairs`. PostgreSQL would plan each pair on its own, so it gets two arrays."""
+    """`(a, b) IN pairs`. PostgreSQL would plan each pair on its own, so it gets two arrays.
+
+    SQLite uses the index of both columns only for pairs out of a SELECT.
+    """
+    names = column("a", Uuid), column("b", Uuid)
     if is_sqlite(tx):
-        return tuple_(*columns).in_(pairs)
+        listed = values(*names, name="wanted").data(pairs).cte("wanted")
+        return tuple_(*columns).in_(select(listed.c.a, listed.c.b))
     firsts, seconds = ([pair[place] for pair in pairs] for place in (0, 1))
     wanted = (
         func.unnest(
             bindparam(None, firsts, postgresql.ARRAY(Uuid), unique=True),
             bindparam(None, seconds, postgresql.ARRAY(Uuid), unique=True),
         )
-        .table_valued(column("a", Uuid), column("b", Uuid), name="wanted")
+        .table_valued(*names, name="wanted")
         .render_derived()
     )
     return tuple_(*columns).in_(select(wanted.c.a, wanted.c.b))

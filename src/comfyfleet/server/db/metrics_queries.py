@@ -1,20 +1,43 @@
-"""SQL of the metrics: a handful of grouped queries over all tables."""
+"""SQL over all tables: a handful of grouped queries for metrics, sums by time, and the operators' search."""
 
-from collections.abc import Iterable, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
+from uuid import UUID
 
-from sqlalchemy import case, func, select, text
+from sqlalchemy import ColumnElement, case, delete, func, literal_column, or_, select, text
 
+from comfyfleet.api.account import TransactionType
 from comfyfleet.server.db import Tx
 from comfyfleet.server.db.central_tables import (
+    IS_ENDED,
+    LEASED,
+    QUEUED,
     dispatches,
+    effects,
     fleets,
+    rollups,
+    tenants,
+    worker_readings,
     workers,
     workflow_fleets,
     workflows,
 )
-from comfyfleet.server.db.tenant_tables import ai_jobs, graph_runs, pipeline_runs
+from comfyfleet.server.db.dialect import Moment, seconds_between, upsert_sum_each
+from comfyfleet.server.db.tenant_tables import (
+    HAS_OLD_PROMPT,
+    ai_jobs,
+    graph_runs,
+    pipeline_runs,
+    token_transactions,
+    users,
+)
+
+READINGS_MAX = 5_000
+# The steps of sums by time: of the plots of an hour, a day and a week.
+MINUTE, QUARTER, TWO_HOURS = ROLLUP_STEPS = (60, 900, 7_200)
+# Runs that stayed with a model, or switched to it.
+MODEL_RUNS = "model:"
 
 
 class FleetRow(NamedTuple):
@@ -100,6 +123,135 @@ async def ended_counts(
     return [EndedCountRow._make((*row[:6], tuple(map(int, row[6:])))) for row in rows]
 
 
+class EndedJobsRow(NamedTuple):
+    """Jobs that ended alike: their place in the buckets of waiting and running; -1: not known."""
+
+    workflow_id: int
+    status: str
+    wait_bucket: int
+    run_bucket: int
+    jobs: int
+    run_seconds: float
+
+
+async def first_ended(tx: Tx, *, after: datetime, until: datetime) -> datetime | None:
+    d = dispatches.c
+    query = select(d.ended_at).where(text(IS_ENDED), d.ended_at > after, d.ended_at <= until)
+    found: datetime | None = await tx.scalar(query.order_by(d.ended_at).limit(1))
+    return found
+
+
+async def is_any_active(tx: Tx) -> bool:
+    """Whether a job waits or runs. Ordered as their indexes are: else the whole table may be read."""
+    d = dispatches.c
+    for part, first in ((QUEUED, d.tenant_id), (LEASED, d.lease_expires_at)):
+        if await tx.scalar(select(d.id).where(text(part)).order_by(first).limit(1)) is not None:
+            return True
+    return False
+
+
+async def ended_jobs(
+    tx: Tx, *, after: datetime, until: datetime, buckets: Sequence[float]
+) -> list[EndedJobsRow]:
+    """Counts what ended in a span of time, by how long it waited for its last worker and ran."""
+    d = dispatches.c
+    begun = func.coalesce(d.started_at, d.leased_at, type_=Moment)
+    waited = _bucket(seconds_between(tx, d.queued_at, begun), buckets).label("waited")
+    ran = _bucket(d.duration_seconds, buckets).label("ran")
+    query = (
+        select(
+            d.workflow_id,
+            d.status,
+            waited,
+            ran,
+            func.count(),
+            func.coalesce(func.sum(d.duration_seconds), 0.0),
+        )
+        .where(text(IS_ENDED), d.ended_at > after, d.ended_at <= until)
+        .group_by(d.workflow_id, d.status, "waited", "ran")
+    )
+    return [EndedJobsRow(*row) for row in await tx.execute(query)]
+
+
+def _bucket(value: ColumnElement[Any], buckets: Sequence[float]) -> ColumnElement[int]:
+    """Returns the number of the first bucket that the value fits into; values are written out, as
+    grouping needs the very same words."""
+    fitting: list[Any] = [
+        (value <= literal_column(str(most)), literal_column(str(number)))
+        for number, most in enumerate(buckets)
+    ]
+    beyond: ColumnElement[int] = literal_column(str(len(buckets)))
+    return case((value.is_(None), literal_column("-1")), *fitting, else_=beyond)
+
+
+async def mean_gpu_percent(tx: Tx, *, after: datetime, until: datetime) -> float | None:
+    """Returns the mean load of the GPUs of which workers told; None if none did."""
+    r = worker_readings.c
+    load = r.reading["gpu_load_percent"].as_float()
+    some = select(load.label("load")).where(r.at > after, r.at <= until).limit(READINGS_MAX)
+    mean = await tx.scalar(select(func.avg(some.subquery().c.load)))
+    return None if mean is None else float(mean)
+
+
+async def add_sums(
+    tx: Tx, at: datetime, sums: Mapping[str, float], *, steps: Sequence[int]
+) -> None:
+    """Adds to the steps that this moment is in. In one order, so that no two control planes wait for
+    each other's rows."""
+    rows = [
+        {"step_seconds": step, "at": step_start(at, step), "name": name, "value": sums[name]}
+        for step in sorted(steps)
+        for name in sorted(sums)
+        if sums[name]
+    ]
+    if rows:
+        key = ("step_seconds", "at", "name")
+        await tx.execute(upsert_sum_each(tx, rollups, key=key), rows)
+
+
+def step_start(at: datetime, step_seconds: int) -> datetime:
+    seconds = int(at.timestamp())
+    return datetime.fromtimestamp(seconds - seconds % step_seconds, UTC)
+
+
+async def read_sums(
+    tx: Tx, step_seconds: int, *, since: datetime
+) -> dict[datetime, dict[str, float]]:
+    """Returns the sums by the beginning of their step."""
+    query = select(rollups.c.at, rollups.c.name, rollups.c.value).where(
+        rollups.c.step_seconds == step_seconds, rollups.c.at >= since
+    )
+    found: dict[datetime, dict[str, float]] = {}
+    for at, name, value in await tx.execute(query):
+        found.setdefault(at, {})[name] = value
+    return found
+
+
+async def delete_sums(tx: Tx, step_seconds: int, *, before: datetime) -> None:
+    old = delete(rollups).where(rollups.c.step_seconds == step_seconds, rollups.c.at < before)
+    await tx.execute(old)
+
+
+async def tokens_used(tx: Tx, *, after: datetime, until: datetime) -> int:
+    """Returns what completed jobs of the pool have cost: what was reserved, less what went back."""
+    j, t = ai_jobs.c, token_transactions.c
+    is_settled = (
+        (t.tenant_id == j.tenant_id) & (t.job_id == j.id) & (t.type == TransactionType.JOB_CONSUME)
+    )
+    query = (
+        select(func.coalesce(func.sum(j.reserved_tokens), 0) - func.coalesce(func.sum(t.amount), 0))
+        .select_from(ai_jobs.outerjoin(token_transactions, is_settled))
+        .where(
+            text(HAS_OLD_PROMPT),
+            j.completed_at > after,
+            j.completed_at <= until,
+            j.status == "completed",
+            j.reserved_tokens > 0,
+        )
+    )
+    return int(await tx.scalar(query) or 0)
+
+
 # Of a tenant pool. Word for word what their indexes are made for: SQLite knows them by that only.
 GOING_ON = text("status IN ('pending', 'running', 'waiting_for_user')")
 ACTIVE = text("status IN ('queued', 'processing')")
@@ -128,3 +280,76 @@ async def jobs_of_runs(tx: Tx) -> dict[tuple[str, str], int]:
 
 def _counted(rows: Iterable[Any]) -> dict[str, int]:
     return {row[0]: row[1] for row in rows}
+
+
+class IdSpan(NamedTuple):
+    """All ids that begin alike, as an index finds them."""
+
+    first: UUID
+    last: UUID
+
+    @classmethod
+    def starting_with(cls, digits: str) -> "IdSpan":
+        return cls(UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f")))
+
+
+class FoundRow(NamedTuple):
+    id: Any
+    name: str
+    detail: Any
+
+
+async def find_workers(tx: Tx, text: str, *, limit: int) -> list[FoundRow]:
+    w = workers.c
+    query = (
+        select(w.worker_id, w.worker_id, fleets.c.slug + "/" + fleets.c.stage)
+        .join(fleets, fleets.c.id == w.fleet_id)
+        .where(_has(w.worker_id, text))
+        .order_by(w.worker_id)
+    )
+    return [FoundRow(*row) for row in await tx.execute(query.limit(limit))]
+
+
+async def find_tenants(tx: Tx, text: str, span: IdSpan | None, *, limit: int) -> list[FoundRow]:
+    t = tenants.c
+    fits = [_has(t.name, text)]
+    if span is not None:
+        fits.append(t.id.between(*span))
+    query = select(t.id, t.name, t.pool).where(or_(*fits)).order_by(t.name, t.id)
+    return [FoundRow(*row) for row in await tx.execute(query.limit(limit))]
+
+
+async def find_effects(tx: Tx, text: str, *, limit: int) -> list[FoundRow]:
+    e = effects.c
+    fits = or_(_has(e.slug, text), _has(e.title, text))
+    query = select(e.slug, e.title, e.is_published).where(fits).order_by(e.slug)
+    return [FoundRow(*row) for row in await tx.execute(query.limit(limit))]
+
+
+async def find_workflows(tx: Tx, text: str, *, limit: int) -> list[FoundRow]:
+    w = workflows.c
+    query = select(w.slug, w.slug, w.is_active).where(_has(w.slug, text), w.is_open.is_(False))
+    return [FoundRow(*row) for row in await tx.execute(query.order_by(w.slug).limit(limit))]
+
+
+async def find_jobs(tx: Tx, span: IdSpan, *, limit: int) -> list[FoundRow]:
+    """Of a pool, by the index of ids."""
+    j = ai_jobs.c
+    query = select(j.id, j.workflow_slug, j.status).where(j.id.between(*span)).order_by(j.id)
+    return [FoundRow(*row) for row in await tx.execute(query.limit(limit))]
+
+
+async def find_jobs_among(tx: Tx, job_ids: Sequence[UUID], *, limit: int) -> list[FoundRow]:
+    j = ai_jobs.c
+    query = select(j.id, j.workflow_slug, j.status).where(j.id.in_(job_ids)).order_by(j.id)
+    return [FoundRow(*row) for row in await tx.execute(query.limit(limit))]
+
+
+async def newest_users(tx: Tx, *, limit: int) -> list[tuple[UUID, UUID]]:
+    """Tenant and id of each."""
+    query = select(users.c.tenant_id, users.c.id).order_by(users.c.created_at.desc())
+    return [(row.tenant_id, row.id) for row in await tx.execute(query.limit(limit))]
+
+
+def _has(column: ColumnElement[str], text: str) -> ColumnElement[bool]:
+    return column.icontains(text, autoescape=True)

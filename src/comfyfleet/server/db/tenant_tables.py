@@ -154,6 +154,7 @@ pipeline_votes = Table(
     Column("loser_id", Uuid, nullable=False),
     Column("created_at", Moment, nullable=False),
     Column("undone_at", Moment),
+    Column("is_tie", Boolean, nullable=False, server_default=text("false")),
     UniqueConstraint("id"),
     Index(None, "run_id", "number"),
     sqlite_autoincrement=True,
@@ -180,6 +181,9 @@ IS_ACTIVE = "status IN ('queued', 'processing')"
 IS_HELD = "is_held AND status = 'queued'"
 IS_RARE = "status IN ('failed', 'cancelled')"
 IS_ENDED = "completed_at IS NOT NULL"
+HAS_RARE_EFFECT = "effect_id IS NOT NULL AND status IN ('failed', 'cancelled')"
+HAS_ENDED_EFFECT = "effect_id IS NOT NULL AND completed_at IS NOT NULL"
+IS_REUSABLE = "fingerprint IS NOT NULL AND status = 'completed'"
 HAS_OLD_PROMPT = "completed_at IS NOT NULL AND prompt_removed_at IS NULL"
 ai_jobs = Table(
     "ai_jobs",
@@ -233,6 +237,12 @@ ai_jobs = Table(
     # Of a prompt that came through the gateway: its number, client, extra data and outputs.
     Column("gateway", Document),
     Column("hidden_at", Moment),  # its client has removed it from the history
+    # Of a job whose result may be taken again: workflow, prompt and the bytes of its inputs, hashed.
+    Column("fingerprint", String(64)),
+    Column("reused_from", Uuid),  # the job whose result it has; it was never run itself
+    partial_index(
+        "ai_jobs_reusable", "tenant_id", "user_id", "fingerprint", "completed_at", where=IS_REUSABLE
+    ),
     partial_index(
         "ai_jobs_of_gateway",
         "tenant_id",
@@ -270,6 +280,17 @@ ai_jobs = Table(
     partial_index(
         "ai_jobs_rare_of_workflow", "workflow_slug", "status", "submitted_at", "id", where=IS_RARE
     ),
+    partial_index(
+        "ai_jobs_ended_of_effect", "effect_id", "submitted_at", "id", where=HAS_ENDED_EFFECT
+    ),
+    partial_index(
+        "ai_jobs_rare_of_effect",
+        "effect_id",
+        "status",
+        "submitted_at",
+        "id",
+        where=HAS_RARE_EFFECT,
+    ),
     partial_index("ai_jobs_old_prompts", "completed_at", where=HAS_OLD_PROMPT),
 )
 
@@ -304,6 +325,18 @@ run_events = Table(
     Index(None, "tenant_id", "user_id", "id"),
     partial_index("run_events_unfinished", "created_at", where="record IS NULL"),
     sqlite_autoincrement=True,
+)
+
+# Of a running job, where somebody looks at it at another control plane than its worker reports to: its newest
+# picture. Not logged on PostgreSQL: it is of the moment.
+job_previews = Table(
+    "job_previews",
+    tenant_metadata,
+    Column("job_id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("preview", Document, nullable=False),
+    Column("shown_at", Moment, nullable=False),
+    Index(None, "tenant_id"),
 )
 
 # An upload whose name another has taken.
@@ -364,6 +397,7 @@ files = Table(
     Column("metadata", Json, nullable=False),
     Column("created_at", Moment, nullable=False),
     Column("checked_at", Moment),  # when its bytes were looked at
+    Column("kept_from", Moment),  # its retention counts from here; none: from created_at
     Index(None, "tenant_id", "content_hash"),
     Index(None, "tenant_id", "created_at"),
     Index(None, "path"),
@@ -431,6 +465,24 @@ videos = Table(
         "videos_processed_file_id", "processed_file_id", where="processed_file_id IS NOT NULL"
     ),
     partial_index("videos_age", "tenant_id", "created_at", where="expired_at IS NULL"),
+)
+
+# Links by which a user shows a result to people without a key.
+shares = Table(
+    "shares",
+    tenant_metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("user_id", Uuid, nullable=False),
+    Column("job_id", Uuid, nullable=False),
+    Column("video_id", Uuid),  # none: the job took no media
+    Column("has_original", Boolean, nullable=False),
+    Column("secret_hash", String(64), nullable=False, unique=True),
+    Column("created_at", Moment, nullable=False),
+    Column("expires_at", Moment, nullable=False),
+    Column("revoked_at", Moment),
+    Index(None, "tenant_id", "user_id", "created_at", "id"),
+    Index(None, "expires_at"),
 )
 
 job_events = Table(
@@ -544,6 +596,7 @@ graph_runs = Table(
     Column("created_at", Moment, nullable=False),
     Column("changed_at", Moment, nullable=False),
     Column("ended_at", Moment),
+    Column("deadline_at", Moment),  # then it fails; none: it may take as long as it takes
     CheckConstraint(
         "status IN ('pending', 'running', 'waiting_for_user', 'completed', 'failed', 'cancelled')",
         name="status",
@@ -564,6 +617,65 @@ graph_executions = Table(
     Column("at", String(64), primary_key=True),  # its index: one number for each fan-out around it
     Column("tenant_id", Uuid, nullable=False),
     Column("record", Document, nullable=False),
+)
+
+# What starts runs by itself: schedules, and webhooks that come in.
+triggers = Table(
+    "triggers",
+    tenant_metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("user_id", Uuid, nullable=False),  # whose runs it starts, and who pays
+    Column("name", String(200), nullable=False),
+    Column("kind", String(20), nullable=False),
+    Column("graph_id", Uuid),
+    Column("graph_version", Integer),  # none: the newest
+    Column("pipeline_id", Uuid),
+    Column("base_candidates", Integer),  # of a pipeline's runs
+    Column("inputs", Document, nullable=False),
+    Column("cron", String(100)),
+    Column("timezone", String(64), nullable=False),
+    Column("catch_up", Boolean, nullable=False),
+    Column("tokens_per_day", BigInteger, nullable=False),
+    Column("max_tokens", BigInteger),  # of one run
+    Column("is_paused", Boolean, nullable=False),
+    Column("next_at", Moment),  # of a schedule; whoever moves it on has claimed the moment
+    Column("missed", Integer, nullable=False),
+    Column("missed_at", Moment),
+    Column(
+        "secret_number", Integer, nullable=False
+    ),  # one more with each new secret: none is stored
+    Column("created_at", Moment, nullable=False),
+    CheckConstraint("kind IN ('schedule', 'webhook')", name="kind"),
+    Index(None, "tenant_id", "user_id", "created_at", "id"),
+    partial_index("triggers_due", "next_at", where="next_at IS NOT NULL AND NOT is_paused"),
+)
+
+trigger_firings = Table(
+    "trigger_firings",
+    tenant_metadata,
+    Column("id", Uuid, primary_key=True),  # made from the trigger and the moment or delivery
+    Column("tenant_id", Uuid, nullable=False),
+    Column("trigger_id", Uuid, ForeignKey("triggers.id", ondelete="CASCADE"), nullable=False),
+    Column("cause", String(20), nullable=False),
+    Column("planned_at", Moment),  # of a schedule
+    Column("day", String(10), nullable=False),  # in the trigger's time zone: whose limit it uses
+    Column("status", String(20), nullable=False),
+    Column("granted_tokens", BigInteger, nullable=False),
+    Column("inputs", Document),  # until it has ended
+    Column("run_id", Uuid),
+    Column("error_code", String(50)),
+    Column("error", Text),
+    Column("missed", Integer, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("not_before", Moment, nullable=False),  # when others may take it up
+    Column("created_at", Moment, nullable=False),
+    Column("ended_at", Moment),
+    CheckConstraint("status IN ('starting', 'started', 'refused', 'missed')", name="status"),
+    Index(None, "trigger_id", "created_at", "id"),
+    Index(None, "trigger_id", "day"),
+    Index(None, "created_at"),
+    partial_index("trigger_firings_starting", "not_before", where="status = 'starting'"),
 )
 
 token_wallets = Table(

@@ -256,6 +256,16 @@ class FleetWorker:
     def takes_jobs(self) -> bool:
         return self.is_approved and not self.is_draining
 
+    def state_at(self, now: datetime, *, offline_after_seconds: int) -> str:
+        """Returns online, offline, draining, pending or revoked."""
+        if self.revoked_at is not None:
+            return "revoked"
+        if not self.is_approved:
+            return "pending"
+        if now - self.last_seen_at > timedelta(seconds=offline_after_seconds):
+            return "offline"
+        return "draining" if self.is_draining else "online"
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerRegistration:
@@ -305,6 +315,15 @@ class AssignedWorkflow:
     @property
     def is_runnable(self) -> bool:
         return self.is_active and not self.is_paused
+
+
+class BackendSummary(NamedTuple):
+    """What a list shows of a worker's backend."""
+
+    kind: str | None
+    version: str | None
+    gpu: str | None
+    gpu_memory_bytes: int | None
 
 
 class BackendKind(NamedTuple):

@@ -25,6 +25,7 @@ from comfyfleet.server.fleets.model import (
     AssignedWorkflow,
     BackendKind,
     BackendOffer,
+    BackendSummary,
     Fleet,
     FleetAssignment,
     FleetLane,
@@ -451,6 +452,16 @@ async def remove_stale_worker(tx: Tx, worker: FleetWorker, *, unseen_since: date
 async def readings(tx: Tx, worker_id: str, *, since: datetime, limit: int) -> list[StoredReading]:
     """Returns readings, the newest first."""
     return await store.newest_readings(tx, worker_id, since=since, limit=limit)
+
+
+async def backends_of(tx: Tx, worker_ids: Collection[str]) -> dict[str, BackendSummary]:
+    """Returns the backends of those workers that have told of them."""
+    return await store.backends_of(tx, worker_ids) if worker_ids else {}
+
+
+async def latest_readings(tx: Tx, worker_ids: Collection[str]) -> dict[str, StoredReading]:
+    """Returns the last reading of each worker that has one."""
+    return await store.latest_readings(tx, worker_ids) if worker_ids else {}
 
 
 async def prune_readings(tx: Tx, *, before: datetime, limit: int) -> int:

@@ -50,6 +50,7 @@ from comfyfleet.server.db.driver import PreparedStatement, StatementCall, execut
 from comfyfleet.server.fleets.model import (
     AssignedWorkflow,
     BackendKind,
+    BackendSummary,
     Fleet,
     FleetWorker,
     StoredReading,
@@ -480,6 +481,36 @@ async def newest_readings(
     )
     rows = await tx.execute(query)
     return [StoredReading(row.at, Reading.model_validate(row.reading)) for row in rows]
+
+
+async def backends_of(tx: Tx, worker_ids: Collection[str]) -> dict[str, BackendSummary]:
+    """Reads a few fields of the facts, which may be large."""
+    facts = workers.c.facts
+    fields = [facts[name].as_string() for name in ("kind", "version", "gpu", "gpu_memory_bytes")]
+    query = select(workers.c.worker_id, *fields).where(
+        is_one_of(tx, workers.c.worker_id, worker_ids), facts.is_not(None)
+    )
+    return {
+        worker_id: BackendSummary(kind, version, gpu, int(memory) if memory else None)
+        for worker_id, kind, version, gpu, memory in await tx.execute(query)
+    }
+
+
+async def latest_readings(tx: Tx, worker_ids: Collection[str]) -> dict[str, StoredReading]:
+    """One look into the index for each worker, however many readings it has."""
+    newest = (
+        select(worker_readings.c.id)
+        .where(worker_readings.c.worker_id == workers.c.worker_id)
+        .order_by(worker_readings.c.at.desc())
+        .limit(1)
+        .correlate(workers)
+        .scalar_subquery()
+    )
+    ids = select(newest).where(is_one_of(tx, workers.c.worker_id, worker_ids))
+    rows = await tx.execute(select(worker_readings).where(worker_readings.c.id.in_(ids)))
+    return {
+        row.worker_id: StoredReading(row.at, Reading.model_validate(row.reading)) for row in rows
+    }
 
 
 async def delete_readings_before(tx: Tx, before: datetime, *, limit: int) -> int:

@@ -271,6 +271,7 @@ async def _input_name(tx: Tx, plane: ControlPlane, caller: Caller, file: File, w
     alike = [each for each in paths if _suffix(each) == _suffix(wanted)]
     if alike:
         return alike[0]
+    await user_files.require_room(tx, caller)
     for number in range(NAMES_TRIED_MAX):
         tried = user_files.numbered(wanted, number)
         named = UserFile(INPUT, tried, file.id)

@@ -4,23 +4,27 @@ import asyncio
 import base64
 import contextlib
 import logging
-from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from time import monotonic
 from typing import Any
 from uuid import UUID
 
+from comfyfleet.api.worker import RunPreview
 from comfyfleet.errors import FleetError
 from comfyfleet.protocol import sockets as frames
 from comfyfleet.protocol.sockets import Frame, Socket
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.db import Tx
 from comfyfleet.server.gateway.history import active_jobs
-from comfyfleet.server.gateway.model import events_in, gateway_data
+from comfyfleet.server.gateway.model import events_in, gateway_data, is_running, prompt_id_of
+from comfyfleet.server.jobs.model import Job, asks_for_previews
+from comfyfleet.server.jobs.progress import Previews, PreviewWatch
 from comfyfleet.server.run_log import service as run_log
 from comfyfleet.server.run_log.model import (
     PICTURE,
+    PREVIEWS,
     REMOVED,
     TEXT,
     Event,
@@ -37,11 +41,12 @@ BUSY_SECONDS, IDLE_SECONDS = 0.5, 5.0
 REST_SECONDS_MAX = 0.05
 # Longer than any answer to a POST takes.
 HELD_SECONDS_MAX = 30.0
-# For so long a client that was away may come back and miss nothing.
-REMEMBERED_SECONDS = 600.0
-CURSORS_MAX = 10_000
+# So long polls wait for sockets.
+TOLD_SECONDS_MAX = 1.0
 # A client may submit first and listen then: what it has missed is not older than this.
 MISSED_MAX = timedelta(seconds=60)
+# Of one user at a time; a fleet runs as many as it has backends.
+SHOWN_RUNS_MAX = 1_000
 # Without a client id these go to all sockets of their user, and the rest to none: as in ComfyUI.
 BROADCAST = frozenset({"progress", "progress_state", "execution_interrupted", PICTURE})
 
@@ -64,6 +69,83 @@ class GatewaySocket(Socket):
         self.push(frames.json_frame(event, data))
 
 
+class ShownRun:
+    """A run whose client wants previews. It is looked at while a socket that gets them is open."""
+
+    def __init__(self, client_id: str | None, prompt_id: str) -> None:
+        self.client_id = client_id
+        self.prompt_id = prompt_id
+        self.watch: PreviewWatch | None = None
+        self._told: RunPreview | None = None
+
+    def is_for(self, socket: GatewaySocket) -> bool:
+        """Without a client id they go to all sockets, as in ComfyUI."""
+        return self.client_id in (None, socket.client_id)
+
+    def pop_news(self) -> Event | None:
+        """The newest picture, unless it was told."""
+        newest = None if self.watch is None else self.watch.latest
+        if newest is None or newest is self._told:
+            return None
+        self._told = newest
+        return PICTURE, {"base64": newest.base64, "metadata": newest.metadata}
+
+
+class ShownRuns:
+    """The runs of a user whose clients want previews, from their beginning to their end."""
+
+    def __init__(self, previews: Previews, tenant_id: UUID, on_picture: Callable[[], None]) -> None:
+        self._previews = previews
+        self._tenant_id = tenant_id
+        self._on_picture = on_picture
+        self._runs: dict[UUID, ShownRun] = {}
+
+    def begin(self, job_id: UUID, client_id: str | None, prompt_id: str) -> None:
+        if job_id not in self._runs and len(self._runs) < SHOWN_RUNS_MAX:
+            self._runs[job_id] = ShownRun(client_id, prompt_id)
+
+    def take(self, row: LoggedEvents) -> None:
+        """Of a report that has been told."""
+        if any(kind == PREVIEWS for kind, _ in row.events):
+            self.begin(row.job_id, row.client_id, row.prompt_id)
+        if row.is_last:
+            self.end(row.job_id)
+
+    def end(self, job_id: UUID) -> None:
+        run = self._runs.pop(job_id, None)
+        if run is not None and run.watch is not None:
+            run.watch.close()
+
+    def end_all(self) -> None:
+        for job_id in [*self._runs]:
+            self.end(job_id)
+
+    def look_for(self, sockets: Sequence[GatewaySocket]) -> None:
+        """Looks at those that one of these sockets is told of, and at no others."""
+        for job_id, run in self._runs.items():
+            is_wanted = any(run.is_for(each) for each in sockets)
+            if is_wanted and run.watch is None:
+                run.watch = self._previews.watch(self._tenant_id, job_id, self._on_picture)
+            elif not is_wanted and run.watch is not None:
+                run.watch.close()
+                run.watch = None
+
+    def with_picture(self, row: LoggedEvents) -> LoggedEvents:
+        """A picture that came with a report goes before the progress in it."""
+        run = self._runs.get(row.job_id)
+        places = [place for place, (kind, _) in enumerate(row.events) if kind == "progress"]
+        picture = run.pop_news() if run is not None and places else None
+        if picture is None:
+            return row
+        before, after = row.events[: places[-1]], row.events[places[-1] :]
+        return replace(row, events=[*before, picture, *after])
+
+    def pop_news(self) -> Iterable[tuple[ShownRun, Event]]:
+        for run in self._runs.values():
+            if (picture := run.pop_news()) is not None:
+                yield run, picture
+
+
 class UserFeed:
     """All sockets of one user in this process, and the task that reads the log for them."""
 
@@ -76,8 +158,10 @@ class UserFeed:
         self._remaining = 0
         self._told: int | None = None  # the last report that was told
         self._starting = asyncio.Lock()
+        self._followed: list[asyncio.Future[None]] = []  # who waits until the next look is over
         self._task: asyncio.Task[None] | None = None
         self._unsubscribe = plane.context.notifier.subscribe_user(caller.user_id, self._woken.set)
+        self._shown = ShownRuns(plane.context.previews, caller.tenant.id, self._woken.set)
 
     @property
     def is_empty(self) -> bool:
@@ -94,6 +178,17 @@ class UserFeed:
     def release(self, job_id: UUID) -> None:
         self._held.pop(job_id, None)
         self._woken.set()
+
+    async def told(self) -> None:
+        """Until sockets are told what has happened before now; or until that takes too long."""
+        if not self._sockets:
+            return
+        looked = asyncio.get_running_loop().create_future()
+        self._followed.append(looked)
+        self._woken.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TOLD_SECONDS_MAX):
+                await looked
 
     def _drop_old_holds(self) -> None:
         """A client that has gone never had its answer, and its other clients wait."""
@@ -115,11 +210,17 @@ class UserFeed:
             self._told = last
             self._task = asyncio.create_task(self._run(), name="gateway-feed")
 
-    def add(self, socket: GatewaySocket, running_node: str | None) -> None:
+    def add(
+        self, socket: GatewaySocket, running_node: str | None, running: Sequence[Job] = ()
+    ) -> None:
         """As in ComfyUI, an older socket of the same client hears nothing from now on."""
         for other in self._sockets:
             other.is_replaced |= other.client_id == socket.client_id
         self._sockets.append(socket)
+        for job in running:
+            if asks_for_previews(job.asked):
+                client_id = gateway_data(job).get("client_id")
+                self._shown.begin(job.id, client_id, prompt_id_of(job))
         socket.tell("status", {**_status(self._remaining), "sid": socket.client_id})
         if running_node is not None:
             socket.tell("executing", {"node": running_node})
@@ -127,6 +228,7 @@ class UserFeed:
 
     def remove(self, socket: GatewaySocket) -> None:
         self._sockets.remove(socket)
+        self._shown.look_for(self._heard_by())
 
     def seen_by(self, client_id: str) -> int | None:
         """What a client was told whose socket we still take to be open: it may have lost it."""
@@ -135,6 +237,7 @@ class UserFeed:
 
     async def close(self) -> None:
         self._unsubscribe()
+        self._shown.end_all()
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -147,7 +250,8 @@ class UserFeed:
                 async with asyncio.timeout(pause):
                     await self._woken.wait()
             self._woken.clear()
-            started = monotonic()
+            started, followed = monotonic(), self._followed
+            self._followed = []
             try:
                 await self._tell()
             except FleetError as error:
@@ -156,6 +260,10 @@ class UserFeed:
             except Exception:  # without this task all sockets of the user would be deaf
                 logger.exception("live messages could not be sent")
                 await asyncio.sleep(IDLE_SECONDS)
+            finally:
+                for each in followed:
+                    if not each.done():
+                        each.set_result(None)
             await asyncio.sleep(min(monotonic() - started, REST_SECONDS_MAX))
 
     async def _tell(self) -> None:
@@ -174,14 +282,21 @@ class UserFeed:
             look = await run_log.look(tx, tenant_id, user_id, after_id=self._told, but_jobs=held)
         rows = _tellable(look.rows, held | frozenset(self._held))
         self._tell_arrivals(look)
-        if rows:
+        if any(_departed(row) for row in rows):
             self._plane.context.notifier.forget_user(user_id)
         for row in rows:
             self._told = row.id
-            self._tell_row(row)
+            self._tell_row(self._shown.with_picture(row))
+            self._shown.take(row)
+        if rows:
+            for socket in self._heard_by():
+                self._plane.cursors.note(user_id, socket.client_id, self._told)
+        self._tell_pictures()
         if len(look.rows) == run_log.EVENTS_PER_READ_MAX:
             self._woken.set()
             return
+        if not look.active:
+            self._shown.end_all()
         self._tell_departures(look.active + len(_ended_in(look.rows[len(rows) :])))
 
     async def _catch_up(self, tx: Tx, socket: GatewaySocket, to_id: int) -> None:
@@ -208,6 +323,16 @@ class UserFeed:
         if remaining < self._remaining:
             self._remaining = remaining
             self._tell_status()
+
+    def _tell_pictures(self) -> None:
+        """Those that came without a report. Who does not keep up gets the next one."""
+        for run, (_, data) in self._shown.pop_news():
+            for socket in self._heard_by():
+                if run.is_for(socket) and not socket.is_behind:
+                    with_metadata = socket.wants_metadata and run.client_id is not None
+                    for frame in _picture_frames(data, run.prompt_id, with_metadata=with_metadata):
+                        socket.push(frame)
+        self._shown.look_for(self._heard_by())
 
     def _tell_row(self, row: LoggedEvents) -> None:
         tells = [data.get("tells", 1) for kind, data in row.events if kind == REMOVED]
@@ -237,7 +362,7 @@ class UserFeed:
             is_for_all = kind == TEXT or (row.client_id is None and kind in BROADCAST)
             if kind == "execution_start":
                 yield frames.json_frame("status", _status(before))
-            if kind == REMOVED or not (is_for_all or row.client_id == socket.client_id):
+            if kind in (REMOVED, PREVIEWS) or not (is_for_all or row.client_id == socket.client_id):
                 continue
             if kind == TEXT:
                 yield frames.text_frame(str(data.get("node")), str(data.get("text")))
@@ -267,11 +392,15 @@ def pictures_after_progress(events: Sequence[Event]) -> Iterable[Event]:
 def _picture_frames(
     data: Mapping[str, Any], prompt_id: str, *, with_metadata: bool
 ) -> Iterable[Frame]:
-    picture = base64.b64decode(data["base64"])
+    try:
+        picture = base64.b64decode(data["base64"])
+    except (KeyError, TypeError, ValueError):
+        return
     if not picture:
         return
     if with_metadata:
-        metadata = {**(data.get("metadata") or {}), "prompt_id": prompt_id}
+        told = data.get("metadata")
+        metadata = {**(told if isinstance(told, Mapping) else {}), "prompt_id": prompt_id}
         yield frames.image_with_metadata_frame(picture, metadata)
     else:
         yield frames.image_frame(picture)
@@ -299,36 +428,25 @@ def _status(remaining: int) -> dict[str, object]:
     return {"status": {"exec_info": {"queue_remaining": remaining}}}
 
 
-class ClientCursors:
-    """What clients that went away had seen."""
-
-    def __init__(self) -> None:
-        self._seen: OrderedDict[tuple[UUID, str], tuple[int, float]] = OrderedDict()
-
-    def keep(self, user_id: UUID, client_id: str, seen: int) -> None:
-        self._seen[user_id, client_id] = (seen, monotonic())
-        self._seen.move_to_end((user_id, client_id))
-        if len(self._seen) > CURSORS_MAX:
-            self._seen.popitem(last=False)
-
-    def of(self, user_id: UUID, client_id: str) -> int | None:
-        seen, at = self._seen.get((user_id, client_id), (None, 0.0))
-        return seen if monotonic() - at < REMEMBERED_SECONDS else None
-
-
 class GatewayFeeds:
     """The feeds of this process, by user."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
         self._feeds: dict[UUID, UserFeed] = {}
-        self._cursors = ClientCursors()
+        self._cursors = plane.cursors
 
     def of(self, caller: Caller) -> UserFeed:
         feed = self._feeds.get(caller.user_id)
         if feed is None:
             feed = self._feeds[caller.user_id] = UserFeed(self._plane, caller)
         return feed
+
+    async def told(self, caller: Caller) -> None:
+        """Until the caller's sockets are told what has happened before now."""
+        feed = self._feeds.get(caller.user_id)
+        if feed is not None:
+            await feed.told()
 
     async def release(self, caller: Caller, job_id: UUID) -> None:
         """Lets out what was held back; a feed that nobody listens to is closed."""
@@ -346,7 +464,9 @@ class GatewayFeeds:
         seen = self.of(caller).seen_by(client_id)
         if seen is None:
             seen = self._cursors.of(caller.user_id, client_id)
-        first, running_node = await self._missed(caller, client_id)
+        await self.of(caller).start()
+        # What begins from now on is told by the log, and what ran before is read here.
+        first, running_node, running = await self._missed(caller, client_id)
         feed = self.of(caller)
         await feed.start()
         if seen is None:
@@ -355,15 +475,19 @@ class GatewayFeeds:
         # One that has been emptied meanwhile is closed, and another has taken its place.
         feed = self.of(caller)
         await feed.start()
-        feed.add(socket, running_node)
+        feed.add(socket, running_node, running)
         return socket
 
-    async def _missed(self, caller: Caller, client_id: str) -> tuple[int | None, str | None]:
-        """The first report of a prompt of this client that goes on, or has just ended; and which node runs."""
+    async def _missed(
+        self, caller: Caller, client_id: str
+    ) -> tuple[int | None, str | None, Sequence[Job]]:
+        """The first report of a prompt of this client that goes on, or has just ended; which node runs; and
+        which prompts of the user run."""
         tenant_id, user_id = caller.tenant.id, caller.user_id
+        active = await active_jobs(self._plane, caller)
         running = [
             job
-            for job in await active_jobs(self._plane, caller)
+            for job in active
             if gateway_data(job).get("client_id") == client_id and job.started_at
         ]
         started = [each.started_at for each in running if each.started_at]
@@ -375,7 +499,7 @@ class GatewayFeeds:
                 for job in running[:1]
                 for row in await run_log.events_of_job(tx, tenant_id, job.id)
             ]
-        return first, current_node(events_in(rows))
+        return first, current_node(events_in(rows)), [job for job in active if is_running(job)]
 
     async def leave(self, caller: Caller, socket: GatewaySocket) -> None:
         feed = self.of(caller)

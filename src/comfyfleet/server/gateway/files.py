@@ -1,7 +1,7 @@
 """A user's files by the names that ComfyUI would give them: uploads, outputs, and which a prompt names."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,13 +11,14 @@ from uuid import UUID
 from blake3 import blake3
 
 from comfyfleet.api.values import is_storable
-from comfyfleet.errors import InvalidInput, LimitExceeded, NotFound
+from comfyfleet.errors import InvalidInput, LimitExceeded, NotFound, StorageFull
 from comfyfleet.media import SNIFF_BYTES, measure_picture, require_pixels, sniff_type
 from comfyfleet.protocol import files as protocol
-from comfyfleet.protocol.payloads import UnforeseenInput
+from comfyfleet.protocol.payloads import RefusedPrompt, UnforeseenInput
+from comfyfleet.protocol.validation import WRAPPED, fault
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.db import Tx
-from comfyfleet.server.gateway.offers import upload_inputs
+from comfyfleet.server.gateway.offers import ObjectInfo, upload_inputs
 from comfyfleet.server.jobs import service as jobs
 from comfyfleet.server.jobs.files import REFUSALS, suffix_of
 from comfyfleet.server.media import service as media
@@ -28,6 +29,9 @@ from comfyfleet.server.tenants.model import Caller
 
 NAMES_TRIED_MAX = 10_000
 NAMES_LISTED_MAX = 10_000
+FILES_NAMED_MAX = 1_000
+# Names of uploads, of one user.
+UPLOADS_MAX = 20_000
 # Others may take a name between our look and our insert, so often in a row.
 RACES_MAX = 100
 # What file systems take as one name; backends store uploads as files.
@@ -53,12 +57,16 @@ async def named_in(
     plane: ControlPlane,
     caller: Caller,
     prompt: Mapping[str, Mapping[str, Any]],
-    object_info: Mapping[str, Mapping[str, Any]],
+    object_infos: Sequence[ObjectInfo],
 ) -> NamedFiles:
+    """By the word of any backend: what one does not call a file is one on another."""
     found = NamedFiles()
-    names = set(_names(prompt, object_info))
+    names = {each for object_info in object_infos for each in _names(prompt, object_info)}
     if not names:
         return found
+    if len(names) > FILES_NAMED_MAX:
+        says = f"A prompt names at most {FILES_NAMED_MAX:,} files"
+        raise RefusedPrompt(fault("prompt_too_large", says, f"{len(names):,} files"))
     async with plane.context.tenant(caller.tenant.id) as tx:
         for kind, name in sorted(names):
             file_id = await _file_id(tx, caller, *split_annotation(name))
@@ -69,13 +77,14 @@ async def named_in(
 
 
 def _names(
-    prompt: Mapping[str, Mapping[str, Any]], object_info: Mapping[str, Mapping[str, Any]]
+    prompt: Mapping[str, Mapping[str, Any]], object_info: ObjectInfo
 ) -> Iterator[tuple[str, str]]:
     for node in prompt.values():
         for name, kind in upload_inputs(object_info.get(str(node.get("class_type")), {})).items():
             value = (node.get("inputs") or {}).get(name)
-            if isinstance(value, str):
-                yield kind, value
+            named = value.get(WRAPPED) if isinstance(value, Mapping) else value
+            if isinstance(named, str):
+                yield kind, named
 
 
 async def _file_id(tx: Tx, caller: Caller, folder: str, path: str) -> UUID | None:
@@ -297,6 +306,7 @@ async def _take_name(
     most = plane.settings.max_storage_bytes_per_tenant if own is None else own
     async with plane.pools[caller.tenant.pool].transaction() as tx:
         await media.require_quota(tx, tenant_id, file.size or 0, most=most)
+        await require_room(tx, caller)
         if overwrites:
             await media.add_file(tx, file)
             kept = named._replace(file_id=file.id)
@@ -311,6 +321,15 @@ async def _take_name(
                 await media.add_file(tx, file)
                 return NameChoice(kept, is_known=False)
     raise InvalidInput(f"there are too many uploads of {named.path} at once")
+
+
+async def require_room(tx: Tx, caller: Caller) -> None:
+    """Raises StorageFull if the user has too many uploads, however small they are."""
+    if (
+        await run_log.count_uploads(tx, caller.tenant.id, caller.user_id, most=UPLOADS_MAX)
+        >= UPLOADS_MAX
+    ):
+        raise StorageFull(f"a user has at most {UPLOADS_MAX:,} uploads")
 
 
 def _hash(path: Path) -> str:

@@ -1,19 +1,35 @@
-"""What a user's clients can look up: queue, history and jobs, as ComfyUI tells them."""
+"""What a user's clients can look up: queue, history and jobs, as ComfyUI tells them.
 
+Clients poll them ten times a second. So answers are kept as bytes until something of their user changes, and
+so is each prompt in them: after a change only what has changed is read and rendered."""
+
+import asyncio
+import json
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from time import monotonic
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from comfyfleet.protocol.payloads import QueuedPrompt, Record
+from blake3 import blake3
+
+from comfyfleet.protocol.http import json_text
+from comfyfleet.protocol.payloads import (
+    JobQuery,
+    Record,
+    ended_job,
+    pagination,
+    select_jobs,
+    waiting_job,
+)
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.db import Tx
 from comfyfleet.server.gateway.model import (
     as_in_heap,
     events_in,
     history_entry,
-    is_running,
     job_id_of,
     prompt_id_of,
     queued_prompt,
@@ -25,64 +41,125 @@ from comfyfleet.server.run_log import service as run_log
 from comfyfleet.server.tenants.model import Caller
 
 HISTORY_ENTRIES_MAX = 1_000
-ENTRIES_KEPT_MAX = 20_000
-# Clients poll ten times a second.
-POLL_SECONDS = 0.5
-POLLING_USERS_MAX = 200
-ANSWERS_PER_USER_MAX = 8
-ANSWER_BYTES_MAX = 4 * 1024 * 1024
+# Of all users together.
+KEPT_BYTES_MAX = 64 * 1024 * 1024
+# One user's history may be large; the others have room, too.
+ANSWER_BYTES_MAX = 8 * 1024 * 1024
+# About what Python needs for an entry beside its bytes.
+OVERHEAD_BYTES = 500
+# Changes are told, here and by other control planes. An answer is made anew after so long even if none was;
+# and after the shorter time while those of others can't be heard.
+TOLD_SECONDS, UNTOLD_SECONDS = 5.0, 0.5
+USERS_KEPT_MAX = 10_000
+READ_FIRST, READ_AT_ONCE_MAX = 20, 100  # once it is known that they are small
+# Of one answer: a prompt may have some megabytes, and there may be thousands of them.
+BODY_BYTES_MAX = 32 * 1024 * 1024
+READ_BYTES_MAX = 16 * 1024 * 1024
 
 
-@dataclass
-class EntryCache:
-    """Entries of prompts that have ended, which never change."""
+class PromptForm(StrEnum):
+    """How a prompt is shown. In each form it never changes."""
 
-    _entries: OrderedDict[UUID, Record] = field(default_factory=OrderedDict)
+    ROW = "row"  # in the queue
+    WAITING = "pending"  # among jobs
+    RUNNING = "in_progress"
+    ENTRY = "entry"  # in the history
+    ENDED = "ended"  # among jobs
 
-    def get(self, job: Job) -> Record | None:
-        return self._entries.get(job.id)
 
-    def keep(self, job: Job, entry: Record) -> Record:
-        self._entries[job.id] = entry
-        if len(self._entries) > ENTRIES_KEPT_MAX:
-            self._entries.popitem(last=False)
-        return entry
+class RenderedPrompt(NamedTuple):
+    """A prompt as JSON. `job`: what jobs are chosen and sorted by."""
+
+    prompt_id: str
+    number: float
+    text: bytes
+    job: Mapping[str, Any]
+
+    @property
+    def size(self) -> int:
+        # As objects of Python JSON takes several times the room that it has as text.
+        return OVERHEAD_BYTES + len(self.text) * (4 if self.job else 1)
+
+
+class PollAnswer(NamedTuple):
+    body: bytes
+    etag: str
+
+
+class BoundedCache:
+    """The values that were used last, as many as fit into a number of bytes."""
+
+    def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._kept: OrderedDict[Hashable, tuple[int, Any]] = OrderedDict()
+
+    @property
+    def size(self) -> int:
+        return self._bytes
+
+    def get(self, key: Hashable) -> Any:
+        """None: it is not kept."""
+        found = self._kept.get(key)
+        if found is None:
+            return None
+        self._kept.move_to_end(key)
+        return found[1]
+
+    def keep(self, key: Hashable, value: Any, size: int) -> None:
+        self.drop(key)
+        self._kept[key] = size, value
+        self._bytes += size
+        while self._bytes > self._bytes_max:
+            _, (freed, _) = self._kept.popitem(last=False)
+            self._bytes -= freed
+
+    def drop(self, key: Hashable) -> None:
+        size, _ = self._kept.pop(key, (0, None))
+        self._bytes -= size
 
 
 @dataclass
 class PollCache:
-    """Answers to a user's polls, as bytes, until something of that user changes.
+    """Answers to a user's polls, until something of that user changes."""
 
-    Changes in this process are told at once; those at another control plane count after `POLL_SECONDS`, or
-    when a socket of the user is told of them.
-    """
-
-    _answers: OrderedDict[UUID, dict[str, tuple[float, bytes]]] = field(default_factory=OrderedDict)
-    _versions: dict[UUID, int] = field(default_factory=dict)
+    kept: BoundedCache = field(default_factory=BoundedCache)
+    hears_others: Callable[[], bool] = lambda: True  # what changes at other control planes
+    _changes: int = 0
+    _changed: OrderedDict[UUID, int] = field(default_factory=OrderedDict)  # the last one of each
+    _all_changed: int = 0
 
     def forget(self, user_id: UUID) -> None:
-        self._answers.pop(user_id, None)
-        if user_id in self._versions:
-            self._versions[user_id] += 1
+        self._changes += 1
+        self._changed[user_id] = self._changes
+        self._changed.move_to_end(user_id)
+        if len(self._changed) > USERS_KEPT_MAX:
+            _, self._all_changed = self._changed.popitem(last=False)
 
-    async def get(self, user_id: UUID, what: str, make: Callable[[], Awaitable[bytes]]) -> bytes:
-        made_at, answer = self._answers.get(user_id, {}).get(what, (0.0, b""))
-        if answer and monotonic() - made_at < POLL_SECONDS:
-            return answer
-        started, version = monotonic(), self._versions.setdefault(user_id, 0)
-        answer = await make()
-        if self._versions.get(user_id) == version:
-            self._keep(user_id, what, started, answer)
+    def forget_all(self) -> None:
+        self._changes += 1
+        self._all_changed = self._changes
+
+    async def get(
+        self, user_id: UUID, what: Hashable, make: Callable[[], Awaitable[bytes]]
+    ) -> PollAnswer:
+        key, change = (user_id, what), self._last_change(user_id)
+        found = self.kept.get(key)
+        if found is not None:
+            seen, made_at, answer = found
+            limit = TOLD_SECONDS if self.hears_others() else UNTOLD_SECONDS
+            if seen == change and monotonic() - made_at < limit:
+                made: PollAnswer = answer
+                return made
+        started = monotonic()
+        body = await make()
+        answer = PollAnswer(body, f'"{blake3(body).hexdigest(length=16)}"')
+        if len(body) <= ANSWER_BYTES_MAX and self._last_change(user_id) == change:
+            self.kept.keep(key, (change, started, answer), OVERHEAD_BYTES + len(body))
         return answer
 
-    def _keep(self, user_id: UUID, what: str, made_at: float, answer: bytes) -> None:
-        kept = self._answers.setdefault(user_id, {})
-        self._answers.move_to_end(user_id)
-        if len(kept) < ANSWERS_PER_USER_MAX and len(answer) <= ANSWER_BYTES_MAX:
-            kept[what] = made_at, answer
-        while len(self._answers) > POLLING_USERS_MAX:
-            user, _ = self._answers.popitem(last=False)
-            self._versions.pop(user, None)
+    def _last_change(self, user_id: UUID) -> int:
+        return max(self._changed.get(user_id, 0), self._all_changed)
 
 
 async def active_jobs(plane: ControlPlane, caller: Caller) -> list[Job]:
@@ -90,24 +167,87 @@ async def active_jobs(plane: ControlPlane, caller: Caller) -> list[Job]:
         return await jobs.active_prompts(tx, caller.tenant.id, caller.user_id)
 
 
-async def queue_of(
-    plane: ControlPlane, caller: Caller
-) -> tuple[list[QueuedPrompt], list[QueuedPrompt]]:
-    """Prompts that run, and those that wait."""
-    found = await active_jobs(plane, caller)
-    running = [queued_prompt(job) for job in found if is_running(job)]
-    waiting = [queued_prompt(job) for job in found if not is_running(job)]
-    return running, as_in_heap(waiting)
-
-
-async def history_of(
-    plane: ControlPlane, caller: Caller, cache: EntryCache, *, limit: int = HISTORY_ENTRIES_MAX
-) -> dict[str, Record]:
-    """The entries of prompts that have ended, the oldest of them first."""
+async def count_active(plane: ControlPlane, caller: Caller) -> int:
     async with plane.context.tenant(caller.tenant.id) as tx:
-        ended = await jobs.ended_prompts(tx, caller.tenant.id, caller.user_id, limit=limit)
-        entries = await _entries(tx, caller, ended, cache)
-    return {prompt_id_of(job): entries[job.id] for job in reversed(ended)}
+        return len(await jobs.active_prompt_ids(tx, caller.tenant.id, caller.user_id))
+
+
+async def queue_body(plane: ControlPlane, caller: Caller, kept: BoundedCache) -> bytes:
+    async with plane.context.tenant(caller.tenant.id) as tx:
+        active = await jobs.active_prompt_ids(tx, caller.tenant.id, caller.user_id)
+        rows = await _rendered(tx, caller, [(each, PromptForm.ROW) for each, _ in active], kept)
+    is_running = dict(active)
+    running = [row for job_id, row in rows.items() if is_running[job_id]]
+    waiting = as_in_heap(row for job_id, row in rows.items() if not is_running[job_id])
+    return b'{"queue_running":%b,"queue_pending":%b}' % (_array(running), _array(waiting))
+
+
+async def history_body(
+    plane: ControlPlane,
+    caller: Caller,
+    kept: BoundedCache,
+    *,
+    offset: int | None = None,
+    most: int | None = None,
+) -> bytes:
+    """Of prompts that have ended, the oldest of them first."""
+    async with plane.context.tenant(caller.tenant.id) as tx:
+        ended = await _ended_ids(tx, caller)
+        start = -1 if offset is None else offset
+        if start < 0 and most is not None:
+            start = len(ended) - most
+        part = ended[max(start, 0) :]
+        part = part if most is None else part[: max(most, 1)]
+        found = await _rendered(tx, caller, [(each, PromptForm.ENTRY) for each in part], kept)
+    return _object(found.values())
+
+
+async def entry_body(
+    plane: ControlPlane, caller: Caller, prompt_id: str, kept: BoundedCache
+) -> bytes:
+    """The history of one prompt: empty until it has ended."""
+    job_id = job_id_of(caller.tenant.id, caller.user_id, prompt_id)
+    async with plane.context.tenant(caller.tenant.id) as tx:
+        if not await jobs.is_prompt_ended(tx, caller.tenant.id, caller.user_id, job_id):
+            return b"{}"
+        found = await _rendered(tx, caller, [(job_id, PromptForm.ENTRY)], kept)
+    return _object(found.values())
+
+
+async def jobs_body(
+    plane: ControlPlane, caller: Caller, query: JobQuery, kept: BoundedCache
+) -> bytes:
+    async with plane.context.tenant(caller.tenant.id) as tx:
+        active = await jobs.active_prompt_ids(tx, caller.tenant.id, caller.user_id)
+        ended = await _ended_ids(tx, caller)
+        running = [(each, PromptForm.RUNNING) for each, is_running in active if is_running]
+        waiting = [(each, PromptForm.WAITING) for each, is_running in active if not is_running]
+        pending = await _rendered(tx, caller, waiting, kept)
+        forms = [*running, *((each, PromptForm.ENDED) for each in ended)]
+        found = await _rendered(tx, caller, forms, kept)
+    in_progress = [found[each] for each, _ in running if each in found]
+    over = [found[each] for each in ended if each in found]
+    listed = [*in_progress, *as_in_heap(pending.values()), *over]
+    page, total = select_jobs(query, listed, lambda each: each.job)
+    placed = json_text(pagination(query, len(page), total)).encode()
+    return b'{"jobs":%b,"pagination":%b}' % (_array(page), placed)
+
+
+async def _ended_ids(tx: Tx, caller: Caller) -> list[UUID]:
+    """The oldest first."""
+    found = await jobs.ended_prompt_ids(
+        tx, caller.tenant.id, caller.user_id, limit=HISTORY_ENTRIES_MAX
+    )
+    return found[::-1]
+
+
+def _array(rendered: Iterable[RenderedPrompt]) -> bytes:
+    return b"[" + b",".join(each.text for each in rendered) + b"]"
+
+
+def _object(rendered: Iterable[RenderedPrompt]) -> bytes:
+    entries = (b"%b:%b" % (json_text(each.prompt_id).encode(), each.text) for each in rendered)
+    return b"{" + b",".join(entries) + b"}"
 
 
 async def find_job(plane: ControlPlane, caller: Caller, prompt_id: str) -> Job | None:
@@ -117,30 +257,114 @@ async def find_job(plane: ControlPlane, caller: Caller, prompt_id: str) -> Job |
         return await jobs.find_prompt(tx, caller.tenant.id, caller.user_id, job_id)
 
 
-async def entry_of(plane: ControlPlane, caller: Caller, job: Job, cache: EntryCache) -> Record:
+async def entry_of(plane: ControlPlane, caller: Caller, job: Job, kept: BoundedCache) -> Record:
     """Of a prompt that has ended."""
-    async with plane.context.tenant(caller.tenant.id) as tx:
-        return (await _entries(tx, caller, [job], cache))[job.id]
+    return (await entries_of(plane, caller, [job], kept))[job.id]
 
 
 async def entries_of(
-    plane: ControlPlane, caller: Caller, ended: Sequence[Job], cache: EntryCache
+    plane: ControlPlane, caller: Caller, ended: Sequence[Job], kept: BoundedCache
 ) -> dict[UUID, Record]:
     """Of several prompts that have ended."""
+    forms = [(job.id, PromptForm.ENTRY) for job in ended]
     async with plane.context.tenant(caller.tenant.id) as tx:
-        return await _entries(tx, caller, ended, cache)
+        found = await _rendered(tx, caller, forms, kept, known={job.id: job for job in ended})
+    return {job_id: json.loads(each.text) for job_id, each in found.items()}
 
 
-async def _entries(
-    tx: Tx, caller: Caller, ended: Sequence[Job], cache: EntryCache
-) -> dict[UUID, Record]:
-    found = {job.id: entry for job in ended if (entry := cache.get(job)) is not None}
-    missing = [job for job in ended if job.id not in found]
-    records = await run_log.records_of(tx, caller.tenant.id, [job.id for job in missing])
-    for job in missing:
-        lease, record = records.get(job.id, (None, {}))
-        if lease != job.lease_number:
+async def _rendered(
+    tx: Tx,
+    caller: Caller,
+    wanted: Sequence[tuple[UUID, PromptForm]],
+    kept: BoundedCache,
+    *,
+    known: Mapping[UUID, Job] | None = None,
+) -> dict[UUID, RenderedPrompt]:
+    """By job, in the order in which they are wanted; only those that are not kept are read. As many as fit into
+    an answer: of the history the last ones, and at least one."""
+    found: dict[UUID, RenderedPrompt] = {}
+    missing: list[tuple[UUID, PromptForm]] = []
+    is_history = bool(wanted) and wanted[-1][1] is PromptForm.ENTRY
+    order = wanted[::-1] if is_history else wanted
+    for key in order:
+        each = kept.get(key)
+        if each is None:
+            missing.append(key)
+        else:
+            found[key[0]] = each
+    start, count = 0, READ_FIRST
+    left = BODY_BYTES_MAX - sum(len(each.text) for each in found.values())
+    while start < len(missing) and (left > 0 or not found):
+        made = await _render(tx, caller, missing[start : start + count], known or {})
+        for key, each in made.items():
+            kept.keep(key, each, each.size)
+            found[key[0]] = each
+        if start:
+            await asyncio.sleep(0)  # others have their turn
+        start, read = start + count, sum(len(each.text) for each in made.values())
+        left -= read
+        count = max(1, min(READ_AT_ONCE_MAX, READ_BYTES_MAX * len(made) // max(read, 1)))
+    fitting = _fitting(found, [job_id for job_id, _ in order if job_id in found])
+    return {job_id: found[job_id] for job_id, _ in wanted if job_id in fitting}
+
+
+def _fitting(found: Mapping[UUID, RenderedPrompt], order: Sequence[UUID]) -> set[UUID]:
+    """The first ones, up to the size of an answer."""
+    fitting: set[UUID] = set()
+    size = 0
+    for job_id in order:
+        size += len(found[job_id].text)
+        if fitting and size > BODY_BYTES_MAX:
+            break
+        fitting.add(job_id)
+    return fitting
+
+
+async def _render(
+    tx: Tx,
+    caller: Caller,
+    forms: Sequence[tuple[UUID, PromptForm]],
+    known: Mapping[UUID, Job],
+) -> dict[tuple[UUID, PromptForm], RenderedPrompt]:
+    unread = [job_id for job_id, _ in forms if job_id not in known]
+    found = {**known, **await jobs.get_many(tx, caller.tenant.id, unread)}
+    made: dict[tuple[UUID, PromptForm], RenderedPrompt] = {}
+    ended = [found[job_id] for job_id, form in forms if job_id in found and _shows_end(form)]
+    records = await _records(tx, caller, ended)
+    for job_id, form in forms:
+        job = found.get(job_id)
+        if job is not None and job.asked.gateway is not None:
+            made[job_id, form] = _rendered_as(form, job, records.get(job_id, {}))
+    return made
+
+
+def _shows_end(form: PromptForm) -> bool:
+    return form in (PromptForm.ENTRY, PromptForm.ENDED)
+
+
+async def _records(tx: Tx, caller: Caller, ended: Sequence[Job]) -> dict[UUID, Mapping[str, Any]]:
+    stored = await run_log.records_of(tx, caller.tenant.id, [job.id for job in ended])
+    records: dict[UUID, Mapping[str, Any]] = {}
+    for job in ended:
+        lease, record = stored.get(job.id, (None, {}))
+        if lease != job.lease_number and job.asked.gateway is not None:
             told = await run_log.events_of_job(tx, caller.tenant.id, job.id)
             record = record_of_end(job, events_in(told))
-        found[job.id] = cache.keep(job, history_entry(job, record))
-    return found
+        records[job.id] = record
+    return records
+
+
+def _rendered_as(form: PromptForm, job: Job, record: Mapping[str, Any]) -> RenderedPrompt:
+    prompt_id, shown = prompt_id_of(job), queued_prompt(job)
+    listed: Mapping[str, Any] = {}
+    whole: Any
+    match form:
+        case PromptForm.ROW:
+            whole = shown.row()
+        case PromptForm.ENTRY:
+            whole = history_entry(job, record)
+        case PromptForm.ENDED:
+            whole = listed = ended_job(prompt_id, history_entry(job, record))
+        case _:
+            whole = listed = waiting_job(shown, form.value)
+    return RenderedPrompt(prompt_id, shown.number, json_text(whole).encode(), listed)

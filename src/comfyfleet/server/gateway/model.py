@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 from uuid import UUID, uuid5
 
 from comfyfleet.api.admin import FleetPrompts
@@ -14,7 +14,14 @@ from comfyfleet.protocol.payloads import QueuedPrompt, Record, RefusedPrompt
 from comfyfleet.protocol.validation import Fault, fault
 from comfyfleet.server.catalog.model import PRICE_TOKENS_MAX
 from comfyfleet.server.jobs.caches import RunSeconds
-from comfyfleet.server.jobs.model import PRICE_PER_SECOND, Job, JobSpec, JobStatus, cost_of
+from comfyfleet.server.jobs.model import (
+    MAX_TOKENS,
+    PRICE_PER_SECOND,
+    Job,
+    JobSpec,
+    JobStatus,
+    cost_of,
+)
 from comfyfleet.server.run_log.model import (
     Event,
     LoggedEvents,
@@ -56,9 +63,17 @@ def queued_prompt(job: Job) -> QueuedPrompt:
     )
 
 
-def as_in_heap(waiting: Iterable[QueuedPrompt]) -> list[QueuedPrompt]:
+class Numbered(Protocol):
+    @property
+    def number(self) -> float: ...
+
+
+N = TypeVar("N", bound=Numbered)
+
+
+def as_in_heap(waiting: Iterable[N]) -> list[N]:
     """As ComfyUI lists them: the next one first, and the others as they lie in its heap."""
-    heap: list[tuple[float, int, QueuedPrompt]] = []
+    heap: list[tuple[float, int, N]] = []
     for arrival, item in enumerate(waiting):
         heapq.heappush(heap, (item.number, arrival, item))
     return [item for _, _, item in heap]
@@ -98,7 +113,7 @@ class StoredUserdata(NamedTuple):
 DEFAULT_SECONDS = 60.0
 # So much longer than the longest of the last ones like it may a prompt take and still be paid for.
 MARGIN = 1.5
-MAX_TOKENS_HEADER, MAX_TOKENS = "x-max-tokens", "max_tokens"
+MAX_TOKENS_HEADER = "x-max-tokens"
 
 
 def max_tokens_of(
@@ -125,17 +140,27 @@ def with_price(
     `max_tokens`."""
     if terms.price_per_second is None:
         return _fixed(asked, terms.price_tokens, max_tokens)
-    seconds = min(_expected_seconds(asked, known), terms.run_limit_seconds)
-    return _metered(asked, seconds, terms.price_per_second, max_tokens)
+    return _metered(asked, terms, known, max_tokens)
 
 
-def _metered(asked: JobSpec, seconds: float, price: float, max_tokens: int | None) -> JobSpec:
+def _metered(
+    asked: JobSpec, terms: FleetPrompts, known: RunSeconds, max_tokens: int | None
+) -> JobSpec:
     """Its price is kept with it: other terms are for other prompts."""
-    estimate = min(cost_of(seconds, price), PRICE_TOKENS_MAX)
+    price, limit = terms.price_per_second or 0.0, terms.run_limit_seconds
+    if max_tokens == 0:
+        says = "The prompt costs tokens by the second, and max_tokens is 0"
+        raise RefusedPrompt(fault("price_above_max_tokens", says, required_tokens=1, max_tokens=0))
+    longest = known.longest(asked)
+    expected = DEFAULT_SECONDS if longest is None else max(1.0, math.ceil(longest * MARGIN))
+    if max_tokens is not None and longest is None:
+        expected = float(limit)  # of one like no other, all that its caller would pay
+    estimate = min(cost_of(min(expected, limit), price), PRICE_TOKENS_MAX)
+    most = {} if max_tokens is None else {MAX_TOKENS: max_tokens}
     return replace(
         asked,
-        price_tokens=estimate if max_tokens is None else min(estimate, max_tokens),
-        gateway={**(asked.gateway or {}), PRICE_PER_SECOND: price},
+        price_tokens=min(estimate, most.get(MAX_TOKENS, estimate)),
+        gateway={**(asked.gateway or {}), PRICE_PER_SECOND: price, **most},
     )
 
 
@@ -146,11 +171,6 @@ def _fixed(asked: JobSpec, price: int, max_tokens: int | None) -> JobSpec:
             fault("price_above_max_tokens", says, required_tokens=price, max_tokens=max_tokens)
         )
     return replace(asked, price_tokens=price)
-
-
-def _expected_seconds(asked: JobSpec, known: RunSeconds) -> float:
-    longest = known.longest(asked)
-    return DEFAULT_SECONDS if longest is None else max(1.0, math.ceil(longest * MARGIN))
 
 
 def shortfall(error: InsufficientTokens) -> Fault:

@@ -123,11 +123,15 @@ class OfferedNode:
         return inputs
 
     def check_values(self, values: Mapping[str, Any]) -> str | None:
+        """A file is named by a text: what comes by a link, or inside of something else, is known to the
+        backend alone, and may name a file of another job."""
         for name, kind in self.uploads.items():
             value = values.get(name)
-            if value == "" and not self._is_choice(name):
+            if name not in values or (value == "" and not self._is_choice(name)):
                 continue
-            if isinstance(value, str) and value not in self.files.get(name, ()):
+            if not isinstance(value, str):
+                return f"Invalid {kind} file: it must be named by a text in its input"
+            if value not in self.files.get(name, ()):
                 return f"Invalid {kind} file: {value}"
         return None
 
@@ -216,10 +220,22 @@ def _merged_spec(first: Any, other: Any) -> Any:
     choices, more = choices_of(first), choices_of(other)
     if choices is None or not more or choices == more:
         return first
-    all_of = [*choices, *(each for each in more if each not in choices)]
+    all_of = _all_of(choices, more)
     if isinstance(first[0], list):
         return [all_of, *first[1:]]
     return [first[0], {**first[1], "options": all_of}, *first[2:]]
+
+
+# Listed of one input, of all backends together.
+CHOICES_MAX = 20_000
+
+
+def _all_of(choices: Sequence[Any], more: Sequence[Any]) -> list[Any]:
+    """Those of the first one first; each once, be they texts, numbers or whatever a backend lists."""
+    known: dict[str, Any] = {}
+    for each in (*choices[:CHOICES_MAX], *more[:CHOICES_MAX]):
+        known.setdefault(each if isinstance(each, str) else json_text([each]), each)
+    return list(known.values())[:CHOICES_MAX]
 
 
 def choices_of(spec: Any) -> list[Any] | None:
@@ -271,6 +287,7 @@ BACKENDS_MAX = 24
 UNIONS_KEPT_MAX = 32
 BODIES_KEPT_MAX = 64
 FILES_LISTED_MAX = 1_000
+LARGE_AT_ONCE_MAX = 2
 KEY = "offers"
 
 
@@ -324,11 +341,17 @@ async def offer_to(plane: ControlPlane, caller: Caller, *, fresh: bool = False) 
     }
     mine = [each for each in found.backends if each.fleet.id in allowed]
     policies = {each.fleet.id: policy_of(each.terms, terms) for each in mine}
-    shown = [each for each in mine if each.is_online] or mine
+    shown = by_weight([each for each in mine if each.is_online] or mine)
     key = tuple(dict.fromkeys((each.hash, policies[each.fleet.id]) for each in shown))
     infos = {each.hash: each.object_info for each in shown}
     union = await kept.unions.get(key, lambda: asyncio.to_thread(_union, key, infos))
     return Offer(list(allowed.values()), mine, policies, union, _hash(key), is_fresh)
+
+
+def by_weight(backends: Sequence[OfferedBackend]) -> list[OfferedBackend]:
+    """What most workers say of a node type first: a single one that says something else does not change what
+    the others' users see of it."""
+    return sorted(backends, key=lambda each: (-each.workers, each.fleet.name, each.hash))
 
 
 UnionKey: TypeAlias = tuple[tuple[str, NodePolicy], ...]
@@ -369,6 +392,8 @@ class OfferCache:
         self.unions: LatestCache[ObjectInfo] = LatestCache(UNIONS_KEPT_MAX)
         self.rendered: LatestCache[RenderedObjectInfo] = LatestCache(UNIONS_KEPT_MAX)
         self.zipped: LatestCache[bytes] = LatestCache(BODIES_KEPT_MAX)
+        # Large prompts are matched so many at a time: each takes a core.
+        self.large = asyncio.Semaphore(LARGE_AT_ONCE_MAX)
         self._found = OpenFleets()
         self._read_at: datetime | None = None
         self._turn = asyncio.Lock()

@@ -11,12 +11,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from random import Random
-from typing import Any
+from typing import Any, TypeGuard
 
 from comfyfleet.errors import FleetError
 from comfyfleet.protocol.http import json_text
 from comfyfleet.protocol.payloads import RefusedPrompt
 from comfyfleet.protocol.validation import (
+    WRAPPED,
     Fault,
     Prompt,
     PromptValidation,
@@ -67,19 +68,37 @@ def match_prompt(
 ) -> PromptMatch:
     """Raises RefusedPrompt."""
     _require_backends(offer)
+    _require_short_ids(prompt)
     _require_types(offer, prompt)
     backends = _allowing(offer, prompt)
     found: dict[str, tuple[PromptValidation, OfferedNodes]] = {}
     for backend in backends:
         if backend.hash not in found:
             nodes = OfferedNodes(backend.object_info, files)
-            found[backend.hash] = validate(prompt, nodes=nodes, targets=targets), nodes
+            verdict = validate(prompt, nodes=nodes, targets=targets, follows_all=True)
+            found[backend.hash] = verdict, nodes
     best = max((len(verdict.outputs) for verdict, _ in found.values()), default=0)
     if not best:
         raise _refusal(offer, prompt, targets, files, [verdict for verdict, _ in found.values()])
     verdict, nodes = next(each for each in found.values() if len(each[0].outputs) == best)
-    able = [each for each in backends if found[each.hash][0].outputs == verdict.outputs]
-    return PromptMatch(verdict, nodes, able)
+    _require_unwrapped(prompt, verdict.prompt)
+    alike = {
+        each
+        for each, (other, its_nodes) in found.items()
+        if other.outputs == verdict.outputs and _is_read_alike(verdict, nodes, other, its_nodes)
+    }
+    return PromptMatch(verdict, nodes, [each for each in backends if each.hash in alike])
+
+
+def _is_read_alike(
+    verdict: PromptValidation, nodes: OfferedNodes, other: PromptValidation, others: OfferedNodes
+) -> bool:
+    """Whether two backends would be sent the same: one that says other things of its inputs must not
+    decide what of a prompt is a file on all of them."""
+    types = {node["class_type"] for node in verdict.prompt.values()}
+    return verdict.prompt == other.prompt and all(
+        nodes[each].uploads == others[each].uploads for each in types
+    )
 
 
 def _require_backends(offer: Offer) -> None:
@@ -88,10 +107,40 @@ def _require_backends(offer: Offer) -> None:
             fault(
                 "no_backend_available",
                 "No worker is there that takes prompts",
-                "No fleet takes prompts of this user, or none of their workers has told what it has.",
+                "No fleet takes prompts of this user, or none of their workers has reached its backend yet: "
+                "the logs of workers, and of `comfyfleet up`, say which backends they wait for.",
             ),
             {},
         )
+
+
+NODE_ID_CHARACTERS_MAX = 200
+
+
+def _require_short_ids(prompt: Prompt) -> None:
+    for node_id in prompt:
+        if len(node_id) > NODE_ID_CHARACTERS_MAX:
+            says = f"A node's id has at most {NODE_ID_CHARACTERS_MAX} characters"
+            raise RefusedPrompt(fault("invalid_node_id", says, f"{node_id[:40]}…"), {})
+
+
+def _require_unwrapped(given: Prompt, read: Prompt) -> None:
+    """ComfyUI takes one wrapper off a value, and what is left would be read anew by the backend: another wrapper,
+    or a link that nobody has followed here. Texts and numbers are made of what is inside, and harm nobody."""
+    for node_id, node in read.items():
+        for name, value in node.get("inputs", {}).items():
+            before = given[node_id]["inputs"].get(name)
+            if not _is_wrapped(before):
+                continue
+            left = before[WRAPPED] if value == before else value
+            if is_link(left) or _is_wrapped(left):
+                says = f"Input '{name[:40]}' wraps a link, or another wrapped value"
+                told = f"Node ID '#{node_id}'"
+                raise RefusedPrompt(fault("invalid_input_type", says, told, node_id=node_id), {})
+
+
+def _is_wrapped(value: object) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(value, Mapping) and WRAPPED in value
 
 
 def _require_types(offer: Offer, prompt: Prompt) -> None:
@@ -177,10 +226,37 @@ def _refusal(
     verdicts: Sequence[PromptValidation],
 ) -> RefusedPrompt:
     """What is wrong on all of them; or, if each part could run somewhere, on the one that lacks least."""
-    together = validate(prompt, nodes=OfferedNodes(offer.object_info, files), targets=targets)
+    known = OfferedNodes(offer.object_info, files)
+    together = validate(prompt, nodes=known, targets=targets, follows_all=True)
     if together.error is None:
         together = min(verdicts, key=_faults)
-    return RefusedPrompt(together.error or {}, together.node_errors or {})
+    error = together.error or fault("prompt_no_outputs", "Prompt has no outputs")
+    details = str(error.get("details", ""))[:DETAILS_CHARACTERS_MAX]
+    return RefusedPrompt({**error, "details": details}, fitting_errors(together.node_errors or {}))
+
+
+# An answer is not hundreds of times as large as its prompt.
+ERRORS_BYTES_MAX = 1024**2
+DETAILS_CHARACTERS_MAX = 100_000
+
+
+def fitting_errors(node_errors: Mapping[str, Any]) -> dict[str, Any]:
+    """The first ones, up to a size; at least one, without what is too long in it."""
+    told: dict[str, Any] = {}
+    left = ERRORS_BYTES_MAX
+    for node_id, entry in node_errors.items():
+        shown = entry if told else {**entry, "errors": [_short(each) for each in entry["errors"]]}
+        left -= len(node_id) + len(json_text(shown))
+        if left < 0 and told:
+            break
+        told[node_id] = shown
+    return told
+
+
+def _short(told: Fault) -> Fault:
+    if len(json_text(told)) <= DETAILS_CHARACTERS_MAX:
+        return told
+    return fault(told["type"], told["message"][:1000], told["details"][:1000])
 
 
 def _faults(verdict: PromptValidation) -> int:

@@ -22,6 +22,7 @@ SAVES_TO_FOLDER = "It writes to a folder that a widget names."
 SAVES_MODEL = "It writes a whole model to the backend's disk, where nobody gets it from."
 BROWSER_FILE = "Its widget names a file of the backend that is not checked as an upload is."
 DEVELOPERS = "It is for tests of ComfyUI's own editor."
+ENDLESS_PATTERN = "Its pattern may take for ever, and a backend that matches it can't be stopped."
 OTHER_SERVICE = "It calls another service."
 UNKNOWN = "It is not one of ComfyUI's own nodes, and nobody has allowed it here."
 BY_OPERATOR = "An operator has denied it."
@@ -51,6 +52,9 @@ DENIED: Mapping[str, str] = {
     "ComfyMathExpression": "It evaluates an expression from a widget.",
     "GLSLShader": "It compiles code from a widget for the GPU.",
     "StringFormat": "It evaluates a Python format string, which reads attributes of any object.",
+    "RegexExtract": ENDLESS_PATTERN,
+    "RegexMatch": ENDLESS_PATTERN,
+    "RegexReplace": ENDLESS_PATTERN,
     "DevTools*": DEVELOPERS,
 }
 

@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 
 from comfyfleet.api.admin import FleetPrompts
 from comfyfleet.errors import FleetError
+from comfyfleet.protocol.http import json_text
 from comfyfleet.protocol.payloads import PromptSubmission, RefusedPrompt
 from comfyfleet.protocol.validation import Prompt, fault, is_link
 from comfyfleet.server.app import ControlPlane
@@ -19,31 +20,32 @@ from comfyfleet.server.gateway import files as user_files
 from comfyfleet.server.gateway.history import active_jobs, find_job
 from comfyfleet.server.gateway.model import (
     CLIENT_ID_CHARACTERS_MAX,
-    gateway_data,
     is_running,
     job_id_of,
     prompt_id_of,
     with_price,
 )
-from comfyfleet.server.gateway.offers import Offer, OfferedNode, offer_to
+from comfyfleet.server.gateway.offers import Offer, OfferedNode, offer_cache, offer_to
 from comfyfleet.server.gateway.placement import (
     PromptMatch,
+    fitting_errors,
     match_prompt,
     needed_part,
     place_prompt,
 )
+from comfyfleet.server.jobs import service as jobs
 from comfyfleet.server.jobs import submit as job_submit
-from comfyfleet.server.jobs.caches import ActiveJobLimits
+from comfyfleet.server.jobs.caches import UNLIMITED
 from comfyfleet.server.jobs.model import Job, JobSpec, JobStatus
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.run_log import service as run_log
 from comfyfleet.server.tenants.model import Caller
 
-# A client may have as many prompts waiting as its tenant may have jobs in the queue.
-NO_LIMIT = ActiveJobLimits(1_000_000, 1_000_000)
 TITLE_CHARACTERS_MAX = 200
 NODES_MAX = 10_000
 SMALL_NODES_MAX = 500
+# Kept with each prompt, and shown with it: the editor's document, mostly.
+EXTRA_BYTES_MAX = 4 * 1024**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +112,7 @@ async def _submit(
     options: PromptOptions,
     at_id: Callable[[UUID], None],
 ) -> PromptReceipt:
-    if len(submission.prompt) > NODES_MAX:
-        text = f"The prompt has more than {NODES_MAX} nodes"
-        raise RefusedPrompt(fault("prompt_too_large", text, str(len(submission.prompt))))
+    _require_small(submission)
     match, file_ids = await _match(plane, caller, submission)
     verdict = match.verdict
     prompt_id = submission.prompt_id or str(uuid4())
@@ -145,9 +145,21 @@ async def _submit(
         caller.tenant.id,
         {job_id: asked},
         tenant=caller.tenant,
-        active_max=NO_LIMIT,
+        # As many may wait as the tenant may have jobs in the queue.
+        active_max=UNLIMITED,
     )
-    return PromptReceipt(prompt_id, job_id, number, verdict.node_errors or {}, bool(added))
+    told = fitting_errors(verdict.node_errors or {})
+    return PromptReceipt(prompt_id, job_id, number, told, bool(added))
+
+
+def _require_small(submission: PromptSubmission) -> None:
+    if len(submission.prompt) > NODES_MAX:
+        text = f"The prompt has more than {NODES_MAX} nodes"
+        raise RefusedPrompt(fault("prompt_too_large", text, str(len(submission.prompt))))
+    more = len(json_text(submission.extra_data))
+    if more > EXTRA_BYTES_MAX:
+        says = f"{more:,} bytes; at most {EXTRA_BYTES_MAX:,} are taken"
+        raise RefusedPrompt(fault("prompt_too_large", "extra_data is too large", says))
 
 
 def _client_id(extra_data: Mapping[str, Any]) -> str | None:
@@ -175,11 +187,15 @@ async def _match(
 async def _match_offer(
     plane: ControlPlane, caller: Caller, submission: PromptSubmission, offer: Offer
 ) -> tuple[PromptMatch, Mapping[str, UUID]]:
-    files = await user_files.named_in(plane, caller, submission.prompt, offer.object_info)
+    infos = list({each.hash: each.object_info for each in offer.backends}.values())
+    files = await user_files.named_in(plane, caller, submission.prompt, infos)
     work = partial(match_prompt, offer, submission.prompt, submission.targets, files.by_kind)
     # In a thread where others would notice how long it takes.
     is_small = len(submission.prompt) <= SMALL_NODES_MAX
-    return (work() if is_small else await asyncio.to_thread(work)), files.file_ids
+    if is_small:
+        return work(), files.file_ids
+    async with offer_cache(plane).large:
+        return await asyncio.to_thread(work), files.file_ids
 
 
 async def _spec(
@@ -218,12 +234,21 @@ def _assets(
         for name, kind in nodes[node["class_type"]].uploads.items():
             value = node.get("inputs", {}).get(name)
             if isinstance(value, str) and value in file_ids:
+                _require_clear_id(node_id, prompt)
                 binding = f"{node_id}.{name}"
                 media = "video" if kind == "video" else "audio" if kind == "audio" else "image"
                 found.append(
                     AssetRef(binding, file_ids[value], media, binding=binding)  # type: ignore[arg-type]
                 )
     return found
+
+
+def _require_clear_id(node_id: str, prompt: Prompt) -> None:
+    """A file is put where `id.input` leads, which must be no input of another node."""
+    parts = node_id.split(".")
+    if any(".".join(parts[:count]) in prompt for count in range(1, len(parts))):
+        says = "A node that takes a file has an id that begins as another's, with a dot after it"
+        raise RefusedPrompt(fault("invalid_node_id", says, f"Node ID '#{node_id}'"), {})
 
 
 def sent_part(prompt: Prompt, outputs: Collection[str]) -> Prompt:
@@ -262,15 +287,35 @@ async def cancel_prompt(
 
 
 async def delete_waiting(plane: ControlPlane, caller: Caller, prompt_ids: Collection[str]) -> None:
+    """One after the other, as ComfyUI tells of each."""
+    waiting = frozenset(await _waiting_ids(plane, caller) if prompt_ids else ())
     for prompt_id in prompt_ids:
-        job = await find_job(plane, caller, prompt_id)
-        if job is not None and job.status.is_active and not is_running(job):
-            await _take_back(plane, caller, [job])
+        job_id = job_id_of(caller.tenant.id, caller.user_id, prompt_id)
+        if job_id in waiting:
+            await _take_back(plane, caller, [job_id])
+
+
+async def still_active(
+    plane: ControlPlane, caller: Caller, prompt_ids: Collection[str]
+) -> list[str]:
+    """Those of them that wait or run, by one look, however many there are."""
+    if not prompt_ids:
+        return []
+    tenant_id, user_id = caller.tenant.id, caller.user_id
+    async with plane.context.tenant(tenant_id) as tx:
+        active = dict(await jobs.active_prompt_ids(tx, tenant_id, user_id))
+    wanted = dict.fromkeys(prompt_ids) if active else ()
+    return [each for each in wanted if job_id_of(tenant_id, user_id, each) in active]
 
 
 async def clear_waiting(plane: ControlPlane, caller: Caller) -> None:
-    waiting = [job for job in await active_jobs(plane, caller) if not is_running(job)]
-    await _take_back(plane, caller, waiting, is_clear=True)
+    await _take_back(plane, caller, await _waiting_ids(plane, caller), is_clear=True)
+
+
+async def _waiting_ids(plane: ControlPlane, caller: Caller) -> list[UUID]:
+    async with plane.context.tenant(caller.tenant.id) as tx:
+        active = await jobs.active_prompt_ids(tx, caller.tenant.id, caller.user_id)
+    return [job_id for job_id, is_begun in active if not is_begun]
 
 
 async def interrupt(plane: ControlPlane, caller: Caller, prompt_id: str | None) -> None:
@@ -287,7 +332,7 @@ async def _cancel(
     """A run ends when its backend has stopped it, which that tells; a prompt that waits goes at once, and
     leaves no trace unless it shall."""
     if not is_running(job) and not leaves_trace:
-        return await _take_back(plane, caller, [job]) > 0
+        return await _take_back(plane, caller, [job.id]) > 0
     if is_running(job) and await job_submit.interrupt_job(plane.context, caller.tenant.id, job.id):
         return True
     ended = await job_submit.cancel_job(plane.context, caller.tenant.id, job.id)
@@ -295,10 +340,9 @@ async def _cancel(
 
 
 async def _take_back(
-    plane: ControlPlane, caller: Caller, waiting: Sequence[Job], *, is_clear: bool = False
+    plane: ControlPlane, caller: Caller, job_ids: Sequence[UUID], *, is_clear: bool = False
 ) -> int:
     owner = caller.tenant.id, caller.user_id
-    job_ids = [job.id for job in waiting]
     return await job_submit.take_back_prompts(plane.context, owner, job_ids, is_clear=is_clear)
 
 
@@ -351,11 +395,20 @@ class PromptNumbers:
 
 async def order_waiting(plane: ControlPlane, caller: Caller) -> None:
     """Lets a user's prompts change places among themselves; what others wait for stays as it is."""
-    waiting = [job for job in await active_jobs(plane, caller) if not is_running(job)]
-    ordered = sorted(waiting, key=lambda job: gateway_data(job)["number"])
-    if len(waiting) < 2 or ordered == waiting:
-        return
     context = plane.context
+    async with context.tenant(caller.tenant.id) as tx:
+        waiting = await jobs.waiting_prompt_numbers(tx, caller.tenant.id, caller.user_id)
+    moved = _out_of_order(waiting)
+    if not moved:
+        return
     async with context.central.transaction() as tx:
-        recalled = await dispatch.reorder(tx, caller.tenant.id, [job.id for job in ordered])
+        recalled = await dispatch.reorder(tx, caller.tenant.id, moved)
     context.queue.push(recalled)
+
+
+def _out_of_order(waiting: Sequence[tuple[UUID, float]]) -> list[UUID]:
+    """Those that have to change places, in the order of their numbers; `waiting`: as they came."""
+    ordered = sorted(waiting, key=lambda each: each[1])
+    pairs = enumerate(zip(waiting, ordered, strict=True))
+    places = [place for place, (came, goes) in pairs if came != goes]
+    return [job_id for job_id, _ in ordered[places[0] : places[-1] + 1]] if places else []

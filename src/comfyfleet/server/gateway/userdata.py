@@ -17,6 +17,7 @@ from comfyfleet.server.tenants.model import Caller
 SETTINGS = "comfy.settings.json"
 PATH_CHARACTERS_MAX = 500
 FILE_BYTES_MAX = 20 * 1024**2
+SETTINGS_BYTES_MAX = 1024**2
 FILES_MAX = 5_000
 BYTES_MAX = 512 * 1024**2
 
@@ -130,14 +131,16 @@ async def change_settings(plane: ControlPlane, caller: Caller, changes: Mapping[
         await store.add(tx, {**row, **moments, "data": b"{}"})
         settings = _parsed(await store.get_locked(tx, tenant_id, user_id, SETTINGS))
         data = json.dumps({**settings, **changes}, indent=4).encode()
-        if len(data) > FILE_BYTES_MAX:
-            raise LimitExceeded(f"settings have at most {FILE_BYTES_MAX:,} bytes")
+        if len(data) > SETTINGS_BYTES_MAX:
+            raise LimitExceeded(f"settings have at most {SETTINGS_BYTES_MAX:,} bytes")
         await store.put(tx, {**row, **moments, "data": data, "size": len(data)})
 
 
 def _parsed(data: bytes | None) -> dict[str, Any]:
+    if data is not None and len(data) > SETTINGS_BYTES_MAX:
+        return {}  # written as a file of this name
     try:
         found = json.loads(data or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

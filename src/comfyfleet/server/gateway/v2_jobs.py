@@ -9,14 +9,16 @@ from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 from comfyfleet.errors import FleetError, InvalidInput, NotFound, Refused
+from comfyfleet.protocol.http import json_text
 from comfyfleet.protocol.payloads import MalformedBody, RefusedPrompt, parse_submission
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.db import Tx
 from comfyfleet.server.gateway import assets, history, prompts
-from comfyfleet.server.gateway.history import EntryCache
-from comfyfleet.server.gateway.model import gateway_data, is_running, job_id_of
+from comfyfleet.server.gateway.history import BoundedCache
+from comfyfleet.server.gateway.model import events_in, gateway_data, is_running, job_id_of
 from comfyfleet.server.gateway.offers import offer_to
 from comfyfleet.server.gateway.v2_model import (
+    OWN_STATUSES,
     STATUSES,
     JobFacts,
     LoggedProgress,
@@ -28,15 +30,16 @@ from comfyfleet.server.jobs.model import Job, JobStatus
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File
 from comfyfleet.server.notifications import webhooks
+from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.run_log import service as run_log
-from comfyfleet.server.run_log.model import LoggedEvents
+from comfyfleet.server.run_log.model import LoggedEvents, UserFile, record_from
 from comfyfleet.server.tenants.model import Caller
 from comfyfleet.workflow.conversion import convert
 
 KEY_VALID = timedelta(hours=24)
 KEY_CHARACTERS_MAX = 255
 # A page with a filter by labels looks at so many jobs, and then says where to go on.
-JOBS_SCANNED_MAX = 500
+JOBS_SCANNED_MAX = 100
 
 
 class KeyReused(InvalidInput):
@@ -57,6 +60,7 @@ class WorkflowJob:
     priority: int | None = None
     webhook_url: str | None = None
     extra_data: Mapping[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None
 
 
 async def submit_job(
@@ -80,7 +84,7 @@ async def submit_job(
                 tx, caller.tenant.id, caller.user_id, asked.webhook_url, now=plane.clock()
             )
     prompt_id = str(uuid4())
-    options = prompts.PromptOptions(key, asked.priority or 0, kept)
+    options = prompts.PromptOptions(key, asked.priority or 0, kept, asked.max_tokens)
     try:
         # The id is its client's, too: as with comfy-api-proxy, nobody else hears of its run.
         submission = parse_submission(
@@ -192,7 +196,7 @@ def workflow_of(job: Job) -> dict[str, Any]:
     return {"workflow": data.get("prompt") or job.asked.prompt, "format": "api"}
 
 
-async def facts_of(plane: ControlPlane, caller: Caller, job: Job, cache: EntryCache) -> JobFacts:
+async def facts_of(plane: ControlPlane, caller: Caller, job: Job, cache: BoundedCache) -> JobFacts:
     if not job.status.is_active:
         return (await facts_of_ended(plane, caller, [job], cache))[job.id]
     async with plane.context.tenant(caller.tenant.id) as tx:
@@ -200,25 +204,47 @@ async def facts_of(plane: ControlPlane, caller: Caller, job: Job, cache: EntryCa
             ahead = await jobs.count_prompts_ahead(tx, job)
             return JobFacts(queue_position=ahead + 1)
         told = await run_log.events_of_job(tx, caller.tenant.id, job.id)
-    progress = LoggedProgress(job.asked.prompt)
-    for row in told:
-        for event in row.events:
-            progress.take(event)
-    return JobFacts(progress=progress.snapshot())
+        names = await run_log.files_of_jobs(tx, caller.tenant.id, [job.id])
+        files = await _files_of(tx, caller, [job], names)
+    progress, events = LoggedProgress(job.asked.prompt), events_in(told)
+    for event in events:
+        progress.take(event)
+    return JobFacts(
+        record_from(events, None, is_success=False),
+        names.get(job.id, ()),
+        files,
+        progress.snapshot(),
+        is_cancelling=job.id in await cancelling_among(plane, caller, [job]),
+    )
+
+
+async def cancelling_among(
+    plane: ControlPlane, caller: Caller, found: Sequence[Job]
+) -> frozenset[UUID]:
+    """Those whose workers have been told to stop them."""
+    running = [job.id for job in found if is_running(job)]
+    if not running:
+        return frozenset()
+    async with plane.central.read() as tx:
+        rows = await dispatch.of_jobs(tx, caller.tenant.id, running)
+    return frozenset(job_id for job_id, row in rows.items() if row.cancel_requested)
 
 
 async def facts_of_ended(
-    plane: ControlPlane, caller: Caller, ended: Sequence[Job], cache: EntryCache
+    plane: ControlPlane, caller: Caller, ended: Sequence[Job], cache: BoundedCache
 ) -> dict[UUID, JobFacts]:
     records = await history.entries_of(plane, caller, ended, cache)
     async with plane.context.tenant(caller.tenant.id) as tx:
         names = await run_log.files_of_jobs(tx, caller.tenant.id, [job.id for job in ended])
-        files = await _files_of(tx, caller, ended)
-    return {job.id: JobFacts(records[job.id], names.get(job.id, ()), files) for job in ended}
+        files = await _files_of(tx, caller, ended, names)
+    return {job.id: JobFacts(records.get(job.id), names.get(job.id, ()), files) for job in ended}
 
 
-async def _files_of(tx: Tx, caller: Caller, ended: Sequence[Job]) -> dict[UUID, File]:
-    ids = sorted({each.file_id for job in ended for each in job.outputs})
+async def _files_of(
+    tx: Tx, caller: Caller, found_jobs: Sequence[Job], names: Mapping[UUID, Sequence[UserFile]]
+) -> dict[UUID, File]:
+    named = {each.file_id for those in names.values() for each in those if each.file_id}
+    ids = sorted(named | {each.file_id for job in found_jobs for each in job.outputs})
     found: dict[UUID, File] = {}
     for start in range(0, len(ids), media.FILES_AT_ONCE_MAX):
         part = ids[start : start + media.FILES_AT_ONCE_MAX]
@@ -236,12 +262,13 @@ class WorkflowJobQuery:
     def own_statuses(self) -> list[JobStatus]:
         """Ours, among which some of the wanted ones are."""
         wanted = set(self.statuses) or set(STATUSES.values())
-        own = [each for each, said in STATUSES.items() if said in wanted]
+        own = [*dict.fromkeys(own for said, own in OWN_STATUSES.items() if said in wanted)]
         # One that its worker has fetched and not begun is queued.
         return own + [JobStatus.PROCESSING] * ("queued" in wanted and "running" not in wanted)
 
-    def wants(self, job: Job) -> bool:
-        if self.statuses and status_of(job) not in self.statuses:
+    def wants(self, job: Job, cancelling: Collection[UUID] = ()) -> bool:
+        status = status_of(job, is_cancelling=job.id in cancelling)
+        if self.statuses and status not in self.statuses:
             return False
         labels = gateway_data(job).get("metadata")
         given = labels if isinstance(labels, Mapping) else {}
@@ -257,31 +284,53 @@ class WorkflowJobPage(NamedTuple):
 
 
 async def list_jobs(
-    plane: ControlPlane, caller: Caller, query: WorkflowJobQuery, cache: EntryCache
+    plane: ControlPlane, caller: Caller, query: WorkflowJobQuery, cache: BoundedCache
 ) -> WorkflowJobPage:
     """The newest first."""
-    scanned = JOBS_SCANNED_MAX if query.labels else query.limit + 1
     async with plane.context.tenant(caller.tenant.id) as tx:
-        found = await jobs.list_prompts(
+        found, is_more = await _read_jobs(tx, caller, query)
+    cancelling = await cancelling_among(plane, caller, found)
+    page, last = _cut(query, found, cancelling, is_more=is_more)
+    ended = [job for job in page if not job.status.is_active]
+    facts = await facts_of_ended(plane, caller, ended, cache)
+    facts |= {job.id: JobFacts(is_cancelling=True) for job in page if job.id in cancelling}
+    return WorkflowJobPage(page, facts, last)
+
+
+async def _read_jobs(tx: Tx, caller: Caller, query: WorkflowJobQuery) -> tuple[list[Job], bool]:
+    """As many as a page needs, or fewer where their prompts are large; and whether there may be more."""
+    scanned = JOBS_SCANNED_MAX if query.labels else query.limit + 1
+    found: list[Job] = []
+    before, size = query.before, 0
+    while len(found) < scanned and size < history.READ_BYTES_MAX:
+        limit = min(history.READ_FIRST, scanned - len(found))
+        part = await jobs.list_prompts(
             tx,
             caller.tenant.id,
             caller.user_id,
             statuses=query.own_statuses(),
-            before=query.before,
-            limit=scanned,
+            before=before,
+            limit=limit,
         )
-    page, last = _cut(query, found, is_more=len(found) == scanned)
-    ended = [job for job in page if not job.status.is_active]
-    return WorkflowJobPage(page, await facts_of_ended(plane, caller, ended, cache), last)
+        found += part
+        if len(part) < limit:
+            return found, False
+        before = part[-1].submitted_at, part[-1].id
+        size += sum(len(json_text(job.asked.prompt)) for job in part)
+    return found, True
 
 
 def _cut(
-    query: WorkflowJobQuery, found: Sequence[Job], *, is_more: bool
+    query: WorkflowJobQuery,
+    found: Sequence[Job],
+    cancelling: Collection[UUID],
+    *,
+    is_more: bool,
 ) -> tuple[list[Job], Job | None]:
     """The jobs of a page, and after which the next one begins."""
     page: list[Job] = []
     for place, job in enumerate(found):
-        page += [job] * query.wants(job)
+        page += [job] * query.wants(job, cancelling)
         if len(page) == query.limit:
             return page, job if is_more or place + 1 < len(found) else None
     return page, found[-1] if is_more else None

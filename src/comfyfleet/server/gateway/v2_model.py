@@ -1,6 +1,7 @@
 """Jobs, progress and assets in the words of Comfy API v2. Pure."""
 
 import base64
+import math
 import mimetypes
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from comfyfleet.api.worker import RunPreview
 from comfyfleet.protocol.payloads import Record
 from comfyfleet.server.gateway.model import gateway_data, prompt_id_of
 from comfyfleet.server.jobs.model import Job, JobStatus
@@ -22,8 +24,15 @@ STATUSES: Mapping[JobStatus, str] = {
     JobStatus.FAILED: "failed",
     JobStatus.CANCELLED: "canceled",
 }
-# A job is cancelled at once, and does not expire: nobody is in these.
-UNUSED_STATUSES = ("canceling", "expired")
+CANCELING, EXPIRED = "canceling", "expired"
+# Ours among which they are.
+OWN_STATUSES: Mapping[str, JobStatus] = {
+    **{said: own for own, said in STATUSES.items()},
+    CANCELING: JobStatus.PROCESSING,
+    EXPIRED: JobStatus.FAILED,
+}
+# As a worker reports it.
+RUN_LIMIT_ERROR = '{"code": "run_limit"'
 ENDED = frozenset({"succeeded", "failed", "canceled", "expired"})
 # Where nothing is ever deleted, clients want a date all the same.
 KEPT_DAYS = 365
@@ -48,7 +57,12 @@ def _time_or_none(moment: datetime | None) -> str | None:
     return None if moment is None else time_text(moment)
 
 
-def status_of(job: Job) -> str:
+def status_of(job: Job, *, is_cancelling: bool = False) -> str:
+    """`is_cancelling`: its worker has been told to stop it."""
+    if job.status == JobStatus.FAILED and (job.raw_error or "").startswith(RUN_LIMIT_ERROR):
+        return EXPIRED
+    if is_cancelling and job.shown_status == JobStatus.PROCESSING:
+        return CANCELING
     return STATUSES[job.shown_status]
 
 
@@ -68,7 +82,8 @@ class LoggedProgress:
         if kind == "execution_start":
             self.done, self.current = set(), None
         elif kind == "execution_cached":
-            self.done |= {str(each) for each in data.get("nodes") or ()}
+            cached = data.get("nodes")
+            self.done |= {str(each) for each in (cached if isinstance(cached, list) else ())}
         elif kind == "executing":
             self._begin(_text(data.get("display_node") or data.get("node")))
         elif kind == "executed":
@@ -77,7 +92,8 @@ class LoggedProgress:
             self._begin(_text(data.get("node")))
             self.step, self.steps = _whole(data.get("value")), _whole(data.get("max"))
         elif kind == "progress_state":
-            self._take_state(data.get("nodes") or {})
+            nodes = data.get("nodes")
+            self._take_state(nodes if isinstance(nodes, Mapping) else {})
         else:
             return False
         return True
@@ -88,6 +104,8 @@ class LoggedProgress:
 
     def _take_state(self, nodes: Mapping[str, Any]) -> None:
         for node_id, node in nodes.items():
+            if not isinstance(node, Mapping):
+                continue
             shown = str(node.get("display_node_id") or node_id)
             if node.get("state") == "finished":
                 self.done.add(shown)
@@ -121,7 +139,8 @@ def _text(value: object) -> str | None:
 
 
 def _whole(value: object) -> int | None:
-    return int(value) if isinstance(value, int | float) else None
+    is_number = isinstance(value, int | float) and math.isfinite(value)
+    return int(value) if is_number else None  # type: ignore[call-overload]
 
 
 def preview_of(event: Event) -> dict[str, Any] | None:
@@ -136,11 +155,12 @@ def preview_of(event: Event) -> dict[str, Any] | None:
     }
 
 
-def preview_in(data_url: str, node_id: str | None) -> dict[str, Any]:
-    """A picture that a worker sent as a `data:` URL."""
-    head, _, data = data_url.partition(",")
-    content_type = head.removeprefix("data:").partition(";")[0]
-    return {"node_id": node_id or "", "content_type": content_type, "data_base64": data}
+def preview_body(preview: RunPreview) -> dict[str, Any]:
+    return {
+        "node_id": preview.node_id or "",
+        "content_type": preview.content_type,
+        "data_base64": preview.base64,
+    }
 
 
 class Reader(NamedTuple):
@@ -158,13 +178,14 @@ class Reader(NamedTuple):
 
 
 class JobFacts(NamedTuple):
-    """What is told of a job beside its row. `record`: of one that has ended."""
+    """What is told of a job beside its row. `record`: how it ended, or what it has shown so far."""
 
     record: Record | None = None
     names: Iterable[UserFile] = ()
     files: Mapping[UUID, File] = {}
     progress: Mapping[str, Any] | None = None
     queue_position: int | None = None
+    is_cancelling: bool = False
 
 
 def job_body(job: Job, facts: JobFacts, reader: Reader) -> dict[str, Any]:
@@ -176,7 +197,7 @@ def job_body(job: Job, facts: JobFacts, reader: Reader) -> dict[str, Any]:
     started = job.started_at if job.shown_status != JobStatus.QUEUED else None
     body = {
         "id": prompt_id,
-        "status": status_of(job),
+        "status": status_of(job, is_cancelling=facts.is_cancelling),
         "created_at": time_text(job.submitted_at),
         "started_at": _time_or_none(started),
         "completed_at": _time_or_none(job.completed_at),
@@ -231,8 +252,13 @@ def error_of(job: Job, messages: Mapping[str, Mapping[str, Any]]) -> dict[str, A
 
 def outputs_of(job: Job, facts: JobFacts, reader: Reader) -> Iterator[dict[str, Any]]:
     """The files that a job has made, in the order of its nodes; those that are gone are left out."""
-    by_output = {each.name: facts.files.get(each.file_id) for each in job.outputs}
-    by_name = {(each.folder, each.path): by_output.get(each.output or "") for each in facts.names}
+    by_output = {each.name: each.file_id for each in job.outputs}
+    by_name = {
+        (each.folder, each.path): facts.files.get(file_id)
+        for each in facts.names
+        # Of a job that has not been completed the names themselves say which files they are.
+        if (file_id := each.file_id or by_output.get(each.output or "")) is not None
+    }
     for node_id, listed in ((facts.record or {}).get("outputs") or {}).items():
         for key, values in listed.items():
             for value in values if isinstance(values, list) else ():

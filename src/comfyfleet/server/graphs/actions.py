@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
+from comfyfleet.api.documents import read_document
 from comfyfleet.api.graph_model import (
     MEDIA,
     DocumentProblem,
@@ -14,7 +15,7 @@ from comfyfleet.api.graph_model import (
     InputNode,
     type_named,
 )
-from comfyfleet.api.graph_parse import parse_graph, read_document, write_graph
+from comfyfleet.api.graph_parse import parse_graph, write_graph
 from comfyfleet.errors import (
     Conflict,
     Forbidden,
@@ -26,11 +27,23 @@ from comfyfleet.errors import (
 )
 from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.graphs import store
-from comfyfleet.server.graphs.apply import GraphContext, LoadedRun, apply_decision
+from comfyfleet.server.graphs.apply import (
+    GraphContext,
+    LoadedRun,
+    apply_decision,
+    file_reference,
+)
 from comfyfleet.server.graphs.catalogue import GraphCatalogue
-from comfyfleet.server.graphs.decide import decide_cancel, decide_retry, new_run, next_actions
+from comfyfleet.server.graphs.decide import (
+    deadline_from,
+    decide_cancel,
+    decide_retry,
+    new_run,
+    next_actions,
+)
 from comfyfleet.server.graphs.draft import RunDecision
 from comfyfleet.server.graphs.environment import read_graph_catalogue
+from comfyfleet.server.graphs.expand import GraphLibrary, GraphName, expand, subgraph_names
 from comfyfleet.server.graphs.plan import RunPlan, RunQuote, plan_of, quote_plan, raise_problems
 from comfyfleet.server.graphs.run import (
     Choice,
@@ -49,7 +62,7 @@ from comfyfleet.server.graphs.run import (
     is_self_hosted,
     no_backend_message,
 )
-from comfyfleet.server.graphs.runner import advance, file_reference, with_live_progress
+from comfyfleet.server.graphs.runner import advance, with_live_progress
 from comfyfleet.server.graphs.snapshot import dump_plan
 from comfyfleet.server.graphs.validate import GraphCheck, check_graph, check_inputs
 from comfyfleet.server.jobs.files import REFUSALS, confirm_upload
@@ -60,6 +73,7 @@ from comfyfleet.server.tenants import wallet as ledger
 
 FILES_GIVEN_MAX = 10_000
 SAME_NAME_MAX = 50  # graphs of one name that a new one is compared with
+SUBGRAPHS_MAX = 50  # that a graph may contain
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +89,50 @@ async def read_body(text: str | Mapping[str, Any]) -> Any:
     return await asyncio.to_thread(read_document, text) if isinstance(text, str) else text
 
 
-async def check_document(graphs: GraphContext, document: Any) -> tuple[GraphCheck, GraphCatalogue]:
+class CheckedDocument(NamedTuple):
+    """A graph as it was checked, with what it was checked against."""
+
+    check: GraphCheck
+    catalogue: GraphCatalogue
+    library: GraphLibrary
+
+    @property
+    def plan(self) -> RunPlan:
+        return plan_of(self.check.graph, self.catalogue, self.library)
+
+
+async def check_document(graphs: GraphContext, owner: Owner, document: Any) -> CheckedDocument:
     parsed = parse_graph(document)
+    library = await _read_library(graphs, owner, parsed.graph)
+    expanded = expand(parsed.graph, library).graph
     async with graphs.context.central.read() as tx:
-        catalogue = await read_graph_catalogue(tx, parsed.graph, graphs.context)
-    return check_graph(document, catalogue), catalogue
+        catalogue = await read_graph_catalogue(tx, expanded, graphs.context)
+    return CheckedDocument(check_graph(document, catalogue, library=library), catalogue, library)
 
 
-async def _require_valid(graphs: GraphContext, document: Any) -> GraphDefinition:
-    found, _ = await check_document(graphs, document)
+async def _read_library(
+    graphs: GraphContext, owner: Owner, graph: GraphDefinition
+) -> dict[GraphName, GraphDefinition]:
+    """Reads the graphs inside a graph, and those inside them; unknown ones are left out."""
+    found: dict[GraphName, GraphDefinition] = {}
+    asked: set[GraphName] = set()
+    waiting = list(subgraph_names(graph))
+    while waiting and len(asked) < SUBGRAPHS_MAX:
+        name, version = waiting.pop()
+        if (name, version) in asked:
+            continue
+        asked.add((name, version))
+        try:
+            stored = await get_graph(graphs, owner, await find_graph(graphs, owner, name), version)
+        except NotFound:
+            continue
+        found[name, version] = parse_graph(dict(stored.document)).graph
+        waiting += subgraph_names(found[name, version])
+    return found
+
+
+async def _require_valid(graphs: GraphContext, owner: Owner, document: Any) -> GraphDefinition:
+    found = (await check_document(graphs, owner, document)).check
     raise_problems(list(found.problems))
     return found.graph
 
@@ -100,7 +149,7 @@ async def create_graph_once(
     graphs: GraphContext, owner: Owner, document: Any
 ) -> tuple[StoredGraph, bool]:
     """Stores a graph; returns it and whether it is new."""
-    graph = await _require_valid(graphs, document)
+    graph = await _require_valid(graphs, owner, document)
     context = graphs.context
     if same := await _same_graph(graphs, owner, graph):
         return same, False
@@ -164,7 +213,7 @@ async def add_graph_version(
 ) -> StoredGraph:
     """Adds a version; active runs keep theirs."""
     _require_own(await get_graph(graphs, owner, graph_id), owner)
-    graph = await _require_valid(graphs, document)
+    graph = await _require_valid(graphs, owner, document)
     async with graphs.context.tenant_transaction(owner.tenant_id) as tx:
         version = await store.next_version(tx, owner.tenant_id, graph_id, graph.name)
         if version is None:
@@ -194,12 +243,12 @@ async def get_graph(
 
 
 async def _plan(
-    graphs: GraphContext, document: Mapping[str, Any], inputs: Mapping[str, Any]
+    graphs: GraphContext, owner: Owner, document: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> RunPlan:
     """Validates and plans the graph anew, as its workflows may have changed since it was stored."""
-    found, catalogue = await check_document(graphs, dict(document))
-    raise_problems([*found.problems, *check_inputs(found.graph, inputs)])
-    return plan_of(found.graph, catalogue)
+    checked = await check_document(graphs, owner, dict(document))
+    raise_problems([*checked.check.problems, *check_inputs(checked.check.graph, inputs)])
+    return checked.plan
 
 
 async def quote_run(
@@ -212,13 +261,19 @@ async def quote_run(
 ) -> RunQuote:
     """Estimates price and duration. Without inputs, lists count with their longest length."""
     stored = await get_graph(graphs, owner, graph_id, version)
-    found, catalogue = await check_document(graphs, dict(stored.document))
-    raise_problems(list(found.problems))
-    plan = plan_of(found.graph, catalogue)
-    online = sum(each.is_online for each in catalogue.backends)
+    checked = await check_document(graphs, owner, dict(stored.document))
+    raise_problems(list(checked.check.problems))
+    return quote_checked(graphs, checked, inputs)
+
+
+def quote_checked(
+    graphs: GraphContext, checked: CheckedDocument, inputs: Mapping[str, Any]
+) -> RunQuote:
+    """Estimates price and duration of a graph without problems."""
+    online = sum(each.is_online for each in checked.catalogue.backends)
     most = graphs.context.settings.max_queued_per_graph_run
-    priced = quote_plan(plan, inputs, side_by_side=min(online, most))
-    return replace(priced, warnings=found.warnings)
+    priced = quote_plan(checked.plan, inputs, side_by_side=min(online, most))
+    return replace(priced, warnings=checked.check.warnings)
 
 
 # Runs
@@ -253,6 +308,7 @@ async def start_run(
         max_tokens=run.max_tokens,
         created_at=graphs.context.clock(),
         changed_at=graphs.context.clock(),
+        deadline_at=run.deadline_at,
     )
     async with graphs.context.tenant_transaction(owner.tenant_id) as tx:
         is_new = await store.add_run(tx, head)
@@ -269,7 +325,7 @@ async def start_document_run(
     """Starts a run of a graph and stores the graph if it is new; nothing is stored if the run is
     refused.
     """
-    graph = await _require_valid(graphs, document)
+    graph = await _require_valid(graphs, owner, document)
     if await _same_graph(graphs, owner, graph) is None:
         await _prepare_run(graphs, owner, write_graph(graph), graphs.context.new_id(), wanted)
     stored = await create_graph(graphs, owner, document)
@@ -284,9 +340,10 @@ async def _prepare_run(
     wanted: NewGraphRun,
 ) -> tuple[RunPlan, GraphRunState]:
     """Plans the run and raises whatever prevents it; writes nothing."""
-    plan = await _plan(graphs, document, wanted.inputs)
+    plan = await _plan(graphs, owner, document, wanted.inputs)
     inputs = await _replace_files(graphs, owner, plan.graph, wanted.inputs)
     run = new_run(plan, run_id, inputs, max_tokens=wanted.max_tokens)
+    run = replace(run, deadline_at=deadline_from(plan, graphs.context.clock()))
     await _require_payable(graphs, owner, plan, run)
     return plan, run
 
@@ -359,11 +416,28 @@ async def _replace_files(
     if named > FILES_GIVEN_MAX:
         raise InvalidInput(f"the inputs name {named:,} files, more than {FILES_GIVEN_MAX:,}")
     return {
-        name: await (_to_reference if _is_media(nodes[name]) else _replace_own_files)(
-            graphs, owner, name, value
-        )
+        name: await _replace_in_input(graphs, owner, nodes[name], value)
         for name, value in inputs.items()
     }
+
+
+async def _replace_in_input(graphs: GraphContext, owner: Owner, node: InputNode, value: Any) -> Any:
+    if _is_media(node):
+        return await _to_reference(graphs, owner, node.id, value)
+    media_columns = [name for name, kind in node.columns.items() if kind in MEDIA]
+    if not media_columns:
+        return await _replace_own_files(graphs, owner, node.id, value)
+    if len(value) * len(media_columns) > FILES_GIVEN_MAX:
+        raise InvalidInput(f"the table names more than {FILES_GIVEN_MAX:,} files")
+    return [
+        {
+            name: await (_to_reference if name in media_columns else _replace_own_files)(
+                graphs, owner, node.id, cell
+            )
+            for name, cell in row.items()
+        }
+        for row in value
+    ]
 
 
 async def _replace_own_files(graphs: GraphContext, owner: Owner, name: str, value: Any) -> Any:
@@ -513,15 +587,25 @@ async def retry_graph_run(
 
 
 async def answer_question(
-    graphs: GraphContext, owner: Owner, run_id: UUID, answer: QuestionAnswered
+    graphs: GraphContext,
+    owner: Owner,
+    run_id: UUID,
+    answer: QuestionAnswered,
+    *,
+    for_all: bool = False,
 ) -> LoadedRun:
+    """Answers a question; `for_all`: every item of its node that asks now."""
     await get_run(graphs, owner, run_id)
 
     async def decide(loaded: LoadedRun, environment: Environment) -> RunDecision:
-        _require_asking(loaded, answer.key)
-        if answer.choice == Choice.BACKEND:
-            _require_able(loaded, answer, environment)
-        return next_actions(loaded.plan, loaded.run, (answer,), environment)
+        same = sorted(key for key in loaded.run.asking if key.node == answer.key.node)
+        answers = [replace(answer, key=key) for key in same if for_all] or [answer]
+        for each in answers:
+            _require_asking(loaded, each.key)
+            _require_answerable(loaded, each)
+            if each.choice == Choice.BACKEND:
+                _require_able(loaded, each, environment)
+        return next_actions(loaded.plan, loaded.run, answers, environment)
 
     await apply_decision(graphs, owner.tenant_id, run_id, decide, fresh=True)
     return await _advance_new(graphs, owner, run_id)
@@ -529,8 +613,10 @@ async def answer_question(
 
 def only_question(loaded: LoadedRun) -> ExecutionKey:
     """Returns the only open question, for an answer that names no node."""
-    if len(loaded.run.asking) != 1:
-        asking = ", ".join(str(key) for key in sorted(loaded.run.asking)) or "none"
+    if not loaded.run.asking:
+        raise Conflict("the run asks nothing (any more)")
+    if len(loaded.run.asking) > 1:
+        asking = ", ".join(str(key) for key in sorted(loaded.run.asking))
         raise Conflict(f"name the node that the answer is for; asking: {asking}", field="node")
     return next(iter(loaded.run.asking))
 
@@ -541,6 +627,23 @@ def _require_asking(loaded: LoadedRun, key: ExecutionKey) -> None:
     is_open = loaded.run.status == GraphRunStatus.WAITING_FOR_USER
     if not is_open or loaded.run.record(key).status != ExecutionStatus.ASKING:
         raise Conflict(f"{key} asks nothing (any more)")
+
+
+def _require_answerable(loaded: LoadedRun, answer: QuestionAnswered) -> None:
+    question = loaded.run.record(answer.key).question
+    if question is None:
+        return
+    if answer.choice not in question.choices:
+        choices = ", ".join(question.choices)
+        raise InvalidInput(f"{answer.key} can be answered with {choices}", field="choice")
+    picked = answer.picked
+    if picked is None:
+        return
+    if answer.choice != Choice.APPROVE or question.pick_from is None:
+        raise InvalidInput(f"{answer.key} has nothing to pick from", field="picked")
+    if len(set(picked)) < len(picked) or not all(0 <= n < question.pick_from for n in picked):
+        most = question.pick_from - 1
+        raise InvalidInput(f"picked must be numbers from 0 to {most}, each once", field="picked")
 
 
 def _require_able(loaded: LoadedRun, answer: QuestionAnswered, environment: Environment) -> None:
@@ -614,6 +717,11 @@ async def input_files_of_open_runs(tx: Tx, tenant_id: UUID) -> set[UUID]:
     """Returns the input files of active runs, whose nodes may still need them."""
     found = await store.inputs_of_open_runs(tx, tenant_id)
     return {UUID(each) for inputs in found for each in _open_file_ids(inputs)}
+
+
+async def jobs_reused_by_open_runs(tx: Tx, tenant_id: UUID) -> set[UUID]:
+    """Returns the jobs of others whose results active runs have taken, and whose files they may still need."""
+    return await store.jobs_reused_by_open_runs(tx, tenant_id)
 
 
 def _open_file_ids(value: Any) -> Iterator[str]:

@@ -3,18 +3,21 @@
 A decision is made on the run as it was read; if another process changed the run meanwhile, it is made anew.
 Prompts are built before the transaction, as that may read from the object store."""
 
+import json
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeAlias
-from uuid import UUID
+from datetime import datetime
+from typing import Any, NamedTuple, TypeAlias
+from uuid import UUID, uuid5
 
+from comfyfleet.api.values import clean, text_of
 from comfyfleet.errors import Conflict, FleetError, NotFound, QueueFull, Unavailable
 from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.db.errors import log_level_of
 from comfyfleet.server.graphs import store
-from comfyfleet.server.graphs.decide import next_actions
+from comfyfleet.server.graphs.decide import next_actions, too_dear_message
 from comfyfleet.server.graphs.draft import RunDecision
 from comfyfleet.server.graphs.environment import PROVIDER, EnvironmentCache
 from comfyfleet.server.graphs.plan import RunPlan
@@ -26,18 +29,23 @@ from comfyfleet.server.graphs.run import (
     FailureCause,
     GraphRunState,
     GraphRunStatus,
+    JobDone,
     JobFailed,
     RunRow,
     StartJob,
     job_id,
 )
 from comfyfleet.server.graphs.snapshot import load_plan, load_run
+from comfyfleet.server.jobs import reuse, submit
 from comfyfleet.server.jobs import service as jobs
-from comfyfleet.server.jobs import submit
 from comfyfleet.server.jobs.context import JobContext
-from comfyfleet.server.jobs.model import Job, JobSpec
+from comfyfleet.server.jobs.model import Job, JobOutput, JobSpec
 from comfyfleet.server.jobs.outbox import flush
+from comfyfleet.server.jobs.reuse import ReusableResult
 from comfyfleet.server.jobs.submit import JobRequest, resolve
+from comfyfleet.server.media.model import File
+from comfyfleet.server.notifications import webhooks
+from comfyfleet.server.notifications.model import EndOfJob, WebhookEvent
 from comfyfleet.server.tenants import wallet as ledger
 
 RUNS_KEPT_MAX = 500
@@ -137,7 +145,8 @@ class RunCache:
 log = logging.getLogger(__name__)
 GRAPH_RUN_KIND = "graph"
 TRIES_MAX = 20
-STEPS_MAX = 50
+# Each takes as many results that are there as jobs may be in flight; what is left the sweep goes on with.
+STEPS_MAX = 400
 STAGE = "production"
 NO_TOKENS = "Insufficient token balance."
 
@@ -228,13 +237,15 @@ class _DecisionApplier:
         if is_idle and not self.handled_outbox:
             return _Outcome(self.loaded)
         specs, refused = await self._resolve_jobs()
+        head, kept_since = self.loaded.head, None
+        if reuse.asks_for_reuse(specs):
+            kept_since = await reuse.files_kept_since(self.graphs.context, head.tenant_id)
         async with self.pool.transaction() as tx:
-            head = self.loaded.head
             if await store.lock_revision(tx, head.tenant_id, head.id) != self.loaded.revision:
                 return None
             outcome = _Outcome(self.loaded)
             if not is_idle:
-                await self._apply(tx, specs, refused, outcome)
+                await self._apply(tx, specs, refused, outcome, kept_since)
             await jobs.delete_outbox(tx, self.handled_outbox)
         return outcome
 
@@ -266,22 +277,42 @@ class _DecisionApplier:
         specs: Mapping[UUID, JobSpec],
         refused: Sequence[JobFailed],
         outcome: _Outcome,
+        kept_since: datetime | None,
     ) -> None:
+        now, tenant_id = self.graphs.context.clock(), self.loaded.head.tenant_id
         if self.decision.actions:
             # Jobs are locked before the wallet, as when a job ends; another order could deadlock.
-            await jobs.lock(tx, self.loaded.head.tenant_id, list(self.loaded.jobs))
+            await jobs.lock(tx, tenant_id, list(self.loaded.jobs))
+        found = await reuse.find_results(tx, tenant_id, specs, kept_since=kept_since, now=now)
         await self._cancel(tx, self.decision, outcome)
-        affordable, unpaid = await self._split_affordable(tx, specs)
+        left = {each: spec for each, spec in specs.items() if each not in found}
+        affordable, unpaid = await self._split_affordable(tx, left)
         if affordable:
-            now, tenant_id = self.graphs.context.clock(), self.loaded.head.tenant_id
             most = self.graphs.context.active_max
             added, outbox_ids = await jobs.submit(
                 tx, tenant_id, affordable, now=now, active_max=most
             )
             outcome.jobs += added
             outcome.outbox_ids += outbox_ids
-        decision = await self._decide_refused(tx, [*refused, *unpaid], outcome)
+        reused = self._reused(found)
+        decision = await self._decide_further(tx, [*reused, *refused, *unpaid], outcome)
         await self._write(tx, decision, outcome)
+        await self._announce(tx, decision, outcome)
+
+    async def _announce(self, tx: Tx, decision: RunDecision, outcome: _Outcome) -> None:
+        """Enqueues webhooks for the run's end and its new questions, once: this transaction is the
+        only one that makes the revision.
+        """
+        context, head = self.graphs.context, outcome.loaded.head
+        if events := run_events(self.loaded, outcome.loaded, decision.changed):
+            await webhooks.enqueue_all(
+                tx,
+                head.tenant_id,
+                head.user_id,
+                events,
+                new_id=context.new_id,
+                now=context.clock(),
+            )
 
     async def _split_affordable(
         self, tx: Tx, specs: Mapping[UUID, JobSpec]
@@ -296,10 +327,18 @@ class _DecisionApplier:
             tx, head.tenant_id, head.user_id, now=self.graphs.context.clock()
         )
         left, paid, unpaid = wallet.balance, {}, []
+        room = self._tokens_left()
         for action in _start_actions(self.decision):
             spec = specs.get(action.job_id)
             if spec is None:
                 continue
+            if room is not None and spec.price_tokens > room:
+                # It was started because its result could have been there, for nothing.
+                most = self.decision.run.max_tokens
+                message = too_dear_message(most, (most or 0) - room, spec.price_tokens)
+                unpaid.append(_refusal(action, message, FailureCause.NO_TOKENS))
+                continue
+            room = None if room is None else room - spec.price_tokens
             if spec.price_tokens <= left:
                 left -= spec.price_tokens
                 paid[action.job_id] = spec
@@ -307,14 +346,36 @@ class _DecisionApplier:
                 unpaid.append(_refusal(action, NO_TOKENS, FailureCause.NO_TOKENS))
         return paid, unpaid
 
-    async def _decide_refused(
-        self, tx: Tx, refused: Sequence[JobFailed], outcome: _Outcome
+    def _tokens_left(self) -> int | None:
+        """Returns what the run may spend beside the jobs of this decision; None: it has no bound."""
+        run = self.decision.run
+        if run.max_tokens is None:
+            return None
+        prices = sum(each.price_tokens for each in _start_actions(self.decision))
+        return run.max_tokens - (run.tokens - prices)
+
+    def _reused(self, found: Mapping[UUID, ReusableResult]) -> list[JobDone]:
+        return [
+            JobDone(
+                action.key,
+                action.attempt,
+                job_output(result.job, result.files),
+                reused_from=result.source,
+            )
+            for action in _start_actions(self.decision)
+            if (result := found.get(action.job_id))
+        ]
+
+    async def _decide_further(
+        self, tx: Tx, events: Sequence[JobDone | JobFailed], outcome: _Outcome
     ) -> RunDecision:
-        """Returns the decision after refused jobs. Nothing else is started in this step."""
-        if not refused:
+        """Returns the decision after results that were there, and refused jobs. Nothing else is started
+        in this step.
+        """
+        if not events:
             return self.decision
         environment = replace(self.environment, in_queue_max=0)
-        further = next_actions(self.loaded.plan, self.decision.run, refused, environment)
+        further = next_actions(self.loaded.plan, self.decision.run, events, environment)
         await self._cancel(tx, further, outcome)
         changed = dict.fromkeys((*self.decision.changed, *further.changed))
         return RunDecision((*self.decision.actions, *further.actions), further.run, tuple(changed))
@@ -348,11 +409,121 @@ class _DecisionApplier:
                 outputs=run.outputs,
                 changed_at=now,
                 ended_at=now if run.status.is_over else None,
+                deadline_at=run.deadline_at,
             ),
             self.loaded.plan,
             run,
             revision,
         )
+
+
+def run_events(
+    before: LoadedRun, after: LoadedRun, changed: Sequence[ExecutionKey]
+) -> list[EndOfJob]:
+    """Returns what webhooks are told of a change: its end, or each question that is new."""
+    run, head = after.run, after.head
+    told = {"run_id": str(run.id), "graph_id": str(head.graph_id), "version": head.graph_version}
+    if run.status.is_over:
+        return [] if before.run.status.is_over else [_end_event(after, told)]
+    asked = [
+        key
+        for key in changed
+        # A question that stands is the same object; one that is asked again is another.
+        if key in run.asking and run.record(key).question is not before.run.record(key).question
+    ]
+    return [_question_event(after, key, told) for key in sorted(asked)]
+
+
+def _end_event(after: LoadedRun, told: Mapping[str, Any]) -> EndOfJob:
+    run, head = after.run, after.head
+    is_failed = run.status == GraphRunStatus.FAILED
+    event = WebhookEvent.GRAPH_RUN_FAILED if is_failed else WebhookEvent.GRAPH_RUN_ENDED
+    payload = {
+        **told,
+        "status": run.status,
+        "tokens": run.tokens,
+        "error": {"node": run.error.node, "message": run.error.message} if run.error else None,
+        "ended_at": head.ended_at.isoformat() if head.ended_at else None,
+    }
+    return EndOfJob(_event_id(after, event), event, payload)
+
+
+def _question_event(after: LoadedRun, key: ExecutionKey, told: Mapping[str, Any]) -> EndOfJob:
+    question = after.run.record(key).question
+    payload = {
+        **told,
+        "node": key.node,
+        "index": list(key.at),
+        "message": question.message if question else None,
+        "choices": list(question.choices) if question else [],
+    }
+    event = WebhookEvent.GRAPH_RUN_ASKS
+    return EndOfJob(_event_id(after, f"{event}/{key}"), event, payload)
+
+
+def _event_id(after: LoadedRun, name: str) -> UUID:
+    """A run may end, be retried and end again: each is an event of its own."""
+    return uuid5(after.head.id, f"{name}/{after.revision}")
+
+
+_PICTURES = "image/"
+
+
+def job_output(job: Job, made: Mapping[UUID, File]) -> dict[str, Any]:
+    """Builds `{images, files, width, height, text, json, values, …}`; files by reference."""
+    outputs = [
+        _output_reference(each, made[each.file_id]) for each in job.outputs if each.file_id in made
+    ]
+    pictures = [each for each in outputs if each["mime_type"].startswith(_PICTURES)]
+    first = pictures[0] if pictures else {}
+    return {
+        "images": pictures,
+        "files": outputs,
+        "width": first.get("width") or 0,
+        "height": first.get("height") or 0,
+        **shown_values(job),
+        "prompt_id": job.provider_job_id or "",
+        "execution_time": job.result.execution_seconds or 0.0,
+    }
+
+
+def shown_values(job: Job) -> dict[str, Any]:
+    """Returns what nodes showed: `values` by name, and all of one node under that node's id."""
+    shown, text = job.values, text_of(job.values) or ""
+    by_name: dict[str, Any] = {}
+    for each in shown:
+        by_name.setdefault(each.name, each.value)
+    by_node: dict[str, Any] = {}
+    if len({each.node_id for each in shown}) > 1:
+        for each in shown:
+            by_node.setdefault(each.node_id, {}).setdefault(each.name, each.value)
+    return {"text": text, "json": _parse_shown(text), "values": {**by_node, **by_name}}
+
+
+def _parse_shown(text: str) -> Any:
+    """Parses a number, boolean, list or object that was shown as text; None for plain text."""
+    try:
+        return clean(json.loads(text)) if text else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _output_reference(output: JobOutput, file: File) -> dict[str, Any]:
+    sizes = {"width": output.width, "height": output.height}
+    return {**file_reference(file), **{name: size for name, size in sizes.items() if size}}
+
+
+def file_reference(file: File) -> dict[str, Any]:
+    """Returns a file as the values of a run name it. Its path is for display, not where it is
+    stored.
+    """
+    return {
+        "file_id": str(file.id),
+        "filename": file.filename,
+        "path": f"{file.id}/{file.filename}",
+        "mime_type": file.mime_type,
+        "size": file.size,
+    }
 
 
 def _start_actions(decision: RunDecision) -> list[StartJob]:
@@ -375,6 +546,7 @@ def job_request_of(action: StartJob, environment: Environment, user_id: UUID) ->
         priority=action.priority,
         backend_affinity=action.backend_affinity,
         user_id=user_id,
+        reuse=action.reuse,
     )
 
 

@@ -4,32 +4,27 @@ Ended executions notify those behind them, which count down what they wait for; 
 the node. So a decision costs what it touches, however large the run is."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
 from functools import singledispatch
-from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 from uuid import UUID
 
-from comfyfleet.api.graph_conditions import MISSING, MissingField, evaluate, value_at
 from comfyfleet.api.graph_model import (
-    FALSE_PORT,
+    APPROVED_PORT,
     INPUT_PORT,
     ITEM_PORT,
     OUTPUT_PORT,
-    TRUE_PORT,
+    REJECTED_PORT,
     VALUE_PORT,
-    ConditionNode,
+    ApproveNode,
+    DeadlineChoice,
     Fallback,
-    FanOutMode,
-    FanOutNode,
-    GraphConnection,
-    InputNode,
-    MergeMode,
-    MergeNode,
-    Node,
     OutputNode,
+    RoundEndNode,
     WorkflowNode,
-    port_number,
-    value_for,
+    closes_over,
+    items_max,
 )
 from comfyfleet.errors import Conflict
 from comfyfleet.server.graphs.catalogue import WorkflowFacts
@@ -41,6 +36,16 @@ from comfyfleet.server.graphs.draft import (
     fail_run,
     skip_node,
     stop_run,
+)
+from comfyfleet.server.graphs.nodes import (
+    JobNeeded,
+    NodeAsks,
+    NodeFired,
+    NodeImpossible,
+    NodeSkipped,
+    picked_value,
+    run_node,
+    value_arriving,
 )
 from comfyfleet.server.graphs.plan import RunPlan
 from comfyfleet.server.graphs.run import (
@@ -75,194 +80,8 @@ from comfyfleet.server.graphs.run import (
     place_job,
 )
 
-
-class NoValue:
-    """Stands for a value that will never come: its source was skipped, or another port fired."""
-
-
-NO_VALUE = NoValue()
-NOT_REACHED = "nothing that feeds it came about"
-
-
-class NodeFired(NamedTuple):
-    """The node is done, and these ports have values."""
-
-    outputs: Mapping[str, Any]
-    inputs: Mapping[str, Any] | None = None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def values(self) -> tuple[Any, ...]:
-        # A node that passes its input on has equal inputs and outputs; both are recorded.
-        return (self.outputs, self.inputs)
-
-
-class JobNeeded(NamedTuple):
-    """The node needs a job with these properties."""
-
-    properties: Mapping[str, Any]
-
-    @property
-    def values(self) -> tuple[Any, ...]:
-        return (self.properties,)
-
-
-class NodeSkipped(NamedTuple):
-    reason: str
-
-
-class NodeImpossible(NamedTuple):
-    message: str
-
-
-NodeOutcome: TypeAlias = NodeFired | JobNeeded | NodeSkipped | NodeImpossible
-
-
-def run_node(draft: RunDraft, key: ExecutionKey) -> NodeOutcome:
-    """Decides what becomes of an execution once all its inputs are decided."""
-    node = draft.plan.node(key.node)
-    if isinstance(node, InputNode):
-        return NodeFired({VALUE_PORT: draft.was.inputs.get(node.id, node.default)})
-    if isinstance(node, MergeNode):
-        return _merge(draft, key, node)
-    arrived = {
-        each.target.port: value_arriving(draft, each, key)
-        for each in draft.plan.shape.incoming[key.node]
-    }
-    return _unfed(draft, key, arrived) or _work(draft, node, arrived)
-
-
-def value_arriving(draft: RunDraft, connection: GraphConnection, key: ExecutionKey) -> Any:
-    """Returns the value at the source; NO_VALUE if none will come, MISSING if its path leads nowhere."""
-    source = connection.source
-    depth = len(draft.plan.scope(source.node))
-    record = draft.record(ExecutionKey(source.node, key.at[:depth]))
-    if (
-        record.status != ExecutionStatus.DONE
-        or record.outputs is None
-        or source.port not in record.outputs
-    ):
-        return NO_VALUE
-    value = record.outputs[source.port]
-    if source.port == ITEM_PORT and len(key.at) > depth:
-        value = value[key.at[depth]]
-    return value_at(value, source.path)
-
-
-def _unfed(
-    draft: RunDraft, key: ExecutionKey, arrived: Mapping[str, Any]
-) -> NodeSkipped | NodeImpossible | None:
-    dead = [port for port, value in arrived.items() if value is NO_VALUE]
-    needed = draft.plan.needed[key.node]
-    if dead and (len(dead) == len(arrived) or not needed.isdisjoint(dead)):
-        return NodeSkipped(NOT_REACHED)
-    for port, value in arrived.items():
-        if value is MISSING and port in needed:
-            return NodeImpossible(
-                f"nothing arrives at {port}: {_source(draft, key, port)} is missing"
-            )
-    return None
-
-
-def _source(draft: RunDraft, key: ExecutionKey, port: str) -> str:
-    incoming = draft.plan.shape.incoming[key.node]
-    return next(str(each.source) for each in incoming if each.target.port == port)
-
-
-def _work(draft: RunDraft, node: Node, arrived: Mapping[str, Any]) -> NodeOutcome:
-    match node:
-        case WorkflowNode():
-            return _properties(draft, node, arrived)
-        case ConditionNode(expression=expression):
-            verdict = evaluate(expression, arrived[INPUT_PORT])
-            port = TRUE_PORT if verdict.value else FALSE_PORT
-            return NodeFired({port: arrived[INPUT_PORT]}, arrived, verdict.notes)
-        case FanOutNode(mode=FanOutMode.BROADCAST):
-            return NodeFired(dict.fromkeys(node.outputs, arrived[INPUT_PORT]), arrived)
-        case FanOutNode():
-            return _distribute(node, arrived[node.input_port])
-    # An output is what arrived: written down once, or a large result would count twice.
-    return NodeFired(arrived)
-
-
-def _properties(draft: RunDraft, node: WorkflowNode, arrived: Mapping[str, Any]) -> NodeOutcome:
-    """Returns the properties of a job. Those that are not given are left to the workflow's default."""
-    properties = dict(node.properties)
-    for port, value in arrived.items():
-        if isinstance(value, NoValue | MissingField):
-            continue
-        fitting = value_for(draft.plan.wanted_type(node.id, port), value)
-        if fitting is MISSING:
-            wanted = draft.plan.wanted_type(node.id, port)
-            return NodeImpossible(
-                f"{_source(draft, ExecutionKey(node.id), port)} has no {wanted} for {port}"
-            )
-        properties[port] = fitting
-    return JobNeeded(properties)
-
-
-def _distribute(node: FanOutNode, value: Any) -> NodeOutcome:
-    items = value.get("items") if isinstance(value, Mapping) else value
-    if not isinstance(items, list | tuple):
-        return NodeImpossible("items is not a list")
-    if len(items) > node.max_items:
-        return NodeImpossible(
-            f"{len(items):,} items are more than max_items allows ({node.max_items:,})"
-        )
-    if node.per_item:
-        return NodeFired({ITEM_PORT: list(items)})
-    chunks = zip(node.outputs, _chunks(items, node.output_count), strict=True)
-    # A port without items doesn't fire, as an empty job would be useless.
-    return NodeFired({port: {"items": chunk} for port, chunk in chunks if chunk})
-
-
-def _chunks(items: Sequence[Any], count: int) -> list[list[Any]]:
-    """Splits items in order into chunks whose lengths differ by one at most."""
-    size, longer = divmod(len(items), count)
-    ends = [number * size + min(number, longer) for number in range(count + 1)]
-    return [list(items[start:end]) for start, end in pairwise(ends)]
-
-
-def _merge(draft: RunDraft, key: ExecutionKey, node: MergeNode) -> NodeOutcome:
-    """Merges the values that arrived, without skipped ones. Over no items the result is empty, and
-    still a result.
-    """
-    if node.over is not None:
-        if draft.record(ExecutionKey(node.over, key.at)).status != ExecutionStatus.DONE:
-            return NodeSkipped(NOT_REACHED)
-        places = [
-            ExecutionKey(key.node, (*key.at, n)) for n in range(draft.width(node.over, key.at))
-        ]
-    else:
-        places = [key]
-    incoming = sorted(
-        draft.plan.shape.incoming[key.node], key=lambda each: port_number(each.target.port) or 0
-    )
-    arrived = [value_arriving(draft, each, place) for place in places for each in incoming]
-    alive = [value for value in arrived if not isinstance(value, NoValue | MissingField)]
-    if not alive and node.over is None:
-        return NodeSkipped(NOT_REACHED)
-    if node.mode == MergeMode.COLLECT:
-        return NodeFired({OUTPUT_PORT: {"merged": alive, "count": len(alive)}})
-    return NodeFired(
-        {OUTPUT_PORT: {"images": [each for value in alive for each in _pictures(value)]}}
-    )
-
-
-def _pictures(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping):
-        if "file_id" in value:
-            yield value
-        else:
-            yield from value.get("images") or ()
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _pictures(each)
-    elif isinstance(value, str):
-        yield value
-
-
 MOVES_MAX = 10
+IN_FLIGHT_MAX = 1_000  # where neither the graph nor the control plane sets less
 _RETRIED = frozenset({FailureCause.ERROR, FailureCause.TIMEOUT, FailureCause.BACKEND_LOST})
 
 
@@ -314,6 +133,9 @@ def _done(event: JobDone, draft: RunDraft) -> None:
     if record is not None:
         backend = event.backend or record.backend
         outputs = {OUTPUT_PORT: event.output}
+        if event.reused_from is not None:
+            _refund(draft, event.key)
+            draft.update(event.key, reused_from=event.reused_from)
         if draft.is_running and (why := draft.refusal(event.key, outputs)):
             fail_node(draft, event.key, why)
             return
@@ -384,7 +206,9 @@ def _answered(event: QuestionAnswered, draft: RunDraft) -> None:
     if record.status != ExecutionStatus.ASKING or not draft.is_running:
         return
     draft.asking.discard(event.key)
-    if event.choice == Choice.SKIP:
+    if event.choice in (Choice.APPROVE, Choice.REJECT):
+        _judge(draft, event.key, event.choice, event.picked)
+    elif event.choice == Choice.SKIP:
         skip_node(draft, event.key, "skipped by a person")
     elif event.choice == Choice.FAIL:
         message = record.question.message if record.question else "failed by a person"
@@ -395,12 +219,50 @@ def _answered(event: QuestionAnswered, draft: RunDraft) -> None:
         draft.hold(event.key)
 
 
+def _judge(
+    draft: RunDraft, key: ExecutionKey, choice: Choice, picked: Sequence[int] | None = None
+) -> None:
+    """Passes on what a person, or a deadline, has approved or rejected."""
+    record = draft.record(key)
+    value = (record.inputs or {})[INPUT_PORT]
+    if picked is None and record.question and record.question.pick_from is not None:
+        picked = range(record.question.pick_from)  # all: in the same shape as some of them
+    port = APPROVED_PORT if choice == Choice.APPROVE else REJECTED_PORT
+    outputs = {port: picked_value(value, picked) if choice == Choice.APPROVE else value}
+    if why := draft.refusal(key, outputs):
+        fail_node(draft, key, why)
+    else:
+        draft.end(key, ExecutionStatus.DONE, outputs=outputs, question=None)
+
+
+def _check_questions(draft: RunDraft) -> None:
+    """Answers questions whose deadline has passed, as their nodes say."""
+    now = draft.environment.now
+    for key in sorted(draft.asking):
+        question, node = draft.record(key).question, draft.plan.node(key.node)
+        if question is None or question.deadline is None or now < question.deadline:
+            continue
+        if not isinstance(node, ApproveNode) or not draft.is_running:
+            continue
+        draft.asking.discard(key)
+        if node.on_deadline == DeadlineChoice.FAIL:
+            fail_node(draft, key, f"nobody answered within {node.deadline_seconds} s")
+        else:
+            _judge(draft, key, Choice(node.on_deadline))
+
+
 def new_run(
     plan: RunPlan, run_id: UUID, inputs: Mapping[str, Any], *, max_tokens: int | None = None
 ) -> GraphRunState:
     """Returns a new run, which may spend what the graph allows or less."""
     bounds = [each for each in (plan.graph.max_tokens, max_tokens) if each is not None]
     return GraphRunState(run_id, inputs, min(bounds, default=None))
+
+
+def deadline_from(plan: RunPlan, now: datetime) -> datetime | None:
+    """Returns when a run that is started or retried now fails, if it has not ended by then."""
+    seconds = plan.graph.deadline_seconds
+    return None if seconds is None else now + timedelta(seconds=seconds)
 
 
 def next_actions(
@@ -434,6 +296,7 @@ def decide_retry(
     """Continues from where the run failed; what was done or skipped is not run again."""
     if run.status != GraphRunStatus.FAILED:
         raise Conflict(f"only a failed run can be retried; this one is {run.status}")
+    run = replace(run, deadline_at=deadline_from(plan, environment.now))
     draft = RunDraft(plan, run, environment)
     draft.status, draft.error = GraphRunStatus.RUNNING, None
     again = [key for key in draft.all_keys() if _is_to_be_retried(draft, key)]
@@ -469,6 +332,10 @@ def _begin(draft: RunDraft) -> None:
 
 
 def _decided(draft: RunDraft) -> RunDecision:
+    if draft.is_running and draft.open_count:
+        _check_deadline(draft)
+    if draft.is_running:
+        _check_questions(draft)
     if draft.is_running:
         _check_placements(draft)
     while draft.is_running:
@@ -481,6 +348,16 @@ def _decided(draft: RunDraft) -> RunDecision:
     elif draft.is_running:
         draft.status = GraphRunStatus.WAITING_FOR_USER if draft.asking else GraphRunStatus.RUNNING
     return draft.finished()
+
+
+def _check_deadline(draft: RunDraft) -> None:
+    deadline_at = draft.was.deadline_at
+    if deadline_at is None or draft.environment.now < deadline_at:
+        return
+    seconds = draft.plan.graph.deadline_seconds
+    open_keys = (key for key in draft.all_keys() if not draft.record(key).status.is_ended)
+    at = min(draft.in_flight or draft.asking, default=None) or next(open_keys)
+    fail_run(draft, at, f"the run took longer than its deadline of {seconds} s")
 
 
 def _finish(draft: RunDraft) -> None:
@@ -534,12 +411,16 @@ def _keys_of(draft: RunDraft, source: str, key: ExecutionKey) -> Iterator[Execut
 
 def _ready(draft: RunDraft, key: ExecutionKey) -> None:
     fired = run_node(draft, key)
-    if isinstance(fired, NodeFired | JobNeeded) and (why := draft.refusal(key, *fired.values)):
-        fired = NodeImpossible(why)
+    if isinstance(fired, NodeFired | JobNeeded | NodeAsks):
+        why = draft.refusal(key, *fired.values)
+        fired = NodeImpossible(why) if why else fired
     match fired:
         case NodeFired(outputs, inputs, notes):
             changes = {"outputs": outputs, "inputs": inputs, "notes": notes}
             draft.end(key, ExecutionStatus.DONE, waiting=0, **changes)
+            _start_next_round(draft, key)
+        case NodeAsks(question, inputs):
+            _ask(draft, key, question, waiting=0, inputs=inputs)
         case JobNeeded(properties):
             draft.update(key, waiting=0, inputs=properties)
             draft.hold(key)
@@ -549,28 +430,73 @@ def _ready(draft: RunDraft, key: ExecutionKey) -> None:
             fail_node(draft, key, message)
 
 
+def _ask(draft: RunDraft, key: ExecutionKey, question: UserQuestion, **changes: Any) -> None:
+    draft.update(key, status=ExecutionStatus.ASKING, question=question, **changes)
+    draft.asking.add(key)
+    draft.actions.append(AskUser(key, question))
+
+
+def _start_next_round(draft: RunDraft, key: ExecutionKey) -> None:
+    """Opens another round of a loop, if its last one has not done it and another is allowed."""
+    judge = draft.plan.node(key.node)
+    if not isinstance(judge, RoundEndNode) or (draft.record(key).outputs or {})["done"]:
+        return
+    rounds = ExecutionKey(judge.rounds, key.at[:-1])
+    begun = draft.record(rounds)
+    items = list((begun.outputs or {})[ITEM_PORT])
+    if len(items) >= items_max(draft.plan.node(judge.rounds)):
+        return
+    [result] = [value_arriving(draft, each, key) for each in draft.plan.shape.incoming[key.node]]
+    if why := draft.refusal(rounds, result):
+        fail_node(draft, rounds, why)
+        return
+    draft.update(rounds, outputs={**(begun.outputs or {}), ITEM_PORT: [*items, result]})
+    members = [
+        ExecutionKey(each, (*rounds.at, len(items))) for each in draft.plan.members[rounds.node]
+    ]
+    for member in members:
+        draft.expect(member.node, 1)
+    # What waits for all rounds waits for this one, too.
+    for target in draft.plan.shape.targets[key.node]:
+        end = ExecutionKey(target, rounds.at)
+        if closes_over(draft.plan.node(target)) == rounds.node and draft.is_touched(end):
+            draft.update(end, waiting=_undecided(draft, end))
+    for member in members:
+        if draft.is_running and not draft.update(member, waiting=_undecided(draft, member)).waiting:
+            _ready(draft, member)
+
+
 # Starting jobs
 
 
 def _start_held(draft: RunDraft) -> None:
-    while draft.is_running and len(draft.in_flight) < draft.environment.in_queue_max:
+    most = min(draft.environment.in_queue_max, draft.plan.graph.at_once or IN_FLIGHT_MAX)
+    while draft.is_running and len(draft.in_flight) < most:
         found = draft.next_held()
         if found is None:
             return
         row, key = found
-        if _exceeds_tokens(draft, key):
+        if _exceeds_tokens(draft, key) and (draft.in_flight or not _reuses(draft, key)):
             if not draft.in_flight:
-                most = f"the run may spend {draft.was.max_tokens} tokens"
                 price = draft.plan.workflows[key.node].price_tokens
-                fail_run(draft, key, f"{most}, {draft.tokens} are spent, and it costs {price}")
+                fail_run(draft, key, too_dear_message(draft.was.max_tokens, draft.tokens, price))
             return  # jobs in flight may still be refunded
         draft.pop_held(row)
         _start(draft, key)
 
 
+def too_dear_message(most: int | None, spent: int, price: int) -> str:
+    return f"the run may spend {most} tokens, {spent} are spent, and it costs {price}"
+
+
 def _exceeds_tokens(draft: RunDraft, key: ExecutionKey) -> bool:
     most = draft.was.max_tokens
     return most is not None and draft.tokens + draft.plan.workflows[key.node].price_tokens > most
+
+
+def _reuses(draft: RunDraft, key: ExecutionKey) -> bool:
+    """Whether it may cost nothing: that is known only when its job would be submitted."""
+    return draft.plan.workflow_node(key.node).reuse
 
 
 def _start(draft: RunDraft, key: ExecutionKey) -> None:
@@ -587,9 +513,7 @@ def _start(draft: RunDraft, key: ExecutionKey) -> None:
         case NoBackend(message, others):
             fail_node(draft, key, message, others)
         case UserQuestion():
-            draft.update(key, status=ExecutionStatus.ASKING, question=found)
-            draft.asking.add(key)
-            draft.actions.append(AskUser(key, found))
+            _ask(draft, key, found)
 
 
 def _submit(draft: RunDraft, key: ExecutionKey, node: WorkflowNode, affinity: str | None) -> None:
@@ -621,6 +545,7 @@ def _submit(draft: RunDraft, key: ExecutionKey, node: WorkflowNode, affinity: st
         timeout_seconds=node.timeout_seconds,
         price_tokens=facts.price_tokens,
         effect=facts.effect,
+        reuse=node.reuse,
     )
     draft.actions.append(action)
 

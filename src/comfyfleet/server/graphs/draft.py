@@ -3,12 +3,13 @@
 So a decision costs what it changes, and the run that came in is never modified. Also the ways in which
 executions and runs end early: skip, fail, stop."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from comfyfleet.api.graph_model import ITEM_PORT, FanOutNode, OutputNode, WorkflowNode
+from comfyfleet.api.expressions import StepCount
+from comfyfleet.api.graph_model import ITEM_PORT, OutputNode, WorkflowNode, opens_scope
 from comfyfleet.server.graphs.plan import RunPlan
 from comfyfleet.server.graphs.run import (
     OUTPUTS_SIZE_MAX,
@@ -25,6 +26,7 @@ from comfyfleet.server.graphs.run import (
     FailRun,
     GraphRunState,
     GraphRunStatus,
+    HeldPlace,
     HeldRange,
     Index,
     RunError,
@@ -58,12 +60,13 @@ class RunDraft:
         self.outputs_size = run.outputs_size
         self.in_flight = set(run.in_flight)
         self.asking = set(run.asking)
-        self.rows = {row.priority: row for row in run.rows}
+        self.rows = {(row.priority, row.lane): row for row in run.rows}
         self.records: dict[ExecutionKey, ExecutionRecord] = {}
         self.tallies: dict[str, ExecutionCounts] = {}
-        self.held: dict[tuple[int, int], ExecutionKey] = {}
-        self.no_longer_held: set[tuple[int, int]] = set()
+        self.held: dict[HeldPlace, ExecutionKey] = {}
+        self.no_longer_held: set[HeldPlace] = set()
         self.actions: list[Action] = []
+        self.steps = StepCount()  # of all expressions of this decision
         # Ended executions whose successors are not notified yet; each notifies once.
         self.news: deque[ExecutionKey] = deque()
         self.untold: set[ExecutionKey] = set()
@@ -169,24 +172,38 @@ class RunDraft:
     # Held executions
 
     def hold(self, key: ExecutionKey) -> None:
-        node = self.plan.node(key.node)
-        priority = node.priority if isinstance(node, WorkflowNode) else 0
-        row = self.rows.get(priority, HeldRange(priority, 0, 0))
-        self.held[priority, row.end] = key
-        self.rows[priority] = row._replace(end=row.end + 1)
+        priority, lane = held_row(self.plan, key)
+        row = self.rows.get((priority, lane), HeldRange(priority, lane, 0, 0))
+        self.held[priority, lane, row.end] = key
+        self.rows[priority, lane] = row._replace(end=row.end + 1)
         self.update(key, status=ExecutionStatus.HELD, place=row.end)
 
     def next_held(self) -> tuple[HeldRange, ExecutionKey] | None:
-        waiting = [row for row in self.rows.values() if row.first < row.end]
+        """Returns what is started next: of the highest priority, from the lane with the fewest jobs."""
+        full, busy = self._full_lanes(), Counter(self.plan.lane(key.node) for key in self.in_flight)
+        waiting = [
+            row
+            for row in self.rows.values()
+            if row.first < row.end and not row.lane.startswith(full)
+        ]
         if not waiting:
             return None
-        row = max(waiting)
-        place = (row.priority, row.first)
+        row = max(waiting, key=lambda row: (row.priority, -busy[row.lane], row.lane))
+        place = (row.priority, row.lane, row.first)
         return row, self.held[place] if place in self.held else self.was.held[place]
 
+    def _full_lanes(self) -> tuple[str, ...]:
+        """Returns the lanes with as many jobs as they may have, also in lanes inside them."""
+        lanes = self.plan.graph.lanes
+        return tuple(
+            lane
+            for lane, most in lanes.items()
+            if sum(key.node.startswith(lane) for key in self.in_flight) >= most
+        )
+
     def pop_held(self, row: HeldRange) -> None:
-        self.no_longer_held.add((row.priority, row.first))
-        self.rows[row.priority] = row._replace(first=row.first + 1)
+        self.no_longer_held.add((row.priority, row.lane, row.first))
+        self.rows[row.priority, row.lane] = row._replace(first=row.first + 1)
 
     def clear_held(self) -> None:
         self.held.clear()
@@ -216,10 +233,15 @@ class RunDraft:
         return RunDecision(tuple(self.actions), run, tuple(self.records))
 
 
-def items_of(plan: RunPlan, key: ExecutionKey, record: ExecutionRecord) -> int:
-    """Returns how many items a per-item fan-out has given; 0 for other nodes."""
+def held_row(plan: RunPlan, key: ExecutionKey) -> tuple[int, str]:
+    """Returns the priority and the lane in which an execution waits."""
     node = plan.node(key.node)
-    if not isinstance(node, FanOutNode) or not node.per_item or record.outputs is None:
+    return (node.priority if isinstance(node, WorkflowNode) else 0, plan.lane(key.node))
+
+
+def items_of(plan: RunPlan, key: ExecutionKey, record: ExecutionRecord) -> int:
+    """Returns how many items a per-item fan-out has given, or a loop rounds; 0 for other nodes."""
+    if record.outputs is None or not opens_scope(plan.node(key.node)):
         return 0
     return len(record.outputs[ITEM_PORT])
 

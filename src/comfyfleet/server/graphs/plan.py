@@ -10,28 +10,40 @@ from itertools import product
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
-from comfyfleet.api.graph_conditions import MISSING, value_at
+from comfyfleet.api.expressions import MISSING, value_at
 from comfyfleet.api.graph_model import (
     ANY,
+    APPROVED_PORT,
+    DEFAULT_PORT,
     FALSE_PORT,
+    OUTPUTS_PORT,
+    REJECTED_PORT,
     TRUE_PORT,
+    ApproveNode,
+    ClosingNode,
     ConditionNode,
     DocumentProblem,
     FanOutNode,
     GraphConnection,
     GraphDefinition,
     InputNode,
-    MergeNode,
+    LoopEndNode,
     Node,
     OutputNode,
     PortType,
+    RoundsNode,
+    SwitchNode,
+    ValueNode,
     WorkflowNode,
+    closes_over,
     inputs_of,
+    opens_scope,
     type_named,
 )
 from comfyfleet.errors import InvalidInput
 from comfyfleet.server.catalog.model import Property
 from comfyfleet.server.graphs.catalogue import GraphCatalogue, WorkflowFacts
+from comfyfleet.server.graphs.expand import NO_GRAPHS, GraphLibrary, expand
 
 Scope: TypeAlias = tuple[str, ...]
 
@@ -73,11 +85,13 @@ def _sources(
     graph: GraphDefinition, node: str, incoming: Iterable[GraphConnection]
 ) -> tuple[str, ...]:
     """Returns what a node waits for. A merge over a fan-out also waits for the fan-out, which gives
-    the count.
+    the count, and what is inside a map or a loop waits for its items or rounds.
     """
-    merge = graph.nodes[node]
-    over = merge.over if isinstance(merge, MergeNode) else None
-    first = [over] if over in graph.nodes and over is not None else []
+    found = graph.nodes[node]
+    judge = found.judge if isinstance(found, LoopEndNode) else None
+    over = closes_over(found)
+    implied = (over or graph.openers.get(node), judge)
+    first = [each for each in implied if each is not None and each in graph.nodes]
     return tuple(dict.fromkeys([*first, *(each.source.node for each in incoming)]))
 
 
@@ -150,10 +164,8 @@ def _scopes(
 
 
 def _given_scope(graph: GraphDefinition, node: str, scope: Scope) -> Scope:
-    """Returns the scope of a node's outputs: a per-item fan-out opens one."""
-    fanout = graph.nodes[node]
-    is_opening = isinstance(fanout, FanOutNode) and fanout.per_item
-    return (*scope, node) if is_opening else scope
+    """Returns the scope of a node's outputs: a per-item fan-out or a loop opens one."""
+    return (*scope, node) if opens_scope(graph.nodes[node]) else scope
 
 
 def _scope(
@@ -164,8 +176,9 @@ def _scope(
     problems: list[DocumentProblem],
 ) -> Scope:
     found = graph.nodes[node]
-    if isinstance(found, MergeNode) and found.over is not None:
-        return _close_scope(graph, found, given, scopes, problems)
+    over = closes_over(found)
+    if over is not None:
+        return _close_scope(graph, found, over, given, scopes, problems)
     longest = max(given.values(), key=len, default=())
     for source, scope in given.items():
         if longest[: len(scope)] != scope:
@@ -182,24 +195,25 @@ def _scope(
 
 def _close_scope(
     graph: GraphDefinition,
-    merge: MergeNode,
+    merge: Node,
+    over: str,
     given: Mapping[str, Scope],
     scopes: Mapping[str, Scope],
     problems: list[DocumentProblem],
 ) -> Scope:
-    fanout = graph.nodes.get(merge.over or "")
-    if not isinstance(fanout, FanOutNode) or not fanout.per_item:
-        message = f"over must name a fan-out with per_item, not {merge.over!r}"
+    opener = graph.nodes.get(over)
+    if opener is None or not opens_scope(opener) or over not in scopes:
+        message = f"over must name a fan-out with per_item, not {over!r}"
         problems.append(DocumentProblem("invalid_over", message, merge.id, "over"))
         return max(given.values(), key=len, default=())
-    inside = (*scopes[fanout.id], fanout.id)
+    inside = (*scopes[over], over)
     for source, scope in given.items():
         if scope != inside:
             message = (
-                f"{source} doesn't run for each item of {fanout.id}, and so can't be merged over it"
+                f"{source} doesn't run for each item of {over}, and so can't be merged over it"
             )
             problems.append(DocumentProblem("mixed_items", message, merge.id))
-    return scopes[fanout.id]
+    return scopes[over]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +223,9 @@ class RunPlan:
     workflows: Mapping[str, WorkflowFacts]  # by node id
     needed: Mapping[str, frozenset[str]]  # ports without which a node can't do its work
     members: Mapping[str, tuple[str, ...]]  # per-item fan-out → nodes that run once for each item
+    bundles: frozenset[str]  # nodes whose `outputs` is read
+    source: GraphDefinition  # as it was written
+    library: GraphLibrary  # the graphs inside it
 
     def node(self, node: str) -> Node:
         return self.graph.nodes[node]
@@ -222,6 +239,12 @@ class RunPlan:
     def scope(self, node: str) -> Scope:
         return self.shape.scopes[node]
 
+    def lane(self, node: str) -> str:
+        """Returns the innermost map around a node whose jobs run a few at a time, or nothing."""
+        return max(
+            (each for each in self.graph.lanes if node.startswith(each)), key=len, default=""
+        )
+
     @property
     def roots(self) -> tuple[str, ...]:
         return tuple(node for node in self.shape.order if not self.shape.sources[node])
@@ -232,8 +255,12 @@ class RunPlan:
         return (type_named(found.type) if found else None) or ANY
 
 
-def plan_of(graph: GraphDefinition, catalogue: GraphCatalogue) -> RunPlan:
-    """Plans a graph that was validated against the same catalogue."""
+def plan_of(
+    source: GraphDefinition, catalogue: GraphCatalogue, library: GraphLibrary = NO_GRAPHS
+) -> RunPlan:
+    """Plans a graph that was validated against the same catalogue and library."""
+    graph, problems = expand(source, library)
+    raise_problems(list(problems))
     shape = shape_of(graph)
     workflows = resolve_workflows(graph, catalogue)
     lacking = [
@@ -243,7 +270,11 @@ def plan_of(graph: GraphDefinition, catalogue: GraphCatalogue) -> RunPlan:
     ]
     raise_problems([*lacking, *shape.problems, *cycle_problems(shape)])
     needed = {node: _needed(graph.nodes[node], workflows) for node in graph.nodes}
-    return RunPlan(graph, shape, workflows, needed, _members(graph, shape))
+    bundles = frozenset(
+        each.source.node for each in graph.connections if each.source.port == OUTPUTS_PORT
+    )
+    members = _members(graph, shape)
+    return RunPlan(graph, shape, workflows, needed, members, bundles, source, library)
 
 
 def resolve_workflows(
@@ -283,7 +314,7 @@ def is_required(each: Property) -> bool:
 
 
 def _needed(node: Node, workflows: Mapping[str, WorkflowFacts]) -> frozenset[str]:
-    if isinstance(node, MergeNode):
+    if isinstance(node, ClosingNode | ValueNode):
         return frozenset()
     if not isinstance(node, WorkflowNode):
         return frozenset(inputs_of(node) or ())
@@ -292,15 +323,17 @@ def _needed(node: Node, workflows: Mapping[str, WorkflowFacts]) -> frozenset[str
 
 
 def _members(graph: GraphDefinition, shape: GraphShape) -> dict[str, tuple[str, ...]]:
-    fanouts = [each.id for each in graph.nodes.values() if isinstance(each, FanOutNode)]
-    members: dict[str, list[str]] = {fanout: [] for fanout in fanouts}
+    openers = [
+        each.id for each in graph.nodes.values() if isinstance(each, FanOutNode | RoundsNode)
+    ]
+    members: dict[str, list[str]] = {opener: [] for opener in openers}
     for node in shape.order:
         if shape.scopes[node]:
             members[shape.scopes[node][-1]].append(node)
     return {fanout: tuple(found) for fanout, found in members.items()}
 
 
-CONDITIONS_MAX = 8
+OUTCOMES_MAX = 256  # combinations of ways that are counted one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,13 +359,15 @@ def quote_plan(
 ) -> RunQuote:
     """Estimates price and duration; `side_by_side` is how many jobs of the run can run at a time."""
     least, most = _widths(plan, inputs or {})
-    parallel = max(1, side_by_side)
-    ways = [_running_nodes(plan, fires) for fires in _condition_outcomes(plan)]
-    if len(_conditions(plan)) > CONDITIONS_MAX:
+    parallel = max(1, min(side_by_side, plan.graph.at_once or side_by_side))
+    junctions = _junctions(plan)
+    is_few = prod(len(ways) for ways in junctions.values()) <= OUTCOMES_MAX
+    ways = [_running_nodes(plan, fires) for fires in _outcomes(junctions)] if is_few else []
+    if not is_few:
         low_ways, high_ways = [_running_nodes(plan, {})], [set(plan.shape.order)]
     else:
         low_ways = high_ways = ways
-    low = [_sum(plan, way, least, parallel) for way in low_ways]
+    low = [_sum(plan, way, least, parallel, with_reuse=True) for way in low_ways]
     high = [_sum(plan, way, most, parallel) for way in high_ways]
     return RunQuote(
         tokens_min=min(each.tokens for each in low),
@@ -345,16 +380,27 @@ def quote_plan(
     )
 
 
-def _conditions(plan: RunPlan) -> list[str]:
-    return [node for node in plan.shape.order if isinstance(plan.node(node), ConditionNode)]
+def _ways(node: Node) -> tuple[str, ...]:
+    """Returns the ports of which one fires; none for a node that is no junction."""
+    match node:
+        case ConditionNode():
+            return (TRUE_PORT, FALSE_PORT)
+        case SwitchNode(cases=cases):
+            return (*(each.name for each in cases), DEFAULT_PORT)
+        case ApproveNode():
+            return (APPROVED_PORT, REJECTED_PORT)
+    return ()
 
 
-def _condition_outcomes(plan: RunPlan) -> Iterator[dict[str, frozenset[str]]]:
-    """Returns the ports that fire, for each combination of condition results."""
-    conditions = _conditions(plan)[:CONDITIONS_MAX]
-    ports = (frozenset({TRUE_PORT}), frozenset({FALSE_PORT}))
-    for answers in product(ports, repeat=len(conditions)):
-        yield dict(zip(conditions, answers, strict=True))
+def _junctions(plan: RunPlan) -> dict[str, tuple[str, ...]]:
+    found = {node: _ways(plan.node(node)) for node in plan.shape.order}
+    return {node: ways for node, ways in found.items() if ways}
+
+
+def _outcomes(junctions: Mapping[str, tuple[str, ...]]) -> Iterator[dict[str, frozenset[str]]]:
+    """Returns the ports that fire, for each combination of results."""
+    for answers in product(*junctions.values()):
+        yield {node: frozenset({port}) for node, port in zip(junctions, answers, strict=True)}
 
 
 def _running_nodes(plan: RunPlan, fires: Mapping[str, frozenset[str]]) -> set[str]:
@@ -369,9 +415,12 @@ def _running_nodes(plan: RunPlan, fires: Mapping[str, frozenset[str]]) -> set[st
 
 
 def _runs(plan: RunPlan, node: str, alive: set[str], fires: Mapping[str, frozenset[str]]) -> bool:
-    found = plan.node(node)
-    if isinstance(found, MergeNode) and found.over is not None:
-        return found.over in alive
+    over = closes_over(plan.node(node))
+    if over is not None:
+        return over in alive
+    opener = plan.graph.openers.get(node)
+    if opener is not None and opener not in alive:
+        return False
     incoming = plan.shape.incoming[node]
     fed = {each.target.port for each in incoming if _feeds(plan, each, alive, fires)}
     if incoming and not fed:
@@ -386,12 +435,20 @@ def _feeds(
 ) -> bool:
     if each.source.node not in alive:
         return False
-    if not isinstance(plan.node(each.source.node), ConditionNode):
+    if not _ways(plan.node(each.source.node)):
         return True
     return each.source.port in fires.get(each.source.node, frozenset())
 
 
-def _sum(plan: RunPlan, alive: Iterable[str], widths: Mapping[str, int], parallel: int) -> _Sum:
+def _sum(
+    plan: RunPlan,
+    alive: Iterable[str],
+    widths: Mapping[str, int],
+    parallel: int,
+    *,
+    with_reuse: bool = False,
+) -> _Sum:
+    """`with_reuse`: as if nodes that may take a result that is there already all did."""
     tokens, jobs, work = 0, 0, 0.0
     ready: dict[str, float] = {}
     running = set(alive)
@@ -400,9 +457,12 @@ def _sum(plan: RunPlan, alive: Iterable[str], widths: Mapping[str, int], paralle
             continue
         times = prod(widths[each] for each in plan.scope(node))
         facts = plan.workflows.get(node)
+        if with_reuse and facts and plan.workflow_node(node).reuse:
+            facts = None
         seconds = (facts.typical_seconds or 0.0) if facts else 0.0
         begin = max((ready.get(each, 0.0) for each in plan.shape.sources[node]), default=0.0)
-        ready[node] = begin + (seconds if times else 0.0)
+        rounds = prod(widths[each] for each in plan.scope(node) if _is_loop(plan, each))
+        ready[node] = begin + (seconds * rounds if times else 0.0)
         if facts is not None:
             tokens, jobs, work = (
                 tokens + times * facts.price_tokens,
@@ -412,11 +472,17 @@ def _sum(plan: RunPlan, alive: Iterable[str], widths: Mapping[str, int], paralle
     return _Sum(tokens, jobs, max([work / parallel, *ready.values()]))
 
 
+def _is_loop(plan: RunPlan, node: str) -> bool:
+    return isinstance(plan.node(node), RoundsNode)
+
+
 def _widths(plan: RunPlan, inputs: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
     """Returns how many items each fan-out has, at least and at most; equal where the list is known."""
     least: dict[str, int] = {}
     most: dict[str, int] = {}
     for node in plan.graph.nodes.values():
+        if isinstance(node, RoundsNode):
+            least[node.id], most[node.id] = 1, node.at_most
         if isinstance(node, FanOutNode) and node.per_item:
             known = _known_width(plan, node, inputs)
             least[node.id] = 0 if known is None else known

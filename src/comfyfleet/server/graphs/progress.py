@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from comfyfleet.api.graph_model import WorkflowNode
+from comfyfleet.api.graph_model import WorkflowNode, is_hidden
 from comfyfleet.server.graphs.plan import RunPlan
 from comfyfleet.server.graphs.run import (
     ExecutionKey,
@@ -45,10 +45,9 @@ def progress_of(plan: RunPlan, run: GraphRunState) -> RunProgress:
     going: dict[str, float] = {}
     for each in running:
         going[each.node_id] = going.get(each.node_id, 0.0) + each.progress
-    parts = {
-        node: done_fraction(plan, run, node, going.get(node, 0.0)) for node in plan.shape.order
-    }
-    weights = {node: weight_of(plan, node) for node in plan.shape.order}
+    shown = [node for node in plan.shape.order if not is_hidden(plan.node(node))]
+    parts = {node: done_fraction(plan, run, node, going.get(node, 0.0)) for node in shown}
+    weights = {node: weight_of(plan, node) for node in shown}
     return RunProgress(
         _percent(parts, dict.fromkeys(parts, 1.0)),
         _percent(parts, weights),

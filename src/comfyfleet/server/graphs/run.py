@@ -139,10 +139,16 @@ class ExecutionKey(NamedTuple):
         return self.node + "".join(f"[{number}]" for number in self.at)
 
 
+BACKEND_CHOICES = (Choice.BACKEND, Choice.RETRY, Choice.SKIP, Choice.FAIL)
+APPROVAL_CHOICES = (Choice.APPROVE, Choice.REJECT, Choice.FAIL)
+
+
 class UserQuestion(NamedTuple):
     message: str
     backends: tuple[str, ...] = ()  # that could take its place, the best first
-    choices: tuple[Choice, ...] = tuple(Choice)
+    choices: tuple[Choice, ...] = BACKEND_CHOICES
+    deadline: datetime | None = None
+    pick_from: int | None = None  # of how many some may be picked
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +172,7 @@ class ExecutionRecord:
     traceback: str | None = None
     notes: tuple[str, ...] = ()  # why it was skipped; what a condition missed
     question: UserQuestion | None = None
+    reused_from: Mapping[str, Any] | None = None  # job_id, and run_id if a run had made it
     queued_at: datetime | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
@@ -202,11 +209,18 @@ class RunError(NamedTuple):
 
 
 class HeldRange(NamedTuple):
-    """Held executions of one priority: the numbers of the first and of the one after the last."""
+    """Held executions of one priority and lane: the numbers of the first and of the one after the last.
+
+    A lane is a map whose jobs run a few at a time; the rest of the run is the lane without a name.
+    """
 
     priority: int
+    lane: str
     first: int
     end: int
+
+
+HeldPlace: TypeAlias = tuple[int, str, int]  # priority, lane, number
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +231,7 @@ class GraphRunState:
     status: GraphRunStatus = GraphRunStatus.PENDING
     records: PersistentMap[ExecutionKey, ExecutionRecord] = field(default_factory=PersistentMap)
     tallies: PersistentMap[str, ExecutionCounts] = field(default_factory=PersistentMap)
-    held: PersistentMap[tuple[int, int], ExecutionKey] = field(default_factory=PersistentMap)
+    held: PersistentMap[HeldPlace, ExecutionKey] = field(default_factory=PersistentMap)
     rows: tuple[HeldRange, ...] = ()
     in_flight: frozenset[ExecutionKey] = frozenset()
     asking: frozenset[ExecutionKey] = frozenset()
@@ -225,6 +239,7 @@ class GraphRunState:
     tokens: int = 0  # of jobs that are in flight or done
     error: RunError | None = None
     outputs: Mapping[str, Any] | None = None
+    deadline_at: datetime | None = None  # then it fails
     # Of all that its executions took and gave; counted anew when it is read, so never compared.
     size: ValueSize = field(default=NO_SIZE, compare=False)
     outputs_size: ValueSize = field(default=NO_SIZE, compare=False)
@@ -355,6 +370,7 @@ class RunRow:
     outputs: Mapping[str, Any] | None = None
     changed_at: datetime | None = None
     ended_at: datetime | None = None
+    deadline_at: datetime | None = None
 
     @property
     def is_expired(self) -> bool:
@@ -370,6 +386,7 @@ class RunRow:
             tokens=self.tokens,
             error=self.error,
             outputs=self.outputs,
+            deadline_at=self.deadline_at,
         )
 
 
@@ -462,12 +479,13 @@ class JobProgressed:
 
 @dataclass(frozen=True, slots=True)
 class JobDone:
-    """`output` is as `runner.job_output` makes it: files, sizes, and what was shown as text."""
+    """`output` is as `apply.job_output` makes it: files, sizes, and what was shown as text."""
 
     key: ExecutionKey
     attempt: int
     output: Mapping[str, Any]
     backend: str | None = None
+    reused_from: Mapping[str, Any] | None = None  # the result was there: there is no job to pay for
 
 
 @dataclass(frozen=True, slots=True)
@@ -491,6 +509,7 @@ class QuestionAnswered:
     key: ExecutionKey
     choice: Choice
     backend: str | None = None
+    picked: tuple[int, ...] | None = None  # of an approval; None: all of it
 
 
 Event: TypeAlias = (
@@ -511,6 +530,7 @@ class StartJob:
     timeout_seconds: int | None = None
     price_tokens: int = 0
     effect: EffectTerms | None = None
+    reuse: bool = False
 
     @property
     def values(self) -> dict[str, Any]:

@@ -1,13 +1,10 @@
 """Advances runs: turns the state of their jobs into events, reads the outbox, sweeps backends and timeouts."""
 
-import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
-from typing import Any
 from uuid import UUID
 
-from comfyfleet.api.values import clean, text_of
 from comfyfleet.api.worker import Progress
 from comfyfleet.errors import NotFound, QueueFull, Unavailable
 from comfyfleet.server.db import Database, Tx
@@ -19,6 +16,7 @@ from comfyfleet.server.graphs.apply import (
     GraphContext,
     LoadedRun,
     apply_decision,
+    job_output,
 )
 from comfyfleet.server.graphs.catalogue import BackendState
 from comfyfleet.server.graphs.decide import apply_event, next_actions
@@ -29,7 +27,6 @@ from comfyfleet.server.graphs.run import (
     ExecutionKey,
     FailureCause,
     GraphRunState,
-    GraphRunStatus,
     JobCancelled,
     JobDone,
     JobFailed,
@@ -38,7 +35,7 @@ from comfyfleet.server.graphs.run import (
     JobWaiting,
 )
 from comfyfleet.server.jobs import service as jobs
-from comfyfleet.server.jobs.model import Failure, Job, JobOutput, JobStatus
+from comfyfleet.server.jobs.model import Failure, Job, JobStatus
 from comfyfleet.server.jobs.outbox import flush
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File
@@ -47,7 +44,6 @@ from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import Dispatch
 
 TIMED_OUT = "node timeout"  # the raw error of a job that took longer than its node allows
-_PICTURES = "image/"
 
 
 async def output_files(tx: Tx, tenant_id: UUID, jobs: Iterable[Job]) -> dict[UUID, File]:
@@ -102,63 +98,6 @@ def progress_event(key: ExecutionKey, attempt: int, progress: Progress) -> JobPr
     return JobProgressed(key, attempt, (progress.percent or 0.0) / 100, current)
 
 
-def job_output(job: Job, made: Mapping[UUID, File]) -> dict[str, Any]:
-    """Builds `{images, files, width, height, text, json, values, …}`; files by reference."""
-    outputs = [
-        _output_reference(each, made[each.file_id]) for each in job.outputs if each.file_id in made
-    ]
-    pictures = [each for each in outputs if each["mime_type"].startswith(_PICTURES)]
-    first = pictures[0] if pictures else {}
-    return {
-        "images": pictures,
-        "files": outputs,
-        "width": first.get("width") or 0,
-        "height": first.get("height") or 0,
-        **shown_values(job),
-        "prompt_id": job.provider_job_id or "",
-        "execution_time": job.result.execution_seconds or 0.0,
-    }
-
-
-def shown_values(job: Job) -> dict[str, Any]:
-    """Returns what nodes showed: `values` by name, and all of one node under that node's id."""
-    shown, text = job.values, text_of(job.values) or ""
-    by_name: dict[str, Any] = {}
-    for each in shown:
-        by_name.setdefault(each.name, each.value)
-    by_node: dict[str, Any] = {}
-    if len({each.node_id for each in shown}) > 1:
-        for each in shown:
-            by_node.setdefault(each.node_id, {}).setdefault(each.name, each.value)
-    return {"text": text, "json": _parse_shown(text), "values": {**by_node, **by_name}}
-
-
-def _parse_shown(text: str) -> Any:
-    """Parses a number, boolean, list or object that was shown as text; None for plain text."""
-    try:
-        return clean(json.loads(text)) if text else None
-    except (ValueError, RecursionError):
-        return None
-
-
-def _output_reference(output: JobOutput, file: File) -> dict[str, Any]:
-    sizes = {"width": output.width, "height": output.height}
-    return {**file_reference(file), **{name: size for name, size in sizes.items() if size}}
-
-
-def file_reference(file: File) -> dict[str, Any]:
-    """Returns a file as the values of a run name it. Its path is for display, not where it is
-    stored.
-    """
-    return {
-        "file_id": str(file.id),
-        "filename": file.filename,
-        "path": f"{file.id}/{file.filename}",
-        "mime_type": file.mime_type,
-        "size": file.size,
-    }
-
-
 log = logging.getLogger(__name__)
 OUTBOX_PER_PAGE = 500
 RETRY_DELAY = timedelta(seconds=30)
@@ -177,15 +116,22 @@ async def advance(
 
     loaded = await apply_decision(graphs, tenant_id, run_id, decide, handled_outbox=handled_outbox)
     for _ in range(STEPS_MAX):
-        # A step in which jobs were refused has started nothing in their place.
-        if (
-            loaded.run.status != GraphRunStatus.RUNNING
-            or loaded.run.in_flight
-            or not loaded.run.held
-        ):
+        # A step in which jobs were refused, or results were there, has started nothing in their place.
+        if not _has_room(graphs, loaded):
             break
+        revision = loaded.revision
         loaded = await apply_decision(graphs, tenant_id, run_id, decide)
+        if loaded.revision == revision:
+            break
     return loaded
+
+
+def _has_room(graphs: GraphContext, loaded: LoadedRun) -> bool:
+    """Whether executions are held though more jobs may be in flight."""
+    run, graph = loaded.run, loaded.plan.graph
+    most = graphs.context.settings.max_queued_per_graph_run
+    is_going = not run.status.is_over and bool(run.held)
+    return is_going and len(run.in_flight) < min(most, graph.at_once or most)
 
 
 async def _dispatches(

@@ -9,12 +9,12 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from comfyfleet.api.graph_model import GraphDefinition, OutputNode, WorkflowNode
+from comfyfleet.api.graph_model import GraphDefinition, OutputNode
 from comfyfleet.api.graph_parse import parse_graph, write_graph
 from comfyfleet.server.catalog.model import Property
 from comfyfleet.server.fleets.model import ModelUse
 from comfyfleet.server.graphs.catalogue import EffectTerms, WorkflowFacts, catalogue_of
-from comfyfleet.server.graphs.draft import items_of
+from comfyfleet.server.graphs.draft import held_row, items_of
 from comfyfleet.server.graphs.plan import RunPlan, plan_of, raise_problems
 from comfyfleet.server.graphs.run import (
     NEW_RECORD,
@@ -27,6 +27,7 @@ from comfyfleet.server.graphs.run import (
     ExecutionStatus,
     GraphRunState,
     GraphRunStatus,
+    HeldPlace,
     HeldRange,
     PersistentMap,
     UserQuestion,
@@ -38,9 +39,14 @@ from comfyfleet.server.graphs.run import (
 def dump_plan(plan: RunPlan) -> dict[str, Any]:
     """Converts a plan to JSON values."""
     facts = {(each.name, each.slug, each.version): each for each in plan.workflows.values()}
+    graphs = [
+        {"name": name, "version": version, "graph": write_graph(graph)}
+        for (name, version), graph in plan.library.items()
+    ]
     return {
-        "graph": write_graph(plan.graph),
+        "graph": write_graph(plan.source),
         "workflows": [_dump_facts(each) for each in facts.values()],
+        **({"graphs": graphs} if graphs else {}),
     }
 
 
@@ -48,9 +54,18 @@ def load_plan(saved: Mapping[str, Any]) -> RunPlan:
     """Loads a plan. An expired run has none left, which is a graph without nodes."""
     if not saved:
         return plan_of(GraphDefinition("", {}, ()), catalogue_of(()))
-    parsed = parse_graph(saved["graph"])
+    library = {
+        (each["name"], each["version"]): _load_graph(each["graph"])
+        for each in saved.get("graphs", ())
+    }
+    catalogue = catalogue_of(tuple(map(_load_facts, saved["workflows"])))
+    return plan_of(_load_graph(saved["graph"]), catalogue, library)
+
+
+def _load_graph(document: Mapping[str, Any]) -> GraphDefinition:
+    parsed = parse_graph(document)
     raise_problems(list(parsed.problems))
-    return plan_of(parsed.graph, catalogue_of(tuple(map(_load_facts, saved["workflows"]))))
+    return parsed.graph
 
 
 def _dump_facts(facts: WorkflowFacts) -> dict[str, Any]:
@@ -108,7 +123,11 @@ def dump_record(record: ExecutionRecord) -> dict[str, Any]:
         if value != getattr(NEW_RECORD, each.name):
             found[each.name] = value.isoformat() if isinstance(value, datetime) else value
     if record.question is not None:
-        found["question"] = record.question._asdict()
+        deadline = record.question.deadline
+        found["question"] = {
+            **record.question._asdict(),
+            "deadline": deadline.isoformat() if deadline else None,
+        }
     return found
 
 
@@ -120,10 +139,19 @@ def load_record(saved: Mapping[str, Any]) -> ExecutionRecord:
         if name in found:
             found[name] = datetime.fromisoformat(found[name])
     if "question" in found:
-        question = found["question"]
-        choices = tuple(Choice(each) for each in question["choices"])
-        found["question"] = UserQuestion(question["message"], tuple(question["backends"]), choices)
+        found["question"] = _load_question(found["question"])
     return ExecutionRecord(**found)
+
+
+def _load_question(saved: Mapping[str, Any]) -> UserQuestion:
+    deadline = saved.get("deadline")
+    return UserQuestion(
+        saved["message"],
+        tuple(saved["backends"]),
+        tuple(Choice(each) for each in saved["choices"]),
+        datetime.fromisoformat(deadline) if deadline else None,
+        saved.get("pick_from"),
+    )
 
 
 def load_run(
@@ -136,7 +164,7 @@ def load_run(
         return head
     tallies = _tallies(plan, records)
     held = {
-        _place(plan, key, each): key
+        (*held_row(plan, key), each.place): key
         for key, each in records.items()
         if each.status == ExecutionStatus.HELD
     }
@@ -182,17 +210,11 @@ def _tallies(
     }
 
 
-def _place(plan: RunPlan, key: ExecutionKey, record: ExecutionRecord) -> tuple[int, int]:
-    node = plan.node(key.node)
-    return (node.priority if isinstance(node, WorkflowNode) else 0, record.place)
-
-
-def _rows(held: Iterable[tuple[int, int]]) -> tuple[HeldRange, ...]:
+def _rows(held: Iterable[HeldPlace]) -> tuple[HeldRange, ...]:
     """Returns the held ranges. They are taken from the front only, so what is left has no gaps."""
-    places: dict[int, list[int]] = {}
-    for priority, number in held:
-        places.setdefault(priority, []).append(number)
+    places: dict[tuple[int, str], list[int]] = {}
+    for priority, lane, number in held:
+        places.setdefault((priority, lane), []).append(number)
     return tuple(
-        HeldRange(priority, min(found), max(found) + 1)
-        for priority, found in sorted(places.items())
+        HeldRange(*row, min(found), max(found) + 1) for row, found in sorted(places.items())
     )

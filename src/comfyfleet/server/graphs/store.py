@@ -1,26 +1,33 @@
-"""The SQL of graphs and their runs. Every row is looked up with its tenant."""
+"""The SQL of graphs, their runs and triggers. Every row is looked up with its tenant."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import (
+    Join,
     RowMapping,
     Select,
     Table,
     bindparam,
+    case,
     delete,
+    func,
     insert,
     literal,
     null,
+    or_,
     select,
+    text,
     tuple_,
     update,
 )
 
+from comfyfleet.api.graphs import FiringCause, FiringStatus, TriggerKind
+from comfyfleet.errors import LimitSpent
 from comfyfleet.server.db import Tx
 from comfyfleet.server.db.dialect import (
     Moment,
@@ -31,7 +38,16 @@ from comfyfleet.server.db.dialect import (
     upsert_each,
 )
 from comfyfleet.server.db.driver import ONE_BY_ONE_MAX, PreparedStatement
-from comfyfleet.server.db.tenant_tables import graph_executions, graph_runs, graph_versions, graphs
+from comfyfleet.server.db.tenant_tables import (
+    graph_executions,
+    graph_runs,
+    graph_versions,
+    graphs,
+    pipeline_jobs,
+    pipeline_runs,
+    trigger_firings,
+    triggers,
+)
 from comfyfleet.server.graphs.run import (
     EXPIRED_REVISION,
     ExecutionKey,
@@ -171,6 +187,7 @@ async def add_run(tx: Tx, head: RunRow) -> bool:
         "tokens": head.tokens,
         "created_at": head.created_at,
         "changed_at": head.created_at,
+        "deadline_at": head.deadline_at,
     }
     added = await tx.execute(insert_if_new(tx, graph_runs, [row]).returning(graph_runs.c.id))
     return added.one_or_none() is not None
@@ -218,6 +235,7 @@ async def list_open_runs(tx: Tx, *, after: UUID | None, limit: int) -> list[tupl
 
 _WRITTEN = (
     "status", "revision", "tokens", "max_tokens", "error", "outputs", "changed_at", "ended_at",
+    "deadline_at",
 )  # fmt: skip
 _WRITE_HEAD = PreparedStatement(
     lambda tx: (
@@ -254,6 +272,7 @@ async def write_run(
         "outputs": None if run.outputs is None else dict(run.outputs),
         "changed_at": now,
         "ended_at": now if run.status.is_over else None,
+        "deadline_at": run.deadline_at,
     }
     new = {f"new_{name}": value for name, value in values.items()}
     await _WRITE_HEAD.tuples(tx, {**new, "of_run": head.id})
@@ -361,7 +380,10 @@ def _run_entries() -> Select[Any]:
 
 
 def _newest(
-    table: Table, query: Select[Any], before: GraphListItem | RunListItem | None, limit: int
+    table: Table,
+    query: Select[Any],
+    before: "GraphListItem | RunListItem | StoredTrigger | TriggerFiring | None",
+    limit: int,
 ) -> Select[Any]:
     place = (table.c.created_at, table.c.id)
     if before:
@@ -405,9 +427,321 @@ async def expire_runs(tx: Tx, tenant_id: UUID, *, ended_before: datetime, limit:
     return expired
 
 
+async def jobs_reused_by_open_runs(tx: Tx, tenant_id: UUID) -> set[UUID]:
+    """Returns the jobs of others whose results active runs have taken."""
+    job_id = graph_executions.c.record["reused_from"]["job_id"].as_string()
+    query = (
+        select(job_id)
+        .select_from(
+            graph_executions.join(graph_runs, graph_runs.c.id == graph_executions.c.run_id)
+        )
+        .where(
+            graph_runs.c.tenant_id == tenant_id,
+            graph_runs.c.status.in_(OPEN_STATUSES),
+            job_id.is_not(None),
+        )
+        .distinct()
+    )
+    return {UUID(each) for each in (await tx.execute(query)).scalars()}
+
+
 async def inputs_of_open_runs(tx: Tx, tenant_id: UUID) -> list[Mapping[str, Any]]:
     """Returns the inputs of active runs."""
     query = select(graph_runs.c.inputs).where(
         graph_runs.c.tenant_id == tenant_id, graph_runs.c.status.in_(OPEN_STATUSES)
     )
     return list((await tx.execute(query)).scalars())
+
+
+# Triggers
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTrigger:
+    """Starts runs of a graph or pipeline for its user: at moments of a schedule, or by a webhook."""
+
+    id: UUID
+    tenant_id: UUID
+    user_id: UUID
+    name: str
+    kind: TriggerKind
+    inputs: Mapping[str, Any]
+    timezone: str
+    tokens_per_day: int
+    created_at: datetime
+    graph_id: UUID | None = None
+    graph_version: int | None = None
+    pipeline_id: UUID | None = None
+    base_candidates: int | None = None
+    cron: str | None = None
+    catch_up: bool = False
+    max_tokens: int | None = None
+    is_paused: bool = False
+    next_at: datetime | None = None
+    missed: int = 0
+    missed_at: datetime | None = None
+    secret_number: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerFiring:
+    id: UUID
+    tenant_id: UUID
+    trigger_id: UUID
+    cause: FiringCause
+    day: str  # in the trigger's time zone, as 2026-11-16
+    status: FiringStatus
+    created_at: datetime
+    not_before: datetime
+    planned_at: datetime | None = None
+    granted_tokens: int = 0
+    inputs: Mapping[str, Any] | None = None
+    run_id: UUID | None = None
+    error_code: str | None = None
+    error: str | None = None
+    missed: int = 0
+    tries: int = 0
+    ended_at: datetime | None = None
+    run_status: str | None = None  # of its run, as it stands
+
+
+async def add_trigger(tx: Tx, trigger: StoredTrigger) -> None:
+    await tx.execute(insert(triggers).values(asdict(trigger)))
+
+
+async def count_triggers(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
+    query = select(func.count()).where(
+        triggers.c.tenant_id == tenant_id, triggers.c.user_id == user_id
+    )
+    return await tx.scalar(query) or 0
+
+
+async def get_trigger(
+    tx: Tx, trigger_id: UUID, *, owner: tuple[UUID, UUID] | None = None
+) -> StoredTrigger | None:
+    """Returns a trigger of a tenant and user. Without them it may be anybody's: callers that do so
+    check its secret.
+    """
+    query = select(triggers).where(triggers.c.id == trigger_id)
+    if owner:
+        query = query.where(triggers.c.tenant_id == owner[0], triggers.c.user_id == owner[1])
+    row = (await tx.execute(query)).mappings().one_or_none()
+    return _trigger(row) if row else None
+
+
+async def lock_trigger(tx: Tx, trigger_id: UUID) -> StoredTrigger | None:
+    """Locks a trigger, so that what is left of its limit is granted once."""
+    query = for_update(tx, select(triggers).where(triggers.c.id == trigger_id))
+    row = (await tx.execute(query)).mappings().one_or_none()
+    return _trigger(row) if row else None
+
+
+async def list_triggers(
+    tx: Tx, tenant_id: UUID, user_id: UUID, *, before: StoredTrigger | None, limit: int
+) -> list[StoredTrigger]:
+    """Returns a page, the newest first."""
+    query = select(triggers).where(triggers.c.tenant_id == tenant_id, triggers.c.user_id == user_id)
+    found = await tx.execute(_newest(triggers, query, before, limit))
+    return [_trigger(row) for row in found.mappings()]
+
+
+async def update_trigger(
+    tx: Tx, owner: tuple[UUID, UUID], trigger_id: UUID, values: Mapping[str, Any]
+) -> StoredTrigger | None:
+    changed = await tx.execute(
+        update(triggers)
+        .where(
+            triggers.c.tenant_id == owner[0],
+            triggers.c.user_id == owner[1],
+            triggers.c.id == trigger_id,
+        )
+        .values(values)
+        .returning(triggers)
+    )
+    row = changed.mappings().one_or_none()
+    return _trigger(row) if row else None
+
+
+async def delete_trigger(tx: Tx, owner: tuple[UUID, UUID], trigger_id: UUID) -> bool:
+    """Deletes a trigger with its firings; their runs stay."""
+    gone = await tx.execute(
+        delete(triggers)
+        .where(
+            triggers.c.tenant_id == owner[0],
+            triggers.c.user_id == owner[1],
+            triggers.c.id == trigger_id,
+        )
+        .returning(triggers.c.id)
+    )
+    return gone.first() is not None
+
+
+# As the indexes say it: values that are bound would hide that they fit.
+_IS_SCHEDULED = text("next_at IS NOT NULL AND NOT is_paused")
+_IS_STARTING = text("trigger_firings.status = 'starting'")
+
+
+async def due_triggers(tx: Tx, now: datetime, *, limit: int) -> list[StoredTrigger]:
+    query = select(triggers).where(_IS_SCHEDULED, triggers.c.next_at <= now)
+    found = await tx.execute(query.order_by(triggers.c.next_at).limit(limit))
+    return [_trigger(row) for row in found.mappings()]
+
+
+async def claim_moment(tx: Tx, trigger: StoredTrigger, values: Mapping[str, Any]) -> bool:
+    """Moves a schedule on from the moment that was read; False: somebody else has, or it was paused
+    or deleted.
+    """
+    changed = await tx.execute(
+        update(triggers)
+        .where(triggers.c.id == trigger.id, triggers.c.next_at == trigger.next_at, _IS_SCHEDULED)
+        .values(values)
+        .returning(triggers.c.id)
+    )
+    return changed.first() is not None
+
+
+async def add_firing(tx: Tx, firing: TriggerFiring) -> bool:
+    """Adds a firing; False if it is there already."""
+    row = {name: value for name, value in asdict(firing).items() if name != "run_status"}
+    added = await tx.execute(
+        insert_if_new(tx, trigger_firings, [row]).returning(trigger_firings.c.id)
+    )
+    return added.one_or_none() is not None
+
+
+async def end_firing(tx: Tx, firing_id: UUID, values: Mapping[str, Any]) -> bool:
+    """Writes the result of a firing; False if it has one."""
+    changed = await tx.execute(
+        update(trigger_firings)
+        .where(trigger_firings.c.id == firing_id, trigger_firings.c.status == FiringStatus.STARTING)
+        .values({**values, "inputs": null()})
+        .returning(trigger_firings.c.id)
+    )
+    return changed.first() is not None
+
+
+async def stuck_firings(tx: Tx, now: datetime, *, limit: int) -> list[TriggerFiring]:
+    """Returns firings that nobody is starting: whoever began has died, or could not."""
+    query = select(trigger_firings).where(_IS_STARTING, trigger_firings.c.not_before <= now)
+    found = await tx.execute(query.order_by(trigger_firings.c.not_before).limit(limit))
+    return [_firing(row) for row in found.mappings()]
+
+
+async def take_firing(tx: Tx, firing: TriggerFiring, *, until: datetime) -> bool:
+    """Counts a try, as one process; False: another has it."""
+    changed = await tx.execute(
+        update(trigger_firings)
+        .where(
+            trigger_firings.c.id == firing.id,
+            trigger_firings.c.status == FiringStatus.STARTING,
+            trigger_firings.c.tries == firing.tries,
+        )
+        .values(tries=firing.tries + 1, not_before=until)
+        .returning(trigger_firings.c.id)
+    )
+    return changed.first() is not None
+
+
+async def is_any_trigger_due(tx: Tx, now: datetime) -> bool:
+    """Checks cheaply; called every second, mostly without result."""
+    due = select(triggers.c.id).where(_IS_SCHEDULED, triggers.c.next_at <= now).limit(1)
+    stuck = select(trigger_firings.c.id).where(_IS_STARTING, trigger_firings.c.not_before <= now)
+    return bool(await tx.scalar(select(or_(due.exists(), stuck.limit(1).exists()))))
+
+
+def _firing_rows() -> Select[Any]:
+    """Selects firings with the states of their runs."""
+    state = func.coalesce(graph_runs.c.status, pipeline_runs.c.status).label("run_status")
+    return select(trigger_firings, state).select_from(_with_runs())
+
+
+def _with_runs() -> Join:
+    return trigger_firings.outerjoin(
+        graph_runs, graph_runs.c.id == trigger_firings.c.run_id
+    ).outerjoin(pipeline_runs, pipeline_runs.c.id == trigger_firings.c.run_id)
+
+
+async def get_firing(tx: Tx, trigger_id: UUID, firing_id: UUID) -> TriggerFiring | None:
+    query = _firing_rows().where(
+        trigger_firings.c.trigger_id == trigger_id, trigger_firings.c.id == firing_id
+    )
+    row = (await tx.execute(query)).mappings().one_or_none()
+    return _firing(row) if row else None
+
+
+async def list_firings(
+    tx: Tx, trigger_id: UUID, *, before: TriggerFiring | None, limit: int
+) -> list[TriggerFiring]:
+    """Returns a page, the newest first."""
+    query = _firing_rows().where(trigger_firings.c.trigger_id == trigger_id)
+    found = await tx.execute(_newest(trigger_firings, query, before, limit))
+    return [_firing(row) for row in found.mappings()]
+
+
+class DayUse(NamedTuple):
+    """What a trigger has done on a day."""
+
+    tokens: int = 0
+    started: int = 0
+    refused: int = 0
+    is_spent: bool = False  # its limit has refused a run
+
+
+async def day_uses(tx: Tx, days: Mapping[UUID, str]) -> dict[UUID, DayUse]:
+    """Sums what the runs of each trigger's day have cost; those that are open count with all that
+    they may spend.
+    """
+    of_pipeline = (
+        select(func.coalesce(func.sum(pipeline_jobs.c.tokens), 0))
+        .where(pipeline_jobs.c.run_id == pipeline_runs.c.id)
+        .scalar_subquery()
+    )
+    granted = trigger_firings.c.granted_tokens
+    counted = case(
+        (trigger_firings.c.status.in_((FiringStatus.REFUSED, FiringStatus.MISSED)), 0),
+        (graph_runs.c.status.not_in(OPEN_STATUSES), graph_runs.c.tokens),
+        (graph_runs.c.tokens > granted, graph_runs.c.tokens),
+        (pipeline_runs.c.status == "cancelled", of_pipeline),
+        else_=granted,
+    )
+    state, code = trigger_firings.c.status, trigger_firings.c.error_code
+    is_open = state.in_((FiringStatus.STARTING, FiringStatus.STARTED))
+    query = (
+        select(
+            trigger_firings.c.trigger_id,
+            func.sum(counted),
+            func.sum(case((is_open, 1), else_=0)),
+            func.sum(case((state == FiringStatus.REFUSED, 1), else_=0)),
+            func.max(case((code == LimitSpent.code, 1), else_=0)),
+        )
+        .select_from(_with_runs())
+        .where(tuple_(trigger_firings.c.trigger_id, trigger_firings.c.day).in_(days.items()))
+        .group_by(trigger_firings.c.trigger_id)
+    )
+    return {
+        row[0]: DayUse(int(row[1]), int(row[2]), int(row[3]), bool(row[4]))
+        for row in await tx.execute(query)
+    }
+
+
+async def prune_firings(tx: Tx, *, before: datetime, limit: int) -> int:
+    """Deletes old firings that have ended; returns how many."""
+    old = (
+        select(trigger_firings.c.id)
+        .where(
+            trigger_firings.c.created_at < before,
+            trigger_firings.c.status != FiringStatus.STARTING,
+        )
+        .limit(limit)
+    )
+    gone = await tx.execute(delete(trigger_firings).where(trigger_firings.c.id.in_(old)))
+    return int(gone.rowcount)
+
+
+def _trigger(row: RowMapping) -> StoredTrigger:
+    return StoredTrigger(**{**row, "kind": TriggerKind(row["kind"])})
+
+
+def _firing(row: RowMapping) -> TriggerFiring:
+    kinds = {"cause": FiringCause(row["cause"]), "status": FiringStatus(row["status"])}
+    return TriggerFiring(**{**row, **kinds})

@@ -1,12 +1,16 @@
 """Validates a graph before anything runs: types, connections, values, sizes. Every problem names its node and port."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import islice
 from math import prod
 from typing import Any, NamedTuple
 
+from comfyfleet.api.documents import read_document
+from comfyfleet.api.expressions import FieldPath
 from comfyfleet.api.graph_model import (
     ANY,
     DEFAULT_LIMITS,
+    ClosingNode,
     ConnectionSource,
     DocumentProblem,
     Fallback,
@@ -16,21 +20,27 @@ from comfyfleet.api.graph_model import (
     GraphDefinition,
     GraphLimits,
     InputNode,
-    MergeNode,
     Node,
     OutputNode,
     PortType,
+    ValueNode,
     WorkflowNode,
     fits,
     fits_items,
     holds,
+    input_type,
     inputs_of,
+    is_reference,
+    items_max,
     outputs_of,
     port_number,
+    reference_port,
     type_at,
     type_named,
+    wrong_cells,
 )
-from comfyfleet.api.graph_parse import parse_graph, read_document
+from comfyfleet.api.graph_parse import parse_graph
+from comfyfleet.api.templates import Template, is_filled
 from comfyfleet.errors import InvalidValue
 from comfyfleet.server.catalog.model import Property, check_value, models_chosen
 from comfyfleet.server.graphs.catalogue import (
@@ -39,6 +49,7 @@ from comfyfleet.server.graphs.catalogue import (
     GraphCatalogue,
     WorkflowFacts,
 )
+from comfyfleet.server.graphs.expand import NO_GRAPHS, GraphLibrary, expand
 from comfyfleet.server.graphs.plan import (
     GraphShape,
     cycle_problems,
@@ -63,9 +74,12 @@ class PortTypes:
         self.graph = graph
         self.leaving: dict[str, Mapping[str, PortType]] = {}
         for node in shape.order:
-            arriving = [self.of(each) or ANY for each in shape.incoming[node]]
-            given = arriving[0] if arriving else ANY
-            self.leaving[node] = outputs_of(graph.nodes[node], given)
+            arriving = {each.target.port: self.of(each) or ANY for each in shape.incoming[node]}
+            given = next(iter(arriving.values()), ANY)
+            self.leaving[node] = {
+                **outputs_of(graph.nodes[node], given),
+                **_passed_on(graph.nodes[node], arriving),
+            }
 
     def ports(self, node: str) -> Collection[str]:
         return (
@@ -81,6 +95,17 @@ class PortTypes:
         if ports is None:  # in or behind a cycle: nothing is known
             return ANY
         return type_at(ports[source.port], source.path) if source.port in ports else None
+
+
+def _passed_on(node: Node, arriving: Mapping[str, PortType]) -> Mapping[str, PortType]:
+    """Returns the types of values that are nothing but another node's."""
+    values = node.values if isinstance(node, ValueNode) else {}
+    paths = {name: each.whole for name, each in values.items() if isinstance(each, Template)}
+    return {
+        name: arriving.get(reference_port(path), ANY)
+        for name, path in paths.items()
+        if isinstance(path, FieldPath)
+    }
 
 
 def connection_problems(
@@ -160,7 +185,9 @@ def _wanted(
 ) -> PortType | None:
     """Returns the type of the port that a connection ends at; None if there is no such port."""
     node, port = graph.nodes[each.target.node], each.target.port
-    if isinstance(node, MergeNode):
+    if is_reference(port):
+        return ANY
+    if isinstance(node, ClosingNode):
         return None if port_number(port) is None else ANY
     if not isinstance(node, WorkflowNode):
         return (inputs_of(node) or {}).get(port)
@@ -191,12 +218,18 @@ def check_graph_text(
 
 
 def check_graph(
-    document: Any, catalogue: GraphCatalogue, limits: GraphLimits = DEFAULT_LIMITS
+    document: Any,
+    catalogue: GraphCatalogue,
+    limits: GraphLimits = DEFAULT_LIMITS,
+    library: GraphLibrary = NO_GRAPHS,
 ) -> GraphCheck:
     """Parses a document and validates what could be parsed, so that one mistake hides no other."""
     parsed = parse_graph(document, limits)
-    found = validate(parsed.graph, catalogue, limits, parsed.broken)
-    return GraphCheck(parsed.graph, (*parsed.problems, *found), warnings(parsed.graph, catalogue))
+    graph, problems = expand(parsed.graph, library, limits)
+    found = validate(graph, catalogue, limits, parsed.broken)
+    # What stands inside a node that could not be read is not there, and so not missing.
+    every = dict.fromkeys((*parsed.problems, *problems, *found))
+    return GraphCheck(parsed.graph, tuple(every), warnings(graph, catalogue))
 
 
 def validate(
@@ -262,7 +295,7 @@ def _need(node: WorkflowNode, facts: WorkflowFacts, graph: GraphDefinition) -> B
     unknown = {
         port: "" for id, port in (each.target for each in graph.connections) if id == node.id
     }
-    return facts.need_for({**unknown, **node.properties})
+    return facts.need_for({**unknown, **dict.fromkeys(node.properties, ""), **node.literals})
 
 
 def _literal_problems(node: WorkflowNode, workflow: WorkflowFacts) -> Iterator[DocumentProblem]:
@@ -272,8 +305,20 @@ def _literal_problems(node: WorkflowNode, workflow: WorkflowFacts) -> Iterator[D
             known = ", ".join(each.name for each in workflow.properties) or "none"
             message = f"{workflow.name} has no property {name!r}; it has {known}"
             yield DocumentProblem("unknown_property", message, node.id, name)
-        elif wrong := value_problem(facts, value):
+        elif wrong := _value_problem(facts, value):
             yield DocumentProblem("type_mismatch", wrong, node.id, name)
+
+
+def _value_problem(facts: Property, value: Any) -> str:
+    """Returns why a property can't take a literal or what a template makes; empty if it can, or if
+    that isn't known yet.
+    """
+    if is_filled(value):
+        return value_problem(facts, value)
+    is_text = isinstance(value, Template) and value.whole is None
+    if is_text and facts.type not in ("text", "choice"):
+        return f"takes {facts.type}; a text around {{{{ }}}} makes a text"
+    return ""
 
 
 def value_problem(each: Property, value: Any) -> str:
@@ -310,8 +355,8 @@ def _models_lacking(
     """Returns missing models that the node itself names; the operator's other models are not
     revealed.
     """
-    chosen = models_chosen(workflow.properties, node.properties)
-    named = [each for each in chosen if each.file in node.properties.values()]
+    chosen = models_chosen(workflow.properties, node.literals)
+    named = [each for each in chosen if each.file in node.literals.values()]
     offers = [each.offer for each in meant if each.offer is not None]
     lacking = [each.file for each in named if any(offer.lacks_choice(each) for offer in offers)]
     return f": it lacks {', '.join(lacking)}" if lacking else ""
@@ -336,7 +381,7 @@ def _missing_inputs(
 def _must_have(
     node: Node, shape: GraphShape, workflows: Mapping[str, WorkflowFacts]
 ) -> tuple[str, ...]:
-    if isinstance(node, MergeNode):
+    if isinstance(node, ClosingNode):
         return () if shape.incoming[node.id] else ("input_0",)
     if not isinstance(node, WorkflowNode):
         return tuple(inputs_of(node) or ())
@@ -391,7 +436,7 @@ def _growing(graph: GraphDefinition, shape: GraphShape) -> Iterator[DocumentProb
     for node in shape.order:
         fed = [_count_at(counts, each.source) for each in shape.incoming[node]]
         # A merge adds itself, its list and its count; other nodes pass on what they get.
-        count = 3 + sum(fed) if isinstance(graph.nodes[node], MergeNode) else max(fed, default=1)
+        count = 3 + sum(fed) if isinstance(graph.nodes[node], ClosingNode) else max(fed, default=1)
         counts[node] = count if count <= VALUE_SIZE_MAX.values else 1  # reported once
         if count > VALUE_SIZE_MAX.values:
             message = f"would hold {count:,} values, more than {VALUE_SIZE_MAX.values:,}"
@@ -408,8 +453,7 @@ def _count_at(counts: Mapping[str, int], source: ConnectionSource) -> int:
 
 def width_max(graph: GraphDefinition, scope: tuple[str, ...]) -> int:
     """Returns how often a node runs at most: the product of the widths of the fan-outs around it."""
-    fanouts = [graph.nodes[each] for each in scope]
-    return prod(each.max_items for each in fanouts if isinstance(each, FanOutNode))
+    return prod(items_max(graph.nodes[each]) for each in scope)
 
 
 def check_inputs(graph: GraphDefinition, inputs: Mapping[str, Any]) -> tuple[DocumentProblem, ...]:
@@ -430,8 +474,33 @@ def check_inputs(graph: GraphDefinition, inputs: Mapping[str, Any]) -> tuple[Doc
             if node.required and node.default is None:
                 problems.append(DocumentProblem("missing_input", "is not given", node.id))
             continue
-        wanted = type_named(node.value_type) or ANY
-        if not holds(wanted, inputs[node.id]):
+        wanted = input_type(node)
+        if node.columns and isinstance(inputs[node.id], list | tuple):
+            problems += _row_problems(node, wanted, inputs[node.id])
+        elif not holds(wanted, inputs[node.id]):
             message = f"takes {wanted}, not {inputs[node.id]!r:.60}"
             problems.append(DocumentProblem("type_mismatch", message, node.id))
     return tuple(problems)
+
+
+CELLS_TOLD_MAX = 20
+
+
+def _row_problems(
+    node: InputNode, table: PortType, rows: Iterable[Any]
+) -> Iterator[DocumentProblem]:
+    """Names the wrong cells of a table by row, from 1, and column; the first of them."""
+    found = (
+        DocumentProblem("type_mismatch", f"row {number}{message}", node.id)
+        for number, row in enumerate(rows, start=1)
+        for message in _row_messages(table.item or ANY, row)
+    )
+    yield from islice(found, CELLS_TOLD_MAX)
+
+
+def _row_messages(kind: PortType, row: Any) -> Iterator[str]:
+    if not isinstance(row, Mapping):
+        yield f" must be an object, not {row!r:.60}"
+        return
+    for name, wanted in wrong_cells(kind, row):
+        yield f", column {name}: takes {wanted}, not {row[name]!r:.60}"

@@ -12,7 +12,17 @@ from starlette.routing import BaseRoute
 
 from comfyfleet import __version__
 from comfyfleet.server.app import ControlPlane
-from comfyfleet.server.http import admin, deps, errors, health, public, worker
+from comfyfleet.server.http import (
+    admin,
+    deps,
+    errors,
+    examples,
+    health,
+    oidc,
+    public,
+    sign_in,
+    worker,
+)
 from comfyfleet.server.http.admin.auth import authenticate_operator
 from comfyfleet.server.http.direct_routes import DirectRoutes
 from comfyfleet.server.http.gateway import (
@@ -22,10 +32,20 @@ from comfyfleet.server.http.gateway import (
     editor_router,
     gateway_router,
 )
+from comfyfleet.server.http.gateway.auth import is_from_here
+from comfyfleet.server.http.gateway.editor import installed_files
 from comfyfleet.server.http.gateway.passthrough import PassThrough
-from comfyfleet.server.http.middleware import AccessLog, CallerAuth, Check, WrongKeyThrottle
+from comfyfleet.server.http.middleware import (
+    SHARED_PATH,
+    AccessLog,
+    CallerAuth,
+    Check,
+    WrongKeyThrottle,
+)
 from comfyfleet.server.http.objects import objects_routes
 from comfyfleet.server.http.request_body import BodyLimits
+from comfyfleet.server.http.web import WebPages, no_route, web_routes
+from comfyfleet.server.http.web.pages import NOT_BUILT
 from comfyfleet.server.storage import LocalStore
 from comfyfleet.server.storage.local import OBJECTS_PATH
 
@@ -49,9 +69,13 @@ async def home(request: Request) -> Response:
     """Returns a page for browsers, JSON for programs."""
     if "text/html" not in request.headers.get("accept", ""):
         return JSONResponse({"name": "comfyfleet", "version": __version__, **PLACES})
+    web: WebPages | None = request.app.state.web
+    if web is not None and web.is_built:
+        return await web.page(request)
     return _page(
         "comfyfleet",
         f"<p>Version {escape(__version__)}. This is the control plane's API; it takes bearer keys.</p>"
+        f"<p>{NOT_BUILT if web is not None else 'The pages for people are turned off.'}</p>"
         '<ul><li><a href="/docs">What can be called</a></li>'
         '<li><a href="/openapi.json">The same as an OpenAPI document</a></li>'
         '<li><a href="/readyz">Whether it can work</a></li></ul>',
@@ -158,7 +182,7 @@ def _name(schema: Mapping[str, Any]) -> str:
 
 DESCRIPTION = """Run ComfyUI as a production service.
 
-Bearer keys; errors are `{"error": {"code", "message", "details"}}` with a stable `code`.
+Bearer keys, or the session of a browser (`/api/session`), which sends its `csrf` as `X-CSRF-Token` with every change; errors are `{"error": {"code", "message", "details"}}` with a stable `code`.
 """
 TAGS = [
     {
@@ -173,12 +197,16 @@ TAGS = [
         "name": "ai-jobs",
         "description": "Jobs of effects: submit, follow, cancel, retry; also in batches.",
     },
+    {"name": "shares", "description": "Links that show a result to people without a key."},
     {"name": "graphs", "description": "Graphs of workflows: store, validate, price, run, follow."},
     {
         "name": "pipelines",
         "description": "Runs that generate candidates step by step, which users judge.",
     },
+    {"name": "triggers", "description": "Schedules and incoming webhooks that start runs."},
+    {"name": "account", "description": "Whose key it is, limits, and a search over all."},
     {"name": "wallet", "description": "The balance in tokens, and its transactions."},
+    {"name": "session", "description": "Who is signed in in a browser: sign-in and sign-out."},
     {"name": "keys", "description": "A user's own API keys."},
     {"name": "webhooks", "description": "Notifications to a user's server when jobs end."},
     {"name": "admin", "description": "For operators; needs an operator's key, or the admin key."},
@@ -189,12 +217,17 @@ TAGS = [
 
 PROBLEMS = deps.problems(400, 401, 403, 404, 409, 413, 422, 429, 503)
 
-# By the first prefix that fits. Signed URLs carry their right themselves.
+# By the first prefix that fits. Signed URLs and links carry their right themselves; examples are for all.
 CHECKS: tuple[tuple[str, Check | None], ...] = (
     (f"{OBJECTS_PATH}/", None),
+    (f"{examples.EXAMPLES_PATH}/", None),
+    (f"{SHARED_PATH}/", None),
+    # It says itself whether it is for anybody.
+    (public.CATALOGUE_PATH, None),
     ("/api/worker/register", worker.authenticate_fleet),
     ("/api/worker/", worker.authenticate_worker),
     ("/api/admin/", authenticate_operator),
+    (sign_in.PATH, None),
     ("/api/", public.authenticate_customer),
 )
 
@@ -211,7 +244,10 @@ def _routes_of(*routers: APIRouter, **given: Any) -> list[BaseRoute]:
 # it has once called, and with it all that a function of one control plane holds.
 _WORKER_ROUTES = _routes_of(worker.router, responses=PROBLEMS)
 _OTHER_ROUTES = [
-    *_routes_of(health.metrics_router, health.router, router, *public.ROUTERS),
+    *_routes_of(
+        health.metrics_router, health.router, router, sign_in.router, oidc.router, *public.ROUTERS
+    ),
+    *_routes_of(examples.router),
     *_routes_of(*admin.ROUTERS, responses=PROBLEMS),
 ]
 
@@ -219,7 +255,7 @@ _OTHER_ROUTES = [
 def create_app(
     plane: ControlPlane, local_key: str | None = None, backends: Sequence[str] = ()
 ) -> FastAPI:
-    """`local_key`: of ComfyUI's clients on this machine that bring none. `backends`: URLs to which
+    """`local_key`: of browsers and ComfyUI's clients on this machine that bring none. `backends`: URLs to which
     routes of custom nodes are passed on, where an operator allows it."""
     app = FastAPI(
         title="comfyfleet",
@@ -234,21 +270,29 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.plane = plane
+    app.state.local_key = local_key
+    app.state.is_local = None if local_key is None else is_from_here
     app.state.wrong_keys = WrongKeyThrottle()
     errors.install(app, plane.meters)
     deps.install(app)
     public.install(app, plane)
+    oidc.install(app, plane)
     health.install(app, plane)
     # Routes are tried one after the other: first those that are called most.
     app.router.routes.extend(_WORKER_ROUTES)
     if isinstance(plane.store, LocalStore):
         app.router.routes.extend(objects_routes(plane.store))
     app.router.routes.extend(_OTHER_ROUTES)
+    app.state.web = WebPages(plane) if plane.settings.web else None
+    if app.state.web is not None:
+        app.router.routes.extend(web_routes(app.state.web))
+        app.router.default = no_route(app.state.web, app.router.default)
     often = (*worker.CALLED_OFTEN, *public.CALLED_OFTEN)
     app.add_middleware(DirectRoutes, plane=plane, declared=often)
     app.add_middleware(BodyLimits, of_customers=plane.settings.max_body_bytes)
     app.add_middleware(CallerAuth, checks=CHECKS)
     gateway = gateway_router(plane, local_key)
+    app.state.has_editor = installed_files() is not None
     app.add_middleware(
         PassThrough, gateway=gateway.gateway, backends=backends, own=app.router.routes
     )

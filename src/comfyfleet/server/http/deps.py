@@ -1,6 +1,6 @@
 """FastAPI dependencies (the control plane, the current time), and error responses in the OpenAPI document."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Annotated, Any, TypeAlias
 
@@ -17,6 +17,15 @@ def plane_of(request: Request) -> ControlPlane:
 
 def now_of(request: Request) -> datetime:
     return plane_of(request).clock()
+
+
+def is_catalogue_public(request: Request) -> bool:
+    """Whether effects are shown to visitors who have not signed in: by a setting, or to browsers on the machine of
+    `comfyfleet up`."""
+    is_local: Callable[[Request], bool] | None = request.app.state.is_local
+    return plane_of(request).settings.public_catalogue or (
+        is_local is not None and is_local(request)
+    )
 
 
 # Coroutines, because FastAPI would run plain functions in a thread.

@@ -108,6 +108,7 @@ STATUS_OF: Mapping[type[errors.FleetError], int] = {
     errors.ServerUnavailable: 502,
     errors.AccessDenied: 502,
     errors.UnexpectedAnswer: 502,
+    errors.OutcomeUnknown: 504,
 }
 # Errors that FastAPI leaves to us.
 HANDLED_ERRORS = (errors.FleetError, RequestValidationError, HTTPException)

@@ -86,7 +86,8 @@ def _parts(plane: ControlPlane) -> Mapping[str, Awaitable[object]]:
 
 async def _run_check(name: str, check: Awaitable[object]) -> str:
     try:
-        await asyncio.wait_for(check, CHECK_SECONDS_MAX)
+        async with asyncio.timeout(CHECK_SECONDS_MAX):
+            await check
     except TimeoutError:
         logger.warning("not ready: %s did not answer in %g s", name, CHECK_SECONDS_MAX)
         return "timeout"

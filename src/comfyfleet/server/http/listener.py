@@ -146,7 +146,8 @@ class _Server(uvicorn.Server):
         """The server's own looks ten times a second whether it is to exit: a sixth of what an idle one does."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._is_to_exit.wait(), DATE_SECONDS)
+                async with asyncio.timeout(DATE_SECONDS):
+                    await self._is_to_exit.wait()
 
     async def hand_over(self, stop: asyncio.Event, at_stop: Callable[[], object]) -> None:
         """Stops accepting connections; responses to open ones have `Connection: close`, so that

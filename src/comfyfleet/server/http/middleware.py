@@ -7,7 +7,7 @@ import re
 import time
 import uuid
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from time import monotonic
 from typing import Any, TypeAlias, TypeVar
 
@@ -31,14 +31,21 @@ REQUEST_ID = "X-Request-Id"
 _SAFE_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 # Called every few seconds by machines, or hundreds of times by one page, so logged at DEBUG only.
 POLL = "/api/worker/poll"
+ROUTE_POLL = "/api/worker/routes"
 EDITOR_FILE = "/editor/{path:path}"
-_DEBUG_ROUTES = ("/healthz", "/readyz", "/metrics", POLL, "/api/worker/heartbeat", EDITOR_FILE)
+_OF_WORKERS = (POLL, ROUTE_POLL, "/api/worker/heartbeat")
+_DEBUG_ROUTES = ("/healthz", "/readyz", "/metrics", *_OF_WORKERS, EDITOR_FILE)
 UNKNOWN_ROUTE = "unknown"
+# Where links show results, and the page that does: the rest of the path is a secret.
+SHARED_PATH = "/api/shared"
+_SHARED = re.compile(r"((?:/api)?/+shared)/.*", re.I | re.S)
 # None: a worker closes a poll that it no longer needs, with almost every job.
 _NORMAL_STATUSES = (200, 304, None)
 # Clients can send any method, and each would be a series of its own.
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 OTHER_METHOD = "OTHER"
+# Answers to others are kept by no cache.
+_READING = ("GET", "HEAD")
 
 
 class AccessLog:
@@ -57,7 +64,7 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         request_id = _given_id(scope) or uuid.uuid4().hex
-        reply = _Reply(send, request_id)
+        reply = _Reply(send, request_id, is_reading=scope["method"] in _READING)
         begun = self._clock()
         with bind_ids(request_id=request_id):
             try:
@@ -98,8 +105,9 @@ class AccessLog:
 
 
 class _Reply:
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, *, is_reading: bool) -> None:
         self._send = send
+        self._is_reading = is_reading
         self.request_id = request_id
         self.status: int | None = None
 
@@ -108,8 +116,19 @@ class _Reply:
             self.status = message["status"]
             headers: list[Any] = list(message.get("headers", ()))
             headers.append((REQUEST_ID.lower().encode(), self.request_id.encode()))
+            if self._is_reading:
+                headers += _confining({name.lower() for name, _ in headers})
             message = {**message, "headers": headers}
         await self._send(message)
+
+
+def _confining(told: Collection[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """What an answer is taken for and how long it is kept, where it does not say so itself. A browser's cookie comes
+    with no word of it to caches: they may keep an answer without these, and give it to whoever signs in next."""
+    if b"cache-control" not in told:
+        yield b"cache-control", b"private, no-cache" if b"etag" in told else b"no-store"
+    if b"x-content-type-options" not in told:
+        yield b"x-content-type-options", b"nosniff"
 
 
 def internal_error(request_id: str) -> Response:
@@ -133,9 +152,13 @@ def _route(scope: Scope) -> str:
 
 def _path(scope: Scope) -> str:
     """Returns the path as sent, so without line breaks; without the query, which may contain a
-    signature."""
+    signature, and without the secret of a shared link."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
-    return raw.partition(b"?")[0].decode("ascii", "backslashreplace")
+    path = raw.partition(b"?")[0].decode("ascii", "backslashreplace")
+    hidden = _SHARED.sub(r"\1/hidden", path)
+    if hidden == path and _SHARED.search(scope["path"]):
+        return f"{SHARED_PATH}/hidden"  # written in another way, such as %73hared
+    return hidden
 
 
 V = TypeVar("V")

@@ -316,8 +316,12 @@ WORKER_BYTES_MAX = 16 * 1024**2
 STRANGER_BYTES_MAX = 64 * 1024
 # From the end of the headers to the last byte.
 BODY_SECONDS_MAX = 60.0
-# Operators send workflows and workers backend facts; other paths are customers'.
-_LIMITS_BY_PREFIX = (("/api/admin/", BODY_BYTES_MAX), ("/api/worker/", WORKER_BYTES_MAX))
+# Operators send workflows and workers backend facts; whoever signs in is a stranger; other paths are customers'.
+_LIMITS_BY_PREFIX = (
+    ("/api/admin/", BODY_BYTES_MAX),
+    ("/api/worker/", WORKER_BYTES_MAX),
+    ("/api/session", STRANGER_BYTES_MAX),
+)
 _API_PREFIX = "/api/"
 
 

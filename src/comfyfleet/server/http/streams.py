@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from comfyfleet.errors import TooManyCalls, Unavailable
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.db.errors import log_level_of
-from comfyfleet.server.tenants import service as tenants
+from comfyfleet.server.tenants import sessions
 from comfyfleet.server.tenants.model import Caller
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ async def until_unavailable(lines: AsyncIterator[str]) -> AsyncIterator[str]:
 
 
 class StreamKeyCheck:
-    """Checks every few seconds whether the key that opened a stream is still valid."""
+    """Checks every few seconds whether the key that opened a stream, or the sign-in, is still valid."""
 
     def __init__(self, plane: ControlPlane, caller: Caller) -> None:
         self._plane = plane
@@ -106,4 +106,4 @@ class StreamKeyCheck:
 
     async def _read_validity(self) -> bool:
         async with self._plane.central.read() as tx:
-            return await tenants.is_key_valid(tx, self._caller.key, now=self._plane.clock())
+            return await sessions.is_caller_valid(tx, self._caller, now=self._plane.clock())

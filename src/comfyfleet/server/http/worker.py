@@ -1,4 +1,4 @@
-"""The workers' API: seven endpoints under /api/worker, authentication by key, and long polls. If
+"""The workers' API: nine endpoints under /api/worker, authentication by key, and long polls. If
 the client of a poll disconnects, its job goes to another worker."""
 
 import asyncio
@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from comfyfleet.api.route_calls import RouteAnswer, RoutePoll, RoutePolled
 from comfyfleet.api.worker import (
     Complete,
     Completed,
@@ -69,14 +70,15 @@ _bearer = HTTPBearer(auto_error=False, scheme_name="worker key")
 async def authenticate_worker(request: Request) -> FleetWorker:
     """Authenticates a worker before the request's body is read; switches to its next key when that
     is first used."""
-    bearer = await _bearer(request)
-    if bearer is None:
+    # Not by `_bearer`, which makes a model of it: that takes as long as reading the worker.
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not key:
         raise Unauthenticated(
             "a worker's key is needed", hint="Send Authorization: Bearer KEY, as register gave it."
         )
     plane = plane_of(request)
-    worker = await _authenticate(request, plane, bearer.credentials)
-    key_hash = hash_key(bearer.credentials)
+    worker = await _authenticate(request, plane, key)
+    key_hash = hash_key(key)
     if worker.key_hash == key_hash:
         return worker
     async with plane.central.transaction() as tx:
@@ -340,8 +342,11 @@ async def complete(plane: PlaneDep, worker: WorkerDep, said: Complete) -> Respon
     With a `poll`, the response's `next` is what /poll would return. A poll that waits to prefetch
     continues as the poll of a worker with one lease less, and `polls_on` is true.
     """
-    await job_heartbeat.note_last(plane.context, said, worker_id=worker.worker_id)
-    await finish.complete(plane.context, said, worker_id=worker.worker_id, fleet_id=worker.fleet_id)
+    worker_id = worker.worker_id
+    lease = await job_heartbeat.note_last(plane.context, said, worker_id=worker_id)
+    await finish.complete(
+        plane.context, said, worker_id=worker_id, fleet_id=worker.fleet_id, lease=lease
+    )
     if said.model_change is not None:
         plane.meters.model_runs.labels(worker.fleet_name, said.model_change).inc()
     if said.poll is not None:
@@ -400,6 +405,28 @@ async def deregister(plane: PlaneDep, worker: WorkerDep, said: Deregister) -> Do
     """Leaves the fleet; its leases are requeued."""
     require_self(worker, said.worker_id)
     await deregister_worker(plane, worker)
+    return DONE
+
+
+@router.post("/routes", response_model=RoutePolled)
+async def poll_routes(plane: PlaneDep, worker: WorkerDep, said: RoutePoll) -> Response:
+    """Asks for a call of a custom node's route, and waits up to `wait_seconds` for one. It is to be
+    sent to the backend once, and answered by /routes/answer."""
+    require_self(worker, said.worker_id)
+    return LongPollResponse(_next_route_call(plane, worker, said))
+
+
+async def _next_route_call(
+    plane: ControlPlane, worker: FleetWorker, said: RoutePoll
+) -> RoutePolled:
+    return RoutePolled(call=await plane.routes.take(worker, said.prefixes, said.wait_seconds))
+
+
+@router.post("/routes/answer")
+async def answer_route(plane: PlaneDep, worker: WorkerDep, said: RouteAnswer) -> Done:
+    """What the backend answered; 404 if nobody waits for it any more."""
+    require_self(worker, said.worker_id)
+    await plane.routes.answer(said)
     return DONE
 
 

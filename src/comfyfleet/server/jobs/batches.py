@@ -10,7 +10,7 @@ from uuid import UUID, uuid5
 
 from comfyfleet.errors import FleetError, NotFound
 from comfyfleet.server.db import Database, Tx, for_each_pool
-from comfyfleet.server.jobs import service, store, submit
+from comfyfleet.server.jobs import reuse, service, store, submit
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.idempotency import hash_request, require_same_request
 from comfyfleet.server.jobs.model import (
@@ -218,12 +218,20 @@ async def _write(
 ) -> tuple[JobBatch, bool]:
     clamped = await submit.check_admission(context, batch.tenant_id, asked)
     pool = await context.pool_of(batch.tenant_id)
+    kept_since = None
+    if reuse.asks_for_reuse(clamped):
+        kept_since = await reuse.files_kept_since(context, batch.tenant_id)
     async with pool.transaction() as tx:
         created = await create_batch(tx, batch)
         if not created.is_new:
             return created.batch, False
-        jobs, outbox_ids = await service.submit(
-            tx, batch.tenant_id, clamped, now=context.clock(), active_max=context.active_max
+        jobs, outbox_ids = await reuse.submit(
+            context,
+            tx,
+            batch.tenant_id,
+            clamped,
+            kept_since=kept_since,
+            active_max=context.active_max,
         )
     await flush(context, pool, jobs, outbox_ids)
     return batch, True

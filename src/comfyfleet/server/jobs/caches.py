@@ -110,6 +110,10 @@ class ActiveJobLimits(NamedTuple):
     of_tenant: int
 
 
+# Where the queue's own limits are enough.
+UNLIMITED = ActiveJobLimits(1_000_000, 1_000_000)
+
+
 @dataclass
 class _Count:
     queued: int
@@ -193,6 +197,7 @@ class JobCaches:
     # What the gateway keeps, which is above this package.
     gateway: dict[str, Any] = field(default_factory=dict)
     run_seconds: RunSeconds = field(default_factory=RunSeconds)
+    effect_slugs: dict[UUID, str] = field(default_factory=dict)  # they never change
     # Whether nobody can run jobs of a kind.
     shortages: TtlCache[Shortage | None] = field(default_factory=lambda: TtlCache(SHORTAGE_TTL))
     # By workflow and effect. They are no orders: a job that was handed out before keeps them, too, and

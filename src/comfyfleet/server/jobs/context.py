@@ -5,11 +5,10 @@ Also the state that all control planes share in the central database: maintenanc
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from statistics import fmean
 from typing import TypeAlias
 from uuid import UUID
 
@@ -23,6 +22,7 @@ from comfyfleet.server.fleets.model import WorkflowRequirements
 from comfyfleet.server.jobs import store
 from comfyfleet.server.jobs.caches import ActiveJobLimits, JobCaches, PollLimits
 from comfyfleet.server.jobs.model import JobAttempt
+from comfyfleet.server.jobs.progress import ALL_CHANGED, Previews, UserChange
 from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.queue import DispatchQueue
@@ -40,29 +40,41 @@ class JobNotifier:
         self._following: defaultdict[UUID, set[asyncio.Event]] = defaultdict(set)
         self._listeners: defaultdict[str, list[Callable[[], None]]] = defaultdict(list)
         self._of_users: defaultdict[UUID, list[Callable[[], None]]] = defaultdict(list)
-        self.on_user: Callable[[UUID], None] | None = None  # tells other control planes
+        self.on_user: Callable[[UUID, UserChange], None] | None = None  # tells other control planes
         self.on_change: list[Callable[[UUID], None]] = []  # forget what was read of them
+        self.on_missed: list[Callable[[], None]] = []  # forget all: nobody knows what has changed
+        self.hears: Callable[[], bool] = lambda: True
 
     def tell(self, job_id: UUID) -> None:
         for event in self._following.get(job_id, ()):
             event.set()
+
+    def hears_others(self) -> bool:
+        """Whether changes at other control planes are told here now."""
+        return self.hears()
 
     def forget_user(self, user_id: UUID) -> None:
         """What was read of their prompts is old."""
         for forget in self.on_change:
             forget(user_id)
 
-    def tell_user(self, user_id: UUID) -> None:
-        """A prompt of theirs that came through the gateway has changed, or its run told something."""
-        self.wake_user(user_id)
-        if self.on_user is not None:
-            self.on_user(user_id)
+    def forget_all(self) -> None:
+        for forget in self.on_missed:
+            forget()
 
-    def wake_user(self, user_id: UUID) -> None:
+    def tell_user(self, user_id: UUID, change: UserChange = ALL_CHANGED) -> None:
+        """A prompt of theirs that came through the gateway has changed, or its run told something."""
+        self.wake_user(user_id, change)
+        if self.on_user is not None:
+            self.on_user(user_id, change)
+
+    def wake_user(self, user_id: UUID, change: UserChange = ALL_CHANGED) -> None:
         """Wakes those who follow the user's prompts in this process."""
-        self.forget_user(user_id)
-        for listener in self._of_users.get(user_id, ()):
-            listener()
+        if change.is_shown:
+            self.forget_user(user_id)
+        if change.is_told:
+            for listener in self._of_users.get(user_id, ()):
+                listener()
 
     def subscribe_user(self, user_id: UUID, listener: Callable[[], None]) -> Callable[[], None]:
         """What ends it."""
@@ -87,18 +99,25 @@ class JobNotifier:
 
     async def changed(self, job_id: UUID, seconds: float) -> bool:
         """Waits for a change of the job; False if the time is up first."""
-        event = asyncio.Event()
-        self._following[job_id].add(event)
+        return await self.any_changed([job_id], seconds)
+
+    async def any_changed(self, ids: Iterable[UUID], seconds: float) -> bool:
+        """Waits for a change of one of these jobs, or of a job of one of these users."""
+        event, followed = asyncio.Event(), set(ids)
+        for each in followed:
+            self._following[each].add(event)
         try:
-            await asyncio.wait_for(event.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await event.wait()
         except TimeoutError:
             return False
         else:
             return True
         finally:
-            self._following[job_id].discard(event)
-            if not self._following[job_id]:
-                del self._following[job_id]
+            for each in followed:
+                self._following[each].discard(event)
+                if not self._following[each]:
+                    del self._following[each]
 
 
 log = logging.getLogger(__name__)
@@ -174,8 +193,8 @@ class DeferredWrites:
         # In one order, so that no two control planes wait for each other's rows.
         for (central, effect_id), seconds in sorted(durations.items(), key=lambda each: each[0][1]):
             with _logged(f"a duration of effect {effect_id} is not noted"):
-                async with central.execute_one() as tx:
-                    await catalog.note_duration(tx, effect_id, fmean(seconds))
+                async with central.transaction() as tx:
+                    await catalog.note_durations(tx, effect_id, seconds)
         for each, keys in objects.items():
             with _logged(f"{len(keys)} objects are left to the sweep of leftovers"):
                 await each.delete(*keys)
@@ -218,6 +237,7 @@ class JobContext:
     clock: Clock
     new_id: Callable[[], UUID]
     notifier: JobNotifier = field(default_factory=JobNotifier)
+    previews: Previews = field(default_factory=Previews)
     deferred: DeferredWrites = field(default_factory=DeferredWrites)
     run_metrics: RunMetrics = field(default_factory=RunMetrics)
     caches: JobCaches = field(default_factory=JobCaches)

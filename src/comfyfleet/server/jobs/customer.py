@@ -1,22 +1,31 @@
 """A customer's own jobs: read, list, wait for, cancel and retry them, and explain why one waits."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from comfyfleet.errors import Conflict, NotFound
+from comfyfleet.errors import Conflict, InvalidValue, NotFound
 from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.catalog.model import Property, ResolvedEffect, check_value
 from comfyfleet.server.db import Tx
-from comfyfleet.server.jobs import service, store, submit
+from comfyfleet.server.jobs import service, store, store_followed, submit
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.diagnosis import explain_to_customer
 from comfyfleet.server.jobs.model import Job, JobStatus
+from comfyfleet.server.jobs.stages import WaitingJob
 from comfyfleet.server.jobs.submit import retry_job_id, retry_spec
+from comfyfleet.server.media import service as media
 from comfyfleet.server.queue import service as dispatch
 
 WAIT_SECONDS_MAX = 60
 RECHECK_SECONDS = 1.0
 PAGE_MAX = 200
+TITLE_CHARACTERS_MAX = 100
+HELD = "It is held until others of yours have ended."
+ON_ITS_WAY = "It is on its way to the queue."
 
 
 async def get_job(context: JobContext, tenant_id: UUID, user_id: UUID, job_id: UUID) -> Job:
@@ -49,7 +58,11 @@ async def list_jobs(
 
 
 async def cancel_job(context: JobContext, tenant_id: UUID, user_id: UUID, job_id: UUID) -> Job:
-    await get_job(context, tenant_id, user_id, job_id)
+    job = await get_job(context, tenant_id, user_id, job_id)
+    is_running = job.asked.gateway is not None and job.shown_status == JobStatus.PROCESSING
+    # A prompt that runs ends when its backend has told how: it may have shown results by then.
+    if is_running and await submit.interrupt_job(context, tenant_id, job_id):
+        return job
     return await submit.cancel_job(context, tenant_id, job_id)
 
 
@@ -60,6 +73,9 @@ async def retry_job(
     failed = await get_job(context, tenant_id, user_id, job_id)
     if failed.status != JobStatus.FAILED:
         raise Conflict(f"only a failed job can be retried, not one that is {failed.status}")
+    if failed.asked.gateway is not None:
+        # Its fleet may have other prices and terms by now.
+        raise Conflict("a prompt of a ComfyUI client is not retried: submit it again")
     new_id = retry_job_id(failed)
     asked = replace(retry_spec(failed), price_tokens=await _current_price(context, failed))
     added = await submit.submit_many(context, tenant_id, {new_id: asked})
@@ -78,12 +94,136 @@ async def _current_price(context: JobContext, job: Job) -> int:
 async def explain_job(context: JobContext, tenant_id: UUID, user_id: UUID, job_id: UUID) -> str:
     job = await get_job(context, tenant_id, user_id, job_id)
     if job.asked.is_held and job.status == JobStatus.QUEUED:
-        return "It is held until others of yours have ended."
+        return HELD
     async with context.central.read() as tx:
         row = await dispatch.of_job(tx, tenant_id, job_id)
     if row is None:
-        return "It is on its way to the queue."
+        return ON_ITS_WAY
     return await explain_to_customer(context, row)
+
+
+class FormerSettings(NamedTuple):
+    """What a job was submitted with, as far as it can be submitted again."""
+
+    offer: ResolvedEffect | None
+    video_id: UUID | None
+    properties: dict[str, Any]
+    problems: tuple[str, ...]
+
+
+async def former_settings(
+    context: JobContext, tenant_id: UUID, user_id: UUID, job_id: UUID
+) -> FormerSettings:
+    """Returns the values of an effect's job that a customer may set today, and what stands in the way of others."""
+    job = await get_job(context, tenant_id, user_id, job_id)
+    offer = await _offer_of(context, job)
+    if offer is None:
+        return FormerSettings(None, None, {}, ("The effect is no longer offered.",))
+    given = [(each, job.asked.properties.get(each.name)) for each in offer.properties]
+    async with context.tenant(tenant_id) as tx:
+        video = await _kept_media(tx, tenant_id, user_id, job.asked.video_id)
+        ids = {found for each, value in given if each.is_media and (found := _as_id(value))}
+        uploaded = await media.media_of_files(tx, tenant_id, user_id, ids)
+    problems = [] if video or offer.takes is None else ["The media has expired: choose another."]
+    properties: dict[str, Any] = {}
+    for each, value in given:
+        if each.is_primary_input or value is None:
+            continue
+        kept = uploaded.get(_as_id(value) or job.id) if each.is_media else value
+        if kept is None or not _is_valid(each, kept):
+            problems.append(f"{each.label or each.name} can't be taken over: choose again.")
+        else:
+            properties[each.name] = str(kept) if each.is_media else kept
+    return FormerSettings(offer, video, properties, tuple(problems))
+
+
+async def _offer_of(context: JobContext, job: Job) -> ResolvedEffect | None:
+    if job.asked.effect_id is None:
+        return None
+    try:
+        async with context.central.read() as tx:
+            return await catalog.resolve(tx, job.asked.effect_id)
+    except NotFound:
+        return None
+
+
+async def _kept_media(tx: Tx, tenant_id: UUID, user_id: UUID, media_id: UUID | None) -> UUID | None:
+    try:
+        item = await media.get_media(tx, tenant_id, user_id, media_id) if media_id else None
+    except NotFound:
+        return None
+    return item.id if item and item.original_file_id else None
+
+
+def _as_id(value: Any) -> UUID | None:
+    try:
+        return UUID(str(value))
+    except ValueError:
+        return None
+
+
+def _is_valid(each: Property, value: Any) -> bool:
+    try:
+        check_value(each, value)
+    except InvalidValue:
+        return False
+    return True
+
+
+JOBS_FOLLOWED_MAX = 100
+
+
+async def read_media_jobs(context: JobContext, tenant_id: UUID, media_id: UUID) -> list[WaitingJob]:
+    """Returns the jobs of a media item that its owner waits for: its latest, and all that are active."""
+    async with context.tenant(tenant_id) as tx:
+        found = await store_followed.waiting_of_media(
+            tx, tenant_id, media_id, limit=JOBS_FOLLOWED_MAX
+        )
+    return [each for place, each in enumerate(found) if not place or each.status.is_active]
+
+
+async def read_active_jobs(
+    context: JobContext, tenant_id: UUID, user_id: UUID, *, ended_since: datetime | None = None
+) -> list[WaitingJob]:
+    """Returns the user's active jobs of effects; also those that ended since a moment."""
+    async with context.tenant(tenant_id) as tx:
+        found = await store_followed.active_of_user(tx, tenant_id, user_id, limit=JOBS_FOLLOWED_MAX)
+        if ended_since is None:
+            return found
+        ended = await store_followed.ended_since(
+            tx, tenant_id, user_id, since=ended_since, limit=JOBS_FOLLOWED_MAX
+        )
+    return found + ended
+
+
+async def read_waiting(
+    context: JobContext, tenant_id: UUID, job_ids: Sequence[UUID]
+) -> list[WaitingJob]:
+    async with context.tenant(tenant_id) as tx:
+        return await store_followed.waiting_by_id(tx, tenant_id, job_ids)
+
+
+async def explain_waiting(context: JobContext, job: WaitingJob) -> str:
+    """Why a job that its owner follows is not running."""
+    if job.is_held and job.status == JobStatus.QUEUED:
+        return HELD
+    async with context.central.read() as tx:
+        row = await dispatch.of_job(tx, job.tenant_id, job.id)
+    return ON_ITS_WAY if row is None else await explain_to_customer(context, row)
+
+
+async def node_titles(context: JobContext, tenant_id: UUID, job_id: UUID) -> dict[str, str]:
+    """Returns the titles of the nodes of a job's prompt, as its author named them."""
+    async with context.tenant(tenant_id) as tx:
+        job = await store.get(tx, tenant_id, job_id)
+    prompt: Mapping[str, Any] = job.asked.prompt if job else {}
+    return {node_id: _title(node) for node_id, node in prompt.items() if isinstance(node, dict)}
+
+
+def _title(node: Mapping[str, Any]) -> str:
+    named = node.get("_meta")
+    title = named.get("title") if isinstance(named, dict) else None
+    return str(title or node.get("class_type", ""))[:TITLE_CHARACTERS_MAX]
 
 
 async def wait_for_end(context: JobContext, tenant_id: UUID, job_id: UUID, seconds: float) -> Job:

@@ -1,13 +1,11 @@
-"""Why a job is not running: what it requires, who could run it, and one sentence about what is in the way."""
+"""Why a job is not running: what it requires, who could run it, and one sentence about what is in the way;
+and its attempts on one axis of time."""
 
-import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import NamedTuple
-from uuid import UUID
+from typing import Any
 
-from comfyfleet.errors import FleetError, InvalidInput, NotFound, Unavailable
 from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.catalog.model import RegisteredWorkflow, WorkflowVersion
 from comfyfleet.server.db import Tx
@@ -20,7 +18,8 @@ from comfyfleet.server.fleets.model import (
 )
 from comfyfleet.server.jobs import store
 from comfyfleet.server.jobs.context import JobContext, in_maintenance
-from comfyfleet.server.jobs.model import Job, JobAttempt, JobStatus, Shortage
+from comfyfleet.server.jobs.model import JobAttempt, Shortage
+from comfyfleet.server.notifications.model import AuditEntry
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import ENDED, Dispatch, DispatchStatus, QueueLane
 
@@ -284,137 +283,76 @@ def _duration_text(seconds: float) -> str:
     return f"{round(minutes / 60)} hours"
 
 
-log = logging.getLogger(__name__)
-CURSOR_SEPARATOR = "~"
+# What an entry of the audit says about the attempt that it ends.
+OUTCOMES = {
+    "complete": "completed",
+    "fail": "failed",
+    "requeue": "requeued",
+    "expire": "expired",
+    "cancel": "cancelled",
+}
+WORKER = "worker:"
 
 
 @dataclass(frozen=True, slots=True)
-class JobFilter:
-    """What an operator's list is filtered by; None does not filter."""
+class TimelineAttempt:
+    """One lease of a job. What is not known, or has not happened, is None."""
 
-    status: JobStatus | None = None
-    tenant_id: UUID | None = None
-    workflow_slug: str | None = None
-    worker_id: str | None = None  # the last that had it
-    since: datetime | None = None
-
-
-async def find_job(context: JobContext, job_id: UUID) -> Job:
-    """Finds a job of any tenant. If a pool is down the job may be in it, and the error says so."""
-    down = []
-    for name, pool in context.pools.items():
-        try:
-            async with pool.read() as tx:
-                job = await store.find_in_pool(tx, job_id)
-        except FleetError as error:
-            log.warning("jobs of pool %s can't be looked up: %s", name, error.message)
-            down.append(name)
-            continue
-        if job is not None:
-            return job
-    if down:
-        raise Unavailable(
-            f"there is no job {job_id} but perhaps in the pool {down[0]}, which is down"
-        )
-    raise NotFound(f"there is no job {job_id}")
+    attempt: int
+    lease_number: int
+    worker_id: str | None
+    queued_at: datetime | None
+    leased_at: datetime
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    outcome: str | None = None
+    message: str | None = None
 
 
-async def attempts_of(context: JobContext, job: Job) -> list[JobAttempt]:
-    await context.deferred.flush()
-    async with context.tenant(job.tenant_id) as tx:
-        return await store.attempts_of(tx, job.tenant_id, job.id)
+def build_timeline(
+    entries: Iterable[AuditEntry], sent: Sequence[JobAttempt], row: Dispatch | None
+) -> list[TimelineAttempt]:
+    """Builds the attempts from the audit of a dispatch, the oldest entry first.
 
-
-class FoundJobs(NamedTuple):
-    """A page of jobs, the newest first; `following` is the next cursor, None at the end."""
-
-    jobs: Sequence[Job]
-    following: str | None
-    pools_left_out: Sequence[str] = ()  # they are down: there may be more
-
-
-async def list_newest(
-    context: JobContext, wanted: JobFilter, *, after: str | None, limit: int
-) -> FoundJobs:
-    if wanted.worker_id is not None:
-        return await _of_worker(context, wanted, after=after, limit=limit)
-    before = _parse_cursor(after) if after else None
-    columns = {
-        "status": wanted.status,
-        "tenant_id": wanted.tenant_id,
-        "workflow_slug": wanted.workflow_slug,
-    }
-    found: list[Job] = []
-    down = []
-    for name, pool in context.pools.items():
-        try:
-            async with pool.read() as tx:
-                found += await store.list_newest(
-                    tx, columns, since=wanted.since, before=before, limit=limit
-                )
-        except FleetError as error:
-            log.warning("jobs of pool %s are left out: %s", name, error.message)
-            down.append(name)
-    page = sorted(found, key=lambda job: (job.submitted_at, job.id), reverse=True)[:limit]
-    return FoundJobs(page, _cursor_of(page[-1]) if len(page) == limit else None, down)
-
-
-def _cursor_of(job: Job) -> str:
-    return f"{job.submitted_at.isoformat()}{CURSOR_SEPARATOR}{job.id}"
-
-
-def _parse_cursor(after: str) -> tuple[datetime, UUID]:
-    at, _, job_id = after.partition(CURSOR_SEPARATOR)
-    try:
-        moment, place = datetime.fromisoformat(at), UUID(job_id)
-    except ValueError:
-        raise _bad_cursor() from None
-    if moment.tzinfo is None:
-        raise _bad_cursor()
-    return moment, place
-
-
-def _bad_cursor() -> InvalidInput:
-    return InvalidInput("after must be the next of an earlier page", field="after")
-
-
-async def _of_worker(
-    context: JobContext, wanted: JobFilter, *, after: str | None, limit: int
-) -> FoundJobs:
-    """Lists a worker's jobs by their dispatches, which know the worker for as long as they are
-    kept.
+    `sent` tells when each prompt went to its backend; of the current lease the dispatch knows it, too.
     """
-    if after is not None and not after.isdecimal():
-        raise _bad_cursor()
-    async with context.central.read() as tx:
-        rows = await dispatch.list_dispatches(
-            tx,
-            worker_id=wanted.worker_id,
-            tenant_id=wanted.tenant_id,
-            before_id=int(after) if after else None,
-            limit=limit,
-        )
-    jobs = []
-    down: set[str] = set()
-    for row in rows:
-        name = await context.pool_name_of(row.tenant_id)
-        if name is None or name in down:
-            continue
-        try:
-            async with context.pools[name].read() as tx:
-                job = await store.get(tx, row.tenant_id, row.job_id)
-        except FleetError as error:
-            log.warning("jobs of pool %s are left out: %s", name, error.message)
-            down.add(name)
-            continue
-        if job is not None and _matches(job, wanted):
-            jobs.append(job)
-    return FoundJobs(jobs, str(rows[-1].id) if len(rows) == limit else None, sorted(down))
+    begun = {each.lease_number: each.started_at for each in sent}
+    if row is not None and row.started_at is not None:
+        begun.setdefault(row.lease_number, row.started_at)
+    found: list[TimelineAttempt] = []
+    queued_at: datetime | None = None
+    for entry in entries:
+        if entry.action == "submit":
+            queued_at = entry.at
+        elif entry.action == "lease":
+            found.append(_leased_attempt(entry, queued_at))
+            queued_at = None
+        elif entry.action in OUTCOMES and not entry.details.get("asked"):
+            if found:
+                found[-1] = _ended_attempt(found[-1], entry)
+            queued_at = entry.at if entry.action == "requeue" else queued_at
+    return [replace(each, started_at=begun.get(each.lease_number)) for each in found]
 
 
-def _matches(job: Job, wanted: JobFilter) -> bool:
-    return (
-        wanted.status in (None, job.status)
-        and wanted.workflow_slug in (None, job.asked.workflow_slug)
-        and (wanted.since is None or job.submitted_at >= wanted.since)
+def _leased_attempt(entry: AuditEntry, queued_at: datetime | None) -> TimelineAttempt:
+    is_worker = entry.actor.startswith(WORKER)
+    return TimelineAttempt(
+        attempt=int(entry.details.get("attempt", 0)),
+        lease_number=int(entry.details.get("lease", 0)),
+        worker_id=entry.actor.removeprefix(WORKER) if is_worker else None,
+        queued_at=queued_at,
+        leased_at=entry.at,
     )
+
+
+def _ended_attempt(attempt: TimelineAttempt, entry: AuditEntry) -> TimelineAttempt:
+    """The first end counts; what follows an expired lease says what became of the job."""
+    message = _message(entry.details) or attempt.message
+    if attempt.ended_at is not None:
+        return replace(attempt, message=message)
+    return replace(attempt, ended_at=entry.at, outcome=OUTCOMES[entry.action], message=message)
+
+
+def _message(details: Any) -> str | None:
+    told = details.get("error") or details.get("detail") or details.get("reason")
+    return None if told is None else str(told)

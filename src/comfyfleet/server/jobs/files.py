@@ -1,19 +1,24 @@
 """Files of jobs: confirms uploads, and stores the outputs that workers deliver.
 
 Both are moved to keys that no upload URL names, so that nobody can change them afterwards. Embedded prompts
-and workflows are stripped from outputs unless the effect keeps them."""
+and workflows are stripped from outputs unless the effect keeps them.
+
+Of a prompt of the gateway that costs nothing, files of nodes that have ended are stored, named and told while the
+run goes on. Their rows are there from then on. With the end of the job they become its result; those of a run that
+failed or was cancelled stay, under the names that were told."""
 
 import asyncio
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from blake3 import blake3
 
 from comfyfleet.api.values import DeliveredOutput
-from comfyfleet.api.worker import Complete
+from comfyfleet.api.worker import RunEvent
 from comfyfleet.errors import Conflict, InvalidInput, LimitExceeded, NotFound, Refused, Unavailable
 from comfyfleet.media import (
     HEADER_BYTES,
@@ -24,10 +29,17 @@ from comfyfleet.media import (
 )
 from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.catalog.model import RunTerms
-from comfyfleet.server.db import Database
+from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.jobs import store
 from comfyfleet.server.jobs.context import JobContext
-from comfyfleet.server.jobs.model import JobSpec, output_folder_of
+from comfyfleet.server.jobs.model import (
+    Job,
+    JobSpec,
+    asks_for_previews,
+    output_folder_of,
+    tells_results_live,
+)
+from comfyfleet.server.jobs.progress import ONLY_TOLD
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import (
     SNIFF_BYTES,
@@ -41,7 +53,8 @@ from comfyfleet.server.media.model import (
     sniff_type,
     stored_key,
 )
-from comfyfleet.server.queue.model import Dispatch
+from comfyfleet.server.run_log import service as run_log
+from comfyfleet.server.run_log.model import PREVIEWS, LoggedRun, RunFiles, without_results
 from comfyfleet.server.storage.model import CHUNK_BYTES
 from comfyfleet.transport.files import open_file
 
@@ -165,12 +178,21 @@ async def _object_hash(context: JobContext, key: str, size: int) -> str | None:
     return hasher.hexdigest()
 
 
+class LeaseKey(NamedTuple):
+    """A job and the lease under which it is run."""
+
+    tenant_id: UUID
+    job_id: UUID
+    token: UUID
+
+
 @dataclass(frozen=True, slots=True)
 class StoredOutput:
-    """A stored output; `source` is the key to which the worker uploaded it."""
+    """A stored output; `source` is the key to which the worker uploaded it. `is_known`: it was stored before."""
 
     source: str
     file: File
+    is_known: bool = False
 
 
 def is_metadata_stripped(asked: JobSpec, terms: RunTerms) -> bool:
@@ -180,20 +202,18 @@ def is_metadata_stripped(asked: JobSpec, terms: RunTerms) -> bool:
 
 
 async def store_outputs(
-    context: JobContext, row: Dispatch, message: Complete
+    context: JobContext, key: LeaseKey, outputs: Sequence[DeliveredOutput]
 ) -> list[StoredOutput]:
     """Stores the outputs of a job; each must be at its upload URL's key, in the announced size."""
-    names = [output.name for output in message.outputs]
+    names = [output.name for output in outputs]
     if len(set(names)) < len(names):
         raise InvalidInput("two outputs have the same name", field="outputs")
-    is_stripping = await _is_output_stripped(context, row, message.outputs)
+    is_stripping = await _is_output_stripped(context, key, outputs)
     taken: list[StoredOutput] = []
     try:
-        for output in message.outputs:
+        for output in outputs:
             strips = is_stripping and not output.is_stripped
-            taken.append(
-                await _store_output(context, row, message.lease_token, output, strips=strips)
-            )
+            taken.append(await _store_output(context, key, output, strips=strips))
     except BaseException:
         await discard_outputs(context, taken)
         raise
@@ -214,28 +234,33 @@ def delete_sources(context: JobContext, taken: Sequence[StoredOutput]) -> None:
 
 
 async def _is_output_stripped(
-    context: JobContext, row: Dispatch, outputs: Sequence[DeliveredOutput]
+    context: JobContext, key: LeaseKey, outputs: Sequence[DeliveredOutput]
 ) -> bool:
     if all(each.is_stripped for each in outputs):
         return False
-    async with context.tenant(row.tenant_id) as tx:
-        job = await store.get(tx, row.tenant_id, row.job_id)
-    if job is None:
+    async with context.tenant(key.tenant_id) as tx:
+        job = await store.get(tx, key.tenant_id, key.job_id)
+    if job is None or job.asked.gateway is not None:
         return False
     async with context.central.read() as tx:
         terms = await catalog.run_terms(tx, job.asked.workflow_id, job.asked.effect_id)
     return is_metadata_stripped(job.asked, terms)
 
 
+def source_key(key: LeaseKey, output: DeliveredOutput) -> str:
+    folder = output_folder_of(key.token, key.job_id)
+    return output_key(key.tenant_id, key.job_id, folder, output.name)
+
+
 async def _store_output(
-    context: JobContext, row: Dispatch, token: UUID, output: DeliveredOutput, *, strips: bool
+    context: JobContext, lease: LeaseKey, output: DeliveredOutput, *, strips: bool
 ) -> StoredOutput:
-    source = output_key(row.tenant_id, row.job_id, output_folder_of(token, row.job_id), output.name)
+    source = source_key(lease, output)
     if output.size > context.settings.max_output_bytes:
         raise InvalidInput(f"output {output.name!r} is too large", field="outputs")
     file_id, filename = context.new_id(), safe_name(output.filename or output.name)
     suffix = suffix_of(filename, output.content_type)
-    key = kept_output_key(row.tenant_id, row.job_id, file_id, suffix)
+    key = kept_output_key(lease.tenant_id, lease.job_id, file_id, suffix)
     size, content_hash = output.size, output.content_hash
     if strips:
         await _require_size(context, source, output)
@@ -244,7 +269,7 @@ async def _store_output(
         await _copy(context, source, key, output)
     file = File(
         id=file_id,
-        tenant_id=row.tenant_id,
+        tenant_id=lease.tenant_id,
         user_id=None,
         disk=context.store.disk,
         path=key,
@@ -315,3 +340,167 @@ def _strip_bytes(data: bytes) -> tuple[bytes, str]:
 
 def _path_hash(path: Path) -> str:
     return blake3().update_mmap(path).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOutputs:
+    """Delivered outputs, each with its file. `aliases`: by name of an output, that of the one which was stored
+    before with the same content."""
+
+    outputs: Sequence[DeliveredOutput] = ()
+    stored: Sequence[StoredOutput] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    may_be_known: bool = False  # some may have been stored before
+
+    @property
+    def new(self) -> list[StoredOutput]:
+        return [each for each in self.stored if not each.is_known]
+
+    @property
+    def files(self) -> list[File]:
+        return [each.file for each in self.stored]
+
+    def named(self, *, is_result: bool = False) -> RunFiles:
+        """`is_result`: the job itself says which files they are."""
+        pairs = zip(self.outputs, self.stored, strict=bool(self.stored))
+        file_ids = {} if is_result else {output.name: each.file.id for output, each in pairs}
+        return RunFiles(self.outputs, self.aliases, file_ids)
+
+
+async def take_outputs(
+    context: JobContext,
+    key: LeaseKey,
+    outputs: Sequence[DeliveredOutput],
+    known: Mapping[str, File] | None = None,
+) -> TakenOutputs:
+    """Stores those that are not among the known ones, which were stored while the job ran. None: there are none."""
+    aliases: dict[str, str] = {}
+    before = known or {}
+    for each in outputs:
+        if (name := _find_same(each, before, aliases)) is not None:
+            aliases[each.name] = name
+    missing = [each for each in outputs if each.name not in aliases]
+    new = iter(await store_outputs(context, key, missing))
+    stored = [
+        StoredOutput(source_key(key, each), before[aliases[each.name]], is_known=True)
+        if each.name in aliases
+        else next(new)
+        for each in outputs
+    ]
+    return TakenOutputs(outputs, stored, aliases, may_be_known=known is not None)
+
+
+def _find_same(
+    output: DeliveredOutput, known: Mapping[str, File], aliases: Mapping[str, str]
+) -> str | None:
+    """A worker that began again gives the same file another name."""
+    if output.content_hash is None:
+        return None
+    same = [
+        name
+        for name, file in known.items()
+        if (file.content_hash, file.size) == (output.content_hash, output.size)
+        and name not in aliases.values()
+    ]
+    return output.name if output.name in same else next(iter(same), None)
+
+
+async def known_outputs(tx: Tx, tenant_id: UUID, job_id: UUID) -> dict[str, File]:
+    """The outputs that were stored while the job ran."""
+    names = await run_log.live_files_of_job(tx, tenant_id, job_id)
+    ids = {each.output: each.file_id for each in names if each.output and each.file_id}
+    found = await media.find_existing(tx, tenant_id, [*ids.values()]) if ids else {}
+    return {output: found[file_id] for output, file_id in ids.items() if file_id in found}
+
+
+async def report_live(
+    context: JobContext,
+    key: LeaseKey,
+    events: Sequence[RunEvent],
+    outputs: Sequence[DeliveredOutput] = (),
+) -> None:
+    """Messages of a run that goes on, with the files that they name, if its job is one whose client wants them."""
+    pool, taken = await context.pool_of(key.tenant_id), TakenOutputs()
+    if outputs:
+        async with pool.read() as tx:
+            job = await store.get(tx, key.tenant_id, key.job_id)
+            known = await known_outputs(tx, key.tenant_id, key.job_id)
+        if logged_run(job, key.token) is None or job is None:
+            return
+        if tells_results_live(job.asked):
+            taken = await take_outputs(context, key, outputs, known)
+    try:
+        async with pool.transaction() as tx:
+            run, replaced = await _log(tx, context, key, events, taken)
+    except (NotFound, *REFUSALS):
+        await discard_outputs(context, taken.new)
+        raise
+    if run is None:
+        await discard_outputs(context, taken.new)
+        return
+    delete_sources(context, taken.stored)
+    context.deferred.delete_objects(context.store, [each.path for each in replaced])
+    context.notifier.tell_user(run.user_id, ONLY_TOLD)
+
+
+async def _log(
+    tx: Tx,
+    context: JobContext,
+    key: LeaseKey,
+    events: Sequence[RunEvent],
+    taken: TakenOutputs,
+) -> tuple[LoggedRun | None, list[File]]:
+    """Returns the run, if its lease is still held, and files that were replaced."""
+    job = await store.get(tx, key.tenant_id, key.job_id)
+    if taken.outputs and job is not None and job.asked.user_id is not None:
+        await run_log.lock_log(tx, job.asked.user_id)
+        await store.lock(tx, key.tenant_id, [key.job_id])
+        job = await store.get(tx, key.tenant_id, key.job_id)
+    run = logged_run(job, key.token)
+    if run is None or job is None:
+        return None, []
+    if not tells_results_live(job.asked):
+        events = without_results(events)
+    if asks_for_previews(job.asked) and any(kind == "execution_start" for kind, _ in events):
+        events = [*events, (PREVIEWS, {})]
+    await add_files(tx, job, taken)
+    old_ids = await run_log.log_live(tx, run, events, taken.named(), now=context.clock())
+    return run, await remove_files(tx, key.tenant_id, old_ids)
+
+
+async def add_files(tx: Tx, job: Job, taken: TakenOutputs) -> None:
+    for each in taken.new:
+        await media.add_file(tx, replace(each.file, user_id=job.asked.user_id))
+
+
+async def remove_files(tx: Tx, tenant_id: UUID, file_ids: Sequence[UUID]) -> list[File]:
+    """Rows of files that others have replaced; the caller deletes the objects after the commit."""
+    found = await media.find_existing(tx, tenant_id, file_ids) if file_ids else {}
+    return [await media.delete_file(tx, tenant_id, each) for each in found]
+
+
+async def settle(tx: Tx, job: Job, taken: TakenOutputs) -> list[File]:
+    """The job is completed, and names its outputs by itself. Returns files of runs before that it did not make."""
+    if not taken.may_be_known:
+        return []
+    names = {taken.aliases.get(each.name, each.name): each.name for each in taken.outputs}
+    before = await run_log.settle_outputs(tx, job.tenant_id, job.id, names)
+    kept = {each.id for each in taken.files}
+    return await remove_files(tx, job.tenant_id, [each for each in before if each not in kept])
+
+
+def logged_run(job: Job | None, token: UUID) -> LoggedRun | None:
+    """None: nobody wants to know, or another lease holds the job."""
+    if job is None or job.asked.gateway is None or job.asked.user_id is None:
+        return None
+    if job.lease_token != token or not job.status.is_active:
+        return None
+    data: Mapping[str, Any] = job.asked.gateway
+    return LoggedRun(
+        job.tenant_id,
+        job.asked.user_id,
+        job.id,
+        job.lease_number,
+        data.get("client_id"),
+        data["prompt_id"],
+    )

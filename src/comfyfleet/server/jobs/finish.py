@@ -23,13 +23,23 @@ from comfyfleet.server.jobs import files, service, store
 from comfyfleet.server.jobs.batches import admit_after_end
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.diagnosis import read_availability, requirements_of_job
-from comfyfleet.server.jobs.files import REFUSALS
+from comfyfleet.server.jobs.files import (
+    REFUSALS,
+    TakenOutputs,
+    add_files,
+    known_outputs,
+    logged_run,
+    remove_files,
+    settle,
+    take_outputs,
+)
 from comfyfleet.server.jobs.model import (
     Failure,
     Job,
     JobOutput,
     JobResult,
     JobStatus,
+    tells_results_live,
     unused_tokens,
 )
 from comfyfleet.server.jobs.outbox import notify, sync_dispatches
@@ -40,7 +50,7 @@ from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import Dispatch, DispatchStatus, RequeueReason
 from comfyfleet.server.queue.switch_costs import ModelChange, RunKind, TimedRun
 from comfyfleet.server.run_log import service as run_log
-from comfyfleet.server.run_log.model import LoggedRun, RunEnd
+from comfyfleet.server.run_log.model import RunEnd, without_results
 
 log = logging.getLogger(__name__)
 
@@ -60,20 +70,6 @@ async def require_lease(
     return row
 
 
-async def log_live(
-    context: JobContext, tenant_id: UUID, job_id: UUID, token: UUID, events: Sequence[wire.RunEvent]
-) -> None:
-    """Messages of a run that goes on, if its job is one whose client wants them."""
-    pool = await context.pool_of(tenant_id)
-    async with pool.transaction() as tx:
-        job = await store.get(tx, tenant_id, job_id)
-        run = _logged_run(job, token)
-        if run is None:
-            return
-        await run_log.log_live(tx, run, events, now=context.clock())
-    context.notifier.tell_user(run.user_id)
-
-
 async def _log_end(
     tx: Tx,
     context: JobContext,
@@ -81,21 +77,29 @@ async def _log_end(
     token: UUID,
     message: Complete | wire.Fail | None,
     error: str | None = None,
-) -> None:
-    """In the transaction in which the job ends: whoever sees the one sees the other."""
-    run = _logged_run(job, token)
+    taken: TakenOutputs | None = None,
+) -> list[File]:
+    """In the transaction in which the job ends: whoever sees the one sees the other. Returns files that others
+    have replaced."""
+    run, taken = logged_run(job, token), taken or TakenOutputs()
     if run is None or job is None:
-        return
+        return []
     done = message if isinstance(message, Complete) else None
-    await run_log.log_end(
+    events = message.events if message else ()
+    is_shown = done is not None or tells_results_live(job.asked)
+    old_ids = await run_log.log_end(
         tx,
         run,
         RunEnd(_end_status(message), job.asked.prompt, error),
-        message.events if message else (),
-        outputs=done.outputs if done else (),
+        events if is_shown else without_results(events),
+        files=taken.named(is_result=done is not None),
         history=done.history if done else None,
         now=context.clock(),
     )
+    if done is not None:
+        return await settle(tx, job, taken)
+    await add_files(tx, job, taken)
+    return await remove_files(tx, job.tenant_id, old_ids)
 
 
 def _end_status(message: Complete | wire.Fail | None) -> str:
@@ -105,37 +109,23 @@ def _end_status(message: Complete | wire.Fail | None) -> str:
     return JobStatus.CANCELLED if is_interrupted else JobStatus.FAILED
 
 
-def _logged_run(job: Job | None, token: UUID) -> LoggedRun | None:
-    """None: nobody wants to know, or another lease holds the job."""
-    if job is None or job.asked.gateway is None or job.asked.user_id is None:
-        return None
-    if job.lease_token != token or not job.status.is_active:
-        return None
-    return LoggedRun(
-        job.tenant_id,
-        job.asked.user_id,
-        job.id,
-        job.lease_number,
-        job.asked.gateway.get("client_id"),
-        job.asked.gateway["prompt_id"],
-    )
-
-
 async def complete(
     context: JobContext,
     message: Complete,
     *,
     worker_id: str | None = None,
     fleet_id: int | None = None,
+    lease: Dispatch | None = None,
 ) -> Job:
-    row = await require_lease(context, message.dispatch_id, message.lease_token, worker_id)
+    """`lease`: the dispatch, if the caller has just read it for this report."""
+    row = lease or await require_lease(context, message.dispatch_id, message.lease_token, worker_id)
     pool = await context.pool_of(row.tenant_id)
-    taken = await _store_outputs(context, pool, row, message)
+    taken = await _take_outputs(context, pool, row, message)
     try:
-        ended = await _complete_job(context, pool, row, message, [each.file for each in taken])
+        ended = await _complete_job(context, pool, row, message, taken)
     except (NotFound, *REFUSALS) as error:
         # Of anything else nobody knows whether it was committed: the sweep of leftovers finds out.
-        await files.discard_outputs(context, taken)
+        await files.discard_outputs(context, taken.new)
         if isinstance(error, LeaseLost):
             await _end_if_cancelled(context, pool, row, message.lease_token)
         raise
@@ -145,45 +135,53 @@ async def complete(
     if ended.outbox_ids and fleet_id is not None:
         _note_run(context, row, message, fleet_id)
     if ended.outbox_ids:
-        files.delete_sources(context, taken)
+        files.delete_sources(context, taken.stored)
     else:  # it was said before, and these are copies that nothing names
-        await files.discard_outputs(context, taken)
+        await files.discard_outputs(context, taken.new)
     await _after_end(context, pool, ended, message.lease_token)
     return job
 
 
 async def _after_end(context: JobContext, pool: Database, ended: FinishedJob, token: UUID) -> None:
     context.caches.progress.forget(token)
+    context.previews.forget(ended.job.id)
     context.deferred.delete_outbox(pool, ended.outbox_ids)
     if ended.has_held:
         await admit_after_end(context, pool, ended.job)
 
 
-async def _store_outputs(
-    context: JobContext, pool: Database, row: Dispatch, message: Complete
-) -> list[files.StoredOutput]:
+async def _take_outputs(
+    context: JobContext, pool: Database, row: Dispatch, message: Complete | wire.Fail
+) -> TakenOutputs:
+    key = files.LeaseKey(row.tenant_id, row.job_id, message.lease_token)
+    known: dict[str, File] | None = None
+    if message.told_outputs or row.lease_number > 1:
+        async with pool.read() as tx:
+            known = await known_outputs(tx, row.tenant_id, row.job_id)
     try:
-        return await files.store_outputs(context, row, message)
+        return await take_outputs(context, key, message.outputs, known)
     except (InvalidInput, NotFound):
         async with pool.read() as tx:
             job = await store.get(tx, row.tenant_id, row.job_id)
         # Said before, and the answer was lost: what was delivered lies elsewhere since.
         if job and job.status == JobStatus.COMPLETED and job.lease_token == message.lease_token:
-            return []
+            return TakenOutputs()
         raise
 
 
 async def _complete_job(
-    context: JobContext, pool: Database, row: Dispatch, message: Complete, stored: Sequence[File]
+    context: JobContext, pool: Database, row: Dispatch, message: Complete, taken: TakenOutputs
 ) -> FinishedJob:
-    one = (row.tenant_id, row.job_id, message.lease_token, _result(message, stored))
+    one = (row.tenant_id, row.job_id, message.lease_token, _result(message, taken.files))
+    stored = [each.file for each in taken.new]
     if message.events or message.history is not None:
         async with pool.transaction() as tx:
             job = await store.get(tx, row.tenant_id, row.job_id)
-            await _log_end(tx, context, job, message.lease_token, message)
+            replaced = await _log_end(tx, context, job, message.lease_token, message, taken=taken)
             unused = unused_tokens(job, _seconds(context, row, message)) if job else 0
             one[-1]["unused_tokens"] = unused
             ended = await _complete_in(tx, context, one, stored)
+        context.deferred.delete_objects(context.store, [each.path for each in replaced])
         if job and ended.outbox_ids and message.execution_seconds is not None:
             context.caches.run_seconds.note(job.asked, message.execution_seconds)
         return ended
@@ -246,6 +244,7 @@ async def _end_if_cancelled(
     if job is None or job.status != JobStatus.CANCELLED:
         return
     context.caches.progress.forget(token)
+    context.previews.forget(job.id)
     with suppress(LeaseLost):
         async with context.central.transaction() as tx:
             await dispatch.end(tx, row.id, token, DispatchStatus.CANCELLED, now=context.clock())
@@ -284,12 +283,13 @@ async def fail(
     """Fails the job at once, whatever attempts remain: the job itself is at fault."""
     row = await require_lease(context, dispatch_id, token, worker_id)
     pool = await context.pool_of(row.tenant_id)
+    taken = await _take_partial(context, pool, row, message)
     if message is not None and message.interrupted and row.cancel_requested:
-        return await _end_interrupted(context, pool, row, message)
+        return await _end_interrupted(context, pool, row, message, taken)
     try:
         async with pool.transaction() as tx:
             job = await store.get(tx, row.tenant_id, row.job_id)
-            await _log_end(tx, context, job, token, message, why.message)
+            await _log_end(tx, context, job, token, message, why.message, taken)
             ended = await service.fail(
                 tx,
                 row.tenant_id,
@@ -300,26 +300,48 @@ async def fail(
                 now=context.clock(),
             )
     except LeaseLost:
+        await files.discard_outputs(context, taken.new)
         await _end_if_cancelled(context, pool, row, token)
         raise
     notify(context, ended.job)
+    files.delete_sources(context, taken.stored)
     await _fail_dispatch(context, row, token, ended.job, why)
     await _after_end(context, pool, ended, token)
     return ended.job
 
 
+async def _take_partial(
+    context: JobContext, pool: Database, row: Dispatch, message: wire.Fail | None
+) -> TakenOutputs:
+    """What a run has made before it failed or was stopped, if it costs nothing."""
+    if message is None or not message.outputs:
+        return TakenOutputs()
+    async with pool.read() as tx:
+        job = await store.get(tx, row.tenant_id, row.job_id)
+    if logged_run(job, message.lease_token) is None or job is None:
+        return TakenOutputs()
+    if not tells_results_live(job.asked):
+        return TakenOutputs()
+    try:
+        return await _take_outputs(context, pool, row, message)
+    except (NotFound, *REFUSALS) as error:
+        log.warning("outputs of a run that failed are lost: %s", error.message)
+        return TakenOutputs()
+
+
 async def _end_interrupted(
-    context: JobContext, pool: Database, row: Dispatch, message: wire.Fail
+    context: JobContext, pool: Database, row: Dispatch, message: wire.Fail, taken: TakenOutputs
 ) -> Job:
     """Its client had asked for it, so it is no failure."""
     now, token = context.clock(), message.lease_token
     async with pool.transaction() as tx:
         running = await store.get(tx, row.tenant_id, row.job_id)
-        await _log_end(tx, context, running, token, message)
+        await _log_end(tx, context, running, token, message, taken=taken)
         job, outbox_ids = await service.cancel(
             tx, row.tenant_id, row.job_id, new_id=context.new_id, now=now
         )
     notify(context, job)
+    files.delete_sources(context, taken.stored)
     await _end_if_cancelled(context, pool, row, token)
     await _after_end(context, pool, FinishedJob(job, outbox_ids, False), token)
     return job
@@ -380,10 +402,13 @@ def attempts_exhausted(row: Dispatch) -> Failure:
 async def requeue_job(context: JobContext, row: Dispatch, token: UUID) -> None:
     """Sets the tenant's row to queued. If this is cut off, the next lease puts it right."""
     context.caches.progress.forget(token)
+    context.previews.withdraw(row.job_id)
     try:
         async with context.tenant_transaction(row.tenant_id) as tx:
-            await service.requeue(tx, row.tenant_id, row.job_id, token, now=context.clock())
-        context.notifier.tell(row.job_id)
+            waiting = await service.requeue(
+                tx, row.tenant_id, row.job_id, token, now=context.clock()
+            )
+        notify(context, waiting)
     except LeaseLost:
         log.info("job %s was leased or ended while it was put back", row.job_id)
 

@@ -13,9 +13,12 @@ from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import FleetWorker
 from comfyfleet.server.jobs import service
 from comfyfleet.server.jobs.context import JobContext
-from comfyfleet.server.jobs.finish import log_live, require_lease
+from comfyfleet.server.jobs.files import LeaseKey, report_live
+from comfyfleet.server.jobs.finish import require_lease
 from comfyfleet.server.jobs.lease import asset_urls, output_slot
 from comfyfleet.server.jobs.model import Job, JobAttempt
+from comfyfleet.server.jobs.outbox import notify
+from comfyfleet.server.jobs.progress import preview_in
 from comfyfleet.server.jobs.submit import get_job
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import Dispatch, DispatchStatus, ExtendedLease
@@ -45,14 +48,16 @@ async def record_attempt(
     context.deferred.note_attempt(await context.pool_of(lease.tenant_id), attempt)
 
 
-async def note_last(context: JobContext, message: Complete | Fail, *, worker_id: str) -> None:
-    """Records the attempt from the final report, if the job ended before a heartbeat."""
-    if message.filled_in is not None:
-        await record_attempt(
-            context,
-            message,
-            await require_lease(context, message.dispatch_id, message.lease_token, worker_id),
-        )
+async def note_last(
+    context: JobContext, message: Complete | Fail, *, worker_id: str
+) -> Dispatch | None:
+    """Records the attempt from the final report, if the job ended before a heartbeat; returns the
+    dispatch, if it was read."""
+    if message.filled_in is None:
+        return None
+    lease = await require_lease(context, message.dispatch_id, message.lease_token, worker_id)
+    await record_attempt(context, message, lease)
+    return lease
 
 
 def sanitize(filled_in: FilledIn) -> dict[str, dict[str, Any]]:
@@ -136,18 +141,24 @@ async def _extend(
         await _begin_job(context, beat, message.lease_token)
     await record_attempt(context, message, beat)
     if message.events:
-        await log_live(context, beat.tenant_id, beat.job_id, message.lease_token, message.events)
+        key = LeaseKey(beat.tenant_id, beat.job_id, message.lease_token)
+        await report_live(context, key, message.events, message.outputs)
+    is_watched = context.previews.is_watched(beat.job_id)
+    if is_watched and (picture := preview_in(message)) is not None:
+        # After the messages of the same moment: those who look are told of both together.
+        context.previews.put(beat.tenant_id, beat.job_id, picture)
     if message.progress:
         context.caches.progress.note(message.lease_token, message.progress)
         context.notifier.tell(beat.job_id)
     is_to_stop = beat.cancel_requested
     if is_to_stop and not await _is_interrupted(context, beat):
-        return await _end_cancelled(context, message)
+        return await _end_cancelled(context, message, beat.job_id)
     answer = HeartbeatAnswer(
         interrupt=is_to_stop,
         lease_expires_at=beat.expires_at,
         drain=worker is not None and worker.is_draining,
         recall=beat.recall_requested,
+        previews=is_watched,
         new_token=worker.next_key if worker else None,
     )
     return await _with_files(context, message, answer)
@@ -156,9 +167,8 @@ async def _extend(
 async def _begin_job(context: JobContext, beat: ExtendedLease, token: UUID) -> None:
     async with context.tenant_transaction(beat.tenant_id) as tx:
         job = await service.begin(tx, beat.tenant_id, beat.job_id, token, now=context.clock())
-    context.notifier.tell(beat.job_id)
-    if job is not None and job.asked.gateway is not None and job.asked.user_id is not None:
-        context.notifier.tell_user(job.asked.user_id)
+    if job is not None:
+        notify(context, job)
 
 
 async def _is_interrupted(context: JobContext, beat: ExtendedLease) -> bool:
@@ -168,9 +178,10 @@ async def _is_interrupted(context: JobContext, beat: ExtendedLease) -> bool:
     return job is not None and job.asked.gateway is not None and job.status.is_active
 
 
-async def _end_cancelled(context: JobContext, message: Heartbeat) -> HeartbeatAnswer:
+async def _end_cancelled(context: JobContext, message: Heartbeat, job_id: UUID) -> HeartbeatAnswer:
     """Ends the cancelled dispatch, as the worker knows of it now."""
     context.caches.progress.forget(message.lease_token)
+    context.previews.forget(job_id)
     async with context.central.transaction() as tx:
         await dispatch.end(
             tx,

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -17,8 +18,17 @@ from comfyfleet.server.jobs import service, store
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.files import is_metadata_stripped, suffix_of
 from comfyfleet.server.jobs.finish import fail, requeue
-from comfyfleet.server.jobs.model import Failure, Job, JobSpec, output_folder_of
-from comfyfleet.server.jobs.outbox import end_dispatch
+from comfyfleet.server.jobs.model import (
+    PREVIEW_METHOD,
+    Failure,
+    Job,
+    JobSpec,
+    output_folder_of,
+    paid_seconds,
+    tells_results_live,
+)
+from comfyfleet.server.jobs.outbox import end_dispatch, notify
+from comfyfleet.server.jobs.progress import ANY_JOB, ONLY_SHOWN
 from comfyfleet.server.jobs.user_messages import UNKNOWN, to_plain_sentence
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File, output_key, replace_suffix
@@ -78,10 +88,11 @@ async def _build_payload(context: JobContext, lease: DispatchLease) -> wire.Job 
         pool = await context.pool_of(lease.tenant_id)
         async with pool.execute_one() as tx:
             job = await service.start(tx, lease, now=context.clock())
-        context.notifier.tell(lease.job_id)
         if job is None:
+            context.notifier.tell(lease.job_id)
             await _sync_dispatch(context, pool, lease)
             return None
+        notify(context, job, ONLY_SHOWN)
         return await payload_of(context, pool, lease, job)
     except Unavailable as error:
         await _delay(context, lease, error)
@@ -125,6 +136,12 @@ async def _fail_permanently(context: JobContext, lease: DispatchLease, error: Fl
     await fail(context, lease.dispatch_id, lease.token, why)
 
 
+def _run_limit(asked: JobSpec, terms: RunTerms) -> int:
+    paid = paid_seconds(asked)
+    limit = terms.run_limit_seconds
+    return limit if paid is None else max(1, min(limit, math.ceil(paid)))
+
+
 async def payload_of(
     context: JobContext, pool: Database, lease: DispatchLease, job: Job
 ) -> wire.Job:
@@ -143,20 +160,31 @@ async def payload_of(
         output_node_id=job.asked.output_node_id,
         assets=await asset_urls(context, pool, job),
         outputs=(await output_slot(context, job, lease.token, guess_output(job.asked)),),
-        run_limit_seconds=terms.run_limit_seconds,
+        run_limit_seconds=_run_limit(job.asked, terms),
         max_output_bytes=settings.max_output_bytes,
         model_key=job.asked.model_key,
         model_set=job.asked.model_set,
         strip_metadata=is_metadata_stripped(job.asked, terms),
         records_run=job.asked.gateway is not None,
-        extra_data=sent_extra_data(job.asked),
+        holds_results=job.asked.gateway is not None and not tells_results_live(job.asked),
+        live_outputs=tells_results_live(job.asked),
+        extra_data=sent_extra_data(job.asked, is_watched=_is_watched(context, job)),
     )
 
 
-def sent_extra_data(asked: JobSpec) -> dict[str, Any]:
-    """What a client of the gateway wants its backend to know: never its ids, nor a key."""
+def _is_watched(context: JobContext, job: Job) -> bool:
+    """Whether somebody looks at the job, or its user at all of theirs, or an operator at whatever runs."""
+    user_id = job.asked.user_id
+    looked_at = (job.id, ANY_JOB) if user_id is None else (job.id, user_id, ANY_JOB)
+    return any(context.previews.is_watched(each) for each in looked_at)
+
+
+def sent_extra_data(asked: JobSpec, *, is_watched: bool) -> dict[str, Any]:
+    """What a client of the gateway wants its backend to know: never its ids, nor a key. Where somebody looks at
+    the job, its backend is to make previews."""
     given = (asked.gateway or {}).get("extra_data") or {}
-    return {name: given[name] for name in ("extra_pnginfo", "preview_method") if name in given}
+    sent = {name: given[name] for name in ("extra_pnginfo", PREVIEW_METHOD) if name in given}
+    return {PREVIEW_METHOD: "auto", **sent} if is_watched else sent
 
 
 async def _run_terms(context: JobContext, asked: JobSpec) -> RunTerms:

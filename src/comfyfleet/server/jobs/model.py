@@ -2,10 +2,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID, uuid5
 
 from comfyfleet.api.jobs import ADMITTED_AT_ONCE_MAX as ADMITTED_AT_ONCE_MAX
@@ -49,6 +49,8 @@ class JobSpec:
     is_held: bool = False  # it waits on the tenant's side until its batch or run admits it
     # Of a prompt that came through the gateway: its number, client, extra data and outputs.
     gateway: Mapping[str, Any] | None = None
+    fingerprint: str | None = None  # of a job whose result may be taken again, or that takes one
+    reused_from: UUID | None = None  # the job whose result it has taken
 
     @property
     def lane(self) -> QueueLane:
@@ -167,6 +169,73 @@ class Shortage(NamedTuple):
     told: str
 
 
+Place: TypeAlias = tuple[datetime, UUID]  # in lists: when it was submitted, and its id
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """What an operator's list is filtered by; what is empty does not filter."""
+
+    statuses: tuple[JobStatus, ...] = ()
+    tenant_id: UUID | None = None
+    workflow_slug: str | None = None
+    effect_id: UUID | None = None
+    worker_id: str | None = None  # the last that had it
+    error: str | None = None  # a part of what the customer or the operator is told
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def matches(self, job: "ListedJob") -> bool:
+        """Whether a job that was found by its worker fits the rest; all but the text of its error."""
+        return (
+            (not self.statuses or job.status in self.statuses)
+            and self.workflow_slug in (None, job.workflow_slug)
+            and self.effect_id in (None, job.effect_id)
+            and (self.since is None or job.submitted_at >= self.since)
+            and (self.until is None or job.submitted_at < self.until)
+        )
+
+
+class ListedJob(NamedTuple):
+    """A job in an operator's list: without its prompt and files, which may be large."""
+
+    id: UUID
+    tenant_id: UUID
+    user_id: UUID | None
+    effect_id: UUID | None
+    workflow_slug: str
+    status: JobStatus
+    priority: int
+    attempt: int
+    lease_token: UUID | None
+    error_message: str | None
+    reserved_tokens: int
+    retry_of: UUID | None
+    submitted_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+
+    @property
+    def place(self) -> Place:
+        return self.submitted_at, self.id
+
+
+class JobsFound(NamedTuple):
+    """Listed jobs, the newest first, of which none is missing down to `complete_to`; None: to the end."""
+
+    jobs: Sequence[ListedJob]
+    complete_to: Place | None = None
+
+
+def merge_found(parts: Iterable[JobsFound], limit: int) -> JobsFound:
+    """Merges lists of which each may end at another place: the page ends where the first of them does."""
+    known = list(parts)
+    cut = max((each.complete_to for each in known if each.complete_to), default=None)
+    some = [job for each in known for job in each.jobs if cut is None or job.place >= cut]
+    page = sorted(some, key=lambda job: job.place, reverse=True)[:limit]
+    return JobsFound(page, page[-1].place if len(page) == limit else cut)
+
+
 class HeldJob(NamedTuple):
     """A job that waits in the tenant's database until it is admitted to the queue."""
 
@@ -226,7 +295,27 @@ def output_folder_of(lease_token: UUID, job_id: UUID) -> UUID:
     return uuid5(job_id, str(lease_token))
 
 
-PRICE_PER_SECOND = "price_per_second"
+PREVIEW_METHOD = "preview_method"
+
+
+def asks_for_previews(asked: JobSpec) -> bool:
+    """Whether a client of the gateway wants previews; `default` is whatever the backend was started with."""
+    extra_data = (asked.gateway or {}).get("extra_data") or {}
+    return extra_data.get(PREVIEW_METHOD) not in (None, "none")
+
+
+PRICE_PER_SECOND, MAX_TOKENS = "price_per_second", "max_tokens"
+# So many times as long as is reserved for may a metered run take; then it is stopped.
+OVERRUN_MAX = 10
+
+
+def tells_results_live(asked: JobSpec) -> bool:
+    """Whether what a run of the gateway makes is shown before it has ended.
+
+    Only where it costs nothing: a run that fails or is cancelled is not paid for, and gives nothing away.
+    """
+    data = asked.gateway
+    return data is not None and not asked.price_tokens and PRICE_PER_SECOND not in data
 
 
 def cost_of(seconds: float, price_per_second: float) -> int:
@@ -240,6 +329,17 @@ def unused_tokens(job: Job, seconds: float) -> int:
     if price is None:
         return 0
     return max(0, job.reserved_tokens - cost_of(seconds, price))
+
+
+def paid_seconds(asked: JobSpec) -> float | None:
+    """How long a metered run may take for what is reserved, and for what its caller would pay; None if
+    it has no price by the second."""
+    data = asked.gateway or {}
+    price = data.get(PRICE_PER_SECOND)
+    if price is None:
+        return None
+    tokens = asked.price_tokens * OVERRUN_MAX
+    return float(min(tokens, data.get(MAX_TOKENS, tokens)) / price)
 
 
 # The columns of a job's row are named as the fields: but for these, which are converted.

@@ -10,6 +10,7 @@ from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.jobs import store
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.model import Job, dispatch_for, dispatch_status_of
+from comfyfleet.server.jobs.progress import ALL_CHANGED, UserChange
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import ENDED, ActiveDispatch, Dispatch, DispatchStatus
 
@@ -27,11 +28,13 @@ async def flush(
     context.deferred.delete_outbox(pool, outbox_ids)
 
 
-def notify(context: JobContext, job: Job) -> None:
-    """Wakes those who follow the job in this process, and its run."""
+def notify(context: JobContext, job: Job, change: UserChange = ALL_CHANGED) -> None:
+    """Wakes those who follow the job in this process, and its run; `change`: of its user's prompts."""
     context.notifier.tell(job.id)
+    if job.asked.user_id is not None:
+        context.notifier.tell(job.asked.user_id)
     if job.asked.gateway is not None and job.asked.user_id is not None:
-        context.notifier.tell_user(job.asked.user_id)
+        context.notifier.tell_user(job.asked.user_id, change)
     if job.asked.run_kind and not job.status.is_active:
         context.notifier.notify_run(job.asked.run_kind)
 
@@ -43,7 +46,8 @@ async def sync_dispatches(context: JobContext, jobs: Sequence[Job]) -> None:
     await context.queue.enqueue(
         [dispatch_for(job, context.settings.max_attempts) for job in waiting]
     )
-    ended = [job for job in jobs if not job.status.is_active]
+    # A job that took the result of another was never in the queue.
+    ended = [job for job in jobs if not job.status.is_active and job.asked.reused_from is None]
     if ended:
         async with context.central.transaction() as tx:
             for job in ended:

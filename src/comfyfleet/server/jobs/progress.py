@@ -1,22 +1,31 @@
-"""The progress of running jobs, kept in memory, and its relay between control planes.
+"""The progress of running jobs and their live previews, kept in memory, and their relay between control planes.
 
 A worker reports to the control plane that it happens to reach; a customer may ask another. That one
-subscribes for a while, so nothing is sent for jobs that nobody follows."""
+subscribes for a while, so nothing is sent for jobs that nobody follows.
+
+Whoever looks at a job's previews opens a watch. Its worker is told with the answers to its heartbeats whether
+anybody does, and sends pictures only then. One that reports to another control plane than the one where somebody
+looks: the picture goes through a table of the tenant's database, which has one row for such a job while it runs,
+and a hint tells of it."""
 
 import asyncio
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from time import monotonic
-from typing import Any
+from types import TracebackType
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from pydantic import ValidationError
 
-from comfyfleet.api.worker import Progress
-from comfyfleet.errors import Unavailable
+from comfyfleet.api.worker import Heartbeat, Progress, RunPreview
+from comfyfleet.clock import Clock
+from comfyfleet.errors import FleetError, Unavailable
+from comfyfleet.server.db import Database
 from comfyfleet.server.db.coordination import NotifyChannel
+from comfyfleet.server.jobs import store_prompts
 
 PROGRESS_KEPT_MAX = 10_000
 CHARACTERS_MAX = 64 * 1024 * 1024
@@ -167,51 +176,94 @@ class ProgressRelay:
 USER_CHANNEL = "comfyfleet_users"
 # What changes within so long is told by one message.
 GATHER_SECONDS = 0.02
+CHANGED_USERS_MAX = 10_000
+
+
+class UserChange(NamedTuple):
+    """What is new of a user's prompts: what lists of them show, what their runs tell, or both."""
+
+    is_shown: bool
+    is_told: bool
+
+    def joined(self, other: "UserChange") -> "UserChange":
+        return UserChange(self.is_shown or other.is_shown, self.is_told or other.is_told)
+
+
+ALL_CHANGED = UserChange(is_shown=True, is_told=True)
+ONLY_TOLD = UserChange(is_shown=False, is_told=True)
+ONLY_SHOWN = UserChange(is_shown=True, is_told=False)
 
 
 class UserRelay:
     """Tells other control planes whose prompts have changed: their clients may listen there."""
 
-    def __init__(self, wake: Callable[[UUID], None], hints: NotifyChannel, name: str) -> None:
+    def __init__(
+        self,
+        wake: Callable[[UUID, UserChange], None],
+        forget_all: Callable[[], None],
+        hints: NotifyChannel,
+        name: str,
+    ) -> None:
         self._wake = wake
+        self._forget_all = forget_all
         self._hints = hints
         self._name = name
-        self._changed: set[UUID] = set()
+        self._changed: dict[UUID, UserChange] = {}
         self._is_changed = asyncio.Event()
+
+    @property
+    def hears_others(self) -> bool:
+        """Whether changes at other control planes are told here now; true where there are none."""
+        return self._hints.is_listening or not self._hints.reach_others
 
     async def run(self) -> None:
         """Runs until cancelled. Returns at once on SQLite, where there is one process."""
         if self._hints.reach_others:
             async with asyncio.TaskGroup() as both:
-                both.create_task(self._hints.listen(self.heard, lambda: None))
+                both.create_task(self._hints.listen(self.heard, self._forget_all))
                 both.create_task(self._speak())
 
     async def close(self) -> None:
         await self._hints.close()
 
-    def note(self, user_id: UUID) -> None:
-        """Told a moment later. More than a message holds are left out: they are looked at anyway."""
-        if self._hints.reach_others and len(self._changed) < JOBS_PER_MESSAGE_MAX:
-            self._changed.add(user_id)
-            self._is_changed.set()
+    def note(self, user_id: UUID, change: UserChange) -> None:
+        """Told a moment later, with what else changes until then."""
+        if not self._hints.reach_others or len(self._changed) >= CHANGED_USERS_MAX:
+            return
+        self._changed[user_id] = change.joined(self._changed.get(user_id, change))
+        self._is_changed.set()
 
     async def _speak(self) -> None:
         while True:
             await self._is_changed.wait()
             await asyncio.sleep(GATHER_SECONDS)
             self._is_changed.clear()
-            changed, self._changed = self._changed, set()
-            said = {"from": self._name, "users": [each.hex for each in changed]}
+            changed, self._changed = self._changed, {}
             try:
-                await self._hints.send(json.dumps(said))
+                for message in self._messages(changed):
+                    await self._hints.send(message)
             except (Unavailable, OSError, TimeoutError) as error:
                 logger.debug("changes can't be told to other control planes: %s", error)
+                await asyncio.sleep(SEND_SECONDS)
+                for user_id, change in changed.items():
+                    self.note(user_id, change)
+
+    def _messages(self, changed: Mapping[UUID, UserChange]) -> Iterator[str]:
+        users = list(changed.items())
+        for start in range(0, len(users), JOBS_PER_MESSAGE_MAX):
+            few = users[start : start + JOBS_PER_MESSAGE_MAX]
+            shown = [user_id.hex for user_id, change in few if change.is_shown]
+            told = [user_id.hex for user_id, change in few if change.is_told]
+            yield json.dumps({"from": self._name, "shown": shown, "told": told})
 
     def heard(self, message: str) -> None:
         said = json.loads(message)
-        if said["from"] != self._name:
-            for each in said["users"]:
-                self._wake(UUID(each))
+        if said["from"] == self._name:
+            return
+        for each in said["shown"]:
+            self._wake(UUID(each), ONLY_SHOWN)
+        for each in said["told"]:
+            self._wake(UUID(each), ONLY_TOLD)
 
 
 def _since(times: Mapping[UUID, float], least: float) -> dict[UUID, float]:
@@ -224,3 +276,346 @@ def _short(progress: Progress) -> dict[str, Any]:
     if len(said.get("node", "")) > TEXT_CHARACTERS_MAX:
         del said["node"]
     return said
+
+
+PREVIEW_CHANNEL = "comfyfleet_previews"
+# One who has submitted a job and is about to look counts as looking for so long.
+EXPECTED_SECONDS = 15.0
+WATCH_SECONDS = 25.0  # of another control plane, unless it is renewed
+# A picture whose job told nothing for so long is removed: it has ended at another control plane, or hangs.
+SHARED_SECONDS_MAX = 60.0
+SHARE_SECONDS_MIN = 0.25
+
+
+# Looked at by operators who see whatever runs.
+ANY_JOB = UUID(int=0)
+
+
+class PreviewWatch:
+    """Somebody looks at a job. `latest`: its newest picture. Close it when they no longer do."""
+
+    def __init__(
+        self, previews: "Previews", tenant_id: UUID, job_id: UUID, on_picture: Callable[[], None]
+    ) -> None:
+        self._previews = previews
+        self.tenant_id = tenant_id
+        self.job_id = job_id
+        self.on_picture = on_picture
+
+    @property
+    def latest(self) -> RunPreview | None:
+        return self._previews.latest(self.tenant_id, self.job_id)
+
+    def close(self) -> None:
+        self._previews.leave(self)
+
+    def __enter__(self) -> "PreviewWatch":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Picture(NamedTuple):
+    tenant_id: UUID
+    preview: RunPreview
+
+
+class Previews:
+    """Who looks at which job, and the newest picture of each job that is looked at in this process."""
+
+    def __init__(self) -> None:
+        self._watches: dict[UUID, list[PreviewWatch]] = {}
+        self._latest: OrderedDict[UUID, _Picture] = OrderedDict()
+        self._characters = 0
+        self._expected: OrderedDict[UUID, float] = OrderedDict()
+        self._elsewhere: dict[UUID, dict[str, float]] = {}  # until when, by control plane
+        self.relay: PreviewRelay | None = None
+
+    def watch(
+        self, tenant_id: UUID, job_id: UUID, on_picture: Callable[[], None] = lambda: None
+    ) -> PreviewWatch:
+        """Looks at a job of a tenant; `on_picture` is called for each new picture. The caller has checked that
+        whoever looks may see the job."""
+        watch = PreviewWatch(self, tenant_id, job_id, on_picture)
+        is_first = job_id not in self._watches
+        self._watches.setdefault(job_id, []).append(watch)
+        if is_first and self.relay is not None:
+            self.relay.note_watch(job_id)
+        return watch
+
+    def leave(self, watch: PreviewWatch) -> None:
+        mine = self._watches.get(watch.job_id, [])
+        if watch not in mine:
+            return
+        mine.remove(watch)
+        if not mine:
+            del self._watches[watch.job_id]
+            self._drop(watch.job_id)
+            if self.relay is not None:
+                self.relay.note_left(watch.job_id)
+
+    def expect(self, job_id: UUID) -> None:
+        """Somebody will look in a moment: a job may begin to run before its page has opened."""
+        self._expected[job_id] = monotonic() + EXPECTED_SECONDS
+        self._expected.move_to_end(job_id)
+        while self._expected and (
+            len(self._expected) > PROGRESS_KEPT_MAX
+            or next(iter(self._expected.values())) < monotonic()
+        ):
+            self._expected.popitem(last=False)
+        if self.relay is not None:
+            self.relay.note_watch(job_id)
+
+    def is_watched(self, job_id: UUID) -> bool:
+        """Whether anybody looks at the job, here or at another control plane."""
+        is_expected = self._expected.get(job_id, 0.0) > monotonic()
+        return job_id in self._watches or is_expected or self.is_watched_elsewhere(job_id)
+
+    def is_watched_elsewhere(self, job_id: UUID) -> bool:
+        return any(until > monotonic() for until in self._elsewhere.get(job_id, {}).values())
+
+    def watches_here(self) -> Iterable[UUID]:
+        return self._watches.keys()
+
+    def tenant_of(self, job_id: UUID) -> UUID | None:
+        """Of a job that somebody looks at here."""
+        return next((each.tenant_id for each in self._watches.get(job_id, ())), None)
+
+    def latest(self, tenant_id: UUID, job_id: UUID) -> RunPreview | None:
+        found = self._latest.get(job_id)
+        return found.preview if found is not None and found.tenant_id == tenant_id else None
+
+    def put(self, tenant_id: UUID, job_id: UUID, preview: RunPreview) -> None:
+        """A picture that the job's worker reported here; kept and passed on only if somebody looks."""
+        self.deliver(tenant_id, job_id, preview)
+        if self.relay is not None and self.is_watched_elsewhere(job_id):
+            self.relay.share(tenant_id, job_id, preview)
+
+    def deliver(self, tenant_id: UUID, job_id: UUID, preview: RunPreview) -> None:
+        """To those who look in this process."""
+        mine = [each for each in self._watches.get(job_id, ()) if each.tenant_id == tenant_id]
+        if not mine:
+            return
+        self._drop(job_id)
+        self._latest[job_id] = _Picture(tenant_id, preview)
+        self._characters += len(preview.base64)
+        while self._characters > CHARACTERS_MAX:
+            self._drop(next(iter(self._latest)))
+        for each in mine:
+            each.on_picture()
+
+    def withdraw(self, job_id: UUID) -> None:
+        """Its run begins again: the picture is old. Whoever looks goes on looking."""
+        self._drop(job_id)
+        if self.relay is not None:
+            self.relay.withdraw(job_id)
+
+    def forget(self, job_id: UUID) -> None:
+        """The job has ended."""
+        self.withdraw(job_id)
+        self._expected.pop(job_id, None)
+        self._elsewhere.pop(job_id, None)
+
+    def note_elsewhere(self, plane: str, job_ids: Iterable[UUID]) -> None:
+        """Another control plane has somebody who looks."""
+        self._elsewhere = {
+            each: fresh for each, those in self._elsewhere.items() if (fresh := _fresh(those))
+        }
+        until = monotonic() + WATCH_SECONDS
+        for job_id in job_ids:
+            if job_id in self._elsewhere or len(self._elsewhere) < PROGRESS_KEPT_MAX:
+                self._elsewhere.setdefault(job_id, {})[plane] = until
+
+    def note_left(self, plane: str, job_id: UUID) -> None:
+        those = self._elsewhere.get(job_id, {})
+        those.pop(plane, None)
+        if not those:
+            self._elsewhere.pop(job_id, None)
+
+    def _drop(self, job_id: UUID) -> None:
+        known = self._latest.pop(job_id, None)
+        if known is not None:
+            self._characters -= len(known.preview.base64)
+
+
+def _fresh(until: Mapping[str, float]) -> dict[str, float]:
+    now = monotonic()
+    return {plane: each for plane, each in until.items() if each > now}
+
+
+def preview_in(message: Heartbeat) -> RunPreview | None:
+    """The picture of a heartbeat; a simple worker sends it as a data: URL with the progress."""
+    progress = message.progress
+    if message.preview is not None or progress is None or not progress.preview:
+        return message.preview
+    head, _, data = progress.preview.partition(",")
+    content_type = head.removeprefix("data:").partition(";")[0]
+    try:
+        return RunPreview(
+            node_id=progress.node,
+            content_type=content_type,  # type: ignore[arg-type]
+            base64=data,
+        )
+    except ValidationError:
+        return None
+
+
+class PreviewRelay:
+    """Tells other control planes who looks here, and hands them pictures that were reported here.
+
+    On SQLite there is one process, and nothing to do.
+    """
+
+    def __init__(
+        self,
+        previews: Previews,
+        pool_of: Callable[[UUID], Awaitable[Database]],
+        hints: NotifyChannel,
+        name: str,
+        clock: Clock,
+    ) -> None:
+        self._previews = previews
+        self._pool_of = pool_of
+        self._hints = hints
+        self._name = name
+        self._clock = clock
+        self._changed = asyncio.Event()
+        self._watched: dict[UUID, bool] = {}  # to be told: whether somebody looks here
+        self._renewed_at = monotonic()
+        self._to_share: OrderedDict[UUID, _Picture] = OrderedDict()
+        self._shared: dict[UUID, tuple[UUID, float]] = {}  # whose row is there: tenant, and when
+        self._to_remove: dict[UUID, UUID] = {}
+        self._to_read: set[UUID] = set()
+        if hints.reach_others:
+            previews.relay = self
+
+    async def run(self) -> None:
+        """Runs until cancelled. Returns at once on SQLite, where there is one process."""
+        if self._hints.reach_others:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._hints.listen(self.heard, self._tell_all))
+                both.create_task(self._speak())
+
+    async def close(self) -> None:
+        await self._hints.close()
+
+    def note_watch(self, job_id: UUID) -> None:
+        self._watched[job_id] = True
+        self._changed.set()
+
+    def note_left(self, job_id: UUID) -> None:
+        self._watched[job_id] = False
+        self._changed.set()
+
+    def share(self, tenant_id: UUID, job_id: UUID, preview: RunPreview) -> None:
+        """Of several that come at once the newest is handed on."""
+        if job_id in self._to_share or len(self._to_share) < JOBS_PER_MESSAGE_MAX:
+            self._to_share[job_id] = _Picture(tenant_id, preview)
+            self._changed.set()
+
+    def withdraw(self, job_id: UUID) -> None:
+        """What was handed on is removed."""
+        self._to_share.pop(job_id, None)
+        if (shared := self._shared.pop(job_id, None)) is not None:
+            self._to_remove[job_id] = shared[0]
+            self._changed.set()
+
+    def heard(self, message: str) -> None:
+        said = json.loads(message)
+        if said["from"] == self._name:
+            return
+        if watched := said.get("watched"):
+            self._previews.note_elsewhere(said["from"], map(UUID, watched))
+        for each in said.get("left", ()):
+            self._previews.note_left(said["from"], UUID(each))
+        here = set(self._previews.watches_here())
+        if shown := {UUID(each) for each in said.get("shown", ())} & here:
+            self._to_read |= shown
+            self._changed.set()
+
+    def _tell_all(self) -> None:
+        """Hints may have been lost."""
+        self._watched |= dict.fromkeys(self._previews.watches_here(), True)
+        self._to_read |= set(self._previews.watches_here())
+        self._changed.set()
+
+    async def _speak(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(RENEW_SECONDS):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+            await asyncio.sleep(GATHER_SECONDS)
+            self._changed.clear()
+            self._renew(monotonic())
+            shared = list(self._to_share)
+            try:
+                await self._send()
+                await self._read()
+            except (FleetError, OSError, TimeoutError) as error:
+                logger.debug("previews can't be told to other control planes: %s", error)
+            await asyncio.sleep(SHARE_SECONDS_MIN if shared else 0)
+
+    def _renew(self, now: float) -> None:
+        """Looks that go on are told again; pictures of jobs that tell nothing any more are removed."""
+        if now - self._renewed_at >= RENEW_SECONDS:
+            self._renewed_at = now
+            self._watched |= dict.fromkeys(self._previews.watches_here(), True)
+        for job_id, (tenant_id, at) in [*self._shared.items()]:
+            if now - at > SHARED_SECONDS_MAX:
+                del self._shared[job_id]
+                self._to_remove[job_id] = tenant_id
+
+    async def _send(self) -> None:
+        watched, self._watched = self._watched, {}
+        for says, jobs in (
+            ("watched", [each for each, is_so in watched.items() if is_so]),
+            ("left", [each for each, is_so in watched.items() if not is_so]),
+            ("shown", await self._write()),
+        ):
+            for message in self._messages(says, jobs):
+                await self._hints.send(message)
+
+    def _messages(self, says: str, jobs: list[UUID]) -> Iterator[str]:
+        for start in range(0, len(jobs), JOBS_PER_MESSAGE_MAX):
+            few = [each.hex for each in jobs[start : start + JOBS_PER_MESSAGE_MAX]]
+            yield json.dumps({"from": self._name, says: few})
+
+    async def _write(self) -> list[UUID]:
+        """Puts pictures where other control planes can read them; returns whose they are."""
+        pictures, self._to_share = self._to_share, OrderedDict()
+        written = []
+        for job_id, (tenant_id, preview) in pictures.items():
+            said: dict[str, Any] = preview.model_dump()
+            async with (await self._pool_of(tenant_id)).execute_one() as tx:
+                await store_prompts.put_preview(tx, tenant_id, job_id, said, now=self._clock())
+            self._shared[job_id] = tenant_id, monotonic()
+            written.append(job_id)
+        gone, self._to_remove = self._to_remove, {}
+        for job_id, tenant_id in gone.items():
+            if job_id not in pictures:
+                async with (await self._pool_of(tenant_id)).execute_one() as tx:
+                    await store_prompts.remove_preview(tx, tenant_id, job_id)
+        return written
+
+    async def _read(self) -> None:
+        """Reads what another control plane has put there, for those who look here."""
+        jobs, self._to_read = self._to_read, set()
+        for job_id in jobs:
+            if (tenant_id := self._previews.tenant_of(job_id)) is None:
+                continue
+            async with (await self._pool_of(tenant_id)).read() as tx:
+                said = await store_prompts.get_preview(tx, tenant_id, job_id)
+            if said is None:
+                continue
+            try:
+                self._previews.deliver(tenant_id, job_id, RunPreview.model_validate(said))
+            except ValidationError as error:
+                logger.warning("another control plane's preview is not understood: %s", error)

@@ -3,7 +3,7 @@
 Each change that the central database must follow adds an outbox row in the same transaction; `outbox`
 flushes it, at once or by a sweep."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
@@ -13,16 +13,19 @@ from comfyfleet.errors import InvalidInput, LeaseLost, NotFound, TooManyActive
 from comfyfleet.server.db import Tx
 from comfyfleet.server.db.dialect import is_sqlite
 from comfyfleet.server.db.driver import StatementCall, execute_together
-from comfyfleet.server.jobs import store, store_prompts, store_statements
-from comfyfleet.server.jobs.caches import ActiveJobLimits
+from comfyfleet.server.jobs import store, store_followed, store_prompts, store_statements
+from comfyfleet.server.jobs.caches import UNLIMITED, ActiveJobLimits
 from comfyfleet.server.jobs.model import Failure, Job, JobSpec, JobStatus, added_job, new_job_row
+from comfyfleet.server.jobs.stages import WaitingJob
 from comfyfleet.server.jobs.store_statements import NewJobRows
 from comfyfleet.server.media import service as media
-from comfyfleet.server.media.model import File
+from comfyfleet.server.media.model import File, ids_beginning
 from comfyfleet.server.notifications import store as events
 from comfyfleet.server.notifications import webhooks
 from comfyfleet.server.notifications.model import EndOfJob, EventKind, NewJobEvent, WebhookEvent
 from comfyfleet.server.queue.model import DispatchLease
+from comfyfleet.server.run_log import service as run_log
+from comfyfleet.server.run_log.model import LoggedRun, RunEnd
 from comfyfleet.server.tenants import wallet as ledger
 
 NewId: TypeAlias = Callable[[], UUID]
@@ -94,10 +97,11 @@ async def after_end(
             new_id=new_id,
             now=now,
         )
-    added = await execute_together(
-        tx, *_inserts_after_end(job, files, now=now), store.outbox_insert(job, now=now)
-    )
-    return [row[0] for row in added]
+    inserts = list(_inserts_after_end(job, files, now=now))
+    if job.asked.reused_from is None:
+        inserts.append(store.outbox_insert(job, now=now))
+    added = await execute_together(tx, *inserts) if inserts else []
+    return [row[0] for row in added] if job.asked.reused_from is None else []
 
 
 def _end_of(job: Job) -> EndOfJob:
@@ -147,6 +151,33 @@ async def list_of_media(tx: Tx, tenant_id: UUID, media_id: UUID, *, limit: int) 
     return await store.list_of_media(tx, tenant_id, media_id, limit=limit)
 
 
+async def waiting_by_id(
+    tx: Tx, tenant_id: UUID, job_ids: Collection[UUID]
+) -> dict[UUID, WaitingJob]:
+    """Returns those of them that exist, without their prompts."""
+    found = await store_followed.waiting_by_id(tx, tenant_id, list(job_ids))
+    return {each.id: each for each in found}
+
+
+async def reserved_tokens(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
+    """Returns the tokens that are held for the user's active jobs."""
+    return await store_followed.reserved_tokens(tx, tenant_id, user_id)
+
+
+async def count_active(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
+    """Returns how many active jobs the user has, without held ones."""
+    return (await store.count_active(tx, tenant_id, user_id, most=0))[0]
+
+
+async def search(
+    tx: Tx, tenant_id: UUID, user_id: UUID, text: str, *, effect_ids: Collection[UUID], limit: int
+) -> list[WaitingJob]:
+    """Finds the user's newest jobs of effects, by the first digits of an id or by effect."""
+    return await store_followed.search(
+        tx, tenant_id, user_id, between=ids_beginning(text), effect_ids=effect_ids, limit=limit
+    )
+
+
 async def get(tx: Tx, tenant_id: UUID, job_id: UUID) -> Job:
     job = await store.get(tx, tenant_id, job_id)
     if job is None:
@@ -191,16 +222,46 @@ async def submit(
     if user_id and added:
         await _check_active(tx, tenant_id, user_id, added, active_max)
         prices = {job.id: job.reserved_tokens for job in added}
-        await ledger.reserve_all(tx, tenant_id, user_id, prices, now=now)
+        if any(prices.values()):
+            await ledger.reserve_all(tx, tenant_id, user_id, prices, now=now)
     await after_submit(tx, added, now=now)
     outbox_ids = await store.add_outbox(tx, added, now=now) if added else []
     return added, outbox_ids
 
 
+async def add_reused(
+    tx: Tx,
+    tenant_id: UUID,
+    taken: Mapping[UUID, tuple[JobSpec, Job]],
+    *,
+    new_id: NewId,
+    now: datetime,
+) -> list[Job]:
+    """Adds jobs as completed, each with the result of another one, for nothing; known ids change nothing.
+
+    Media, events and webhooks are told as of any other job. No worker ever hears of it, so neither does the queue.
+    """
+    free = {
+        job_id: replace(
+            asked, price_tokens=0, fingerprint=None, reused_from=source.id, is_held=False
+        )
+        for job_id, (asked, source) in taken.items()
+    }
+    added = await store.add(tx, tenant_id, free, now=now)
+    await after_submit(tx, added, now=now)
+    done: list[Job] = []
+    for job in added:
+        ended = await store.complete_reused(tx, job, taken[job.id][1], now=now)
+        if ended:
+            await after_end(tx, ended, (), new_id=new_id, now=now)
+            done.append(replace(ended.job, asked=job.asked))
+    return done
+
+
 def is_single(asked: Mapping[UUID, JobSpec]) -> bool:
     """Whether it is one job of a user outside of batches and runs, as `submit_one` takes it."""
     one = next(iter(asked.values()))
-    is_part = one.is_held or _may_be_held(one)
+    is_part = one.is_held or _may_be_held(one) or one.fingerprint is not None
     return len(asked) == 1 and one.user_id is not None and not is_part
 
 
@@ -261,7 +322,7 @@ async def active_room(tx: Tx, tenant_id: UUID, user_id: UUID, most: ActiveJobLim
 async def _check_active(
     tx: Tx, tenant_id: UUID, user_id: UUID, added: Sequence[Job], most: ActiveJobLimits | None
 ) -> None:
-    if most is None or all(_may_be_held(job.asked) for job in added):
+    if most is None or most == UNLIMITED or all(_may_be_held(job.asked) for job in added):
         return
     of_user, of_tenant = await store.count_active(tx, tenant_id, user_id, most=most.of_tenant)
     for active, limit, whose in (
@@ -427,21 +488,47 @@ async def cancel(
     tx: Tx, tenant_id: UUID, job_id: UUID, *, new_id: NewId, now: datetime
 ) -> tuple[Job, list[int]]:
     """Cancels an active job; one that has ended is returned unchanged."""
+    await _lock_log(tx, tenant_id, job_id)
     cancelled = await store.end_active(tx, tenant_id, job_id, JobStatus.CANCELLED, None, now=now)
     if cancelled:
         job, outbox_ids, _ = await _finish(tx, cancelled, new_id=new_id, now=now)
+        await _log_end(tx, job, now=now)
         return job, outbox_ids
     return await get(tx, tenant_id, job_id), []
+
+
+async def _lock_log(tx: Tx, tenant_id: UUID, job_id: UUID) -> None:
+    """Locks in the order of all others: the log of the gateway's user, then the row of the job."""
+    job = None if is_sqlite(tx) else await store.get(tx, tenant_id, job_id)
+    if job is not None and job.asked.gateway is not None and job.asked.user_id is not None:
+        await run_log.lock_log(tx, job.asked.user_id)
+
+
+async def _log_end(tx: Tx, job: Job, *, now: datetime) -> None:
+    """Clients of the gateway are told of the end of a run that no worker has told of: cancelled by an operator,
+    or failed because its worker is gone."""
+    data, user_id = job.asked.gateway, job.asked.user_id
+    if data is None or user_id is None or job.started_at is None:
+        return
+    told = await run_log.records_of(tx, job.tenant_id, [job.id])
+    if job.id in told and told[job.id][0] == job.lease_number:
+        return
+    client_id, prompt_id = data.get("client_id"), data["prompt_id"]
+    run = LoggedRun(job.tenant_id, user_id, job.id, job.lease_number, client_id, prompt_id)
+    end = RunEnd(job.status.value, job.asked.prompt, job.error_message)
+    await run_log.log_end(tx, run, end, (), now=now)
 
 
 async def force_fail(
     tx: Tx, tenant_id: UUID, job_id: UUID, why: Failure, *, new_id: NewId, now: datetime
 ) -> tuple[Job | None, list[int]]:
     """Fails an active job whoever holds its lease; None if it has ended meanwhile."""
+    await _lock_log(tx, tenant_id, job_id)
     failed = await store.end_active(tx, tenant_id, job_id, JobStatus.FAILED, why, now=now)
     if failed is None:
         return None, []
     job, outbox_ids, _ = await _finish(tx, failed, new_id=new_id, now=now)
+    await _log_end(tx, job, now=now)
     return job, outbox_ids
 
 
@@ -458,17 +545,28 @@ async def active_prompts(tx: Tx, tenant_id: UUID, user_id: UUID) -> list[Job]:
     return await store_prompts.active_prompts(tx, tenant_id, user_id, limit=PROMPTS_LISTED_MAX)
 
 
-async def active_prompt_ids(tx: Tx, tenant_id: UUID, user_id: UUID) -> frozenset[UUID]:
-    """The same without their contents."""
-    found = await store_prompts.active_prompt_ids(tx, tenant_id, user_id, limit=PROMPTS_LISTED_MAX)
-    return frozenset(found)
+async def active_prompt_ids(tx: Tx, tenant_id: UUID, user_id: UUID) -> list[tuple[UUID, bool]]:
+    """The same without their contents, each with whether it runs."""
+    return await store_prompts.active_prompt_ids(tx, tenant_id, user_id, limit=PROMPTS_LISTED_MAX)
 
 
-async def ended_prompts(
-    tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int, offset: int = 0
-) -> list[Job]:
-    """A user's prompts of the gateway that have ended, the last first."""
-    return await store_prompts.ended_prompts(tx, tenant_id, user_id, limit=limit, offset=offset)
+async def waiting_prompt_numbers(
+    tx: Tx, tenant_id: UUID, user_id: UUID
+) -> list[tuple[UUID, float]]:
+    """Of those that have not begun, as they came."""
+    return await store_prompts.waiting_prompt_numbers(
+        tx, tenant_id, user_id, limit=PROMPTS_LISTED_MAX
+    )
+
+
+async def ended_prompt_ids(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list[UUID]:
+    """Of a user's prompts of the gateway that have ended, the last first."""
+    return await store_prompts.ended_prompt_ids(tx, tenant_id, user_id, limit=limit)
+
+
+async def is_prompt_ended(tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID) -> bool:
+    """False, too, if this user has no such prompt, or has removed it from the history."""
+    return await store_prompts.is_prompt_ended(tx, tenant_id, user_id, job_id)
 
 
 async def list_prompts(

@@ -45,9 +45,8 @@ from comfyfleet.server.db.driver import (
 from comfyfleet.server.db.tenant_tables import (
     HAS_OLD_PROMPT,
     IS_ACTIVE,
-    IS_ENDED,
     IS_HELD,
-    IS_RARE,
+    IS_REUSABLE,
     ai_jobs,
     batches,
     job_attempts,
@@ -72,7 +71,6 @@ from comfyfleet.server.notifications.model import EventKind
 from comfyfleet.server.queue.model import DispatchLease
 from comfyfleet.server.run_log import store as run_log_store
 
-ACTIVE = (JobStatus.QUEUED, JobStatus.PROCESSING)
 ATTEMPTS_MAX = 200
 # A refusal tells how many there are; nobody needs to know of more than this.
 COUNTED_BEYOND_MAX = 1000
@@ -195,52 +193,6 @@ async def find_in_pool(tx: Tx, job_id: UUID) -> Job | None:
     """Finds a job of any tenant of the pool; for operators only."""
     row = (await tx.execute(select(ai_jobs).where(ai_jobs.c.id == job_id))).mappings().first()
     return job_from_row(row) if row else None
-
-
-async def list_newest(
-    tx: Tx,
-    wanted: Mapping[str, Any],
-    *,
-    since: datetime | None,
-    before: tuple[datetime, UUID] | None,
-    limit: int,
-) -> list[Job]:
-    """Returns jobs of all tenants of the pool, for operators. `wanted` are values by column; None
-    does not filter.
-    """
-    query = select(ai_jobs)
-    for name, value in wanted.items():
-        if value is not None and name != "status":
-            query = query.where(ai_jobs.c[name] == value)
-    if since:
-        query = query.where(ai_jobs.c.submitted_at >= since)
-    if before:
-        place = tuple_(ai_jobs.c.submitted_at, ai_jobs.c.id)
-        query = query.where(place < tuple_(literal(before[0], Moment()), before[1]))
-    found: list[Job] = []
-    for part in _parts(tx, wanted):
-        at: ColumnElement[Any] = ai_jobs.c.submitted_at
-        if IS_ACTIVE in part:
-            at = without_index(tx, ai_jobs.c.submitted_at)
-        some = query.where(*map(text, part)).order_by(at.desc(), ai_jobs.c.id.desc()).limit(limit)
-        found += [job_from_row(row) for row in (await tx.execute(some)).mappings()]
-    return sorted(found, key=lambda job: (job.submitted_at, job.id), reverse=True)[:limit]
-
-
-def _parts(tx: Tx, wanted: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Returns conditions that split the query into selects, each of which follows an index; worded
-    as in the indexes.
-    """
-    status: JobStatus | None = wanted.get("status")
-    if status is None:
-        return [(IS_ACTIVE,), (IS_ENDED,)] if wanted.get("workflow_slug") else [()]
-    own = f"status = '{status.value}'"
-    if status in ACTIVE:
-        return [(own, IS_ACTIVE)]
-    if status == JobStatus.COMPLETED:
-        return [(own, IS_ENDED)]
-    # PostgreSQL knows that one follows from the other, and would count both as unlikely.
-    return [(own, IS_RARE)] if is_sqlite(tx) else [(own,)]
 
 
 async def remove_prompts(tx: Tx, *, ended_before: datetime, now: datetime, limit: int) -> int:
@@ -572,6 +524,55 @@ async def complete(
     if row is None:
         return None
     return EndedJob(ended_job(row, values), row["has_webhooks"], row["has_held"])
+
+
+_COMPLETE_REUSED = PreparedStatement(
+    lambda tx: (
+        update(ai_jobs)
+        .where(*_IS_ACTIVE_JOB)
+        .values(
+            status=JobStatus.COMPLETED,
+            started_at=NOW,
+            completed_at=NOW,
+            provider_job_id=bindparam("by_provider"),
+            output_file_id=bindparam("to_file"),
+            result_metadata=bindparam("with_result"),
+        )
+        .returning(*_READ, *_USER_FACTS)
+    )
+)
+
+
+async def complete_reused(tx: Tx, job: Job, source: Job, *, now: datetime) -> EndedJob | None:
+    """Completes a job that was added in this transaction with the result of another."""
+    values = {
+        "by_provider": source.provider_job_id,
+        "to_file": source.output_file_id,
+        "with_result": source.result_metadata,
+    }
+    row = await _COMPLETE_REUSED.first(tx, _params(job.tenant_id, job.id, at_now=now, **values))
+    if row is None:
+        return None
+    ended = ended_job(row, {"result_metadata": source.result_metadata})
+    return EndedJob(ended, row["has_webhooks"], row["has_held"])
+
+
+async def find_reusable(
+    tx: Tx, tenant_id: UUID, user_id: UUID, fingerprints: Sequence[str], *, limit: int
+) -> list[Job]:
+    """Returns completed jobs with these fingerprints, without their prompts; the newest first."""
+    found = await tx.execute(
+        select(*_READ, ai_jobs.c.result_metadata)
+        .where(
+            ai_jobs.c.tenant_id == tenant_id,
+            ai_jobs.c.user_id == user_id,
+            is_one_of(tx, ai_jobs.c.fingerprint, fingerprints),
+            text(IS_REUSABLE),
+        )
+        .order_by(ai_jobs.c.completed_at.desc(), ai_jobs.c.id)
+        .limit(limit)
+    )
+    return [job_from_row({**row, **_UNREAD}) for row in found.mappings()]
 
 
 _FAILED = {

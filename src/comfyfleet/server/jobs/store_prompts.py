@@ -1,16 +1,26 @@
-"""The SQL of prompts that came through the gateway. Every row is looked up with its tenant and user."""
+"""The SQL of prompts that came through the gateway, looked up with their tenant and user; and of previews."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Integer, Select, bindparam, func, literal, select, tuple_, update
+from sqlalchemy import (
+    Integer,
+    Select,
+    bindparam,
+    delete,
+    func,
+    literal,
+    select,
+    tuple_,
+    update,
+)
 
 from comfyfleet.server.db import Tx
-from comfyfleet.server.db.dialect import Moment, is_one_of
+from comfyfleet.server.db.dialect import Moment, is_one_of, upsert
 from comfyfleet.server.db.driver import PreparedStatement
-from comfyfleet.server.db.tenant_tables import ai_jobs
+from comfyfleet.server.db.tenant_tables import ai_jobs, job_previews
 from comfyfleet.server.jobs.model import Job, JobStatus, job_from_row
 
 
@@ -36,34 +46,72 @@ async def active_prompts(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) 
     return [job_from_row(row._mapping) for row in rows]
 
 
+_OF_USER = (
+    ai_jobs.c.tenant_id == bindparam("of_tenant"),
+    ai_jobs.c.user_id == bindparam("of_user"),
+    ai_jobs.c.gateway.is_not(None),
+    ai_jobs.c.hidden_at.is_(None),
+)
 _ACTIVE_IDS = PreparedStatement(
     lambda tx: (
-        select(ai_jobs.c.id)
-        .where(
-            ai_jobs.c.tenant_id == bindparam("of_tenant"),
-            ai_jobs.c.user_id == bindparam("of_user"),
-            ai_jobs.c.gateway.is_not(None),
-            ai_jobs.c.hidden_at.is_(None),
-            ai_jobs.c.completed_at.is_(None),
-        )
+        select(ai_jobs.c.id, ai_jobs.c.status, ai_jobs.c.started_at.is_not(None).label("has_begun"))
+        .where(*_OF_USER, ai_jobs.c.completed_at.is_(None))
+        .order_by(ai_jobs.c.submitted_at, ai_jobs.c.id)
         .limit(bindparam("most", type_=Integer))
+    )
+)
+_WAITING_NUMBERS = PreparedStatement(
+    lambda tx: (
+        select(ai_jobs.c.id, ai_jobs.c.gateway["number"].as_float().label("number"))
+        .where(*_OF_USER, ai_jobs.c.completed_at.is_(None), ai_jobs.c.started_at.is_(None))
+        .order_by(ai_jobs.c.submitted_at, ai_jobs.c.id)
+        .limit(bindparam("most", type_=Integer))
+    )
+)
+_ENDED_IDS = PreparedStatement(
+    lambda tx: (
+        select(ai_jobs.c.id)
+        .where(*_OF_USER, ai_jobs.c.completed_at.is_not(None))
+        .order_by(ai_jobs.c.completed_at.desc(), ai_jobs.c.submitted_at.desc(), ai_jobs.c.id.desc())
+        .limit(bindparam("most", type_=Integer))
+    )
+)
+_IS_ENDED = PreparedStatement(
+    lambda tx: select(ai_jobs.c.completed_at.is_not(None).label("is_ended")).where(
+        *_OF_USER, ai_jobs.c.id == bindparam("of_job")
     )
 )
 
 
-async def active_prompt_ids(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list[UUID]:
+async def active_prompt_ids(
+    tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int
+) -> list[tuple[UUID, bool]]:
+    """As they came, each with whether it runs."""
     values = {"of_tenant": tenant_id, "of_user": user_id, "most": limit}
-    return [row[0] for row in await _ACTIVE_IDS.tuples(tx, values)]
+    return [
+        (job_id, status == JobStatus.PROCESSING and bool(has_begun))
+        for job_id, status, has_begun in await _ACTIVE_IDS.tuples(tx, values)
+    ]
 
 
-async def ended_prompts(
-    tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int, offset: int = 0
-) -> list[Job]:
-    """Prompts of the gateway that have ended, the last first."""
-    query = _of_gateway(tenant_id, user_id).where(ai_jobs.c.completed_at.is_not(None))
-    order = ai_jobs.c.completed_at.desc(), ai_jobs.c.submitted_at.desc(), ai_jobs.c.id.desc()
-    rows = await tx.execute(query.order_by(*order).limit(limit).offset(offset))
-    return [job_from_row(row._mapping) for row in rows]
+async def waiting_prompt_numbers(
+    tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int
+) -> list[tuple[UUID, float]]:
+    """As they came, each with its number."""
+    values = {"of_tenant": tenant_id, "of_user": user_id, "most": limit}
+    return [(row[0], row[1]) for row in await _WAITING_NUMBERS.tuples(tx, values)]
+
+
+async def ended_prompt_ids(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list[UUID]:
+    """The last first."""
+    values = {"of_tenant": tenant_id, "of_user": user_id, "most": limit}
+    return [row[0] for row in await _ENDED_IDS.tuples(tx, values)]
+
+
+async def is_prompt_ended(tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID) -> bool:
+    """False, too, if there is none, or its client has removed it."""
+    values = {"of_tenant": tenant_id, "of_user": user_id, "of_job": job_id}
+    return any(row[0] for row in await _IS_ENDED.tuples(tx, values))
 
 
 async def list_prompts(
@@ -123,3 +171,36 @@ async def hide_prompts(
     if job_ids is not None:
         hidden = hidden.where(is_one_of(tx, ai_jobs.c.id, job_ids))
     await tx.execute(hidden.values(hidden_at=now))
+
+
+async def put_preview(
+    tx: Tx, tenant_id: UUID, job_id: UUID, preview: Mapping[str, Any], *, now: datetime
+) -> None:
+    """The newest picture of a running job; it replaces the one before."""
+    row = {"job_id": job_id, "tenant_id": tenant_id, "preview": dict(preview), "shown_at": now}
+    await tx.execute(upsert(tx, job_previews, row, key=("job_id",)))
+
+
+async def get_preview(tx: Tx, tenant_id: UUID, job_id: UUID) -> Mapping[str, Any] | None:
+    query = select(job_previews.c.preview).where(
+        job_previews.c.job_id == job_id, job_previews.c.tenant_id == tenant_id
+    )
+    found: Mapping[str, Any] | None = (await tx.execute(query)).scalar_one_or_none()
+    return found
+
+
+async def remove_preview(tx: Tx, tenant_id: UUID, job_id: UUID) -> None:
+    await tx.execute(
+        delete(job_previews).where(
+            job_previews.c.job_id == job_id, job_previews.c.tenant_id == tenant_id
+        )
+    )
+
+
+async def prune_previews(tx: Tx, *, before: datetime, limit: int) -> int:
+    """Those of control planes that died before they could remove them."""
+    old = select(job_previews.c.job_id).where(job_previews.c.shown_at < before).limit(limit)
+    gone = await tx.execute(
+        delete(job_previews).where(job_previews.c.job_id.in_(old)).returning(job_previews.c.job_id)
+    )
+    return len(gone.all())

@@ -34,7 +34,7 @@ from comfyfleet.server.catalog.payload import RandomSource
 from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet
-from comfyfleet.server.jobs import files, service, store
+from comfyfleet.server.jobs import files, reuse, service, store
 from comfyfleet.server.jobs.caches import ActiveJobLimits
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.diagnosis import (
@@ -45,6 +45,7 @@ from comfyfleet.server.jobs.diagnosis import (
 from comfyfleet.server.jobs.idempotency import hash_request, require_same_request
 from comfyfleet.server.jobs.model import Job, JobSpec, JobStatus, Shortage
 from comfyfleet.server.jobs.outbox import flush, sync_dispatches
+from comfyfleet.server.jobs.reuse import fingerprint_of
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File, kind_of
 from comfyfleet.server.queue import service as dispatch
@@ -85,6 +86,7 @@ class JobRequest:
     idempotency_key: str | None = None
     price_tokens: int = 0
     video_id: UUID | None = None
+    reuse: bool = False  # a result that is there already is taken instead of run
 
     @property
     def request_hash(self) -> str | None:
@@ -161,6 +163,7 @@ async def resolve_request(
         stage=settings.stage,
         provider=settings.provider,
         price_tokens=settings.price_tokens,
+        reuse=settings.reuse,
     )
     return await resolve(context, tenant_id, filled, known=offered.registered)
 
@@ -243,8 +246,8 @@ async def resolve(
     _refuse_locked(request)
     built = await _build_payload(context, found, request)
     wanted = {each.name: each for each in built.assets}
-    await _require_files(context, tenant_id, request, wanted)
-    return JobSpec(
+    inputs = await _require_files(context, tenant_id, request, wanted)
+    spec = JobSpec(
         workflow_id=workflow.id,
         workflow_slug=workflow.slug,
         workflow_version=version.version,
@@ -265,6 +268,7 @@ async def resolve(
         price_tokens=request.price_tokens,
         video_id=request.video_id,
     )
+    return replace(spec, fingerprint=fingerprint_of(spec, inputs)) if request.reuse else spec
 
 
 def _refuse_locked(request: JobRequest) -> None:
@@ -320,12 +324,13 @@ async def _build_payload(
 
 async def _require_files(
     context: JobContext, tenant_id: UUID, request: JobRequest, wanted: Mapping[str, AssetRef]
-) -> None:
-    """Requires that each file is the user's, of its property's kind, and has been uploaded.
+) -> dict[str, File]:
+    """Returns the files; requires that each is the user's, of its property's kind, and has been uploaded.
 
     The caller has looked up those in `request.files`; values may name any file.
     """
     pool = await context.pool_of(tenant_id)
+    found: dict[str, File] = {}
     for name, asset in wanted.items():
         try:
             async with pool.read() as tx:
@@ -341,6 +346,8 @@ async def _require_files(
         _check_kind(asset, file)
         if name == PRIMARY_INPUT:
             _check_limits(request, file)
+        found[name] = file
+    return found
 
 
 def _check_kind(asset: AssetRef, file: File) -> None:
@@ -431,10 +438,7 @@ async def submit_many(
     most = active_max or context.active_max
     done = await _submit_single(context, pool, tenant_id, clamped, most)
     if done is None:
-        async with pool.transaction() as tx:
-            done = await service.submit(
-                tx, tenant_id, clamped, now=context.clock(), active_max=most
-            )
+        done = await _submit_step_by_step(context, pool, tenant_id, clamped, most, tenant)
     added, outbox_ids = done
     await flush(context, pool, added, outbox_ids)
     return added
@@ -456,6 +460,24 @@ async def _submit_single(
     has_media = any(each.video_id for each in asked.values())
     async with pool.transaction() if has_media else pool.execute_one() as tx:
         return await service.submit_one(tx, tenant_id, asked, most, now=context.clock())
+
+
+async def _submit_step_by_step(
+    context: JobContext,
+    pool: Database,
+    tenant_id: UUID,
+    asked: Mapping[UUID, JobSpec],
+    most: ActiveJobLimits,
+    tenant: Tenant | None,
+) -> tuple[list[Job], list[int]]:
+    if not reuse.asks_for_reuse(asked):
+        async with pool.transaction() as tx:
+            return await service.submit(tx, tenant_id, asked, now=context.clock(), active_max=most)
+    kept_since = await reuse.files_kept_since(context, tenant_id, tenant=tenant)
+    async with pool.transaction() as tx:
+        return await reuse.submit(
+            context, tx, tenant_id, asked, kept_since=kept_since, active_max=most
+        )
 
 
 async def check_admission(

@@ -1,28 +1,45 @@
 """Checks delivered files after their job has ended (present, how large, which measures), and the ledger: wallets
-against transactions, transactions against jobs."""
+against transactions, transactions against jobs. Alerts: what needs an operator, and what to do about it."""
 
 import asyncio
 import io
 import logging
+import shutil
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
+from comfyfleet.api.console import Alert, AlertKind
 from comfyfleet.errors import FleetError, Unavailable
 from comfyfleet.media import HEADER_BYTES, OPEN_OPTIONS, picture_size
-from comfyfleet.server.db import Database
-from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.db import Database, Tx, for_each_pool
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.fleets.model import FleetWorker, StoredReading
+from comfyfleet.server.jobs.context import JobContext, in_maintenance
+from comfyfleet.server.jobs.diagnosis import read_shortage, requirements_of_workflow
 from comfyfleet.server.jobs.files import REFUSALS, confirm_upload
 from comfyfleet.server.maintenance import store
 from comfyfleet.server.maintenance.retention import delete_objects
 from comfyfleet.server.maintenance.store import Checked
 from comfyfleet.server.media.model import SNIFF_BYTES, File, is_media_type, kind_of, sniff_type
+from comfyfleet.server.metrics import (
+    GONE,
+    RANGES,
+    LaneFigures,
+    RollupPoint,
+    SystemFigures,
+    read_rollup,
+)
 from comfyfleet.server.notifications import service as notifications
 from comfyfleet.server.notifications.service import record_audit
-from comfyfleet.server.storage import ObjectFacts
+from comfyfleet.server.queue import service as dispatch
+from comfyfleet.server.queue.model import QueueLane
+from comfyfleet.server.storage import LocalStore, ObjectFacts
 from comfyfleet.server.tenants import wallet as ledger
 from comfyfleet.server.tenants.model import JobLedgerFacts, LedgerDrift
 
@@ -204,3 +221,265 @@ async def record_drifts(
             new += 1
             await record_audit(tx, "sweep", ACTION, subject, now, drift.tenant_id, **asdict(drift))
     return new
+
+
+LATELY = timedelta(minutes=15)
+DAY = timedelta(days=1)
+FAILED_MIN, FAILED_SHARE, FAILED_SHARE_BAD = 5, 0.2, 0.5
+STUCK_SECONDS, LONG_SECONDS = 60.0, 3600.0
+LANES_EXPLAINED_MAX = 10
+ROWS_MAX = 100
+WORKERS_MAX = 1000
+NAMED_MAX = 5
+DISK_FREE_BYTES, DISK_FREE_BYTES_BAD = 10 * 1024**3, 2 * 1024**3
+ERROR: Literal["error"] = "error"
+WARNING: Literal["warning"] = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class StuckLane:
+    workflow: str
+    queued: int
+    oldest_seconds: float
+    shortage: str | None  # why nobody can run its jobs
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What alerts are decided from."""
+
+    lately: RollupPoint  # of the last quarter of an hour
+    workflow_slugs: dict[int, str] = field(default_factory=dict)
+    offline: Sequence[str] = ()
+    removed: Sequence[str] = ()  # workers that were not heard of, within a day
+    pending: Sequence[str] = ()
+    stuck: Sequence[StuckLane] = ()
+    poisoned: int = 0
+    full_disks: Sequence[tuple[str, int]] = ()  # whose, and bytes that are free
+    pools_down: Sequence[str] = ()
+    maintenance: bool = False
+
+
+async def find_alerts(plane: ControlPlane, figures: SystemFigures) -> list[Alert]:
+    return decide_alerts(await _read_situation(plane, figures))
+
+
+def decide_alerts(seen: Situation) -> list[Alert]:
+    """Returns the alerts, the worst first."""
+    found = [*_of_system(seen), *_of_jobs(seen), *_of_workers(seen)]
+    return sorted(found, key=lambda each: each.severity != ERROR)
+
+
+def _of_system(seen: Situation) -> Iterator[Alert]:
+    for name in seen.pools_down:
+        yield Alert(
+            kind=AlertKind.POOL_DOWN,
+            severity=ERROR,
+            message=f"The tenant database {name} can't be reached.",
+            todo="Its tenants' jobs wait. Check the database server and the network to it.",
+            subject=f"pool:{name}",
+            count=1,
+        )
+    for whose, free in seen.full_disks:
+        yield Alert(
+            kind=AlertKind.DISK,
+            severity=ERROR if free < DISK_FREE_BYTES_BAD else WARNING,
+            message=f"The disk of {whose} has {free / 1024**3:.1f} GB left.",
+            todo="Free some space: old models and outputs on a worker; on the control plane set "
+            "COMFYFLEET_RETENTION_DAYS, or use an object store elsewhere.",
+            subject=whose if whose.startswith("worker:") else None,
+            count=1,
+        )
+    if seen.maintenance:
+        yield Alert(
+            kind=AlertKind.MAINTENANCE,
+            severity=WARNING,
+            message="Maintenance mode is on: running jobs end, and none begins.",
+            todo="Switch it off when the work is done.",
+            subject=None,
+            count=0,
+        )
+
+
+def _of_jobs(seen: Situation) -> Iterator[Alert]:
+    for workflow_id, sums in seen.lately.workflows().items():
+        failed, completed = round(sums.get("failed", 0)), round(sums.get("completed", 0))
+        share = failed / max(1, failed + completed)
+        if failed >= FAILED_MIN and share >= FAILED_SHARE:
+            slug = seen.workflow_slugs.get(workflow_id, "?")
+            yield Alert(
+                kind=AlertKind.ERROR_RATE,
+                severity=ERROR if share >= FAILED_SHARE_BAD else WARNING,
+                message=f"{share:.0%} of the jobs of {slug} failed in the last "
+                f"{LATELY.seconds // 60} minutes ({failed} of {failed + completed}).",
+                todo="Read the errors of its failed jobs. If all come from one worker, drain it; "
+                "else pause the workflow, mend it, and retry the jobs.",
+                subject=f"workflow:{slug}",
+                count=failed,
+            )
+    for lane in seen.stuck:
+        yield _stuck(lane)
+    if seen.poisoned:
+        yield Alert(
+            kind=AlertKind.POISONED_JOBS,
+            severity=WARNING,
+            message=f"{_jobs(seen.poisoned)} set aside within a day: their workers were lost again and again.",
+            todo="They may take workers down, such as by their memory. Look at one before you retry it.",
+            subject=None,
+            count=seen.poisoned,
+        )
+
+
+def _stuck(lane: StuckLane) -> Alert:
+    minutes = round(lane.oldest_seconds / 60)
+    if lane.shortage is None:
+        return Alert(
+            kind=AlertKind.STUCK_JOBS,
+            severity=WARNING,
+            message=f"{_jobs(lane.queued)} of {lane.workflow} wait, the oldest for {minutes} minutes.",
+            todo="Add workers that can run it, or raise the jobs' priority.",
+            subject=f"workflow:{lane.workflow}",
+            count=lane.queued,
+        )
+    return Alert(
+        kind=AlertKind.STUCK_JOBS,
+        severity=ERROR,
+        message=f"{_jobs(lane.queued)} of {lane.workflow} wait, and nobody can run them: {lane.shortage}",
+        todo="See who can run what under workers; add what is missing, or assign the workflow to another fleet.",
+        subject=f"workflow:{lane.workflow}",
+        count=lane.queued,
+    )
+
+
+def _jobs(count: int) -> str:
+    return "1 job" if count == 1 else f"{count} jobs"
+
+
+def _of_workers(seen: Situation) -> Iterator[Alert]:
+    lost = [*seen.offline, *(each for each in seen.removed if each not in seen.offline)]
+    if lost:
+        yield Alert(
+            kind=AlertKind.WORKERS_LOST,
+            severity=ERROR if seen.offline else WARNING,
+            message=f"Not heard of any more: {_named(lost)}.",
+            todo="Its jobs went to others. Look at the machine and at the worker's log; it joins again by itself.",
+            subject=f"worker:{lost[0]}" if len(lost) == 1 else None,
+            count=len(lost),
+        )
+    if seen.pending:
+        yield Alert(
+            kind=AlertKind.WORKERS_PENDING,
+            severity=WARNING,
+            message=f"Wants to join: {_named(seen.pending)}.",
+            todo="Approve it if you know it; else revoke it, and rotate the fleet's secret.",
+            subject=f"worker:{seen.pending[0]}" if len(seen.pending) == 1 else None,
+            count=len(seen.pending),
+        )
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return ", ".join(names[:NAMED_MAX]) + more
+
+
+async def _read_situation(plane: ControlPlane, figures: SystemFigures) -> Situation:
+    now = plane.clock()
+    async with plane.central.read() as tx:
+        lately = await _read_lately(tx, now)
+        workers = await fleets.workers_of(tx, None, limit=WORKERS_MAX)
+        slugs = {each.id: each.slug for each in await catalog.list_workflows(tx, with_open=True)}
+        poisoned = await dispatch.list_dispatches(tx, is_poisoned=True, limit=ROWS_MAX)
+        removed = await _removed_workers(tx, workers, now)
+        stuck = [await _explain(plane, tx, each) for each in _waiting_lanes(figures)]
+        readings = await fleets.latest_readings(tx, [each.worker_id for each in workers])
+        maintenance = await in_maintenance(tx)
+    return Situation(
+        lately=lately,
+        workflow_slugs=slugs,
+        offline=_in_state("offline", workers, plane, now),
+        removed=removed,
+        pending=_in_state("pending", workers, plane, now),
+        stuck=[each for each in stuck if each.shortage or each.oldest_seconds > LONG_SECONDS],
+        poisoned=sum(row.created_at > now - DAY for row in poisoned),
+        full_disks=[*_full_disks(readings, now), *await _own_disk(plane)],
+        pools_down=await _pools_down(plane),
+        maintenance=maintenance,
+    )
+
+
+async def _read_lately(tx: Tx, now: datetime) -> RollupPoint:
+    rollup = await read_rollup(tx, RANGES["1h"], now=now)
+    sums: dict[str, float] = {}
+    for point in rollup.points:
+        if point.at >= now - LATELY:
+            for name, value in point.sums.items():
+                sums[name] = sums.get(name, 0.0) + value
+    return RollupPoint(now - LATELY, LATELY.total_seconds(), sums)
+
+
+def _in_state(
+    state: str, workers: Iterable[FleetWorker], plane: ControlPlane, now: datetime
+) -> list[str]:
+    offline_after = plane.settings.offline_after_seconds
+    return [
+        each.worker_id
+        for each in workers
+        if each.state_at(now, offline_after_seconds=offline_after) == state
+    ]
+
+
+async def _removed_workers(tx: Tx, workers: Iterable[FleetWorker], now: datetime) -> list[str]:
+    """Workers that a sweep has removed because they were not heard of, unless they came back."""
+    known = {each.subject for each in workers}
+    entries = await notifications.find_audit_entries(
+        tx, action="deregister", actor="sweep", since=now - DAY, limit=ROWS_MAX
+    )
+    subjects = dict.fromkeys(each.subject for each in entries if each.subject not in known)
+    return [each.removeprefix("worker:") for each in subjects]
+
+
+def _waiting_lanes(figures: SystemFigures) -> list[LaneFigures]:
+    """Those that have waited longest; a lane whose workflow is gone can't be explained."""
+    waiting = [
+        each
+        for each in figures.lanes
+        if each.queued and each.oldest_seconds > STUCK_SECONDS and each.workflow != GONE
+    ]
+    return sorted(waiting, key=lambda each: -each.oldest_seconds)[:LANES_EXPLAINED_MAX]
+
+
+async def _explain(plane: ControlPlane, tx: Tx, figures: LaneFigures) -> StuckLane:
+    workflow = await catalog.workflow_by_slug(tx, figures.workflow)
+    shortage = None
+    if workflow.is_paused:
+        shortage = f"the workflow {workflow.slug} is paused."
+    elif not workflow.is_open:
+        version = await catalog.get_version(tx, workflow, None)
+        lane = QueueLane(workflow.id, figures.stage, figures.provider)
+        wanted = requirements_of_workflow(workflow, version, lane)
+        found = await read_shortage(tx, plane.context, wanted)
+        shortage = found.message if found else None
+    return StuckLane(figures.workflow, figures.queued, figures.oldest_seconds, shortage)
+
+
+def _full_disks(readings: Mapping[str, StoredReading], now: datetime) -> Iterator[tuple[str, int]]:
+    for worker_id, told in readings.items():
+        free = told.reading.disk_free_bytes
+        if free is not None and free < DISK_FREE_BYTES and told.at > now - LATELY:
+            yield f"worker:{worker_id}", free
+
+
+async def _own_disk(plane: ControlPlane) -> list[tuple[str, int]]:
+    if not isinstance(plane.store, LocalStore):
+        return []
+    free = (await asyncio.to_thread(shutil.disk_usage, plane.store.root)).free
+    return [("the control plane", free)] if free < DISK_FREE_BYTES else []
+
+
+async def _pools_down(plane: ControlPlane) -> list[str]:
+    async def ask(pool: Database) -> None:
+        async with pool.read() as tx:
+            await tx.exec_driver_sql("SELECT 1")
+
+    up = await for_each_pool(plane.pools, ask, "it is told as down", at_once=True)
+    return [name for name in plane.pools if name not in up]

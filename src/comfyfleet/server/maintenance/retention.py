@@ -16,7 +16,7 @@ from comfyfleet.server.db.errors import errors_logged
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.graphs import actions as graph_actions
 from comfyfleet.server.jobs import store as job_store
-from comfyfleet.server.jobs import submit
+from comfyfleet.server.jobs import store_prompts, submit
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.maintenance import store
 from comfyfleet.server.media import service as media
@@ -29,6 +29,7 @@ from comfyfleet.server.queue.model import EndedDispatch
 from comfyfleet.server.run_log import service as run_log
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants.model import Tenant
+from comfyfleet.server.triggers import prune_firings
 
 _KEY = re.compile(r"tenants/(?P<tenant>[0-9a-f-]{36})/")
 
@@ -111,12 +112,13 @@ async def _remove_rows_of(tx: Tx, tenant_id: UUID, removed: Sequence[File]) -> N
 async def _needed_by_runs(
     tx: Tx, tenant_id: UUID, page: Sequence[File], before: datetime
 ) -> set[UUID]:
-    """Returns files that a run may still use: inputs of a run, or made in one."""
+    """Returns files that a run may still use: inputs of a run, made in one, or taken from an earlier one."""
     made_by = {each.id: job for each in page if (job := job_in_key(each.path))}
     given = await graph_actions.input_files_of_open_runs(tx, tenant_id)
     if not made_by:
         return given
     jobs = await store.jobs_of_living_runs(tx, tenant_id, set(made_by.values()), since=before)
+    jobs |= await graph_actions.jobs_reused_by_open_runs(tx, tenant_id)
     return given | {file_id for file_id, job in made_by.items() if job in jobs}
 
 
@@ -137,6 +139,8 @@ STEPS_PER_PASS_MAX = 200
 MESSAGES_KEPT = timedelta(hours=1)
 # A prompt that was accepted as its file was overwritten may still run.
 REPLACED_KEPT = timedelta(days=1)
+# After it expired: until then its link says so.
+SHARES_KEPT = timedelta(days=30)
 PAUSE_SECONDS_MAX = 1.0
 # One step, with the most rows that it may remove: how many it has.
 Step: TypeAlias = Callable[[int], Awaitable[int]]
@@ -165,10 +169,15 @@ async def _delete_expired_in_pool(context: JobContext, pool: Database) -> dict[s
         gone["events"] = await _in_steps(_step(pool, notifications.prune_events, before))
     if before := _before(context, days=settings.delivery_keep_days):
         gone["deliveries"] = await _in_steps(_step(pool, webhooks.prune_deliveries, before))
+        gone["firings"] = await _in_steps(_step(pool, prune_firings, before))
     gone["messages"] = await _in_steps(
         _step(pool, run_log.prune_live, context.clock() - MESSAGES_KEPT)
     )
+    gone["previews"] = await _in_steps(
+        _step(pool, store_prompts.prune_previews, context.clock() - MESSAGES_KEPT)
+    )
     gone["replaced"] = await _in_steps(_replaced(context, pool, context.clock() - REPLACED_KEPT))
+    gone["shares"] = await _in_steps(_step(pool, media.prune_shares, context.clock() - SHARES_KEPT))
     if before := _before(context, days=settings.prompt_keep_days):
         gone["prompts"] = await _in_steps(_prompts(context, pool, before))
     return gone
@@ -374,6 +383,7 @@ async def erase_tenant(context: JobContext, tenant: Tenant) -> None:
             return  # submitted as the door was shut: the next pass cancels it
     async with context.central.transaction() as tx:
         await store.scrub_dispatches(tx, tenant.id)
+        await store.remove_route_calls(tx, tenant.id)
         # A key that was made as the door was shut goes, too.
         await tenants.delete_keys_of(tx, tenant.id)
         await tenants.end_erasing(tx, tenant.id, now=context.clock())

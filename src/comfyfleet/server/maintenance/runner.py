@@ -100,7 +100,8 @@ class SweepRunner:
             if await self.pass_once(sweep):
                 continue
             try:
-                await asyncio.wait_for(wanted.wait(), sweep.seconds)
+                async with asyncio.timeout(sweep.seconds):
+                    await wanted.wait()
             except TimeoutError:
                 continue
 

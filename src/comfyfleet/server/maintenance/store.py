@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 
 from comfyfleet.server.db import Tx, tenant_tables
-from comfyfleet.server.db.central_tables import dispatches
+from comfyfleet.server.db.central_tables import dispatches, route_calls
 from comfyfleet.server.db.dialect import for_update, is_one_of, without_index
 from comfyfleet.server.db.driver import PreparedStatement
 from comfyfleet.server.db.tenant_tables import (
@@ -63,9 +63,11 @@ PRIVATE: Mapping[str, Table] = {
             tenant_tables.pipeline_jobs,
             tenant_tables.pipeline_runs,
         ),
+        *(tenant_tables.trigger_firings, tenant_tables.triggers),
         *(tenant_tables.pipelines, graph_runs, graphs),
-        *(job_events, webhook_deliveries, webhooks, batches, videos, files),
+        *(job_events, webhook_deliveries, webhooks, batches, tenant_tables.shares, videos, files),
         *(tenant_tables.run_events, gateway_files, tenant_tables.gateway_counters),
+        tenant_tables.job_previews,
         tenant_tables.gateway_userdata,
     )
 }
@@ -88,6 +90,7 @@ _SCRUBBED: Mapping[str, Any] = {
     "idempotency_key": None,
     "request_hash": None,
     "gateway": None,
+    "fingerprint": None,
 }
 
 
@@ -161,7 +164,11 @@ async def old_files(
     tx: Tx, tenant_id: UUID, *, before: datetime, after: File | None, limit: int
 ) -> list[File]:
     """Returns a page of old files, the oldest first, without those in use."""
-    query = select(files).where(files.c.tenant_id == tenant_id, files.c.created_at < before)
+    query = select(files).where(
+        files.c.tenant_id == tenant_id,
+        files.c.created_at < before,
+        or_(files.c.kept_from.is_(None), files.c.kept_from < before),
+    )
     if after is not None:
         at = files.c.created_at
         query = query.where(
@@ -312,6 +319,10 @@ async def scrub_dispatches(tx: Tx, tenant_id: UUID) -> None:
         .where(dispatches.c.tenant_id == tenant_id, dispatches.c.last_error.is_not(None))
         .values(last_error=None)
     )
+
+
+async def remove_route_calls(tx: Tx, tenant_id: UUID) -> None:
+    await tx.execute(delete(route_calls).where(route_calls.c.tenant_id == tenant_id))
 
 
 async def priced_jobs(

@@ -39,6 +39,7 @@ from comfyfleet.server.maintenance.retention import (
 )
 from comfyfleet.server.maintenance.runner import Sweep
 from comfyfleet.server.media import service as media
+from comfyfleet.server.metrics import RollupPass
 from comfyfleet.server.notifications import webhooks
 from comfyfleet.server.notifications.model import (
     DeliveryStatus,
@@ -53,6 +54,8 @@ from comfyfleet.server.pipelines.generator import submit_due
 from comfyfleet.server.pipelines.run_state import PIPELINE_RUN_KIND, flush_audit
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import RequeueReason
+from comfyfleet.server.triggers import fire_due
+from comfyfleet.server.triggers import is_any_due as is_any_due_in_pool
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +92,8 @@ async def _sync_object_info(
 OUTBOX_PER_PASS_MAX = 500
 DUE_PER_PASS_MAX = 1000
 RECONCILE_SECONDS = 60.0
+# More often than each minute, so that none is late by another; without a new one it reads nothing.
+ROLLUP_SECONDS = 20.0
 # About a second of each minute, however much waits; the next pass goes on where it ended.
 RECONCILED_PER_PASS_MAX = 20_000
 
@@ -103,6 +108,19 @@ def queue_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
     yield Sweep("batches", partial(admit_all, plane.context), often)
     yield Sweep("reconcile", partial(reconcile_some, plane), RECONCILE_SECONDS)
     yield Sweep("object_info", partial(sync_object_infos, plane), often)
+    yield Sweep("route_calls", plane.routes.remove_expired, RECONCILE_SECONDS)
+
+
+def rollup_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
+    adding = RollupPass(plane.central, plane.pools, plane.settings.offline_after_seconds)
+
+    async def is_due() -> bool:
+        return await adding.is_due(plane.clock())
+
+    async def run() -> None:
+        await adding.run(plane.clock())
+
+    yield Sweep("rollups", run, ROLLUP_SECONDS, is_due=is_due)
 
 
 async def flush_outboxes(plane: ControlPlane) -> bool:
@@ -195,6 +213,9 @@ def graph_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
         woken_by=partial(plane.context.notifier.subscribe_runs, GRAPH_RUN_KIND),
     )
     yield Sweep("graphs", partial(in_all_pools, plane, sweep_runs), plane.settings.sweep_seconds)
+    seconds = min(TRIGGER_SECONDS, plane.settings.sweep_seconds)
+    is_due = partial(is_any_trigger_due, plane)
+    yield Sweep("triggers", partial(fire_triggers, plane), seconds, is_due=is_due)
 
 
 async def in_all_pools(
@@ -202,6 +223,22 @@ async def in_all_pools(
 ) -> None:
     """Runs in all pools concurrently, so that a slow one doesn't hold up others."""
     await for_each_pool(plane.pools, partial(act, plane.graphs), "graph runs wait", at_once=True)
+
+
+# The shortest time between two moments of a schedule is a minute.
+TRIGGER_SECONDS = 1.0
+
+
+async def is_any_trigger_due(plane: ControlPlane) -> bool:
+    look = partial(is_any_due_in_pool, plane.graphs)
+    return any((await for_each_pool(plane.pools, look, "triggers wait", at_once=True)).values())
+
+
+async def fire_triggers(plane: ControlPlane) -> bool:
+    """Fires triggers in all pools; True if there are more."""
+    fire = partial(fire_due, plane.graphs)
+    done = await for_each_pool(plane.pools, fire, "triggers wait", at_once=True)
+    return any(done.values())
 
 
 RESULTS, SUBMITS, UPKEEP, RETENTION = (
@@ -396,5 +433,6 @@ def _sweeps_of(plane: ControlPlane) -> list[Sweep]:
         *graph_sweeps(plane),
         *pipeline_sweeps(plane),
         *scaling_sweeps(plane),
+        *rollup_sweeps(plane),
         *retention_sweeps(plane),
     ]

@@ -1,12 +1,14 @@
 """Stored files with their keys, media items of users, and media types by one canonical name each. Pure."""
 
+import base64
 import re
+import secrets
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
 from comfyfleet.api.media import MediaKind as MediaKind
@@ -39,6 +41,7 @@ class File:
     content_hash: str | None = None  # BLAKE3 as 64 hexadecimal digits, without any prefix
     metadata: Mapping[str, Any] = field(default_factory=dict)
     checked_at: datetime | None = None  # when its bytes were looked at
+    kept_from: datetime | None = None  # its retention counts from here; None: from created_at
 
     @property
     def is_announced(self) -> bool:
@@ -94,6 +97,11 @@ def job_in_key(key: str) -> UUID | None:
 
 def upload_key(tenant_id: UUID, upload_id: UUID, name: str) -> str:
     return f"tenants/{tenant_id}/uploads/{upload_id}/{safe_name(name)}"
+
+
+def part_key(key: str, number: int) -> str:
+    """Returns the key of one part of an upload; beside the upload's folder, as a name may be any."""
+    return f"{key.rpartition('/')[0]}.parts/{number:05d}"
 
 
 def stored_key(tenant_id: UUID, file_id: UUID, version: UUID, suffix: str) -> str:
@@ -217,6 +225,64 @@ class MediaItem:
     @property
     def file_ids(self) -> tuple[UUID, ...]:
         return tuple(each for each in (self.original_file_id, self.processed_file_id) if each)
+
+
+class MediaFilter(NamedTuple):
+    """What a list of media is filtered by; None does not filter."""
+
+    kind: MediaKind | None = None
+    status: MediaStatus | None = None
+    effect_id: UUID | None = None  # of any of its jobs
+    text: str | None = None  # in the name of the file
+
+
+ANY_MEDIA = MediaFilter()
+_ID_DIGITS = re.compile(r"[0-9a-f]{6,32}")
+
+
+def ids_beginning(text: str) -> tuple[UUID, UUID] | None:
+    """Returns the first and the last id that begins with these digits; None if they are too few, or none."""
+    digits = text.replace("-", "").lower()
+    if not _ID_DIGITS.fullmatch(digits):
+        return None
+    return UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
+
+
+SHARES_PER_USER_MAX = 1000
+SHARE_PREFIX = "cfs_"
+_SECRET_BYTES = 32
+_SHARE_SECRET = re.compile(SHARE_PREFIX + r"[A-Za-z0-9_-]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLink:
+    """A link by which a user shows one result to people without a key. Of its secret the hash is stored."""
+
+    id: UUID
+    tenant_id: UUID
+    user_id: UUID
+    job_id: UUID
+    video_id: UUID | None
+    has_original: bool
+    secret_hash: str
+    created_at: datetime
+    expires_at: datetime
+    revoked_at: datetime | None = None
+
+    def is_open(self, now: datetime) -> bool:
+        return self.revoked_at is None and now < self.expires_at
+
+
+def new_share_secret(tenant_id: UUID) -> str:
+    """Begins with the tenant, as each has its own database; the rest can't be guessed."""
+    said = tenant_id.bytes + secrets.token_bytes(_SECRET_BYTES)
+    return SHARE_PREFIX + base64.urlsafe_b64encode(said).decode()
+
+
+def tenant_of_share(secret: str) -> UUID | None:
+    if not _SHARE_SECRET.fullmatch(secret):
+        return None
+    return UUID(bytes=base64.urlsafe_b64decode(secret.removeprefix(SHARE_PREFIX))[:16])
 
 
 def status_of(media: MediaItem, job_status: str | None) -> MediaStatus:

@@ -5,11 +5,30 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from comfyfleet.errors import Conflict, InvalidInput, NotFound, Refused, StorageFull
+from comfyfleet.errors import (
+    Conflict,
+    InvalidInput,
+    LimitExceeded,
+    NotFound,
+    Refused,
+    StorageFull,
+)
 from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.db.driver import StatementCall
 from comfyfleet.server.media import store
-from comfyfleet.server.media.model import File, MediaItem, MediaKind, check_file, check_hash
+from comfyfleet.server.media.model import (
+    ANY_MEDIA,
+    SHARES_PER_USER_MAX,
+    File,
+    MediaFilter,
+    MediaItem,
+    MediaKind,
+    SharedLink,
+    check_file,
+    check_hash,
+    ids_beginning,
+)
+from comfyfleet.server.secrets import hash_key
 
 FILES_AT_ONCE_MAX = 1000
 
@@ -79,6 +98,35 @@ async def find_existing(tx: Tx, tenant_id: UUID, file_ids: Collection[UUID]) -> 
     if len(file_ids) > FILES_AT_ONCE_MAX:
         raise InvalidInput(f"at most {FILES_AT_ONCE_MAX} files are looked up at once")
     return {file.id: file for file in await store.find_files(tx, tenant_id, file_ids)}
+
+
+async def lock_kept(
+    tx: Tx,
+    tenant_id: UUID,
+    user_id: UUID,
+    file_ids: Collection[UUID],
+    *,
+    since: datetime | None,
+) -> dict[UUID, File]:
+    """Locks those files of a user that exist and are kept since a moment, or for ever."""
+    wanted = sorted(set(file_ids))
+    found: dict[UUID, File] = {}
+    for start in range(0, len(wanted), FILES_AT_ONCE_MAX):
+        part = wanted[start : start + FILES_AT_ONCE_MAX]
+        for file in await store.lock_own_files(tx, tenant_id, user_id, part):
+            if since is None or (file.kept_from or file.created_at) > since:
+                found[file.id] = file
+    return found
+
+
+async def keep_longer(
+    tx: Tx, tenant_id: UUID, file_ids: Collection[UUID], *, now: datetime
+) -> None:
+    """Lets the retention of files begin anew; to be called with their rows locked."""
+    wanted = sorted(file_ids)
+    for start in range(0, len(wanted), FILES_AT_ONCE_MAX):
+        part = wanted[start : start + FILES_AT_ONCE_MAX]
+        await store.keep_longer(tx, tenant_id, part, now=now)
 
 
 async def lock_file(tx: Tx, tenant_id: UUID, file_id: UUID) -> File:
@@ -189,13 +237,96 @@ async def media_of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> MediaItem | Non
 
 
 async def list_media(
-    tx: Tx, tenant_id: UUID, user_id: UUID, *, before_id: UUID | None = None, limit: int
+    tx: Tx,
+    tenant_id: UUID,
+    user_id: UUID,
+    *,
+    before_id: UUID | None = None,
+    limit: int,
+    wanted: MediaFilter = ANY_MEDIA,
 ) -> list[MediaItem]:
     """Returns a page, the newest first; `before_id` is the id of the last page's last."""
     before = await get_media(tx, tenant_id, user_id, before_id) if before_id else None
     return await store.page_of_media(
-        tx, tenant_id, user_id, before=before, limit=min(limit, MEDIA_PER_PAGE_MAX)
+        tx,
+        tenant_id,
+        user_id,
+        before=before,
+        limit=min(limit, MEDIA_PER_PAGE_MAX),
+        wanted=wanted,
     )
+
+
+async def search(
+    tx: Tx, tenant_id: UUID, user_id: UUID, text: str, *, limit: int
+) -> list[tuple[MediaItem, str | None]]:
+    """Finds the user's newest media by file name, or by the first digits of an id; with the file name."""
+    return await store.search_media(
+        tx, tenant_id, user_id, text, between=ids_beginning(text), limit=limit
+    )
+
+
+async def media_of_files(
+    tx: Tx, tenant_id: UUID, user_id: UUID, file_ids: Collection[UUID]
+) -> dict[UUID, UUID]:
+    """Returns the user's media by the file that was uploaded for it."""
+    return await store.media_of_files(tx, tenant_id, user_id, file_ids)
+
+
+async def create_share(tx: Tx, share: SharedLink, *, now: datetime) -> SharedLink:
+    if (
+        await store.count_open_shares(tx, share.tenant_id, share.user_id, now)
+        >= SHARES_PER_USER_MAX
+    ):
+        raise LimitExceeded(
+            f"a user has at most {SHARES_PER_USER_MAX:,} links at a time; revoke some first"
+        )
+    await store.add_share(tx, share)
+    return share
+
+
+async def find_share(tx: Tx, tenant_id: UUID, secret: str) -> SharedLink | None:
+    """Finds a share by its secret, also one that has expired; None if it was revoked."""
+    found = await store.share_by_hash(tx, tenant_id, hash_key(secret))
+    return found if found and found.revoked_at is None else None
+
+
+async def list_shares(
+    tx: Tx,
+    tenant_id: UUID,
+    user_id: UUID,
+    *,
+    video_id: UUID | None = None,
+    job_id: UUID | None = None,
+    before_id: UUID | None = None,
+    limit: int,
+) -> list[SharedLink]:
+    """Returns a page, the newest first; `before_id` is the id of the last page's last."""
+    before = await get_share(tx, tenant_id, user_id, before_id) if before_id else None
+    wanted = {"video_id": video_id, "job_id": job_id}
+    return await store.page_of_shares(
+        tx, tenant_id, user_id, wanted=wanted, before=before, limit=min(limit, MEDIA_PER_PAGE_MAX)
+    )
+
+
+async def get_share(tx: Tx, tenant_id: UUID, user_id: UUID, share_id: UUID) -> SharedLink:
+    found = await store.get_share(tx, tenant_id, user_id, share_id)
+    if found is None:
+        raise NotFound(f"there is no share {share_id}")
+    return found
+
+
+async def revoke_share(
+    tx: Tx, tenant_id: UUID, user_id: UUID, share_id: UUID, *, now: datetime
+) -> SharedLink:
+    """Revokes a share at once; repeating it changes nothing."""
+    revoked = await store.revoke_share(tx, tenant_id, user_id, share_id, now)
+    return revoked or await get_share(tx, tenant_id, user_id, share_id)
+
+
+async def prune_shares(tx: Tx, *, before: datetime, limit: int) -> int:
+    """Deletes shares that expired before then; returns how many."""
+    return await store.prune_shares(tx, before=before, limit=limit)
 
 
 async def attach_job(

@@ -1,6 +1,6 @@
 """The only SQL of files and media."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
@@ -16,6 +16,7 @@ from sqlalchemy import (
     bindparam,
     cast,
     delete,
+    exists,
     func,
     insert,
     or_,
@@ -26,10 +27,17 @@ from sqlalchemy import (
 )
 
 from comfyfleet.server.db import Tx
-from comfyfleet.server.db.dialect import for_update, is_one_of, is_sqlite, upsert_sum
+from comfyfleet.server.db.dialect import for_update, is_one_of, is_sqlite, upsert_sum, without_index
 from comfyfleet.server.db.driver import PreparedForIds, PreparedStatement, StatementCall
-from comfyfleet.server.db.tenant_tables import files, storage_use, videos
-from comfyfleet.server.media.model import File, MediaItem
+from comfyfleet.server.db.tenant_tables import ai_jobs, files, shares, storage_use, videos
+from comfyfleet.server.media.model import (
+    ANY_MEDIA,
+    File,
+    MediaFilter,
+    MediaItem,
+    MediaStatus,
+    SharedLink,
+)
 
 _ADD_FILE = PreparedStatement(lambda tx: insert(files), columns=File.__slots__)
 
@@ -58,6 +66,31 @@ async def lock_file(tx: Tx, tenant_id: UUID, file_id: UUID) -> File | None:
     query = select(files).where(files.c.tenant_id == tenant_id, files.c.id == file_id)
     row = (await tx.execute(for_update(tx, query))).mappings().first()
     return None if row is None else _file(row)
+
+
+async def lock_own_files(
+    tx: Tx, tenant_id: UUID, user_id: UUID, file_ids: Collection[UUID]
+) -> list[File]:
+    """Locks files of a user in the order of their ids, so that no two transactions deadlock."""
+    query = (
+        select(files)
+        .where(
+            without_index(tx, files.c.tenant_id) == tenant_id,
+            files.c.user_id == user_id,
+            is_one_of(tx, files.c.id, file_ids),
+        )
+        .order_by(files.c.id)
+    )
+    return [_file(row) for row in (await tx.execute(for_update(tx, query))).mappings()]
+
+
+async def keep_longer(
+    tx: Tx, tenant_id: UUID, file_ids: Collection[UUID], *, now: datetime
+) -> None:
+    mine = without_index(tx, files.c.tenant_id) == tenant_id
+    await tx.execute(
+        update(files).where(mine, is_one_of(tx, files.c.id, file_ids)).values(kept_from=now)
+    )
 
 
 async def file_by_hash(
@@ -196,7 +229,13 @@ async def media_of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> MediaItem | Non
 
 
 async def page_of_media(
-    tx: Tx, tenant_id: UUID, user_id: UUID, *, before: MediaItem | None, limit: int
+    tx: Tx,
+    tenant_id: UUID,
+    user_id: UUID,
+    *,
+    before: MediaItem | None,
+    limit: int,
+    wanted: MediaFilter = ANY_MEDIA,
 ) -> list[MediaItem]:
     at = videos.c.created_at
     query = (
@@ -210,7 +249,158 @@ async def page_of_media(
             at < before.created_at, and_(at == before.created_at, videos.c.id < before.id)
         )
         query = query.where(earlier)
+    query = query.where(*_filters(wanted))
     return [_media(row) for row in await tx.execute(query)]
+
+
+def _filters(wanted: MediaFilter) -> Iterator[ColumnElement[bool]]:
+    if wanted.kind is not None:
+        yield videos.c.kind == wanted.kind
+    if wanted.status is not None:
+        yield _has_status(wanted.status)
+    if wanted.effect_id is not None:
+        yield exists().where(
+            ai_jobs.c.tenant_id == videos.c.tenant_id,
+            ai_jobs.c.video_id == videos.c.id,
+            ai_jobs.c.effect_id == wanted.effect_id,
+        )
+    if wanted.text is not None:
+        yield exists().where(
+            files.c.id == videos.c.original_file_id,
+            files.c.filename.icontains(wanted.text, autoescape=True),
+        )
+
+
+def _has_status(status: MediaStatus) -> ColumnElement[bool]:
+    """As `status_of` tells it: by the latest job, of which a prefetched one is queued."""
+    if status == MediaStatus.EXPIRED:
+        return videos.c.expired_at.is_not(None)
+    is_kept = videos.c.expired_at.is_(None)
+    if status == MediaStatus.UPLOADED:
+        return and_(is_kept, videos.c.job_id.is_(None))
+    begun = ai_jobs.c.started_at.is_not(None)
+    is_so: ColumnElement[bool] = ai_jobs.c.status == status.value
+    if status == MediaStatus.PROCESSING:
+        is_so = and_(is_so, begun)
+    elif status == MediaStatus.QUEUED:
+        is_so = or_(is_so, and_(ai_jobs.c.status == "processing", ~begun))
+    return and_(is_kept, exists().where(ai_jobs.c.id == videos.c.job_id, is_so))
+
+
+async def search_media(
+    tx: Tx,
+    tenant_id: UUID,
+    user_id: UUID,
+    text: str,
+    *,
+    between: tuple[UUID, UUID] | None,
+    limit: int,
+) -> list[tuple[MediaItem, str | None]]:
+    """Returns the newest whose file name has the text, or whose id is in the range, each with its file name."""
+    is_found = [files.c.filename.icontains(text, autoescape=True)]
+    if between is not None:
+        is_found.append(videos.c.id.between(*between))
+    query = (
+        select(videos, files.c.filename.label("filename"))
+        .outerjoin(files, files.c.id == videos.c.original_file_id)
+        .where(videos.c.tenant_id == tenant_id, videos.c.user_id == user_id, or_(*is_found))
+        .order_by(videos.c.created_at.desc(), videos.c.id.desc())
+        .limit(limit)
+    )
+    found = []
+    for row in (await tx.execute(query)).mappings():
+        values = dict(row)
+        name = values.pop("filename")
+        found.append((MediaItem(**values), name))
+    return found
+
+
+async def media_of_files(
+    tx: Tx, tenant_id: UUID, user_id: UUID, file_ids: Collection[UUID]
+) -> dict[UUID, UUID]:
+    """Returns the user's media by the file that was uploaded for it."""
+    if not file_ids:
+        return {}
+    query = select(videos.c.original_file_id, videos.c.id).where(
+        without_index(tx, videos.c.tenant_id) == tenant_id,
+        without_index(tx, videos.c.user_id) == user_id,
+        is_one_of(tx, videos.c.original_file_id, file_ids),
+    )
+    return {row.original_file_id: row.id for row in await tx.execute(query)}
+
+
+async def add_share(tx: Tx, share: SharedLink) -> None:
+    await tx.execute(insert(shares).values(asdict(share)))
+
+
+async def share_by_hash(tx: Tx, tenant_id: UUID, secret_hash: str) -> SharedLink | None:
+    query = select(shares).where(
+        shares.c.tenant_id == tenant_id, shares.c.secret_hash == secret_hash
+    )
+    found = (await tx.execute(query)).first()
+    return SharedLink(**found._mapping) if found else None
+
+
+async def get_share(tx: Tx, tenant_id: UUID, user_id: UUID, share_id: UUID) -> SharedLink | None:
+    query = select(shares).where(*_own_shares(tenant_id, user_id), shares.c.id == share_id)
+    found = (await tx.execute(query)).first()
+    return SharedLink(**found._mapping) if found else None
+
+
+async def page_of_shares(
+    tx: Tx,
+    tenant_id: UUID,
+    user_id: UUID,
+    *,
+    wanted: Mapping[str, Any],
+    before: SharedLink | None,
+    limit: int,
+) -> list[SharedLink]:
+    at = shares.c.created_at
+    query = (
+        select(shares)
+        .where(*_own_shares(tenant_id, user_id))
+        .where(*(shares.c[name] == value for name, value in wanted.items() if value is not None))
+        .order_by(at.desc(), shares.c.id.desc())
+        .limit(limit)
+    )
+    if before is not None:
+        earlier = and_(at == before.created_at, shares.c.id < before.id)
+        query = query.where(or_(at < before.created_at, earlier))
+    return [SharedLink(**row._mapping) for row in await tx.execute(query)]
+
+
+async def count_open_shares(tx: Tx, tenant_id: UUID, user_id: UUID, now: datetime) -> int:
+    query = select(func.count()).where(
+        *_own_shares(tenant_id, user_id), shares.c.revoked_at.is_(None), shares.c.expires_at > now
+    )
+    return int(await tx.scalar(query) or 0)
+
+
+async def revoke_share(
+    tx: Tx, tenant_id: UUID, user_id: UUID, share_id: UUID, now: datetime
+) -> SharedLink | None:
+    """Revokes a share; None if there is none, or it was revoked before."""
+    statement = (
+        update(shares)
+        .where(
+            *_own_shares(tenant_id, user_id), shares.c.id == share_id, shares.c.revoked_at.is_(None)
+        )
+        .values(revoked_at=now)
+        .returning(shares)
+    )
+    found = (await tx.execute(statement)).first()
+    return SharedLink(**found._mapping) if found else None
+
+
+async def prune_shares(tx: Tx, *, before: datetime, limit: int) -> int:
+    old = select(shares.c.id).where(shares.c.expires_at < before).limit(limit)
+    gone = await tx.execute(delete(shares).where(shares.c.id.in_(old)).returning(shares.c.id))
+    return len(gone.all())
+
+
+def _own_shares(tenant_id: UUID, user_id: UUID) -> tuple[ColumnElement[bool], ...]:
+    return shares.c.tenant_id == tenant_id, shares.c.user_id == user_id
 
 
 async def attach_job(

@@ -71,7 +71,7 @@ class RegisteredWebhook:
 class EndOfJob(NamedTuple):
     """What webhooks are told; `url` is an address that the job itself names."""
 
-    job_id: UUID
+    job_id: UUID  # or what stands for it: one delivery is made for each id and event
     event: WebhookEvent
     payload: Mapping[str, Any]
     url: str | None = None

@@ -290,6 +290,20 @@ async def list_deliveries(
     return [_delivery(row) for row in await tx.execute(query)]
 
 
+async def reset_delivery(
+    tx: Tx, webhook_id: UUID, delivery_id: UUID, *, now: datetime
+) -> WebhookDelivery | None:
+    """Makes a delivery due now, as if it had not been tried; None if there is none."""
+    statement = (
+        update(deliveries)
+        .where(deliveries.c.webhook_id == webhook_id, deliveries.c.id == delivery_id)
+        .values(status=DeliveryStatus.PENDING, tries=0, not_before=now, ended_at=None)
+        .returning(deliveries)
+    )
+    found = (await tx.execute(statement)).first()
+    return _delivery(found) if found else None
+
+
 async def prune_deliveries(tx: Tx, *, before: datetime, limit: int) -> int:
     old = select(deliveries.c.id).where(deliveries.c.ended_at < before).limit(limit)
     gone = await tx.execute(

@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid5
 
 from comfyfleet.api.webhooks import HEADER, sign
-from comfyfleet.errors import FleetError, InvalidInput, LimitExceeded, NotFound
+from comfyfleet.errors import Conflict, FleetError, InvalidInput, LimitExceeded, NotFound
 from comfyfleet.server.db import Tx
 from comfyfleet.server.notifications import store
 from comfyfleet.server.notifications.model import (
@@ -31,6 +31,7 @@ LOG_PAGE_MAX = 200
 # Longer than a delivery is tried for: a server that was away over a weekend is called again.
 DEAD_AFTER = timedelta(days=4)
 ERROR_CHARACTERS_MAX = 500
+ROWS_AT_ONCE_MAX = 500
 
 
 async def create_webhook(
@@ -104,13 +105,27 @@ async def enqueue(
 ) -> int:
     """Adds one delivery for each webhook that wants the event, in the transaction that ends the
     job; repeats add nothing."""
-    wanted = [
-        each
-        for each in await store.webhooks_of_user(tx, tenant_id, user_id)
-        if each.is_active and end.is_for(each)
+    return await enqueue_all(tx, tenant_id, user_id, [end], new_id=new_id, now=now)
+
+
+async def enqueue_all(
+    tx: Tx,
+    tenant_id: UUID,
+    user_id: UUID,
+    ends: Sequence[EndOfJob],
+    *,
+    new_id: Callable[[], UUID],
+    now: datetime,
+) -> int:
+    """As `enqueue`, for several events of one user; returns how many deliveries are new."""
+    active = [
+        each for each in await store.webhooks_of_user(tx, tenant_id, user_id) if each.is_active
     ]
-    rows = [_pending(each, end, new_id(), now) for each in wanted]
-    return await store.add_deliveries(tx, rows) if rows else 0
+    rows = [
+        _pending(each, end, new_id(), now) for end in ends for each in active if end.is_for(each)
+    ]
+    parts = (rows[at : at + ROWS_AT_ONCE_MAX] for at in range(0, len(rows), ROWS_AT_ONCE_MAX))
+    return sum([await store.add_deliveries(tx, part) for part in parts])
 
 
 async def is_any_delivery_due(tx: Tx, now: datetime) -> bool:
@@ -169,6 +184,20 @@ async def list_deliveries(
     return await store.list_deliveries(
         tx, webhook.id, before=before, limit=min(limit, LOG_PAGE_MAX)
     )
+
+
+async def redeliver(
+    tx: Tx, webhook: RegisteredWebhook, delivery_id: UUID, *, now: datetime
+) -> WebhookDelivery:
+    """Sends a delivery again, with the same id, by which its receiver knows it."""
+    if await store.get_delivery(tx, webhook.id, delivery_id) is None:
+        raise NotFound(f"there is no delivery {delivery_id}")
+    if not webhook.is_active:
+        raise Conflict("the webhook is switched off: switch it on first")
+    found = await store.reset_delivery(tx, webhook.id, delivery_id, now=now)
+    if found is None:
+        raise NotFound(f"there is no delivery {delivery_id}")
+    return found
 
 
 async def prune_deliveries(tx: Tx, *, before: datetime, limit: int) -> int:

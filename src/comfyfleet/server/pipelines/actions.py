@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from comfyfleet.api.graph_model import DocumentProblem
-from comfyfleet.errors import Conflict, InvalidInput, NotFound
+from comfyfleet.errors import Conflict, InvalidInput, LimitExceeded, NotFound, Refused
 from comfyfleet.server.db import Tx
 from comfyfleet.server.graphs.environment import read_catalogue, with_offered_names
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.idempotency import hash_request, require_same_request
+from comfyfleet.server.media import service as media
 from comfyfleet.server.pipelines import decide, run_state, store, store_candidates
 from comfyfleet.server.pipelines.decide import PairVote, next_pair, to_cancel
 from comfyfleet.server.pipelines.model import (
@@ -30,7 +31,12 @@ from comfyfleet.server.pipelines.model import (
     StoredRun,
     clean_folder,
 )
-from comfyfleet.server.pipelines.parse import parse_pipeline, validate, variable_problems
+from comfyfleet.server.pipelines.parse import (
+    media_variables,
+    parse_pipeline,
+    validate,
+    variable_problems,
+)
 from comfyfleet.server.pipelines.run_state import (
     PIPELINE_RUN_KIND,
     RunTransaction,
@@ -44,6 +50,8 @@ PAGE_MAX = 200
 SAME_NAME_MAX = 50  # pipelines of one name that a new one is compared with
 BASE_CANDIDATES_MAX = 100_000
 CONCURRENT_JOBS_MAX = 100
+# Of one run, as each pair is chosen by all of them; a person gives some hundreds an hour.
+VOTES_MAX = 50_000
 PROBLEMS_SHOWN_MAX = 50
 
 
@@ -167,10 +175,11 @@ async def start_run(
     """Starts a run; returns it and whether it is new: the same idempotency key gives the same run."""
     pool = await context.pool_of(tenant_id)
     made_with = await get_pipeline(context, tenant_id, user_id, pipeline_id)
-    await _check_variables(context, made_with.pipeline, new.variables)
+    owner = tenant_id, user_id
+    variables = await _checked_variables(context, owner, made_with.pipeline, new.variables)
     run_id, now = context.new_id(), context.clock()
     stored = StoredRun(
-        run=_new_run(context, run_id, new),
+        run=_new_run(context, run_id, replace(new, variables=variables)),
         tenant_id=tenant_id,
         user_id=user_id,
         pipeline_id=pipeline_id,
@@ -190,12 +199,33 @@ async def start_run(
     return stored, True
 
 
-async def _check_variables(
-    context: JobContext, pipeline: PipelineDefinition, variables: Mapping[str, Any]
-) -> None:
+async def _checked_variables(
+    context: JobContext,
+    owner: tuple[UUID, UUID],
+    pipeline: PipelineDefinition,
+    variables: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Returns the variables as jobs take them: media of the user as their files."""
     async with context.central.read() as tx:
         facts = await facts_by_step(tx, pipeline)
     raise_problems(variable_problems(pipeline, variables, facts))
+    found = dict(variables)
+    if named := media_variables(pipeline, facts) & found.keys():
+        async with context.tenant(owner[0]) as tx:
+            for name in sorted(named):
+                found[name] = await _as_file(tx, owner, name, found[name])
+    return found
+
+
+async def _as_file(tx: Tx, owner: tuple[UUID, UUID], name: str, value: Any) -> Any:
+    """What is no media of the user may be a file's own id."""
+    try:
+        item = await media.get_media(tx, *owner, UUID(str(value)))
+    except (ValueError, NotFound):
+        return value
+    if item.original_file_id is None:
+        raise Refused("the media has expired", field=f"variables.{name}")
+    return str(item.original_file_id)
 
 
 async def _existing_run(tx: Tx, wanted: StoredRun) -> StoredRun:
@@ -321,7 +351,9 @@ async def change_run(
     if variables is not None:
         run = (await get_run(context, tenant_id, user_id, run_id)).run
         pipeline = await _pipeline_of(context, tenant_id, user_id, run_id)
-        await _check_variables(context, pipeline, {**run.variables, **variables})
+        together = {**run.variables, **variables}
+        checked = await _checked_variables(context, (tenant_id, user_id), pipeline, together)
+        variables = {name: checked[name] for name in variables}
     async with run_transaction(context, tenant_id, user_id, run_id) as act:
         _refuse_cancelled(act)
         run = act.stored.run
@@ -485,24 +517,57 @@ async def undo_judgement(context: JobContext, ref: CandidateRef) -> PipelineCand
         return await _get_candidate(act, ref.candidate_id)
 
 
+class ChosenPair(NamedTuple):
+    first: PipelineCandidate
+    second: PipelineCandidate
+    votes: int  # that were given in their step
+    votes_enough: int
+
+    @property
+    def candidates(self) -> tuple[PipelineCandidate, PipelineCandidate]:
+        return self.first, self.second
+
+
 async def pick_pair(
-    context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID, *, step: int | None = None
-) -> tuple[PipelineCandidate, PipelineCandidate] | None:
-    """Picks two candidates to compare: of the given step, or of the deepest step that has two."""
+    context: JobContext,
+    tenant_id: UUID,
+    user_id: UUID,
+    run_id: UUID,
+    *,
+    step: int | None = None,
+    skipped: Sequence[tuple[UUID, UUID]] = (),
+) -> ChosenPair | None:
+    """Picks two candidates to compare: of the given step, or of the deepest step that has two.
+
+    Skipped pairs come up as late as those that were compared.
+    """
     async with context.tenant(tenant_id) as tx:
         await get_own_run(tx, tenant_id, user_id, run_id)
         tree = await store_candidates.tree_of(tx, run_id)
         votes = await store.votes_of(tx, run_id)
+        passed = [PairVote(run_id, one, other) for one, other in skipped]
         steps = sorted({each.step for each in tree.values()}, reverse=True)
         for number in steps if step is None else [step]:
-            chosen = next_pair([each for each in tree.values() if each.step == number], votes)
+            alike = [each for each in tree.values() if each.step == number]
+            chosen = next_pair(alike, [*votes, *passed])
             if chosen:
-                whole = [
-                    await store_candidates.get_candidate(tx, run_id, each.id) for each in chosen
-                ]
-                first, second = whole
-                return (first, second) if first and second else None
+                return await _whole_pair(tx, run_id, chosen, alike, votes)
     return None
+
+
+async def _whole_pair(
+    tx: Tx,
+    run_id: UUID,
+    chosen: tuple[PipelineCandidate, PipelineCandidate],
+    alike: Sequence[PipelineCandidate],
+    votes: Sequence[PairVote],
+) -> ChosenPair | None:
+    first, second = [await store_candidates.get_candidate(tx, run_id, each.id) for each in chosen]
+    if first is None or second is None:
+        return None
+    ids = {each.id for each in alike}
+    given = sum(each.winner in ids for each in votes)
+    return ChosenPair(first, second, votes=given, votes_enough=decide.votes_enough(alike))
 
 
 async def add_vote(
@@ -514,6 +579,7 @@ async def add_vote(
     vote_id: UUID,
     winner: UUID,
     loser: UUID,
+    is_tie: bool = False,
 ) -> dict[UUID, float]:
     """Adds a vote and returns the scores of both; repeating it changes nothing."""
     if winner == loser:
@@ -522,11 +588,20 @@ async def add_vote(
         one, other = await _get_candidate(act, winner), await _get_candidate(act, loser)
         if one.step != other.step:
             raise InvalidInput("only candidates of one step are compared", field="loser")
-        given = PairVote(vote_id, winner, loser)
+        given = PairVote(vote_id, winner, loser, is_tie)
         if await store.add_vote(act.tx, _vote_row(act, given)):
+            if await store.count_votes(act.tx, run_id) > VOTES_MAX:
+                raise LimitExceeded(f"a run takes at most {VOTES_MAX:,} votes")
             scores = decide.apply_vote({winner: one.score, loser: other.score}, given)
             await store_candidates.set_scores(act.tx, scores)
-            await act.record("voted", vote_id=str(vote_id), winner=str(winner), loser=str(loser))
+            await act.record(
+                "voted",
+                vote_id=str(vote_id),
+                winner=str(winner),
+                loser=str(loser),
+                is_tie=is_tie,
+                scores={str(each): score for each, score in scores.items()},
+            )
             return scores
         before = await store.get_vote(act.tx, run_id, vote_id)
         if before is None or before[0] != given:
@@ -541,6 +616,7 @@ def _vote_row(act: RunTransaction, given: PairVote) -> dict[str, object]:
         "run_id": act.stored.id,
         "winner_id": given.winner,
         "loser_id": given.loser,
+        "is_tie": given.is_tie,
         "created_at": act.now,
     }
 

@@ -2,6 +2,7 @@
 
 Pure: the same run and the same tree give the same answer, so that a sweep may be killed anywhere."""
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -246,6 +247,8 @@ class StepProgress(NamedTuple):
     rejected: int
     in_flight: int
     failed: int
+    needs_approval: bool
+    waiting: int  # for a judgement, where one is needed
 
 
 def count_steps(
@@ -270,6 +273,11 @@ def count_steps(
             rejected=made.count(CandidateStatus.REJECTED),
             in_flight=sum(each.step == number for each in in_flight),
             failed=sum(each.step == number for each in tree.failed),
+            needs_approval=step.needs_approval,
+            waiting=sum(
+                each.step == number and _awaits_judgement(pipeline, each, tree)
+                for each in tree.candidates.values()
+            ),
         )
         rows.append(row)
     return rows
@@ -290,6 +298,7 @@ class PairVote(NamedTuple):
     id: UUID
     winner: UUID
     loser: UUID
+    is_tie: bool = False  # both are equally good; then neither name means anything
 
 
 def win_probability(one: float, other: float) -> float:
@@ -313,9 +322,9 @@ def replay_votes(votes: Iterable[PairVote]) -> dict[UUID, float]:
 
 
 def _move_scores(scores: dict[UUID, float], vote: PairVote) -> None:
-    """Applies a vote: the winner gains what the loser loses."""
+    """Applies a vote: the winner gains what the loser loses; a tie brings both closer."""
     winner, loser = scores.get(vote.winner, START_SCORE), scores.get(vote.loser, START_SCORE)
-    moved = ELO_K * (1 - win_probability(winner, loser))
+    moved = ELO_K * ((0.5 if vote.is_tie else 1) - win_probability(winner, loser))
     scores[vote.winner] = winner + moved
     scores[vote.loser] = loser - moved if vote.loser != vote.winner else winner
 
@@ -350,3 +359,25 @@ def next_pair(
         default=None,
     )
     return None if second is None else (first, second)
+
+
+COMPARISONS_EACH = 5
+
+
+def votes_enough(candidates: Collection[PipelineCandidate]) -> int:
+    """Returns after how many votes each was compared with five others, or with all there are."""
+    able = sum(each.status != CandidateStatus.REJECTED for each in candidates)
+    return math.ceil(able * min(able - 1, COMPARISONS_EACH) / 2)
+
+
+class VoteTally(NamedTuple):
+    won: int
+    lost: int
+    tied: int
+
+
+def tally_votes(candidate_id: UUID, votes: Iterable[PairVote]) -> VoteTally:
+    own = [each for each in votes if candidate_id in (each.winner, each.loser)]
+    tied = sum(each.is_tie for each in own)
+    won = sum(each.winner == candidate_id and not each.is_tie for each in own)
+    return VoteTally(won=won, lost=len(own) - won - tied, tied=tied)

@@ -1,6 +1,7 @@
 """Pipelines, runs, candidates and their paths. Frozen and pure."""
 
 import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -207,9 +208,12 @@ class RunTree:
 
 
 FOLDER_CHARACTERS_MAX = 200
+NAME_BYTES_MAX = 240  # of one folder; file systems take 255
 _NOT_IN_A_NAME = re.compile(r"[\W_]+")
 _EXTENSION = re.compile(r"[a-z0-9]{1,8}")
 _FORBIDDEN = re.compile(r"[\\:*?\"<>|\x00-\x1f\x7f]")
+# Devices of Windows, which opens no file or folder of such a name, whatever stands behind a dot.
+_DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³])(?= *(\.|$))", re.I)
 
 
 def candidate_path(
@@ -225,7 +229,7 @@ def candidate_path(
 
 def step_folder(name: str) -> str:
     """Converts a step's name to a folder: lower case with hyphens; letters of all scripts are kept."""
-    folder = _NOT_IN_A_NAME.sub("-", name.lower()).strip("-")
+    folder = _portable(_NOT_IN_A_NAME.sub("-", name.lower()).strip("-"))
     if not folder:
         raise InvalidInput(
             f"a step's name must have a letter or digit in it, not {name!r}", field="name"
@@ -235,15 +239,24 @@ def step_folder(name: str) -> str:
 
 def clean_folder(folder: str) -> str:
     """Checks and normalises a relative folder; refuses one that leads upwards."""
-    parts = [part for part in folder.split("/") if part not in ("", ".")]
-    if not parts or ".." in parts or _FORBIDDEN.search(folder) or folder.startswith("/"):
+    asked = [part for part in folder.split("/") if part not in ("", ".")]
+    parts = [part for each in asked if (part := _portable(each))]
+    if not parts or ".." in asked or _FORBIDDEN.search(folder) or folder.startswith("/"):
         raise InvalidInput(
             f"target_folder must be a relative folder such as 'cats/spring', not {folder!r}",
             field="target_folder",
         )
-    if len(folder) > FOLDER_CHARACTERS_MAX:
+    if max(len(folder), len("/".join(parts))) > FOLDER_CHARACTERS_MAX:
         raise InvalidInput(
             f"target_folder is longer than {FOLDER_CHARACTERS_MAX} characters",
             field="target_folder",
         )
     return "/".join(parts)
+
+
+def _portable(part: str) -> str:
+    """A folder's name that every file system takes: no device of Windows, no dot or space at its end, not too long;
+    nor signs that turn what follows them round."""
+    shown = "".join(each for each in part if unicodedata.category(each) not in ("Cc", "Cf"))
+    shown = shown.encode(errors="ignore")[:NAME_BYTES_MAX].decode(errors="ignore")
+    return _DEVICE.sub(r"\1_", shown.rstrip(" ."))

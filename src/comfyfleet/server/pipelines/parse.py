@@ -1,13 +1,20 @@
 """Parses and validates pipeline documents and run variables, reporting every problem with its step and field."""
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from comfyfleet.api.graph_conditions import MISSING, value_at
+from comfyfleet.api.documents import FieldReader, read_document
+from comfyfleet.api.expressions import MISSING, Expression, FieldPath, value_at
 from comfyfleet.api.graph_model import DocumentProblem
-from comfyfleet.api.graph_parse import FieldReader, read_document, read_version, read_work
-from comfyfleet.errors import InvalidInput
+from comfyfleet.api.graph_parse import read_version, read_work
+from comfyfleet.api.templates import (
+    fill,
+    is_template,
+    parse_template,
+    parse_templates,
+    templates_in,
+)
+from comfyfleet.errors import FleetError, InvalidInput
 from comfyfleet.server.catalog.model import Property
 from comfyfleet.server.graphs.catalogue import GraphCatalogue, WorkflowFacts
 from comfyfleet.server.graphs.plan import is_required
@@ -19,11 +26,7 @@ from comfyfleet.server.pipelines.model import (
     step_folder,
 )
 
-DEPTH_MAX = 10
-TEXT_CHARACTERS_MAX = 100_000
 ROOTS = ("variables", "parent", "seed")
-_NAME = re.compile(r"\{\{\s*([A-Za-z_][\w-]*(?:\.[\w-]+)*)\s*\}\}")
-_BRACES = re.compile(r"\{\{.*?(?:\}\}|$)", re.DOTALL)
 
 
 def render(
@@ -36,10 +39,17 @@ def render(
     }
     if parent is not None:
         names["parent"] = parent_values(parent)
-    return {
-        name: _fill(value, names, _TemplateLocation(step.name, name))
-        for name, value in step.properties.items()
-    }
+    return {name: _fill(step, name, value, names) for name, value in step.properties.items()}
+
+
+def _fill(step: Step, name: str, value: Any, names: Mapping[str, Any]) -> Any:
+    try:
+        return fill(
+            parse_templates(value, ROOTS), lambda path: value_at(names, (path.root, *path.segments))
+        )
+    except FleetError as problem:
+        message = f"step {step.name!r}, property {name!r}: {problem.message}"
+        raise InvalidInput(message, step=step.name, property=name) from None
 
 
 def parent_values(parent: PipelineCandidate) -> dict[str, Any]:
@@ -54,102 +64,49 @@ def parent_values(parent: PipelineCandidate) -> dict[str, Any]:
     }
 
 
-class _TemplateLocation:
-    def __init__(self, step: str, name: str) -> None:
-        self.step, self.name = step, name
-
-    def refuse(self, what: str) -> InvalidInput:
-        message = f"step {self.step!r}, property {self.name!r}: {what}"
-        return InvalidInput(message, step=self.step, property=self.name)
-
-
-def _fill(template: Any, names: Mapping[str, Any], place: _TemplateLocation, depth: int = 0) -> Any:
-    if depth > DEPTH_MAX:
-        raise place.refuse(f"nested deeper than {DEPTH_MAX} levels")
-    if isinstance(template, str):
-        return _fill_text(template, names, place)
-    if isinstance(template, Mapping):
-        return {key: _fill(each, names, place, depth + 1) for key, each in template.items()}
-    if isinstance(template, list | tuple):
-        return [_fill(each, names, place, depth + 1) for each in template]
-    return template
-
-
-def _fill_text(template: str, names: Mapping[str, Any], place: _TemplateLocation) -> Any:
-    whole = _NAME.fullmatch(template.strip())
-    if whole:
-        return _value(whole[1], names, place)
-    text = _NAME.sub(lambda found: _value_as_text(found[1], names, place), template)
-    if len(text) > TEXT_CHARACTERS_MAX:
-        raise place.refuse(f"the text is longer than {TEXT_CHARACTERS_MAX:,} characters")
-    return text
-
-
-def _value(name: str, names: Mapping[str, Any], place: _TemplateLocation) -> Any:
-    root, *path = name.split(".")
-    if root == "parent" and root not in names:
-        raise place.refuse("there is no parent: the first step makes candidates out of nothing")
-    value = value_at(names, (root, *path))
-    if value is MISSING:
-        raise place.refuse(f"there is no {name}")
-    return value
-
-
-def _value_as_text(name: str, names: Mapping[str, Any], place: _TemplateLocation) -> str:
-    value = _value(name, names, place)
-    if not isinstance(value, str | int | float):
-        raise place.refuse(f"{name} can't be written into a text")
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def names_in(template: Any) -> list[str]:
-    """Returns the names in a template, such as `variables.size`, `parent.file` or `seed`."""
-    return [name for text in _texts(template) for name in _NAME.findall(text)]
+def names_in(template: Any, *, needed: bool = False) -> list[str]:
+    """Returns the names in a template, such as `variables.size`, `parent.file` or `seed`; `needed`:
+    without those that have a default.
+    """
+    try:
+        found = list(templates_in(parse_templates(template, ROOTS)))
+    except FleetError:
+        return []  # reported when it was parsed
+    return [str(path) for each in found for path in (each.needed_paths if needed else each.paths)]
 
 
 def whole_name(template: Any) -> str | None:
     """Returns the name if the text is nothing but `{{ name }}`."""
-    found = _NAME.fullmatch(template.strip()) if isinstance(template, str) else None
-    return found[1] if found else None
+    whole = _whole(template)
+    return str(whole) if isinstance(whole, FieldPath) else None
 
 
-def is_template(value: Any) -> bool:
-    return bool(names_in(value))
+def _whole(template: Any) -> Expression | None:
+    """Returns the expression if the text is nothing else."""
+    try:
+        return parse_template(template, ROOTS).whole if isinstance(template, str) else None
+    except FleetError:
+        return None  # reported when it was parsed
 
 
 def template_problems(pipeline: PipelineDefinition) -> list[DocumentProblem]:
-    """Returns templates with names that can never have a value."""
+    """Returns templates that can't be parsed, or have names that can never have a value."""
     found: list[DocumentProblem] = []
     for number, step in enumerate(pipeline.steps):
         for name, template in step.properties.items():
-            for text in _texts(template):
-                found += [
-                    DocumentProblem("invalid_template", what, step.name, name)
-                    for what in _template_errors(text, number)
-                ]
+            wrong = _template_problem(template, is_first=number == 0)
+            if wrong:
+                found.append(DocumentProblem("invalid_template", wrong, step.name, name))
     return found
 
 
-def _texts(template: Any) -> Iterator[str]:
-    waiting = [template]
-    while waiting:
-        current = waiting.pop()
-        if isinstance(current, str):
-            yield current
-        elif isinstance(current, Mapping):
-            waiting.extend(current.values())
-        elif isinstance(current, list | tuple):
-            waiting.extend(current)
-
-
-def _template_errors(text: str, step: int) -> Iterator[str]:
-    for braces in _BRACES.findall(text):
-        name = _NAME.fullmatch(braces)
-        root = name[1].split(".")[0] if name else ""
-        if root not in ROOTS:
-            yield f"{braces!r:.60} must be {{{{ variables.NAME }}}}, {{{{ parent.NAME }}}} or {{{{ seed }}}}"
-        elif root == "parent" and step == 0:
-            yield "the first step has no parent"
+def _template_problem(template: Any, *, is_first: bool) -> str:
+    try:
+        parsed = list(templates_in(parse_templates(template, ROOTS)))
+    except FleetError as problem:
+        return problem.message
+    uses_parent = any(path.root == "parent" for each in parsed for path in each.paths)
+    return "the first step has no parent" if is_first and uses_parent else ""
 
 
 STEPS_MAX = 50
@@ -280,9 +237,13 @@ def _mismatch(step: Step, each: Property, value: Any) -> str:
     isn't known yet."""
     if not is_template(value):
         return value_problem(each, value)
+    if _template_problem(value, is_first=False):
+        return ""  # one that can't be read is told as such, and once
     if whole_name(value) == "seed" and step.seed is not None:
         return value_problem(each, step.seed)
-    if isinstance(value, str) and whole_name(value) is None and each.type not in ("text", "choice"):
+    is_broken = bool(_template_problem(value, is_first=False))  # told already
+    takes_text = is_broken or each.type in ("text", "choice")
+    if isinstance(value, str) and _whole(value) is None and not takes_text:
         return f"takes {each.type}; a text around {{{{ }}}} makes a text"
     return ""
 
@@ -308,8 +269,22 @@ def variable_problems(
     return tuple(dict.fromkeys(found))
 
 
+def media_variables(
+    pipeline: PipelineDefinition, facts: Mapping[int, WorkflowFacts]
+) -> frozenset[str]:
+    """Returns the variables that are a file wherever a step takes one."""
+    found: set[str] = set()
+    for number, step in enumerate(pipeline.steps):
+        for name, template in step.properties.items():
+            each = facts[number].property_named(name) if number in facts else None
+            root, *path = (whole_name(template) or "").split(".")
+            if each and each.is_media and root == "variables" and len(path) == 1:
+                found.add(path[0])
+    return frozenset(found)
+
+
 def _missing_variables(template: Any, variables: Mapping[str, Any]) -> Iterator[str]:
-    for used in names_in(template):
+    for used in names_in(template, needed=True):
         root, *path = used.split(".")
         if root == "variables" and (not path or value_at(variables, tuple(path)) is MISSING):
             yield f"the run has no variable {'.'.join(path)!r}"

@@ -25,7 +25,12 @@ from comfyfleet.server.media.model import File
 from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.server.pipelines import store, store_candidates
 from comfyfleet.server.pipelines import store_candidates as job_rows
-from comfyfleet.server.pipelines.decide import StepProgress, count_steps
+from comfyfleet.server.pipelines.decide import (
+    StepProgress,
+    VoteTally,
+    count_steps,
+    tally_votes,
+)
 from comfyfleet.server.pipelines.model import (
     JobInFlight,
     JobState,
@@ -202,6 +207,7 @@ class RunView:
     queued: int  # of those in flight
     jobs: dict[JobState, int]
     seconds_left: float | None
+    last_event_id: int
 
     @property
     def success_rate(self) -> float | None:
@@ -214,6 +220,7 @@ class RunView:
 async def read_run(context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID) -> RunView:
     async with context.tenant(tenant_id) as tx:
         await get_own_run(tx, tenant_id, user_id, run_id)
+        last_event_id = await store.last_event_id(tx, run_id)  # first: what comes later is told
         state = await read_state(tx, tenant_id, run_id)
         rows = count_steps(state.pipeline, state.run, state.tree, state.in_flight)
         mean = await store_candidates.mean_seconds(tx, run_id, of_last=TIMED_JOBS_MAX)
@@ -225,6 +232,7 @@ async def read_run(context: JobContext, tenant_id: UUID, user_id: UUID, run_id: 
             queued=sum(each.is_queued for each in state.in_flight),
             jobs=await store_candidates.count_by_state(tx, run_id),
             seconds_left=_seconds_left(state.pipeline, state.stored, rows, mean),
+            last_event_id=last_event_id,
         )
 
 
@@ -273,6 +281,24 @@ async def read_candidate(
         await get_own_run(tx, tenant_id, user_id, run_id)
         found = await _get_candidate(tx, run_id, candidate_id)
         return found, await _files(tx, tenant_id, [found])
+
+
+class Lineage(NamedTuple):
+    candidates: list[PipelineCandidate]  # itself first, the base last
+    votes: VoteTally
+    files: dict[UUID, File]
+
+
+async def read_lineage(
+    context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID, candidate_id: UUID
+) -> Lineage:
+    async with context.tenant(tenant_id) as tx:
+        await get_own_run(tx, tenant_id, user_id, run_id)
+        found = [await _get_candidate(tx, run_id, candidate_id)]
+        while found[-1].parent is not None and found[-1].step > 0:
+            found.append(await _get_candidate(tx, run_id, found[-1].parent))
+        votes = tally_votes(candidate_id, await store.votes_of(tx, run_id))
+        return Lineage(found, votes, await _files(tx, tenant_id, found))
 
 
 async def _get_candidate(tx: Tx, run_id: UUID, candidate_id: UUID) -> PipelineCandidate:

@@ -62,6 +62,13 @@ async def events_after(
     return _events(found)
 
 
+async def last_event_id(tx: Tx, run_id: UUID) -> int:
+    found = await tx.scalar(
+        select(func.max(pipeline_events.c.id)).where(pipeline_events.c.run_id == run_id)
+    )
+    return int(found or 0)
+
+
 async def unaudited_events(tx: Tx, *, limit: int) -> list[PipelineRunEvent]:
     found = await tx.execute(
         select(pipeline_events)
@@ -117,6 +124,12 @@ async def add_vote(tx: Tx, row: Mapping[str, Any]) -> bool:
     return added.first() is not None
 
 
+async def count_votes(tx: Tx, run_id: UUID) -> int:
+    """Also those that were undone, which take as much room."""
+    query = select(func.count()).where(pipeline_votes.c.run_id == run_id)
+    return int((await tx.execute(query)).scalar_one())
+
+
 async def votes_of(tx: Tx, run_id: UUID) -> list[PairVote]:
     """Returns votes that were not undone, in the order in which they were given."""
     found = await tx.execute(
@@ -124,7 +137,7 @@ async def votes_of(tx: Tx, run_id: UUID) -> list[PairVote]:
         .where(pipeline_votes.c.run_id == run_id, pipeline_votes.c.undone_at.is_(None))
         .order_by(pipeline_votes.c.number)
     )
-    return [PairVote(row.id, row.winner_id, row.loser_id) for row in found]
+    return [PairVote(row.id, row.winner_id, row.loser_id, row.is_tie) for row in found]
 
 
 async def get_vote(tx: Tx, run_id: UUID, vote_id: UUID) -> tuple[PairVote, bool] | None:
@@ -135,7 +148,9 @@ async def get_vote(tx: Tx, run_id: UUID, vote_id: UUID) -> tuple[PairVote, bool]
         )
     )
     row = found.first()
-    return (PairVote(row.id, row.winner_id, row.loser_id), row.undone_at is None) if row else None
+    if row is None:
+        return None
+    return PairVote(row.id, row.winner_id, row.loser_id, row.is_tie), row.undone_at is None
 
 
 async def undo_vote(tx: Tx, vote_id: UUID, *, now: datetime) -> None:

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import RowMapping, func, insert, literal, select, tuple_, update
+from sqlalchemy import RowMapping, case, func, insert, literal, select, tuple_, update
 
 from comfyfleet.server.db import Tx
 from comfyfleet.server.db.dialect import Moment, for_update
@@ -35,12 +35,16 @@ _DECIDING = (
 )
 
 
+_BEST_FIRST = ("winner", "approved", "active", "rejected")
+
+
 @dataclass(frozen=True, slots=True)
 class CandidateFilter:
     step: int | None = None
     status: CandidateStatus | None = None
     parent: UUID | None = None
     is_base: bool = False  # only those without a parent
+    is_best_first: bool = False  # by judgement, step and score, instead of age
 
 
 def _light(row: RowMapping) -> PipelineCandidate:
@@ -145,7 +149,7 @@ async def run_of(tx: Tx, tenant_id: UUID, candidate_id: UUID) -> UUID | None:
 async def list_page(
     tx: Tx, run_id: UUID, wanted: CandidateFilter, *, after: PipelineCandidate | None, limit: int
 ) -> list[PipelineCandidate]:
-    """The oldest first."""
+    """The oldest first, or the best."""
     query = select(candidates).where(candidates.c.run_id == run_id)
     if wanted.step is not None:
         query = query.where(candidates.c.step == wanted.step)
@@ -158,8 +162,12 @@ async def list_page(
     place = tuple_(candidates.c.created_at, candidates.c.id)
     if after:
         query = query.where(place > tuple_(literal(after.created_at, Moment()), after.id))
-    oldest = (candidates.c.created_at, candidates.c.id)
-    found = await tx.execute(query.order_by(*oldest).limit(limit))
+    order: tuple[Any, ...] = (candidates.c.created_at, candidates.c.id)
+    if wanted.is_best_first:
+        ranks = {status: rank for rank, status in enumerate(_BEST_FIRST)}
+        rank = case(ranks, value=candidates.c.status)
+        order = (rank, candidates.c.step.desc(), candidates.c.score.desc(), *order)
+    found = await tx.execute(query.order_by(*order).limit(limit))
     return [_whole(row) for row in found.mappings()]
 
 

@@ -4,7 +4,7 @@ A worker's requests are fenced by its lease token. The token stays on the row wh
 repeated request is recognised; any other token raises LeaseLost, and nothing changes.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -12,8 +12,9 @@ from typing import Any
 from uuid import UUID
 
 from comfyfleet.errors import LeaseLost, NotFound, Refused
-from comfyfleet.server.db import Tx
+from comfyfleet.server.db import Tx, metrics_queries
 from comfyfleet.server.db.dialect import db_now
+from comfyfleet.server.db.metrics_queries import MODEL_RUNS, ROLLUP_STEPS
 from comfyfleet.server.queue.model import (
     ENDED,
     ActiveDispatch,
@@ -87,6 +88,21 @@ async def of_jobs(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> dict[UUID
     return {row.job_id: row for row in await reads.of_jobs(tx, tenant_id, job_ids)}
 
 
+async def newest(tx: Tx, *, limit: int) -> list[Dispatch]:
+    """Returns the dispatches that were made last, in any state."""
+    return await reads.newest(tx, limit=limit)
+
+
+async def get_many(tx: Tx, dispatch_ids: Collection[int]) -> list[Dispatch]:
+    """Returns those of them that exist."""
+    return await reads.get_many(tx, dispatch_ids) if dispatch_ids else []
+
+
+async def of_pairs(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> dict[UUID, Dispatch]:
+    """Returns the dispatches of these (tenant, job), by job id; jobs without one are left out."""
+    return {row.job_id: row for row in await reads.of_pairs(tx, pairs)} if pairs else {}
+
+
 async def have_ended(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> dict[UUID, bool]:
     """Returns by job whether its dispatch has ended, for those (tenant, job) that have one."""
     return await reads.have_ended(tx, pairs) if pairs else {}
@@ -124,6 +140,16 @@ async def held_by(tx: Tx, worker_id: str) -> list[Dispatch]:
     return await reads.held_by(tx, worker_id)
 
 
+async def held_by_any(
+    tx: Tx, worker_ids: Collection[str], *, limit: int
+) -> dict[str, list[Dispatch]]:
+    """Returns what these workers hold, by worker."""
+    found: dict[str, list[Dispatch]] = defaultdict(list)
+    for row in await reads.held_by_any(tx, worker_ids, limit=limit) if worker_ids else ():
+        found[row.worker_id or ""].append(row)
+    return found
+
+
 async def count_queued(tx: Tx, tenant_id: UUID | None = None) -> int:
     """Counts the queued jobs of one tenant, or of all."""
     return await reads.count_queued(tx, tenant_id)
@@ -147,10 +173,12 @@ async def typical_seconds(tx: Tx, workflow_id: int) -> float | None:
 
 
 async def add_runs(tx: Tx, runs: Sequence[TimedRun], *, now: datetime) -> None:
-    """Stores timed runs, from which switch costs are learned, and deletes samples that nobody adds
-    to.
+    """Stores timed runs, from which switch costs are learned, and counts them for operators' plots;
+    deletes samples that nobody adds to.
     """
     await writes.add_runs(tx, runs, now=now)
+    changes = Counter(f"{MODEL_RUNS}{run.change}" for run in runs)
+    await metrics_queries.add_sums(tx, now, changes, steps=ROLLUP_STEPS)
     await writes.delete_before(tx, before=now - SWITCHES_KEPT)
 
 

@@ -18,8 +18,10 @@ PATH_CHARACTERS_MAX = 500
 _COUNTED = re.compile(r"(?P<prefix>.*_)(?P<counter>\d{2,9})(?P<rest>_?(?:\.[^./]*)?)")
 
 
-# Our own types beside ComfyUI's: frames that are binary there, and prompts that were taken back.
+# Our own types beside ComfyUI's: frames that are binary there, prompts that were taken back, and runs whose
+# client wants previews.
 TEXT, PICTURE, REMOVED = "comfyfleet_text", "comfyfleet_picture", "comfyfleet_removed"
+PREVIEWS = "comfyfleet_previews"
 ENDS = ("execution_success", "execution_error", "execution_interrupted")
 COMPLETED, FAILED, CANCELLED = "completed", "failed", "cancelled"
 FAILED_TYPE = "comfyfleet.JobFailed"
@@ -31,6 +33,18 @@ class RunEnd(NamedTuple):
     status: str
     prompt: Mapping[str, Any] = {}
     error: str | None = None
+
+
+class RunFiles(NamedTuple):
+    """Outputs that a worker has delivered. `aliases`: by an output's name, that under which it is known already;
+    `file_ids`: which file each is, unless its job says so."""
+
+    outputs: Sequence[DeliveredOutput] = ()
+    aliases: Mapping[str, str] = {}
+    file_ids: Mapping[str, UUID] = {}
+
+
+NO_FILES = RunFiles()
 
 
 class LoggedRun(NamedTuple):
@@ -46,21 +60,14 @@ class LoggedRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoggedEvents:
-    """One report of a worker. `record` comes with the last one, and is what history shows."""
+    """One report of a worker. `is_last`: its job has ended with it."""
 
     id: int
     job_id: UUID
-    lease_number: int
     client_id: str | None
     prompt_id: str
     events: Sequence[Event]
-    record: Mapping[str, Any] | None
-    created_at: datetime
-
-    @property
-    def is_last(self) -> bool:
-        """Its job has ended with it."""
-        return self.record is not None
+    is_last: bool
 
 
 class LogLook(NamedTuple):
@@ -128,9 +135,13 @@ def delivered_files(outputs: Iterable[DeliveredOutput]) -> dict[BackendFile, str
     }
 
 
+# Pictures of a batch, as far as their numbers are believed.
+BATCH_MAX = 4_096
+OUTPUT = "output"
+
+
 class CounterRange(NamedTuple):
-    """The numbers that a run used of one prefix on its backend. In its own folder they begin with 1; that of
-    temporary files is shared."""
+    """The numbers that files of a report have of one prefix on their backend."""
 
     first: int
     last: int
@@ -140,14 +151,20 @@ class CounterRange(NamedTuple):
         return self.last - self.first + 1
 
 
-def counters_used(files: Iterable[BackendFile]) -> dict[tuple[str, str], CounterRange]:
-    """By folder and prefix."""
+def counters_used(
+    files: Iterable[BackendFile], *, after: Iterable[UserFile] = ()
+) -> dict[tuple[str, str], CounterRange]:
+    """By folder and prefix. `after`: files that the same run has named before; without any of a prefix outputs
+    begin with 1, as they do in the folder of a run: of a batch each picture may have a prefix of its own."""
+    named = ((each.folder, split_counter(each.path)) for each in after)
+    known = {(folder, counted.prefix) for folder, counted in named if counted}
     used: dict[tuple[str, str], CounterRange] = {}
     for file in files:
         if counted := split_counter(file.path):
             key, number = (file.folder, counted.prefix), counted.counter
-            begin = number if file.folder == "temp" else 1
-            first, last = used.get(key, CounterRange(begin, number))
+            is_first = file.folder == OUTPUT and key not in known and number <= BATCH_MAX
+            start = 1 if is_first else number
+            first, last = used.get(key, CounterRange(start, number))
             used[key] = CounterRange(min(first, number), max(last, number))
     return used
 
@@ -197,7 +214,7 @@ def record_from(
 ) -> dict[str, Any]:
     """What history shows of a run: as the backend had it, else made of its messages."""
     if history and isinstance(history.get("status"), Mapping):
-        return {name: history.get(name) or {} for name in ("outputs", "meta", "status")}
+        return sound_record(history)
     outputs: dict[str, Any] = {}
     meta: dict[str, Any] = {}
     messages: list[list[Any]] = []
@@ -216,6 +233,52 @@ def record_from(
     }
 
 
+def told_by_run(events: Iterable[Event]) -> list[Event]:
+    """What a run can tell: the rest of our own types is for us alone to say."""
+    return [(kind, data) for kind, data in events if kind != REMOVED]
+
+
+def sound_record(history: Mapping[str, Any]) -> dict[str, Any]:
+    """A backend's entry, but for what has not the shape that clients, and we, read it by."""
+    status = history["status"]
+    messages = [
+        [each[0], each[1]]
+        for each in (status.get("messages") if isinstance(status.get("messages"), list) else ())
+        if isinstance(each, list | tuple)
+        and len(each) == 2
+        and isinstance(each[0], str)
+        and isinstance(each[1], Mapping)
+    ]
+    return {
+        "outputs": _mappings(history.get("outputs")),
+        "meta": _mappings(history.get("meta")),
+        "status": {
+            **status,
+            "status_str": str(status.get("status_str", "")),
+            "completed": bool(status.get("completed")),
+            "messages": messages,
+        },
+    }
+
+
+def _mappings(value: object) -> dict[str, Any]:
+    found = value.items() if isinstance(value, Mapping) else ()
+    return {str(key): each for key, each in found if isinstance(each, Mapping)}
+
+
+def names_files(row: LoggedEvents) -> bool:
+    return any(kind == "executed" and data.get("output") for kind, data in row.events)
+
+
+def without_results(events: Iterable[Event]) -> list[Event]:
+    """But for those that show what nodes have made: a run that failed is not paid for, and gives nothing away."""
+    return [
+        (kind, data)
+        for kind, data in events
+        if kind != PICTURE and not (kind == "executed" and data.get("output"))
+    ]
+
+
 def is_ended(events: Iterable[Event]) -> bool:
     return any(kind in ENDS for kind, _ in events)
 
@@ -227,15 +290,42 @@ def events_since_start(events: Sequence[Event]) -> list[Event]:
 
 
 def missing_events(
-    prompt_id: str, end: RunEnd, heard: Sequence[Event], at: datetime
+    prompt_id: str,
+    end: RunEnd,
+    heard: Sequence[Event],
+    at: datetime,
+    *,
+    history: Mapping[str, Any] | None = None,
 ) -> list[Event]:
-    """What ComfyUI would have told and the backend has not: a beginning, an end."""
+    """What ComfyUI would have told and nobody has heard: a beginning, results that are in the backend's history,
+    an end."""
     if is_ended(heard):
         return []
     opening = {"prompt_id": prompt_id, "timestamp": int(at.timestamp() * 1000)}
     has_begun = any(kind == "execution_start" for kind, _ in heard)
     first: list[Event] = [] if has_begun else [("execution_start", opening)]
-    return [*first, end_event(prompt_id, end, heard, at)]
+    results = results_unheard(prompt_id, history or {}, heard) if end.status == COMPLETED else []
+    return [*first, *results, end_event(prompt_id, end, heard, at)]
+
+
+def results_unheard(
+    prompt_id: str, history: Mapping[str, Any], heard: Iterable[Event]
+) -> list[Event]:
+    outputs, meta = _mappings(history.get("outputs")), _mappings(history.get("meta"))
+    known = _executed(heard)
+    return [
+        (
+            "executed",
+            {
+                "node": node_id,
+                "display_node": str(meta.get(node_id, {}).get("display_node") or node_id),
+                "output": output,
+                "prompt_id": prompt_id,
+            },
+        )
+        for node_id, output in outputs.items()
+        if node_id not in known
+    ]
 
 
 def end_event(prompt_id: str, end: RunEnd, heard: Iterable[Event], at: datetime) -> Event:

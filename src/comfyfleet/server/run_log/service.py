@@ -5,11 +5,11 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from comfyfleet.api.values import DeliveredOutput
 from comfyfleet.server.db import Tx
 from comfyfleet.server.run_log import store
 from comfyfleet.server.run_log.model import (
     COMPLETED,
+    NO_FILES,
     PATH_CHARACTERS_MAX,
     REMOVED,
     BackendFile,
@@ -18,6 +18,7 @@ from comfyfleet.server.run_log.model import (
     LoggedRun,
     LogLook,
     RunEnd,
+    RunFiles,
     UserFile,
     counters_used,
     delivered_files,
@@ -27,6 +28,7 @@ from comfyfleet.server.run_log.model import (
     missing_events,
     path_after,
     record_from,
+    told_by_run,
     with_other_files,
     with_prompt_id,
 )
@@ -39,12 +41,39 @@ QUEUE_FOLDER = "queue"  # beside those of files: their counters are kept togethe
 OPENING = ("execution_start", "execution_cached")
 
 
-async def log_live(tx: Tx, run: LoggedRun, events: Sequence[Event], *, now: datetime) -> None:
-    """Messages of a run that goes on."""
-    named = [(kind, with_prompt_id(data, run.prompt_id)) for kind, data in events]
+async def lock_log(tx: Tx, user_id: UUID) -> None:
+    """Before a job's row is locked whose messages are logged in the same transaction."""
+    await store.lock_log(tx, user_id)
+
+
+async def log_live(
+    tx: Tx,
+    run: LoggedRun,
+    events: Sequence[Event],
+    files: RunFiles = NO_FILES,
+    *,
+    now: datetime,
+) -> list[UUID]:
+    """Messages of a run that goes on, and the files that they name. Returns files that these have replaced."""
+    names, replaced = await _name_files(tx, run, files, now=now)
+    named = [(kind, _as_known(data, run, names)) for kind, data in told_by_run(events)]
     told = await _without_repeated_opening(tx, run, named)
     if told:
         await store.add_events(tx, run, told, None, now=now)
+    return replaced
+
+
+def _as_known(value: Any, run: LoggedRun, names: Mapping[BackendFile, str]) -> Any:
+    """The same with the names and the id that the client knows."""
+
+    def renamed(said: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        path = names.get(file_named(said))
+        if path is None:
+            return None
+        subfolder, _, filename = path.rpartition("/")
+        return {**said, "filename": filename, "subfolder": subfolder}
+
+    return with_prompt_id(with_other_files(value, renamed) if names else value, run.prompt_id)
 
 
 async def log_end(
@@ -53,37 +82,28 @@ async def log_end(
     end: RunEnd,
     events: Sequence[Event],
     *,
-    outputs: Sequence[DeliveredOutput] = (),
+    files: RunFiles = NO_FILES,
     history: Mapping[str, Any] | None = None,
     now: datetime,
-) -> None:
-    """The last messages of a run, with its files under their users' names, and its record.
+) -> list[UUID]:
+    """The last messages of a run, with its files under their users' names, and its record. Returns files that
+    these have replaced.
 
     Whatever the backend has not told of the end is added: clients wait for it.
     """
-    names = await _name_files(tx, run, delivered_files(outputs), now=now)
-
-    def renamed(value: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        path = names.get(file_named(value))
-        if path is None:
-            return None
-        subfolder, _, filename = path.rpartition("/")
-        return {**value, "filename": filename, "subfolder": subfolder}
-
-    named = [
-        (kind, with_prompt_id(with_other_files(data, renamed), run.prompt_id))
-        for kind, data in events
-    ]
+    names, replaced = await _name_files(tx, run, files, now=now)
+    named = [(kind, _as_known(data, run, names)) for kind, data in told_by_run(events)]
     told = list(await _without_repeated_opening(tx, run, named))
+    shown = _as_known(history, run, names)
     heard: list[Event] = []
     if not history or not is_ended(told):
         earlier = await store.events_of_job(tx, run.tenant_id, run.job_id)
         heard = events_since_start([*(each for row in earlier for each in row.events), *told])
-        missing = missing_events(run.prompt_id, end, heard, now)
+        missing = missing_events(run.prompt_id, end, heard, now, history=shown)
         told, heard = [*told, *missing], [*heard, *missing]
-    shown = with_prompt_id(with_other_files(history, renamed), run.prompt_id)
     record = record_from(heard, shown, is_success=end.status == COMPLETED)
     await store.add_events(tx, run, told, record, now=now)
+    return replaced
 
 
 async def log_removed(tx: Tx, run: LoggedRun, *, count: int, tells: int, now: datetime) -> None:
@@ -101,31 +121,44 @@ async def _without_repeated_opening(
 
 
 async def _name_files(
-    tx: Tx, run: LoggedRun, files: Mapping[BackendFile, str], *, now: datetime
-) -> dict[BackendFile, str]:
-    """The path of each as its user knows it. The same again for a report that is repeated."""
+    tx: Tx, run: LoggedRun, delivered: RunFiles, *, now: datetime
+) -> tuple[dict[BackendFile, str], list[UUID]]:
+    """The path of each as its user knows it, the same again for a report that is repeated; and files that others
+    have replaced."""
+    outputs, aliases, file_ids = delivered
+    files = delivered_files(outputs)
+    if not files:
+        return {}, []
+    rows = {each.output: each for each in await store.files_of_job(tx, run.tenant_id, run.job_id)}
     known = {
-        each.output: each.path for each in await store.files_of_job(tx, run.tenant_id, run.job_id)
+        output: rows[aliases.get(output, output)]
+        for output in files.values()
+        if aliases.get(output, output) in rows
     }
+    replaced = []
+    for output, row in known.items():
+        new = file_ids.get(output)
+        if new is not None and new != row.file_id:
+            await store.set_file(tx, run.tenant_id, run.job_id, row, new)
+            replaced += [row.file_id] if row.file_id else []
     missing = {file: output for file, output in files.items() if output not in known}
-    ranges = counters_used(missing)
+    ranges = counters_used(missing, after=rows.values())
     needed = {key: each.size for key, each in ranges.items()}
     before = await store.take_numbers(tx, run.tenant_id, run.user_id, needed)
-    names = {file: known[output] for file, output in files.items() if output in known}
+    names = {file: known[output].path for file, output in files.items() if output in known}
     for file, output in missing.items():
-        names[file] = await _take_name(
-            tx, run, file, path_after(file, ranges, before), output, now=now
-        )
-    return names
+        path = path_after(file, ranges, before)
+        named = UserFile(file.folder, path, file_ids.get(output), run.job_id, output)
+        names[file] = await _take_name(tx, run, named, now=now)
+    return names, replaced
 
 
-async def _take_name(
-    tx: Tx, run: LoggedRun, file: BackendFile, path: str, output: str, *, now: datetime
-) -> str:
+async def _take_name(tx: Tx, run: LoggedRun, wanted: UserFile, *, now: datetime) -> str:
+    path = wanted.path
     stem, dot, ending = path[:PATH_CHARACTERS_MAX].rpartition(".")
     for number in range(NAMES_TRIED_MAX):
         tried = path if number == 0 else f"{stem} ({number}){dot}{ending}"
-        named = UserFile(file.folder, tried, job_id=run.job_id, output=output)
+        named = wanted._replace(path=tried)
         if await store.add_file(tx, run.tenant_id, run.user_id, named, now=now):
             return tried
     return path
@@ -204,6 +237,29 @@ async def get_file(
     return await store.get_file(tx, tenant_id, user_id, folder, path)
 
 
+async def live_files_of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> list[UserFile]:
+    """What was stored while the job ran, or before it failed."""
+    return [each for each in await store.files_of_job(tx, tenant_id, job_id) if each.file_id]
+
+
+async def settle_outputs(
+    tx: Tx, tenant_id: UUID, job_id: UUID, names: Mapping[str, str]
+) -> list[UUID]:
+    """The job is completed, and says which file an output is. Names of what it did not make are removed.
+
+    `names`: by the name under which an output was known, its name in the job's result. Returns the files that the
+    names stood for.
+    """
+    before = []
+    for row in await live_files_of_job(tx, tenant_id, job_id):
+        before += [row.file_id] if row.file_id else []
+        if (output := names.get(row.output or "")) is not None:
+            await store.settle_file(tx, tenant_id, job_id, row, output)
+        else:
+            await store.remove_name(tx, tenant_id, job_id, row)
+    return before
+
+
 async def files_of_jobs(
     tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]
 ) -> dict[UUID, list[UserFile]]:
@@ -229,6 +285,11 @@ async def list_files(
     tx: Tx, tenant_id: UUID, user_id: UUID, folder: str, *, limit: int
 ) -> list[UserFile]:
     return await store.list_files(tx, tenant_id, user_id, folder, limit=limit)
+
+
+async def count_uploads(tx: Tx, tenant_id: UUID, user_id: UUID, *, most: int) -> int:
+    """Of all folders, also those that others have replaced; counted up to `most`."""
+    return await store.count_uploads(tx, tenant_id, user_id, most=most)
 
 
 async def numbered_files(

@@ -1,7 +1,8 @@
 """The SQL of logged messages and of users' file names. Every row is looked up with its tenant and user."""
 
+import json
 import posixpath
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -9,22 +10,28 @@ from uuid import UUID
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
+    Integer,
     Select,
+    Table,
+    Text,
+    Uuid,
+    all_,
     and_,
     bindparam,
     delete,
     func,
     insert,
-    not_,
     or_,
     select,
     text,
     true,
+    update,
 )
+from sqlalchemy.dialects.postgresql import ARRAY
 
 from comfyfleet.server.db import Tx
-from comfyfleet.server.db.dialect import insert_if_new, is_one_of, is_sqlite, upsert_sum
-from comfyfleet.server.db.driver import PreparedStatement
+from comfyfleet.server.db.dialect import is_one_of, is_sqlite, upsert_sum
+from comfyfleet.server.db.driver import PreparedInsert, PreparedStatement
 from comfyfleet.server.db.tenant_tables import (
     IS_ACTIVE,
     ai_jobs,
@@ -46,18 +53,32 @@ _LOCK_BITS = 2**64 - 1
 _USER_KEY = ("tenant_id", "user_id", "folder", "prefix")
 
 
+def _new_values(table: Table, names: Iterable[str] | None = None) -> dict[str, Any]:
+    """What `_as_new` binds."""
+    return {
+        name: bindparam(f"new_{name}", type_=table.c[name].type)
+        for name in (table.columns.keys() if names is None else names)
+    }
+
+
+def _as_new(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"new_{name}": value for name, value in row.items()}
+
+
 _ADD_EVENTS = PreparedStatement(
-    lambda tx: (
-        insert(run_events)
-        .values({name: bindparam(f"new_{name}", type_=run_events.c[name].type) for name in _ADDED})
-        .returning(run_events.c.id)
-    )
+    lambda tx: insert(run_events).values(_new_values(run_events, _ADDED)).returning(run_events.c.id)
 )
 # Ids of a user's rows are in the order in which they are committed: a reader who goes on from one
 # misses none. SQLite has one writer anyway.
 _LOCK_LOG = PreparedStatement(
     lambda tx: select(func.pg_advisory_xact_lock(bindparam("key", type_=BigInteger)))
 )
+
+
+async def lock_log(tx: Tx, user_id: UUID) -> None:
+    """Whoever also locks a job's row does so after this, so that no two wait for each other."""
+    if not is_sqlite(tx):
+        await _LOCK_LOG.first(tx, {"key": (user_id.int & _LOCK_BITS) - 2**63})
 
 
 async def add_events(
@@ -69,35 +90,61 @@ async def add_events(
     now: datetime,
 ) -> int:
     row = {**run._asdict(), "events": list(events), "record": record, "created_at": now}
-    if not is_sqlite(tx):
-        await _LOCK_LOG.first(tx, {"key": (run.user_id.int & _LOCK_BITS) - 2**63})
-    added = await _ADD_EVENTS.first(tx, {f"new_{name}": row[name] for name in _ADDED})
-    assert added is not None  # noqa: S101  an INSERT returns its row
-    return int(added["id"])
+    await lock_log(tx, run.user_id)
+    ((row_id,),) = await _ADD_EVENTS.tuples(tx, _as_new(row))
+    return int(row_id)
 
 
-def _events(row: Mapping[Any, Any]) -> LoggedEvents:
-    return LoggedEvents(
-        id=row["id"],
-        job_id=row["job_id"],
-        lease_number=row["lease_number"],
-        client_id=row["client_id"],
-        prompt_id=row["prompt_id"],
-        events=[(kind, data) for kind, data in row["events"]],
-        record=row["record"],
-        created_at=row["created_at"],
+# Without the record, which is large: history alone reads it.
+_EVENTS = (
+    run_events.c.id,
+    run_events.c.job_id,
+    run_events.c.client_id,
+    run_events.c.prompt_id,
+    run_events.c.events,
+    run_events.c.record.is_not(None).label("is_last"),
+)
+_OF_USER = (
+    run_events.c.tenant_id == bindparam("of_tenant"),
+    run_events.c.user_id == bindparam("of_user"),
+    run_events.c.id > bindparam("after_id", type_=BigInteger),
+)
+
+
+def _events(row: Sequence[Any]) -> LoggedEvents:
+    row_id, job_id, client_id, prompt_id, events, is_last = row
+    told = [(kind, data) for kind, data in events]
+    return LoggedEvents(row_id, job_id, client_id, prompt_id, told, bool(is_last))
+
+
+def _is_none_of(tx: Tx) -> Any:
+    """By one text for any number of ids."""
+    if is_sqlite(tx):
+        # As it stores them.
+        others = text("ai_jobs.id NOT IN (SELECT value FROM json_each(:but_jobs))")
+        return others.bindparams(bindparam("but_jobs", type_=Text))
+    return ai_jobs.c.id != all_(bindparam("but_jobs", type_=ARRAY(Uuid)))
+
+
+def _look(tx: Tx) -> Select[Any]:
+    count = (
+        select(func.count().label("active"))
+        .where(
+            ai_jobs.c.tenant_id == bindparam("of_tenant"),
+            ai_jobs.c.user_id == bindparam("of_user"),
+            ai_jobs.c.gateway.is_not(None),
+            ai_jobs.c.hidden_at.is_(None),
+            ai_jobs.c.completed_at.is_(None),
+            _is_none_of(tx),
+        )
+        .subquery("counted")
     )
+    newest = select(*_EVENTS).where(*_OF_USER).order_by(run_events.c.id)
+    news = newest.limit(bindparam("most", type_=Integer)).subquery("news")
+    return select(count, news).select_from(count.outerjoin(news, true())).order_by(news.c.id)
 
 
-def _active_prompts(tx: Tx, tenant_id: UUID, user_id: UUID, but: Collection[UUID]) -> Select[Any]:
-    query = select(func.count().label("active")).where(
-        ai_jobs.c.tenant_id == tenant_id,
-        ai_jobs.c.user_id == user_id,
-        ai_jobs.c.gateway.is_not(None),
-        ai_jobs.c.hidden_at.is_(None),
-        ai_jobs.c.completed_at.is_(None),
-    )
-    return query.where(not_(is_one_of(tx, ai_jobs.c.id, but))) if but else query
+_LOOK = PreparedStatement(_look)
 
 
 async def look(
@@ -110,28 +157,17 @@ async def look(
     limit: int,
 ) -> LogLook:
     """One statement, so that the count and the rows are of the same moment."""
-    count = _active_prompts(tx, tenant_id, user_id, but_jobs).subquery("counted")
-    news = (
-        select(run_events)
-        .where(
-            run_events.c.tenant_id == tenant_id,
-            run_events.c.user_id == user_id,
-            run_events.c.id > after_id,
-        )
-        .order_by(run_events.c.id)
-        .limit(limit)
-        .subquery("news")
-    )
-    both = select(count, news).select_from(count.outerjoin(news, true())).order_by(news.c.id)
-    found = list(await tx.execute(both))
-    return LogLook(found[0].active, [_events(row._mapping) for row in found if row.id is not None])
+    but = json.dumps([each.hex for each in but_jobs]) if is_sqlite(tx) else list(but_jobs)
+    values = {"of_tenant": tenant_id, "of_user": user_id, "after_id": after_id}
+    found = await _LOOK.tuples(tx, {**values, "but_jobs": but, "most": limit})
+    return LogLook(found[0][0], [_events(row[1:]) for row in found if row[1] is not None])
 
 
 async def events_of_client(
     tx: Tx, tenant_id: UUID, user_id: UUID, client_id: str, *, after_id: int, to_id: int, limit: int
 ) -> list[LoggedEvents]:
     query = (
-        select(run_events)
+        select(*_EVENTS)
         .where(
             run_events.c.tenant_id == tenant_id,
             run_events.c.user_id == user_id,
@@ -142,22 +178,27 @@ async def events_of_client(
         .order_by(run_events.c.id)
         .limit(limit)
     )
-    return [_events(row._mapping) for row in await tx.execute(query)]
+    return [_events(row) for row in await tx.execute(query)]
+
+
+_OF_JOB = PreparedStatement(
+    lambda tx: (
+        select(*_EVENTS)
+        .where(
+            run_events.c.tenant_id == bindparam("of_tenant"),
+            run_events.c.job_id == bindparam("of_job"),
+            run_events.c.id > bindparam("after_id", type_=BigInteger),
+        )
+        .order_by(run_events.c.id)
+    )
+)
 
 
 async def events_of_job(
     tx: Tx, tenant_id: UUID, job_id: UUID, *, after_id: int = 0
 ) -> list[LoggedEvents]:
-    query = (
-        select(run_events)
-        .where(
-            run_events.c.tenant_id == tenant_id,
-            run_events.c.job_id == job_id,
-            run_events.c.id > after_id,
-        )
-        .order_by(run_events.c.id)
-    )
-    return [_events(row._mapping) for row in await tx.execute(query)]
+    values = {"of_tenant": tenant_id, "of_job": job_id, "after_id": after_id}
+    return [_events(row) for row in await _OF_JOB.tuples(tx, values)]
 
 
 async def records_of(
@@ -227,6 +268,13 @@ async def remove_of_jobs(tx: Tx, job_ids: Sequence[UUID]) -> None:
     await tx.execute(delete(run_events).where(is_one_of(tx, run_events.c.job_id, job_ids)))
 
 
+_TAKE_NUMBERS = PreparedStatement(
+    lambda tx: upsert_sum(
+        tx, gateway_counters, _new_values(gateway_counters), key=_USER_KEY
+    ).returning(gateway_counters.c.last)
+)
+
+
 async def take_numbers(
     tx: Tx, tenant_id: UUID, user_id: UUID, needed: Mapping[tuple[str, str], int]
 ) -> dict[tuple[str, str], int]:
@@ -240,10 +288,14 @@ async def take_numbers(
             "prefix": prefix,
             "last": count,
         }
-        statement = upsert_sum(tx, gateway_counters, row, key=_USER_KEY)
-        last = await tx.execute(statement.returning(gateway_counters.c.last))
-        before[folder, prefix] = int(last.scalar_one()) - count
+        ((last,),) = await _TAKE_NUMBERS.tuples(tx, _as_new(row))
+        before[folder, prefix] = int(last) - count
     return before
+
+
+_ADD_FILE = PreparedInsert(
+    gateway_files, gateway_files.columns.keys(), returning=[gateway_files.c.path]
+)
 
 
 async def add_file(
@@ -251,8 +303,7 @@ async def add_file(
 ) -> bool:
     """False: the name is taken."""
     row = {"tenant_id": tenant_id, "user_id": user_id, **file._asdict(), "created_at": now}
-    statement = insert_if_new(tx, gateway_files, [row]).returning(gateway_files.c.path)
-    return (await tx.execute(statement)).first() is not None
+    return bool(await _ADD_FILE.add(tx, [row]))
 
 
 async def get_file(
@@ -268,11 +319,48 @@ async def get_file(
     return None if row is None else _file(row)
 
 
-async def files_of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> list[UserFile]:
-    query = select(gateway_files).where(
-        gateway_files.c.tenant_id == tenant_id, gateway_files.c.job_id == job_id
+_FILES_OF_JOB = PreparedStatement(
+    lambda tx: select(
+        gateway_files.c.folder,
+        gateway_files.c.path,
+        gateway_files.c.file_id,
+        gateway_files.c.job_id,
+        gateway_files.c.output,
+    ).where(
+        gateway_files.c.tenant_id == bindparam("of_tenant"),
+        gateway_files.c.job_id == bindparam("of_job"),
     )
-    return [_file(row) for row in await tx.execute(query)]
+)
+
+
+async def files_of_job(tx: Tx, tenant_id: UUID, job_id: UUID) -> list[UserFile]:
+    found = await _FILES_OF_JOB.tuples(tx, {"of_tenant": tenant_id, "of_job": job_id})
+    return [UserFile(*row) for row in found]
+
+
+def _is_output(tenant_id: UUID, job_id: UUID, file: UserFile) -> ColumnElement[bool]:
+    return and_(
+        gateway_files.c.tenant_id == tenant_id,
+        gateway_files.c.job_id == job_id,
+        gateway_files.c.folder == file.folder,
+        gateway_files.c.path == file.path,
+    )
+
+
+async def set_file(tx: Tx, tenant_id: UUID, job_id: UUID, file: UserFile, file_id: UUID) -> None:
+    """The name means this file from now on."""
+    statement = update(gateway_files).where(_is_output(tenant_id, job_id, file))
+    await tx.execute(statement.values(file_id=file_id))
+
+
+async def settle_file(tx: Tx, tenant_id: UUID, job_id: UUID, file: UserFile, output: str) -> None:
+    """The job says which file the output is."""
+    statement = update(gateway_files).where(_is_output(tenant_id, job_id, file))
+    await tx.execute(statement.values(file_id=None, output=output))
+
+
+async def remove_name(tx: Tx, tenant_id: UUID, job_id: UUID, file: UserFile) -> None:
+    await tx.execute(delete(gateway_files).where(_is_output(tenant_id, job_id, file)))
 
 
 async def files_of_jobs(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[UserFile]:
@@ -317,6 +405,20 @@ async def list_files(
         .limit(limit)
     )
     return [_file(row) for row in await tx.execute(query)]
+
+
+async def count_uploads(tx: Tx, tenant_id: UUID, user_id: UUID, *, most: int) -> int:
+    some = (
+        select(gateway_files.c.path)
+        .where(
+            gateway_files.c.tenant_id == tenant_id,
+            gateway_files.c.user_id == user_id,
+            gateway_files.c.file_id.is_not(None),
+        )
+        .limit(most)
+        .subquery()
+    )
+    return int((await tx.execute(select(func.count()).select_from(some))).scalar() or 0)
 
 
 async def numbered_files(

@@ -15,7 +15,7 @@ import stat
 import threading
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
@@ -181,6 +181,15 @@ class ObjectFolder:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(draft)
         return True
+
+    def join(self, keys: Sequence[str], target: str, content_type: str) -> None:
+        """Writes the objects one after the other into a new one."""
+        with self.receive() as file:
+            for key in keys:
+                opened = self.open(key)
+                with opened.file, _translate_errors(self.root):
+                    shutil.copyfileobj(opened.file, file, CHUNK_BYTES)
+            self.place(file, target, content_type)
 
     def _link(self, key: str, draft: str) -> None:
         source = self._path_of(self._objects, key)
@@ -402,6 +411,7 @@ class LocalStore:
         object_bytes_max: int = OBJECT_BYTES_MAX,
     ) -> None:
         self.object_bytes_max = object_bytes_max
+        self.root = root
         self._folder = ObjectFolder(root)
         self._folder.prepare(now=clock().timestamp())
         self._public_url = public_url
@@ -466,6 +476,10 @@ class LocalStore:
     ) -> bool:
         checked_content_type(content_type)
         return await asyncio.to_thread(self._folder.copy, key, target, content_type, size)
+
+    async def join(self, keys: Sequence[str], target: str, content_type: str) -> None:
+        checked_content_type(content_type)
+        await asyncio.to_thread(self._folder.join, keys, target, content_type)
 
     async def delete(self, *keys: str) -> None:
         await asyncio.to_thread(self._folder.delete, *keys)

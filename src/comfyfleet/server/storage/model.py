@@ -1,7 +1,8 @@
 """The interface of an object store, and checks of keys, content types and file names that fit folder, bucket and header."""
 
 import re
-from collections.abc import AsyncIterator, Mapping
+import unicodedata
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ OBJECT_BYTES_MAX = 5 * 1024**3
 # put and get are for documents. Media go by URL, and never through our memory.
 MEMORY_BYTES_MAX = 256 * 1024**2
 CHUNK_BYTES = 1024 * 1024
+PART_BYTES_MIN = 5 * 1024**2
 # What S3 allows for a presigned URL.
 URL_SECONDS_MAX = 7 * 24 * 3600
 
@@ -85,6 +87,13 @@ class ObjectStore(Protocol):
         """
         ...
 
+    async def join(self, keys: Sequence[str], target: str, content_type: str) -> None:
+        """Makes one object of several, in their order; raises NotFound if one is missing.
+
+        Each but the last must have at least `PART_BYTES_MIN`, as S3 wants it.
+        """
+        ...
+
     async def delete(self, *keys: str) -> None:
         """Deletes the objects; missing ones are no error."""
         ...
@@ -119,6 +128,7 @@ class ObjectStore(Protocol):
 KEY_BYTES_MAX = 1024  # S3's
 PART_BYTES_MAX = 255  # what file systems take as one name
 CONTENT_TYPE_CHARACTERS_MAX = 200
+NAMELESS = "file"
 
 _TOKEN = r"[A-Za-z0-9!#$&^_.+-]+"  # noqa: S105
 _PARAMETER = rf'; ?{_TOKEN}=(?:{_TOKEN}|"[ !#-\[\]-~]*")'
@@ -167,6 +177,9 @@ def checked_size(size: int | None, *, size_max: int) -> int | None:
 
 def disposition(kind: str, filename: str) -> str:
     """Builds a Content-Disposition for old and new clients: RFC 6266 has them prefer `filename*`."""
+    # Without signs that are not seen: one of them shows `gnp.exe` as `exe.png`.
+    seen = "".join(each for each in filename if unicodedata.category(each) not in ("Cc", "Cf"))
+    filename = seen or NAMELESS
     printable = re.sub(r"[^ -~]|[\"\\%]", "_", filename)
     encoded = quote(filename.encode(errors="replace"), safe="")
     if printable == filename:

@@ -169,10 +169,11 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The key and the tenant of a request."""
+    """The key and the tenant of a request. `session_id`: of a browser that signed in with the key."""
 
     key: ApiKey
     tenant: Tenant
+    session_id: UUID | None = None
 
     @property
     def user_id(self) -> UUID:
@@ -265,6 +266,35 @@ class ActingOperator:
             )
 
 
+# Sign-ins with one key; with one more, the oldest ends.
+SESSIONS_PER_KEY_MAX = 20
+
+
+@dataclass(frozen=True, slots=True)
+class BrowserSession:
+    """Who is signed in in a browser: a customer, an operator, or one person as both."""
+
+    id: UUID
+    customer: Caller | None = None
+    customer_until: datetime | None = None
+    operator: ActingOperator | None = None
+    operator_until: datetime | None = None
+    operator_row: Operator | None = None  # None: the first owner, who has only a key
+
+    @property
+    def is_of_first_owner(self) -> bool:
+        return self.operator is not None and self.operator_row is None
+
+    @property
+    def is_empty(self) -> bool:
+        return self.customer is None and self.operator is None
+
+    @property
+    def until(self) -> datetime | None:
+        """When somebody has to sign in again."""
+        return min(filter(None, (self.customer_until, self.operator_until)), default=None)
+
+
 def new_operator_key() -> str:
     """Makes a random key of 256 bits with our prefix. Not pure: for the outer layers only."""
     return OPERATOR_KEY_PREFIX + new_key()
@@ -294,6 +324,14 @@ class TokenWallet:
     user_id: UUID
     balance: int
     created_at: datetime
+
+
+class WalletSummary(NamedTuple):
+    """Tokens of a wallet within some time."""
+
+    added: int
+    spent: int  # by jobs that completed
+    refunded: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,9 +240,12 @@ async def authenticate_key(tx: Tx, key: str, *, now: datetime) -> Caller:
 async def is_key_valid(tx: Tx, key: ApiKey, *, now: datetime) -> bool:
     """Whether a key is still valid: it may have been revoked or deleted since it was read."""
     found = await store.get_key(tx, key.tenant_id, key.user_id, key.id)
-    if found is None or found.revoked_at is not None:
-        return False
-    return found.expires_at is None or found.expires_at > now
+    return found is not None and is_key_current(found, now)
+
+
+def is_key_current(key: ApiKey, now: datetime) -> bool:
+    """Whether it is neither revoked nor expired, as it was read."""
+    return key.revoked_at is None and (key.expires_at is None or key.expires_at > now)
 
 
 async def note_key_use(tx: Tx, key: ApiKey, *, now: datetime) -> None:

@@ -1,8 +1,8 @@
-"""The only SQL of tenants, users, API keys, operators, wallets and transactions."""
+"""The only SQL of tenants, users, API keys, operators, sessions, wallets and transactions."""
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import (
@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 
 from comfyfleet.server.db import Tx
-from comfyfleet.server.db.central_tables import api_keys, operators, tenants
+from comfyfleet.server.db.central_tables import api_keys, operators, sessions, tenants
 from comfyfleet.server.db.dialect import Moment, insert_if_new, is_one_of, is_sqlite
 from comfyfleet.server.db.driver import PreparedInsert, PreparedStatement, StatementCall, in_parts
 from comfyfleet.server.db.tenant_tables import token_transactions as lines
@@ -94,6 +94,12 @@ async def add_user(tx: Tx, row: Mapping[str, Any]) -> User | None:
 
 async def get_user(tx: Tx, tenant_id: UUID, user_id: UUID) -> User | None:
     query = select(users).where(users.c.tenant_id == tenant_id, users.c.id == user_id)
+    found = (await tx.execute(query)).first()
+    return _user(found) if found else None
+
+
+async def user_by_email(tx: Tx, tenant_id: UUID, email: str) -> User | None:
+    query = select(users).where(users.c.tenant_id == tenant_id, users.c.email == email)
     found = (await tx.execute(query)).first()
     return _user(found) if found else None
 
@@ -250,6 +256,17 @@ async def revoke_operator(tx: Tx, name: str, now: datetime) -> None:
     await tx.execute(good.values(revoked_at=now))
 
 
+async def operator_by_id(tx: Tx, operator_id: UUID) -> Operator | None:
+    found = (await tx.execute(select(operators).where(operators.c.id == operator_id))).first()
+    return _operator(found) if found else None
+
+
+async def set_operator_role(tx: Tx, operator_id: UUID, role: Role) -> Operator | None:
+    changed = update(operators).where(operators.c.id == operator_id).values(role=role)
+    found = (await tx.execute(changed.returning(operators))).first()
+    return _operator(found) if found else None
+
+
 async def operator_by_name(tx: Tx, name: str) -> Operator | None:
     found = (await tx.execute(select(operators).where(operators.c.name == name))).first()
     return _operator(found) if found else None
@@ -268,8 +285,107 @@ async def note_operator_use(tx: Tx, operator_id: UUID, now: datetime) -> None:
 
 
 def _operator(row: Row[Any]) -> Operator:
-    values = {name: value for name, value in row._mapping.items() if name != "key_hash"}
+    return _operator_of(row._mapping)
+
+
+def _operator_of(row: Mapping[Any, Any]) -> Operator:
+    values = {name: value for name, value in row.items() if name != "key_hash"}
     return Operator(**{**values, "role": Role(values["role"])})
+
+
+_SESSION_PARTS = (("", sessions), ("key_", api_keys), ("owner_", tenants), ("operator_", operators))
+_SESSION_COLUMNS = [[each.name for each in table.c] for _, table in _SESSION_PARTS]
+_SESSION_BY_HASH = PreparedStatement(
+    lambda tx: (
+        select(
+            *(
+                each.label(f"{prefix}of_{each.name}")
+                for prefix, table in _SESSION_PARTS
+                for each in table.c
+            )
+        )
+        .select_from(sessions)
+        .outerjoin(api_keys, api_keys.c.id == sessions.c.api_key_id)
+        .outerjoin(tenants, tenants.c.id == api_keys.c.tenant_id)
+        .outerjoin(operators, operators.c.id == sessions.c.operator_id)
+        .where(sessions.c.secret_hash == bindparam("of_hash"))
+    )
+)
+
+
+class SessionRow(NamedTuple):
+    """A session with the key, the tenant and the operator that it names."""
+
+    values: Mapping[str, Any]
+    key: ApiKey | None
+    tenant: Tenant | None
+    operator: Operator | None
+
+
+async def session_by_hash(tx: Tx, secret_hash: str) -> SessionRow | None:
+    found = await _SESSION_BY_HASH.tuples(tx, {"of_hash": secret_hash})
+    if not found:
+        return None
+    values, key, owner, operator = in_parts(found[0], *_SESSION_COLUMNS)
+    return SessionRow(
+        values,
+        _key_of(key) if key["id"] else None,
+        Tenant(**owner) if owner["id"] else None,
+        _operator_of(operator) if operator["id"] else None,
+    )
+
+
+async def add_session(tx: Tx, row: Mapping[str, Any]) -> None:
+    await tx.execute(insert(sessions).values(dict(row)))
+
+
+async def replace_session(tx: Tx, secret_hash: str, values: Mapping[str, Any]) -> bool:
+    """Gives a session another secret, and whatever else; False if it has ended meanwhile."""
+    changed = update(sessions).where(sessions.c.secret_hash == secret_hash).values(dict(values))
+    return (await tx.execute(changed.returning(sessions.c.id))).first() is not None
+
+
+async def has_session(tx: Tx, session_id: UUID, key_id: UUID, now: datetime) -> bool:
+    """Whether a customer is still signed in there with this key."""
+    query = select(sessions.c.id).where(
+        sessions.c.id == session_id,
+        sessions.c.api_key_id == key_id,
+        sessions.c.customer_until > now,
+    )
+    return (await tx.execute(query)).first() is not None
+
+
+async def delete_session(tx: Tx, secret_hash: str) -> None:
+    await tx.execute(delete(sessions).where(sessions.c.secret_hash == secret_hash))
+
+
+async def delete_expired_sessions(tx: Tx, *, before: datetime, limit: int) -> None:
+    expired = select(sessions.c.id).where(sessions.c.expires_at <= before).limit(limit)
+    await tx.execute(delete(sessions).where(sessions.c.id.in_(expired)))
+
+
+async def delete_oldest_sessions(
+    tx: Tx, *, key_id: UUID | None, operator_id: UUID | None, kept: int
+) -> None:
+    """Deletes all but the newest of a key, of an operator, or, without both, of the first owner."""
+    if key_id is not None:
+        same = sessions.c.api_key_id == key_id
+    elif operator_id is not None:
+        same = sessions.c.operator_id == operator_id
+    else:
+        same = sessions.c.admin_proof.is_not(None)
+    newest = select(sessions.c.id).where(same).order_by(sessions.c.created_at.desc()).limit(kept)
+    await tx.execute(delete(sessions).where(same, sessions.c.id.not_in(newest)))
+
+
+async def list_balances(
+    tx: Tx, tenant_id: UUID, *, after_user_id: UUID | None, limit: int
+) -> list[tuple[UUID, int]]:
+    query = select(wallets.c.user_id, wallets.c.balance).where(wallets.c.tenant_id == tenant_id)
+    if after_user_id is not None:
+        query = query.where(wallets.c.user_id > after_user_id)
+    found = await tx.execute(query.order_by(wallets.c.user_id).limit(limit))
+    return [(row.user_id, row.balance) for row in found]
 
 
 async def get_wallet(tx: Tx, tenant_id: UUID, user_id: UUID) -> TokenWallet | None:
@@ -435,8 +551,43 @@ async def transactions_of_jobs(
     return [_transaction(row) for row in await tx.execute(query)]
 
 
+async def sums_by_type(
+    tx: Tx, tenant_id: UUID, user_id: UUID, *, since: datetime, limit: int
+) -> dict[TransactionType, int]:
+    """Sums what the user's newest transactions added to the balance. Of JOB_CONSUME: what its jobs
+    have cost in all."""
+    newest = (
+        select(lines)
+        .where(lines.c.tenant_id == tenant_id, lines.c.user_id == user_id)
+        .order_by(lines.c.id.desc())
+        .limit(limit)
+        .subquery()
+    )
+    reserved = lines.alias("reserved")
+    is_reserved = and_(
+        reserved.c.tenant_id == newest.c.tenant_id,
+        reserved.c.job_id == newest.c.job_id,
+        reserved.c.type == TransactionType.JOB_RESERVE,
+        newest.c.type == TransactionType.JOB_CONSUME,
+    )
+    total = func.sum(newest.c.amount + func.coalesce(reserved.c.amount, 0))
+    query = (
+        select(newest.c.type, total.label("total"))
+        .select_from(newest.outerjoin(reserved, is_reserved))
+        .where(newest.c.created_at >= since)
+        .group_by(newest.c.type)
+    )
+    return {TransactionType(row.type): int(row.total) for row in await tx.execute(query)}
+
+
 async def newest_transactions(
-    tx: Tx, tenant_id: UUID, user_id: UUID, *, before_id: int | None, limit: int
+    tx: Tx,
+    tenant_id: UUID,
+    user_id: UUID,
+    *,
+    before_id: int | None,
+    limit: int,
+    types: Collection[TransactionType] = (),
 ) -> list[LedgerTransaction]:
     query = (
         select(lines)
@@ -446,6 +597,8 @@ async def newest_transactions(
     )
     if before_id is not None:
         query = query.where(lines.c.id < before_id)
+    if types:
+        query = query.where(lines.c.type.in_(sorted(types)))
     return [_transaction(row) for row in await tx.execute(query)]
 
 

@@ -1,6 +1,6 @@
 """The token ledger: credit, reserve, consume, refund. Only the holder of a wallet's lock changes its balance."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -20,6 +20,7 @@ from comfyfleet.server.tenants.model import (
     Settlement,
     TokenWallet,
     TransactionType,
+    WalletSummary,
     check_amount,
     check_provider_id,
     drifts_of_job,
@@ -27,6 +28,7 @@ from comfyfleet.server.tenants.model import (
 
 JOBS_AT_ONCE_MAX = 1000
 TRANSACTIONS_PER_PAGE_MAX = 500
+TRANSACTIONS_SUMMED_MAX = 10_000
 ALREADY_RESERVED = "one of the jobs has its tokens reserved already"
 
 
@@ -129,12 +131,42 @@ async def balance(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
     return wallet.balance if wallet else 0
 
 
+async def balances(
+    tx: Tx, tenant_id: UUID, *, after_user_id: UUID | None = None, limit: int
+) -> list[tuple[UUID, int]]:
+    """Returns a page of (user, balance), by user; `after_user_id` is the last page's last."""
+    return await store.list_balances(tx, tenant_id, after_user_id=after_user_id, limit=limit)
+
+
 async def transactions(
-    tx: Tx, tenant_id: UUID, user_id: UUID, *, before_id: int | None = None, limit: int
+    tx: Tx,
+    tenant_id: UUID,
+    user_id: UUID,
+    *,
+    before_id: int | None = None,
+    limit: int,
+    types: Collection[TransactionType] = (),
 ) -> list[LedgerTransaction]:
-    """Returns a page, the newest first; `before_id` is the id of the last page's last."""
+    """Returns a page, the newest first; `before_id` is the id of the last page's last. Of no type: of all."""
     return await store.newest_transactions(
-        tx, tenant_id, user_id, before_id=before_id, limit=min(limit, TRANSACTIONS_PER_PAGE_MAX)
+        tx,
+        tenant_id,
+        user_id,
+        before_id=before_id,
+        limit=min(limit, TRANSACTIONS_PER_PAGE_MAX),
+        types=types,
+    )
+
+
+async def summary(tx: Tx, tenant_id: UUID, user_id: UUID, *, since: datetime) -> WalletSummary:
+    """Sums what was added, spent and given back since a moment, as far as the newest transactions go."""
+    found = await store.sums_by_type(
+        tx, tenant_id, user_id, since=since, limit=TRANSACTIONS_SUMMED_MAX
+    )
+    return WalletSummary(
+        added=found.get(TransactionType.PAYMENT_CREDIT, 0),
+        spent=-found.get(TransactionType.JOB_CONSUME, 0),
+        refunded=found.get(TransactionType.JOB_REFUND, 0),
     )
 
 

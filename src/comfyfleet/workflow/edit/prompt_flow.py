@@ -1,6 +1,6 @@
 """Follows the links of a prompt backwards: where a node's inputs come from."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from comfyfleet.errors import LimitExceeded
@@ -9,7 +9,7 @@ from comfyfleet.workflow.model import ANY_TYPE
 from comfyfleet.workflow.node_inputs import input_spec
 from comfyfleet.workflow.object_info import MATCH_TYPE
 
-STEPS_MAX = 2_000_000  # inputs looked at in one search; of all workflows we know none takes 10,000
+STEPS_MAX = 500_000  # inputs looked at in one search; of all workflows we know none takes 10,000
 _GENERIC = frozenset({ANY_TYPE, "", MATCH_TYPE})
 
 
@@ -38,8 +38,15 @@ class Flow:
     def __init__(self, entries: Mapping[str, PromptEntry]) -> None:
         self.entries = entries
         self._declared: dict[str, dict[str, Any]] = {}
+        self._found: dict[str, list[PromptEntry]] = {}
         self._steps_left = STEPS_MAX
         self.needed = self._needed()
+
+    def once(self, name: str, find: Callable[["Flow"], list[PromptEntry]]) -> list[PromptEntry]:
+        """What is found; looked for once in this prompt, however many searches need it."""
+        if name not in self._found:
+            self._found[name] = find(self)
+        return self._found[name]
 
     def declared(self, entry: PromptEntry) -> Mapping[str, Any]:
         if entry.id not in self._declared:

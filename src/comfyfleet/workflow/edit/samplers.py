@@ -23,6 +23,10 @@ class SamplerRole(NamedTuple):
 
 def conditioned(flow: Flow) -> list[PromptEntry]:
     """Returns the nodes that consume conditioning: samplers and guiders, otherwise whatever takes it."""
+    return flow.once("conditioned", _find_conditioned)
+
+
+def _find_conditioned(flow: Flow) -> list[PromptEntry]:
     # A prompt that shows something on the way but saves nothing needs no sampler, and yet has one.
     ends = _takers(flow, flow.needed.values()) or _takers(flow, flow.entries.values())
     sampling = [
@@ -52,6 +56,10 @@ def _takers(flow: Flow, entries: Iterable[PromptEntry]) -> list[PromptEntry]:
 
 
 def samplers(flow: Flow) -> list[PromptEntry]:
+    return flow.once("samplers", _find_samplers)
+
+
+def _find_samplers(flow: Flow) -> list[PromptEntry]:
     ends = conditioned(flow)
     guiders = {entry.id for entry in ends if "GUIDER" in entry.outputs}
     guided = [

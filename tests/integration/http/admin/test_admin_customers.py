@@ -86,7 +86,8 @@ async def test_a_payment_is_credited_once(client: httpx.AsyncClient) -> None:
     again = await client.post(f"{wallet_path(made)}/credits", json=paid)
     assert (again.status_code, again.json()) == (200, {"balance": 500})
     other = await client.post(
-        f"{wallet_path(made)}/credits", json={"amount": 20, "provider_transaction_id": "pi_2"}
+        f"{wallet_path(made)}/credits",
+        json={"amount": 20, "provider_transaction_id": "pi_2", "reason": "a wrong picture"},
     )
     assert (other.status_code, other.json()) == (201, {"balance": 520})
     assert (await client.get(wallet_path(made))).json()["balance"] == 520
@@ -94,7 +95,7 @@ async def test_a_payment_is_credited_once(client: httpx.AsyncClient) -> None:
     assert [each["amount"] for each in listed["transactions"]] == [20, 500]
     assert {each["type"] for each in listed["transactions"]} == {"PAYMENT_CREDIT"}
     entries = (await client.get("/api/admin/audit", params={"action": "credit"})).json()["entries"]
-    assert len(entries) == 2
+    assert [each["details"].get("reason") for each in entries] == ["a wrong picture", None]
 
 
 async def test_a_credit_whose_audit_was_cut_off_is_audited_at_the_repeat(

@@ -54,7 +54,7 @@ async def test_a_fleets_secret_is_shown_once_and_stored_hashed(
     client: httpx.AsyncClient, plane: ControlPlane
 ) -> None:
     made = await make_fleet(client)
-    assert made.keys() == {"slug", "stage", "secret"}
+    assert made.keys() == {"slug", "stage", "secret", "join"}
     async with plane.central.read() as tx:
         fleets.check_secret(await fleets.get_fleet(tx, "gpus", "production"), made["secret"])
     for path in ("fleets", "fleets/gpus/production", "audit"):

@@ -1,6 +1,8 @@
 """Workers, tenants and the audit log through the operators' API."""
 
 import asyncio
+import csv
+import io
 import json
 from uuid import UUID, uuid4
 
@@ -176,3 +178,19 @@ async def test_the_audit_log_is_exported_line_by_line(client: httpx.AsyncClient)
     assert answer.headers["content-type"].startswith("application/x-ndjson")
     lines = [json.loads(line) for line in answer.text.splitlines()]
     assert [line["details"]["number"] for line in lines] == [4, 3, 2, 1, 0]
+
+
+@pytest.mark.usefixtures("audited")
+async def test_the_audit_log_is_exported_as_a_table_without_formulas(
+    plane: ControlPlane, client: httpx.AsyncClient
+) -> None:
+    async with plane.central.transaction() as tx:
+        await notifications.record_audit(tx, "sweep", "expire", "=1+1", plane.clock(), why='a, "b"')
+    answer = await client.get("/api/admin/audit/export?actor=sweep&format=csv")
+    assert answer.headers["content-type"].startswith("text/csv")
+    assert answer.headers["content-disposition"] == 'attachment; filename="audit.csv"'
+    rows = list(csv.DictReader(io.StringIO(answer.text)))
+    assert [row["subject"] for row in rows[:2]] == ["'=1+1", "dispatch:4"]
+    assert json.loads(rows[0]["details"]) == {"why": 'a, "b"'}
+    assert rows[0]["tenant_id"] == ""
+    assert (await client.get("/api/admin/audit/export?format=xls")).status_code == 422

@@ -83,6 +83,25 @@ async def test_the_next_version_keeps_the_terms_and_the_old_one_can_come_back(
     assert none.status_code == 404
 
 
+async def test_a_draft_is_tried_by_operators_and_used_by_nobody_else(
+    client: httpx.AsyncClient,
+) -> None:
+    await register(client)
+    made = await register(client, properties=[], is_draft=True)
+    assert (made.status_code, made.json()["version"]) == (201, 2)
+    shown = (await client.get("/api/admin/workflows/photo")).json()
+    assert (shown["version"], shown["versions"]) == (1, [2, 1])
+    assert shown["registered_at"].keys() == {"1", "2"}
+    assert shown["registered_at"]["1"] <= shown["registered_at"]["2"]
+    assert shown["properties"]
+    draft = (await client.get("/api/admin/workflows/photo?version=2")).json()
+    assert draft["properties"] == []
+    job = await client.post("/api/admin/jobs", json={"workflow_slug": "photo", "version": 2})
+    assert job.status_code == 201, job.text
+    details = (await client.get(f"/api/admin/jobs/{job.json()['ids'][0]}/details")).json()
+    assert details["version"] == 2
+
+
 async def test_a_workflow_is_held_back_and_let_go(client: httpx.AsyncClient) -> None:
     await register(client)
     for act, field, value in (

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
@@ -57,6 +59,48 @@ async def test_a_job_is_followed_to_its_end(effect_setup: EffectSetup, ada: Cust
     assert numbers == sorted(numbers)
 
 
+PREVIEW = {"node_id": "3", "content_type": "image/png", "base64": "AAAA"}
+
+
+async def test_previews_are_wanted_from_a_worker_while_somebody_looks(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
+    job_id = await ada.job(effect_setup.draw)
+    previews, listener = effect_setup.plane.context.previews, free_listener()
+    headers = {"Authorization": f"Bearer {ada.key}"}
+    async with (
+        effect_setup.fleet_setup.worker() as worker,
+        served(create_app(effect_setup.plane), listener),
+        httpx.AsyncClient(base_url=url_of(listener), headers=headers, timeout=10) as client,
+    ):
+        job = await worker.job()
+        assert job["extra_data"] == {}, "nobody looks: none are made"
+        told = await worker.call_for(job, "heartbeat", started=True, preview=PREVIEW)
+        assert told.json()["previews"] is False
+        path = f"/api/ai-jobs/{job_id}/events"
+        async with client.stream("GET", path, params={"previews": True}) as answer:
+            pieces = answer.aiter_text()
+            await read_until(pieces, "processing")
+            told = await worker.call_for(job, "heartbeat", progress={"percent": 1}, preview=PREVIEW)
+            assert told.json()["previews"] is True
+            assert '"data:image/png;base64,AAAA"' in await read_until(pieces, "base64")
+        await worker.deliver(job)
+    assert not previews.is_watched(UUID(job_id))
+    assert not previews._latest
+
+
+async def test_a_job_that_is_looked_at_is_run_with_previews(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
+    job_id = UUID(await ada.job(effect_setup.draw))
+    effect_setup.plane.context.previews.expect(job_id)
+    async with effect_setup.fleet_setup.worker() as worker:
+        job = await worker.job()
+        assert job["extra_data"] == {"preview_method": "auto"}
+        await worker.deliver(job)
+    assert not effect_setup.plane.context.previews.is_watched(job_id)
+
+
 async def test_a_reader_goes_on_where_it_stopped(effect_setup: EffectSetup, ada: Customer) -> None:
     job_id = await ada.job(effect_setup.draw)
     await effect_setup.work()
@@ -92,8 +136,12 @@ async def test_a_broken_connection_loses_nothing(effect_setup: EffectSetup, ada:
 
 
 async def until(answer: httpx.Response, wanted: str) -> str:
+    return await read_until(answer.aiter_text(), wanted)
+
+
+async def read_until(pieces: AsyncIterator[str], wanted: str) -> str:
     text = ""
-    async for piece in answer.aiter_text():
+    async for piece in pieces:
         text += piece
         if wanted in text and text.endswith("\n\n"):
             return text

@@ -68,10 +68,26 @@ async def test_a_graph_is_run_and_followed_to_its_end(
     last = json.loads(events[-1].partition("data: ")[2])
     assert (last["status"], last["overall_percent"]) == ("completed", 100.0)
     run = await ada.get(f"graph-runs/{run_id}")
-    assert run["status"] == "completed"
+    assert (run["status"], run["document"]) == ("completed", None)
     (file,) = run["outputs"]["picture"]["files"]
     assert (await ada.client.get(file["url"])).content == b"made"
     assert {each["id"]: each["status"] for each in run["nodes"]}["draw"] == "done"
+    assert [
+        each["url"] for each in await made_by(ada, run_id, "draw", urls=False) if "url" in each
+    ] == []
+    (made_file,) = await made_by(ada, run_id, "draw", urls=True)
+    assert (await ada.client.get(made_file["url"])).content == b"made"
+    stored = (await ada.get(f"graphs/{graph_id}"))["document"]
+    assert (await ada.client.delete(f"/api/graphs/{graph_id}")).status_code == 204
+    assert (await ada.get(f"graph-runs/{run_id}", document=True))["document"] == stored
+
+
+async def made_by(ada: Customer, run_id: str, node: str, *, urls: bool) -> list[dict[str, Any]]:
+    """Files that a node of a run has made."""
+    run = await ada.get(f"graph-runs/{run_id}", urls=urls)
+    (found,) = [each for each in run["executions"] if each["node"] == node]
+    files: list[dict[str, Any]] = found["outputs"]["output"]["files"]
+    return files
 
 
 async def test_a_graph_may_come_as_yaml(effect_setup: EffectSetup, ada: Customer) -> None:
@@ -81,6 +97,12 @@ async def test_a_graph_may_come_as_yaml(effect_setup: EffectSetup, ada: Customer
     newer = await ada.client.post(f"/api/graphs/{graph_id}/versions", json=GRAPH)
     assert newer.json()["version"] == 2
     assert (await ada.get(f"graphs/{graph_id}", version=1))["document"]["name"] == "two"
+    read = (await ada.client.post("/api/graphs/validate", json={"document": YAML})).json()
+    assert read["document"]["nodes"][0] == {"id": "draw", "type": "workflow", "workflow": "draw"}
+    known = await ada.client.post("/api/graphs/validate", json={"document": GRAPH})
+    assert known.json()["document"] is None
+    unreadable = await ada.client.post("/api/graphs/validate", json={"document": "name: [a"})
+    assert (unreadable.status_code, "line" in unreadable.json()["error"]["message"]) == (422, True)
 
 
 async def test_all_problems_are_told_with_their_places(
@@ -91,13 +113,15 @@ async def test_all_problems_are_told_with_their_places(
     assert refused.status_code == 422
     assert refused.json()["error"]["details"]["problems"]
     verdict = (await ada.client.post("/api/graphs/validate", json=broken)).json()
-    assert not verdict["valid"]
+    assert (verdict["valid"], verdict["quote"]) == (False, None)
     assert {each["node"] for each in verdict["problems"]} == {"x"}
     graph_id = await made(ada)
     fine = (await ada.client.post(f"/api/graphs/{graph_id}/validate")).json()
     assert (fine["valid"], fine["problems"]) == (True, [])
     quote = await ada.client.post(f"/api/graphs/{graph_id}/quote", json={})
     assert (quote.json()["jobs_min"], quote.json()["jobs_max"]) == (1, 1)
+    unsaved = (await ada.client.post("/api/graphs/validate", json=GRAPH)).json()
+    assert unsaved["quote"] == quote.json()
 
 
 async def test_a_run_is_cancelled_and_not_retried(effect_setup: EffectSetup, ada: Customer) -> None:

@@ -54,6 +54,34 @@ async def work_off(effect_setup: EffectSetup) -> None:
     raise AssertionError("still not done")
 
 
+async def test_a_variable_may_name_media_of_the_user_and_of_nobody_else(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
+    step = {
+        "name": "Invert",
+        "workflow": "invert",
+        "properties": {"input": "{{ variables.photo }}"},
+    }
+    bob, media_id = await effect_setup.customer(ada.tenant_id), await ada.video()
+    for customer, has_file in ((ada, True), (bob, False)):
+        made = await post(customer, "pipelines", 201, document={"name": "Own", "steps": [step]})
+        body = {
+            "base_candidates": 1,
+            "variables": {"photo": media_id},
+            "idempotency_key": made["id"],
+        }
+        run = await post(customer, f"pipelines/{made['id']}/runs", 201, **body)
+        again = await post(customer, f"pipelines/{made['id']}/runs", 200, **body)
+        assert again["variables"] == run["variables"]
+        assert (run["variables"]["photo"] != media_id) is has_file
+        if has_file:
+            changed = {"variables": {"photo": media_id}}
+            answer = await customer.client.patch(f"/api/pipeline-runs/{run['id']}", json=changed)
+            assert answer.json()["variables"] == run["variables"]
+            await work_off(effect_setup)
+            assert (await customer.get(f"pipeline-runs/{run['id']}"))["reason"] == "complete"
+
+
 async def test_a_run_by_the_api_from_start_to_tree(
     effect_setup: EffectSetup, ada: Customer
 ) -> None:
@@ -99,6 +127,35 @@ async def test_candidates_are_judged_and_compared_by_the_api(
     assert vote["scores"][two] == 1016.0
     undone = await post(ada, f"pipeline-runs/{run_id}/votes/{vote['id']}/undo")
     assert undone["scores"] == {one: 1000.0, two: 1000.0}
+
+
+async def test_a_picture_is_followed_back_to_its_base_and_pairs_are_skipped_and_tied(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
+    run_id = await started(ada, base=3)
+    await work_off(effect_setup)
+    at = f"pipeline-runs/{run_id}"
+    children = (await ada.get(f"{at}/candidates", step=1))["candidates"]
+    (one, two), first = children[:2], await ada.get(f"{at}/pair", step=1)
+    assert (first["votes"], first["votes_enough"]) == (0, 3)
+    seen = [each["id"] for each in first["candidates"]]
+    later = await ada.get(f"{at}/pair", step=1, skipped=seen)
+    assert {each["id"] for each in later["candidates"]} != set(seen)
+    tie = await post(ada, f"{at}/vote", winner=one["id"], loser=two["id"], is_tie=True)
+    assert set(tie["scores"].values()) == {1000.0}
+    await post(ada, f"{at}/candidates/{one['parent']}/winner")
+    await post(ada, f"{at}/candidates/{two['id']}/reject")
+    best = await ada.get(f"{at}/candidates", best=True, limit=5)
+    shown = [(each["status"], each["step"]) for each in best["candidates"]]
+    assert shown == [("winner", 0), ("active", 1), ("active", 1), ("active", 0), ("active", 0)]
+    assert best["next"] is None
+    lineage = await ada.get(f"{at}/candidates/{one['id']}/lineage")
+    assert [each["id"] for each in lineage["candidates"]] == [one["id"], one["parent"]]
+    assert all(each["url"] for each in lineage["candidates"])
+    assert (lineage["won"], lineage["lost"], lineage["tied"]) == (0, 0, 1)
+    run = await ada.get(at)
+    assert run["last_event_id"] > 0
+    assert [(each["needs_approval"], each["waiting"]) for each in run["steps"]] == [(False, 0)] * 2
 
 
 async def test_a_run_is_paused_changed_and_cancelled_by_the_api(

@@ -3,7 +3,7 @@
 Internal: may change without notice.
 """
 
-from comfyfleet.server.http.admin import catalog, fleets, jobs, operators, tenants
+from comfyfleet.server.http.admin import catalog, fleets, jobs, operators, overview, tenants
 
 ROUTERS = (
     fleets.router,
@@ -11,6 +11,7 @@ ROUTERS = (
     tenants.router,
     jobs.dispatches_router,
     jobs.router,
+    overview.router,
     operators.router,
     operators.operators_router,
 )

@@ -10,9 +10,10 @@ from comfyfleet.server.http.deps import now_of, plane_of
 from comfyfleet.server.http.middleware import caller_of
 from comfyfleet.server.http.request_body import Body as Body
 from comfyfleet.server.http.request_body import JsonRoute
+from comfyfleet.server.http.sessions import trusted_session
 from comfyfleet.server.secrets import is_key_of_hash
 from comfyfleet.server.tenants import service as tenants
-from comfyfleet.server.tenants.model import FIRST_OWNER, ActingOperator, Role
+from comfyfleet.server.tenants.model import FIRST_OWNER, ActingOperator, Operator, Role
 
 # It only finds the key and describes it in the API's document: the refusals are ours.
 _admin_bearer = HTTPBearer(auto_error=False, scheme_name="admin key")
@@ -20,29 +21,45 @@ READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 async def authenticate_operator(request: Request) -> ActingOperator:
-    """Authenticates an operator before the request's body is read; viewers may only read."""
+    """Authenticates an operator, by a key or by a browser's session, before the request's body is read; viewers
+    may only read."""
     bearer = await _admin_bearer(request)
     if bearer is None:
+        acting = await _signed_in(request)
+    else:
+        acting = await _authenticate(request, bearer.credentials)
+    acting.require(Role.VIEWER if request.method in READS else Role.OPERATOR)
+    return acting
+
+
+async def _signed_in(request: Request) -> ActingOperator:
+    session = await trusted_session(plane_of(request), request)
+    if session is None or session.operator is None:
         raise Unauthenticated(
             "an operator's key is needed",
             hint="Send Authorization: Bearer KEY; the first key was printed when the control plane "
             "first started, or is set by COMFYFLEET_ADMIN_KEY there.",
         )
-    acting = await _authenticate(request, bearer.credentials)
-    acting.require(Role.VIEWER if request.method in READS else Role.OPERATOR)
-    return acting
+    if session.operator_row is not None:
+        await _note_use(request, session.operator_row)
+    return session.operator
 
 
 async def _authenticate(request: Request, key: str) -> ActingOperator:
-    plane, now = plane_of(request), now_of(request)
+    plane = plane_of(request)
     if is_key_of_hash(key, plane.admin_key.key_hash):
         return ActingOperator(FIRST_OWNER, Role.OWNER)
     async with plane.central.read() as tx:
         operator = await tenants.authenticate_operator(tx, key)
+    await _note_use(request, operator)
+    return ActingOperator(operator.subject, operator.role)
+
+
+async def _note_use(request: Request, operator: Operator) -> None:
+    plane, now = plane_of(request), now_of(request)
     if not operator.is_use_recorded(now):
         async with plane.central.transaction() as tx:
             await tenants.note_operator_use(tx, operator, now=now)
-    return ActingOperator(operator.subject, operator.role)
 
 
 async def require_operator(

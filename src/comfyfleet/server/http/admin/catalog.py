@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 from uuid import uuid4
 
 from fastapi import Body as InBody
-from fastapi import Path, Query, status
+from fastapi import Path, Query, Request, status
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from comfyfleet.api.admin import (
+    PROPERTY_FORMATS,
     PROPERTY_TYPES,
     AbleWorker,
     AbleWorkers,
@@ -25,29 +26,46 @@ from comfyfleet.api.admin import (
     WorkflowDetail,
     Workflows,
 )
+from comfyfleet.api.console import (
+    Drawing,
+    MissingInFile,
+    WorkflowDiff,
+    WorkflowInspection,
+    WorkflowOutput,
+)
 from comfyfleet.errors import InvalidInput, NotFound, Refused
 from comfyfleet.server.app import ControlPlane
-from comfyfleet.server.catalog import service
 from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.catalog.draft import best_object_info, draft_workflow
+from comfyfleet.server.catalog.layout import (
+    DrawnVersion,
+    diff_versions,
+    draw,
+    suggest_properties,
+)
 from comfyfleet.server.catalog.model import (
+    EXAMPLES_MAX,
     EffectDefinition,
     EffectSettings,
+    ExampleSide,
     Property,
     RegisteredWorkflow,
     WorkflowDraft,
     WorkflowTerms,
-    WorkflowVersion,
 )
-from comfyfleet.server.catalog.service import engine_object_info
+from comfyfleet.server.catalog.payload import find_document
 from comfyfleet.server.db import Tx
 from comfyfleet.server.fleets import object_info
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet
 from comfyfleet.server.http.admin.auth import Body, OperatorDep, admin_router
 from comfyfleet.server.http.deps import NowDep, PlaneDep
+from comfyfleet.server.http.examples import example_views
 from comfyfleet.server.http.request_body import Tokens, VersionNumber
+from comfyfleet.server.ingest import keep_example
 from comfyfleet.server.notifications.service import record_audit
+from comfyfleet.workflow.embedded import Opened, open_document
+from comfyfleet.workflow.inspect import inspect
 
 
 class PropertyBody(BaseModel):
@@ -89,6 +107,13 @@ class PropertyBody(BaseModel):
         default=None, description="Else: files, and placeholders without a default, are."
     )
     description: str = Field(default="", description="For people.")
+    label: str | None = Field(default=None, description="Its name in a form; else from the name.")
+    # A str, as the type: an unknown one gets our own message.
+    format: str | None = Field(
+        default=None,
+        json_schema_extra={"enum": [*PROPERTY_FORMATS, None]},
+        description="How people enter it: multiline (text), colour (text or integer), mask (image).",
+    )
 
     def parsed(self) -> Property:
         said = {name: getattr(self, name) for name in type(self).model_fields}
@@ -115,6 +140,8 @@ def answer_of(each: Property) -> PropertyAnswer:
         choices=None if each.choices is None else list(each.choices),
         required=bool(each.required),
         description=each.description,
+        label=each.label,
+        format=each.format,
     )
 
 
@@ -169,13 +196,17 @@ class NewWorkflow(TermsBody):
         default=False,
         description="Register it though published effects don't fit it; these refuse jobs until they are changed.",
     )
+    is_draft: bool = Field(
+        default=False,
+        description="New jobs keep the version that they have: try this one, then activate it.",
+    )
 
 
 async def register(body: NewWorkflow, plane: ControlPlane, operator: str) -> RegisteredVersion:
     """Checks the workflow, stores its document, then writes the rows."""
-    reported, usual = await _object_infos(body, plane)
+    reported, usual = await _object_infos(body.fleet, body.document, plane)
     made = await asyncio.to_thread(_draft, body, [*reported, *usual], bool(reported))
-    await service.store_document(plane.store, made)
+    await catalog.store_document(plane.store, made)
     now = plane.clock()
     async with plane.central.transaction() as tx:
         before = await catalog.properties_in_use(tx, body.slug)
@@ -185,13 +216,14 @@ async def register(body: NewWorkflow, plane: ControlPlane, operator: str) -> Reg
             body.terms(),
             now=now,
             run_limit_seconds=plane.settings.run_limit_seconds,
+            is_draft=body.is_draft,
         )
-        if not body.break_effects:
+        is_used = workflow.version == version.version
+        if is_used and not body.break_effects:
             await catalog.require_no_broken_effects(tx, workflow, version.properties, before)
-        capability_warnings = [
-            *await service.capability_warnings(tx, workflow, version),
-            *await _broken_effect_warnings(tx, workflow, version, before),
-        ]
+        found = await catalog.capability_warnings(tx, workflow, version)
+        if is_used:
+            found += await catalog.broken_effect_warnings(tx, workflow, version, before)
         await record_audit(
             tx,
             operator,
@@ -205,16 +237,9 @@ async def register(body: NewWorkflow, plane: ControlPlane, operator: str) -> Reg
     return RegisteredVersion(
         slug=workflow.slug,
         version=version.version,
-        warnings=[*property_warnings, *made.warnings, *capability_warnings],
+        warnings=[*property_warnings, *made.warnings, *found],
         notes=list(made.notes),
     )
-
-
-async def _broken_effect_warnings(
-    tx: Tx, workflow: RegisteredWorkflow, version: WorkflowVersion, before: Sequence[Property]
-) -> list[str]:
-    found = await catalog.broken_effects(tx, workflow, version.properties, before)
-    return [f"the effect {effect.slug} does not fit any more: {why}" for effect, why in found]
 
 
 def _draft(
@@ -234,13 +259,13 @@ def _draft(
 
 
 async def _object_infos(
-    body: NewWorkflow, plane: ControlPlane
+    fleet_name: str | None, document: Mapping[str, Any], plane: ControlPlane
 ) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
     """Returns what the fleets last reported; also the built-in engine's object_info if it is
     installed and needed."""
     async with plane.central.read() as tx:
         found = (
-            [await _fleet_by_name(tx, body.fleet)] if body.fleet else await fleets.list_fleets(tx)
+            [await _fleet_by_name(tx, fleet_name)] if fleet_name else await fleets.list_fleets(tx)
         )
     keys = {each.object_info_key: each for each in found if each.object_info_key}
     newest = list(keys.values())[-OBJECT_INFOS_MAX:]
@@ -252,12 +277,12 @@ async def _object_infos(
             continue
         if found_there is not None:
             reported.append(found_there)
-    if body.fleet and reported:
+    if fleet_name and reported:
         return reported, []
     try:
-        return reported, [engine_object_info()]
+        return reported, [catalog.engine_object_info()]
     except Refused:
-        if reported or "nodes" not in body.document:
+        if reported or "nodes" not in document:
             return reported, []
         raise
 
@@ -271,6 +296,7 @@ async def _fleet_by_name(tx: Tx, name: str) -> Fleet:
 
 
 router = admin_router()
+FILE = {"type": "string", "format": "binary"}
 WorkflowSlug = Annotated[str, Path(description="The workflow's slug.")]
 Number = Annotated[VersionNumber | None, Query(description="Default: the version for new jobs.")]
 
@@ -294,6 +320,104 @@ async def create_workflow(
     return await register(body, plane, operator)
 
 
+@router.post(
+    "/workflows/inspect",
+    openapi_extra={
+        "requestBody": {"required": True, "content": {"application/octet-stream": {"schema": FILE}}}
+    },
+)
+async def inspect_file(
+    request: Request,
+    plane: PlaneDep,
+    fleet: Annotated[
+        str | None, Query(description="SLUG/STAGE to compare it with; default: who knows most.")
+    ] = None,
+) -> WorkflowInspection:
+    """Reads a workflow from any file that holds one: JSON, a picture, a video; changes nothing.
+
+    Tells how it is drawn, which inputs can be exposed as properties, and what is missing to run it.
+    """
+    opened = await asyncio.to_thread(open_document, await request.body())
+    document = opened.workflow if opened.workflow is not None else opened.prompt or {}
+    reported, usual = await _object_infos(fleet, document, plane)
+    return await asyncio.to_thread(_inspection, opened, document, reported, usual)
+
+
+def _inspection(
+    opened: Opened,
+    document: dict[str, Any],
+    reported: Sequence[Mapping[str, Any]],
+    usual: Sequence[Mapping[str, Any]],
+) -> WorkflowInspection:
+    known = best_object_info(document, [*reported, *usual])
+    seen = inspect(opened, known)
+    missing = None
+    if reported and seen.missing is not None:
+        missing = MissingInFile(
+            node_types=[each.class_type for each in seen.missing.node_types],
+            files=[*(str(each.value) for each in seen.missing.values), *seen.missing.files],
+        )
+    return WorkflowInspection(
+        file_kind=seen.file_kind,
+        form=seen.form,
+        document=document,
+        drawing=draw(opened),
+        properties=suggest_properties(seen),
+        outputs=[
+            WorkflowOutput(
+                node_id=each.node.id,
+                title=each.node.title,
+                media=each.media,
+                is_saved=each.saved,
+            )
+            for each in seen.makes
+        ],
+        node_types=[each.class_type for each in seen.node_types],
+        files=[each.name for each in seen.files],
+        missing=missing,
+        notes=list(seen.notes),
+    )
+
+
+@router.get("/workflows/{slug}/drawing")
+async def drawing(slug: WorkflowSlug, plane: PlaneDep, version: Number = None) -> Drawing:
+    """A version as it is drawn."""
+    async with plane.central.read() as tx:
+        found = await catalog.get_version(tx, await catalog.find_workflow(tx, slug), version)
+    opened = _opened(await catalog.read_document(plane.store, found))
+    return await asyncio.to_thread(draw, opened)
+
+
+@router.get("/workflows/{slug}/diff")
+async def diff(
+    slug: WorkflowSlug,
+    plane: PlaneDep,
+    before: Annotated[VersionNumber, Query(description="A version.")],
+    after: Annotated[VersionNumber, Query(description="The version to compare with it.")],
+) -> WorkflowDiff:
+    """What is different in another version: nodes, links, values, files, properties."""
+    async with plane.central.read() as tx:
+        workflow = await catalog.find_workflow(tx, slug)
+        versions = [await catalog.get_version(tx, workflow, each) for each in (before, after)]
+    documents = [_opened(await catalog.read_document(plane.store, each)) for each in versions]
+    reported, usual = await _object_infos(None, documents[0].workflow or {}, plane)
+
+    def compare() -> WorkflowDiff:
+        sides = []
+        for version, opened in zip(versions, documents, strict=True):
+            known = best_object_info(opened.workflow or opened.prompt or {}, [*reported, *usual])
+            sides.append(DrawnVersion(opened, inspect(opened, known), version.properties))
+        return diff_versions(*sides)
+
+    return await asyncio.to_thread(compare)
+
+
+def _opened(document: Mapping[str, Any]) -> Opened:
+    kind, found = find_document(document)
+    is_workflow = kind == "workflow"
+    return Opened("json", found if is_workflow else None, None if is_workflow else found)
+
+
 @router.get("/workflows")
 async def list_workflows(plane: PlaneDep) -> Workflows:
     async with plane.central.read() as tx:
@@ -308,6 +432,7 @@ async def show_workflow(
     async with plane.central.read() as tx:
         workflow = await catalog.find_workflow(tx, slug)
         found = await catalog.get_version(tx, workflow, version)
+        all_of_it = await catalog.versions_of(tx, workflow)
         return WorkflowDetail(
             **(await _workflow_answer(tx, workflow)).model_dump(),
             kind=found.kind,
@@ -316,7 +441,8 @@ async def show_workflow(
             properties=[answer_of(each) for each in found.properties],
             node_types=list(found.node_types),
             models=[Model(input=each.input, file=each.file) for each in found.models],
-            versions=[each.version for each in await catalog.versions_of(tx, workflow)],
+            versions=[each.version for each in all_of_it],
+            registered_at={each.version: each.created_at for each in all_of_it},
         )
 
 
@@ -325,7 +451,7 @@ async def document(slug: WorkflowSlug, plane: PlaneDep, version: Number = None) 
     """The document as it was registered."""
     async with plane.central.read() as tx:
         found = await catalog.get_version(tx, await catalog.find_workflow(tx, slug), version)
-    return await service.read_document(plane.store, found)
+    return await catalog.read_document(plane.store, found)
 
 
 @router.get("/workflows/{slug}/workers")
@@ -337,7 +463,7 @@ async def able_workers(slug: WorkflowSlug, plane: PlaneDep, version: Number = No
         rows = [
             AbleWorker(worker_id=name, fleet=fleet.name, can_run=not lack, missing=lack.as_json())
             for fleet in await fleets.fleets_with(tx, workflow.id)
-            for name, lack in (await service.missing_in_fleet(tx, fleet, workflow, found)).items()
+            for name, lack in (await catalog.missing_in_fleet(tx, fleet, workflow, found)).items()
         ]
     return AbleWorkers(workers=rows)
 
@@ -469,6 +595,10 @@ class FaceBody(Body):
         default=None,
         description="Whether results keep the prompt and workflow; default: false.",
     )
+    reuse: bool | None = Field(default=None, description="Equal results are taken; default: false.")
+    tags: list[str] | None = Field(
+        default=None, description="By which customers choose; lower-case.", examples=[["portrait"]]
+    )
 
     def settings(self, before: EffectSettings) -> EffectSettings:
         given = {name: getattr(self, name) for name in self.model_fields_set if name != "published"}
@@ -476,7 +606,7 @@ class FaceBody(Body):
         kept = ("preview_url", "max_upload_bytes")
         said = {name: value for name, value in given.items() if value is not None or name in kept}
         known = {name: said[name] for name in said if name in EffectSettings.__slots__}
-        for name in ("media_types", "locked"):
+        for name in ("media_types", "locked", "tags"):
             if name in known:
                 known[name] = tuple(known[name])
         published = before.is_published if self.published is None else self.published
@@ -521,13 +651,15 @@ async def list_effects(
         named = await catalog.workflow_by_slug(tx, workflow) if workflow else None
         found = await catalog.list_effects(tx, workflow=named)
         slugs = {each.id: each.slug for each in await catalog.list_workflows(tx)}
-    return AdminEffects(effects=[_effect_answer(each, slugs[each.workflow_id]) for each in found])
+    return AdminEffects(
+        effects=[_effect_answer(plane, each, slugs[each.workflow_id]) for each in found]
+    )
 
 
 @router.get("/effects/{slug}", name="show")
 async def show_effect(slug: EffectSlug, plane: PlaneDep) -> AdminEffectAnswer:
     async with plane.central.read() as tx:
-        return await _read_effect_answer(tx, await catalog.effect_by_slug(tx, slug))
+        return await _read_effect_answer(tx, plane, await catalog.effect_by_slug(tx, slug))
 
 
 @router.patch("/effects/{slug}")
@@ -541,6 +673,67 @@ async def change(
 
     details = body.model_dump(exclude_unset=True)
     return await _change_effect(plane, slug, "change_effect", changed, operator, now, **details)
+
+
+ExamplePosition = Annotated[
+    int, Path(ge=0, lt=EXAMPLES_MAX, description="Of the example; the first has 0.")
+]
+
+
+@router.put(
+    "/effects/{slug}/examples/{position}/{side}",
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {
+                kind: {"schema": {"type": "string", "format": "binary"}}
+                for kind in ("image/*", "video/*")
+            },
+        }
+    },
+)
+async def set_example(
+    slug: EffectSlug,
+    position: ExamplePosition,
+    side: Annotated[ExampleSide, Path(description="What went in, or what came out.")],
+    request: Request,
+    plane: PlaneDep,
+    now: NowDep,
+    operator: OperatorDep,
+) -> AdminEffectAnswer:
+    """Shows customers what the effect does: a picture or video, sent as the body. It loses its metadata."""
+    async with plane.central.read() as tx:
+        await catalog.effect_by_slug(tx, slug)  # before anything is stored
+    file = await keep_example(plane, await request.body())
+    async with plane.central.transaction() as tx:
+        effect = await catalog.lock_effect(tx, slug)
+        effect, replaced = await catalog.set_example(tx, effect, position, side, file)
+        details = {"position": position, "side": side, "size": file.size}
+        await record_audit(tx, operator, "set_example", effect.subject, now, **details)
+        answer = await _read_effect_answer(tx, plane, effect)
+    request.app.state.examples.forget()
+    plane.context.deferred.delete_objects(plane.store, [each.key for each in replaced])
+    return answer
+
+
+@router.delete("/effects/{slug}/examples/{position}")
+async def remove_example(
+    slug: EffectSlug,
+    position: ExamplePosition,
+    request: Request,
+    plane: PlaneDep,
+    now: NowDep,
+    operator: OperatorDep,
+) -> AdminEffectAnswer:
+    """Removes an example; those after it move up."""
+    async with plane.central.transaction() as tx:
+        effect = await catalog.lock_effect(tx, slug)
+        effect, removed = await catalog.remove_example(tx, effect, position)
+        await record_audit(tx, operator, "remove_example", effect.subject, now, position=position)
+        answer = await _read_effect_answer(tx, plane, effect)
+    request.app.state.examples.forget()
+    plane.context.deferred.delete_objects(plane.store, [each.key for each in removed])
+    return answer
 
 
 @router.post("/effects/{slug}/publish")
@@ -571,7 +764,7 @@ async def _change_effect(
     async with plane.central.transaction() as tx:
         effect = await act(tx, await catalog.effect_by_slug(tx, slug))
         await record_audit(tx, operator, action, effect.subject, now, **details)
-        return await _read_effect_answer(tx, effect)
+        return await _read_effect_answer(tx, plane, effect)
 
 
 async def _workflow_by_slug(tx: Tx, slug: str) -> RegisteredWorkflow:
@@ -581,17 +774,22 @@ async def _workflow_by_slug(tx: Tx, slug: str) -> RegisteredWorkflow:
         raise InvalidInput(error.message, field="workflow_slug") from None
 
 
-async def _read_effect_answer(tx: Tx, effect: EffectDefinition) -> AdminEffectAnswer:
-    return _effect_answer(effect, (await catalog.get_workflow(tx, effect.workflow_id)).slug)
+async def _read_effect_answer(
+    tx: Tx, plane: ControlPlane, effect: EffectDefinition
+) -> AdminEffectAnswer:
+    return _effect_answer(plane, effect, (await catalog.get_workflow(tx, effect.workflow_id)).slug)
 
 
-def _effect_answer(effect: EffectDefinition, workflow_slug: str) -> AdminEffectAnswer:
+def _effect_answer(
+    plane: ControlPlane, effect: EffectDefinition, workflow_slug: str
+) -> AdminEffectAnswer:
     settings = asdict(effect.settings)
     return AdminEffectAnswer(
         **{name: settings[name] for name in settings if name in AdminEffectAnswer.model_fields},
         id=effect.id,
         slug=effect.slug,
         workflow_slug=workflow_slug,
+        examples=list(example_views(plane, effect.examples)),
         published=effect.settings.is_published,
         last_processing_time_seconds=effect.last_processing_time_seconds,
         typical_seconds=effect.typical_seconds,

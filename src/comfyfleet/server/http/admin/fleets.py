@@ -1,8 +1,10 @@
 """Fleets and their workers: created, assigned, approved, drained, revoked."""
 
-from collections.abc import Awaitable, Callable, Iterable
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Annotated, Literal, TypeAlias
+from shlex import quote
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 from fastapi import Path, Query, status
 from pydantic import Field
@@ -21,14 +23,26 @@ from comfyfleet.api.admin import (
     SwitchAnswer,
     WorkerAnswer,
     WorkerDetail,
+    WorkerJob,
     Workers,
+    WorkerSeen,
 )
+from comfyfleet.api.console import Matrix, MatrixWorker, MatrixWorkflow
+from comfyfleet.api.worker import BackendFacts
 from comfyfleet.errors import InvalidInput
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog import service
+from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.catalog.model import RegisteredWorkflow, WorkflowVersion
 from comfyfleet.server.db import Tx
 from comfyfleet.server.fleets import service as fleets
-from comfyfleet.server.fleets.model import AssignedWorkflow, Fleet, FleetWorker
+from comfyfleet.server.fleets.model import (
+    AssignedWorkflow,
+    BackendSummary,
+    Fleet,
+    FleetWorker,
+    StoredReading,
+)
 from comfyfleet.server.gateway.offers import offer_cache
 from comfyfleet.server.http.admin.auth import (
     PAGE_MAX,
@@ -40,12 +54,13 @@ from comfyfleet.server.http.deps import NowDep, PlaneDep
 from comfyfleet.server.jobs.finish import requeue_worker
 from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.server.queue import service as dispatch
-from comfyfleet.server.queue.model import RequeueReason
+from comfyfleet.server.queue.model import Dispatch, RequeueReason
 from comfyfleet.server.queue.switch_costs import Estimate
 from comfyfleet.server.secrets import hash_key, new_key
 
 router = admin_router()
 READINGS_MAX = 3000
+HELD_SHOWN_MAX = 5_000
 WorkerId = Annotated[str, Path(description="The worker's id.")]
 
 
@@ -76,9 +91,136 @@ async def list_workers(
             after_worker_id=after,
             limit=limit + 1,
         )
-    page = found[:limit]
+        page = found[:limit]
+        names = [each.worker_id for each in page]
+        seen = WorkersSeen(
+            backends=await fleets.backends_of(tx, names),
+            readings=await fleets.latest_readings(tx, names),
+            held=await dispatch.held_by_any(tx, names, limit=HELD_SHOWN_MAX),
+            slugs={each.id: each.slug for each in await catalog.list_workflows(tx, with_open=True)},
+        )
     following = page[-1].worker_id if len(found) > limit else None
-    return Workers(workers=[_worker_answer(each, plane, now) for each in page], next=following)
+    return Workers(workers=[_worker_seen(each, seen, plane, now) for each in page], next=following)
+
+
+class WorkersSeen(NamedTuple):
+    """What is known of the workers of a page, by worker; slugs by the id of the workflow."""
+
+    backends: Mapping[str, BackendSummary]
+    readings: Mapping[str, StoredReading]
+    held: Mapping[str, Sequence[Dispatch]]
+    slugs: Mapping[int, str]
+
+
+def _worker_seen(
+    worker: FleetWorker, seen: WorkersSeen, plane: ControlPlane, now: datetime
+) -> WorkerSeen:
+    backend = seen.backends.get(worker.worker_id)
+    told = seen.readings.get(worker.worker_id)
+    return WorkerSeen(
+        **_worker_answer(worker, plane, now).model_dump(),
+        backend_kind=backend.kind if backend else None,
+        backend_version=backend.version if backend else None,
+        gpu=backend.gpu if backend else None,
+        gpu_memory_bytes=backend.gpu_memory_bytes if backend else None,
+        reading=told.reading if told else None,
+        read_at=told.at if told else None,
+        jobs=[_worker_job(plane, row, seen.slugs) for row in seen.held.get(worker.worker_id, ())],
+    )
+
+
+def _worker_job(plane: ControlPlane, row: Dispatch, slugs: Mapping[int, str]) -> WorkerJob:
+    told = plane.context.caches.progress.of(row.lease_token)
+    return WorkerJob(
+        job_id=row.job_id,
+        dispatch_id=row.id,
+        tenant_id=row.tenant_id,
+        workflow=slugs.get(row.lane.workflow_id, "?"),
+        attempt=row.attempts,
+        started_at=row.started_at,
+        percent=told.percent if told else None,
+        node=told.node if told else None,
+    )
+
+
+MATRIX_WORKERS_MAX = MATRIX_WORKFLOWS_MAX = 200
+
+
+@router.get("/matrix")
+async def matrix(plane: PlaneDep, now: NowDep) -> Matrix:
+    """Which workers can run which of their fleets' workflows, and what is missing where."""
+    offline_after = plane.settings.offline_after_seconds
+    async with plane.central.read() as tx:
+        workers = await fleets.workers_of(tx, None, limit=MATRIX_WORKERS_MAX + 1)
+        known = await fleets.facts_of(tx, workers[:MATRIX_WORKERS_MAX])
+        workflows = await catalog.list_workflows(tx)
+        versions = {
+            each.id: await catalog.get_version(tx, each)
+            for each in workflows[:MATRIX_WORKFLOWS_MAX]
+        }
+        assigned = await fleets.assignments(tx)
+        names = {each.id: each.name for each in await fleets.list_fleets(tx)}
+    registered = {each.id: each for each in workflows if each.id in versions}
+    rows = []
+    for worker in workers[:MATRIX_WORKERS_MAX]:
+        mine = [
+            registered[each.workflow_id]
+            for each in assigned.get(worker.fleet_id, ())
+            if each.workflow_id in registered
+            and (worker.workflow_ids is None or each.workflow_id in worker.workflow_ids)
+        ]
+        state = worker.state_at(now, offline_after_seconds=offline_after)
+        rows.append(_matrix_row(worker, state, mine, versions, known))
+    is_whole = len(workers) <= MATRIX_WORKERS_MAX and len(workflows) <= MATRIX_WORKFLOWS_MAX
+    columns = [_matrix_column(each, rows, assigned, names) for each in registered.values()]
+    return Matrix(workflows=columns, workers=rows, is_whole=is_whole)
+
+
+def _matrix_row(
+    worker: FleetWorker,
+    state: str,
+    workflows: Sequence[RegisteredWorkflow],
+    versions: Mapping[int, WorkflowVersion],
+    facts: Mapping[str, BackendFacts],
+) -> MatrixWorker:
+    able: list[str] = []
+    unknown: list[str] = []
+    missing: dict[str, dict[str, list[str]]] = {}
+    for each in workflows:
+        lacks = service.missing_by_worker(each, versions[each.id], [worker], facts)
+        lack = lacks.get(worker.worker_id)
+        if lack:
+            missing[each.slug] = lack.as_json()
+        else:
+            (unknown if lack is None else able).append(each.slug)
+    return MatrixWorker(
+        worker_id=worker.worker_id,
+        fleet=worker.fleet_name,
+        state=state,
+        can_run=able,
+        missing=missing,
+        unknown=unknown,
+    )
+
+
+def _matrix_column(
+    workflow: RegisteredWorkflow,
+    rows: Iterable[MatrixWorker],
+    assigned: Mapping[int, Sequence[AssignedWorkflow]],
+    names: Mapping[int, str],
+) -> MatrixWorkflow:
+    mine = [
+        names[fleet_id]
+        for fleet_id, those in assigned.items()
+        if fleet_id in names and any(each.workflow_id == workflow.id for each in those)
+    ]
+    online = [each for each in rows if each.fleet in mine and each.state == "online"]
+    return MatrixWorkflow(
+        workflow=workflow.slug,
+        fleets=sorted(mine),
+        able=sum(workflow.slug in each.can_run for each in online),
+        online=len(online),
+    )
 
 
 @router.get("/workers/{worker_id}", name="show")
@@ -103,6 +245,9 @@ async def readings(
     plane: PlaneDep,
     now: NowDep,
     hours: Annotated[float, Query(gt=0, le=24 * 31)] = 1,
+    points: Annotated[
+        int, Query(ge=1, le=READINGS_MAX, description="At most so many, evenly picked.")
+    ] = READINGS_MAX,
 ) -> Readings:
     """GPU, memory, temperature, CPU and disk over time, at most one each 30 s."""
     async with plane.central.read() as tx:
@@ -110,7 +255,8 @@ async def readings(
         found = await fleets.readings(
             tx, worker_id, since=now - timedelta(hours=hours), limit=READINGS_MAX
         )
-    return Readings(readings=[ReadingAnswer(at=each.at, reading=each.reading) for each in found])
+    some = found[:: math.ceil(len(found) / points) or 1]
+    return Readings(readings=[ReadingAnswer(at=each.at, reading=each.reading) for each in some])
 
 
 @router.post("/workers/{worker_id}/approve")
@@ -201,21 +347,11 @@ async def _fleet_by_name(tx: Tx, name: str) -> Fleet:
     return await fleets.get_fleet(tx, slug, stage)
 
 
-def _state(worker: FleetWorker, plane: ControlPlane, now: datetime) -> str:
-    if worker.revoked_at is not None:
-        return "revoked"
-    if not worker.is_approved:
-        return "pending"
-    if now - worker.last_seen_at > timedelta(seconds=plane.settings.offline_after_seconds):
-        return "offline"
-    return "draining" if worker.is_draining else "online"
-
-
 def _worker_answer(worker: FleetWorker, plane: ControlPlane, now: datetime) -> WorkerAnswer:
     return WorkerAnswer(
         worker_id=worker.worker_id,
         fleet=worker.fleet_name,
-        state=_state(worker, plane, now),
+        state=worker.state_at(now, offline_after_seconds=plane.settings.offline_after_seconds),
         is_approved=worker.is_approved,
         is_draining=worker.is_draining,
         current_load=worker.current_load,
@@ -288,7 +424,8 @@ async def create(
             max_workers=body.max_workers,
             approval=body.approval,
         )
-    return FleetSecret(slug=fleet.slug, stage=fleet.stage, secret=secret)
+    join = join_command(plane, fleet.slug, fleet.stage, secret)
+    return FleetSecret(slug=fleet.slug, stage=fleet.stage, secret=secret, join=join)
 
 
 @router.get("/fleets")
@@ -306,7 +443,19 @@ async def show_fleet(slug: Slug, stage: Stage, plane: PlaneDep) -> FleetDetails:
         answer = await _fleet_answer(tx, fleet)
         costs = await dispatch.switch_costs(tx, fleet_id=fleet.id)
     switches = [_switch_answer(model, each) for (_, model), each in sorted(costs.items())]
-    return FleetDetails(**answer.model_dump(), model_switches=switches)
+    return FleetDetails(
+        **answer.model_dump(), join=join_command(plane, slug, stage), model_switches=switches
+    )
+
+
+def join_command(plane: ControlPlane, slug: str, stage: str, secret: str | None = None) -> str:
+    """Returns what to run beside a ComfyUI. Without the secret, its variable is left to be filled in."""
+    own = "" if stage == "production" else f" --stage {quote(stage)}"
+    return (
+        f"export COMFYFLEET_FLEET_SECRET={secret or 'SECRET'}\n"
+        f"comfyfleet worker --control {quote(plane.settings.public_url)} --fleet {quote(slug)}{own} "
+        "--backend http://127.0.0.1:8188"
+    )
 
 
 @router.post("/fleets/{slug}/{stage}/rotate-secret")
@@ -320,7 +469,8 @@ async def rotate_secret(
             tx, await fleets.get_fleet(tx, slug, stage), secret_hash=hash_key(secret)
         )
         await record_audit(tx, operator, "rotate_secret", fleet.subject, now)
-    return FleetSecret(slug=slug, stage=stage, secret=secret)
+    join = join_command(plane, slug, stage, secret)
+    return FleetSecret(slug=slug, stage=stage, secret=secret, join=join)
 
 
 @router.put("/fleets/{slug}/{stage}/cap")

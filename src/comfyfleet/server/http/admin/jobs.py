@@ -1,12 +1,14 @@
 """Jobs and their dispatches: submitted, found, explained, cancelled, retried, reprioritised."""
 
-from collections.abc import Sequence
-from datetime import datetime
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import Depends, Query
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
 from comfyfleet.api.admin import (
     AdminUpload,
@@ -25,31 +27,58 @@ from comfyfleet.api.admin import (
     RetriedDispatch,
     WhyDispatch,
 )
+from comfyfleet.api.console import (
+    AttemptLine,
+    BulkAct,
+    BulkAnswer,
+    BulkFailureAnswer,
+    FileSeen,
+    JobActs,
+    JobCountsAnswer,
+    JobDetails,
+    JobPreview,
+    ReplayedJob,
+)
 from comfyfleet.api.values import ROW_ID_MAX, RowId, is_storable
+from comfyfleet.api.worker import Progress
 from comfyfleet.errors import InvalidInput, NotFound
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.db import Tx
+from comfyfleet.server.gateway.model import gateway_data
 from comfyfleet.server.http.admin.auth import Body, OperatorDep, admin_router
+from comfyfleet.server.http.admin.operators import entry_view
 from comfyfleet.server.http.deps import PlaneDep
 from comfyfleet.server.http.request_body import Text, VersionNumber, in_utc
-from comfyfleet.server.jobs import diagnosis
+from comfyfleet.server.jobs import lists
 from comfyfleet.server.jobs import submit as job_submit
-from comfyfleet.server.jobs.diagnosis import why
+from comfyfleet.server.jobs.diagnosis import TimelineAttempt, build_timeline, why
 from comfyfleet.server.jobs.files import ANNOUNCED_SIZE
 from comfyfleet.server.jobs.heartbeat import sent_prompt
-from comfyfleet.server.jobs.model import Job, JobStatus
+from comfyfleet.server.jobs.lists import (
+    JOBS_PER_BULK_MAX,
+    BulkOrder,
+    BulkOutcome,
+    BulkSelection,
+)
+from comfyfleet.server.jobs.model import Job, JobAttempt, JobFilter, JobStatus, ListedJob
+from comfyfleet.server.jobs.progress import ANY_JOB
 from comfyfleet.server.jobs.submit import JobRequest, cached_shortage, resolve, retry_job
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File, upload_key
 from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications.model import AuditEntry
+from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.server.queue import service as dispatch
-from comfyfleet.server.queue.model import Dispatch, DispatchStatus
+from comfyfleet.server.queue.model import ENDED, Dispatch, DispatchStatus
 from comfyfleet.server.tenants.model import DEFAULT_TENANT
 
 dispatches_router = admin_router("/dispatches")
 PAGE_MAX = 500
 ATTEMPTS_MAX = 500
-ATTEMPT_ACTIONS = ("lease", "start", "complete", "fail", "requeue", "cancel", "expire", "retry")
+LOOK = "look_at_files"
+LOOK_COUNTS_FOR = timedelta(minutes=10)
+PREVIEW_SECONDS = 2.0
 
 
 class NewPriority(Body):
@@ -212,49 +241,181 @@ async def submit(plane: PlaneDep, wanted: NewJobs, operator: OperatorDep) -> Job
     return JobIds(ids=[job.id for job in added], warnings=warnings)
 
 
-async def job_filter(
-    status: JobStatus | None = None,
+def _require_storable(**given: str | None) -> None:
+    for name, value in given.items():
+        if value is not None and not is_storable(value):
+            raise InvalidInput(f"there is no such {name}", field=name)
+
+
+async def scope_filter(
+    plane: PlaneDep,
     tenant: Annotated[UUID | None, Query(description="Only of this tenant.")] = None,
     workflow: Annotated[str | None, Query(description="Only of this workflow.")] = None,
+    effect: Annotated[str | None, Query(description="Only of this effect, by its slug.")] = None,
+    since: Annotated[datetime | None, Query(description="Only those submitted since.")] = None,
+    until: Annotated[datetime | None, Query(description="Only those submitted before.")] = None,
+) -> JobFilter:
+    _require_storable(workflow=workflow)
+    return JobFilter(
+        tenant_id=tenant,
+        workflow_slug=workflow,
+        effect_id=await _effect_id(plane, effect),
+        since=since and in_utc(since),
+        until=until and in_utc(until),
+    )
+
+
+async def job_filter(
+    within: Annotated[JobFilter, Depends(scope_filter)],
+    status: Annotated[list[JobStatus], Query(description="Any of these; default: all.")] = [],  # noqa: B006
     worker: Annotated[
         str | None, Query(description="Only jobs whose last lease was with this worker.")
     ] = None,
-    since: Annotated[datetime | None, Query(description="Only those submitted since.")] = None,
-) -> diagnosis.JobFilter:
-    for name, value in (("workflow", workflow), ("worker", worker)):
-        if value is not None and not is_storable(value):
-            raise InvalidInput(f"there is no such {name}", field=name)
-    return diagnosis.JobFilter(status, tenant, workflow, worker, since and in_utc(since))
+    error: Annotated[
+        str | None,
+        Query(description="Only those whose error has this text, in any case.", max_length=200),
+    ] = None,
+) -> JobFilter:
+    _require_storable(worker=worker, error=error)
+    return replace(within, statuses=tuple(status), worker_id=worker, error=error or None)
+
+
+async def _effect_id(plane: ControlPlane, slug: str | None) -> UUID | None:
+    if slug is None:
+        return None
+    async with plane.central.read() as tx:
+        return (await catalog.effect_by_slug(tx, slug)).id
 
 
 @router.get("/jobs")
 async def list_jobs(
     plane: PlaneDep,
-    wanted: Annotated[diagnosis.JobFilter, Depends(job_filter)],
+    wanted: Annotated[JobFilter, Depends(job_filter)],
     after: Annotated[str | None, Query(description="`next` of the page before.")] = None,
     limit: Annotated[int, Query(ge=1, le=JOBS_PER_PAGE_MAX)] = 50,
 ) -> JobPage:
-    """Jobs of all tenants, the newest first. With `worker`, a page may have fewer rows and still have a next one."""
-    page = await diagnosis.list_newest(plane.context, wanted, after=after, limit=limit)
+    """Jobs of all tenants, the newest first. With `worker` or `error`, a page may have fewer rows and still have a next one."""
+    page = await lists.list_newest(plane.context, wanted, after=after, limit=limit)
     return JobPage(
-        jobs=[_listed(job) for job in page.jobs],
+        jobs=await job_views(plane, page.jobs),
         next=page.following,
         pools_left_out=list(page.pools_left_out),
     )
 
 
-def _listed(job: Job) -> JobListed:
+async def job_views(plane: ControlPlane, jobs: Sequence[ListedJob]) -> list[JobListed]:
+    async with plane.central.read() as tx:
+        rows = await dispatch.of_pairs(tx, [(job.tenant_id, job.id) for job in jobs])
+        slugs = await catalog.effect_slugs(tx, {job.effect_id for job in jobs if job.effect_id})
+    return [_listed(plane, job, rows.get(job.id), slugs) for job in jobs]
+
+
+def _listed(
+    plane: ControlPlane, job: ListedJob, row: Dispatch | None, slugs: Mapping[UUID, str]
+) -> JobListed:
+    told = plane.context.caches.progress.of(job.lease_token) if job.status.is_active else None
     return JobListed(
         id=job.id,
         tenant_id=job.tenant_id,
-        user_id=job.asked.user_id,
-        workflow=job.asked.workflow_slug,
+        user_id=job.user_id,
+        workflow=job.workflow_slug,
+        effect=slugs.get(job.effect_id) if job.effect_id else None,
         status=job.status,
+        priority=row.priority if row else job.priority,
         attempt=job.attempt,
+        worker_id=row.worker_id if row else None,
+        percent=told.percent if told else None,
+        dispatch_id=row.id if row else None,
+        reserved_tokens=job.reserved_tokens,
+        retry_of=job.retry_of,
         error=job.error_message,
         submitted_at=job.submitted_at,
         started_at=job.started_at,
         completed_at=job.completed_at,
+    )
+
+
+@router.get("/jobs/counts")
+async def count_jobs(
+    plane: PlaneDep, wanted: Annotated[JobFilter, Depends(scope_filter)]
+) -> JobCountsAnswer:
+    """How many jobs there are of each status, up to a bound."""
+    counted = await lists.count_by_status(plane.context, wanted)
+    return JobCountsAnswer(
+        counts=counted.by_status,
+        counted_max=lists.COUNTED_MAX,
+        pools_left_out=list(counted.pools_left_out),
+    )
+
+
+class BulkFilter(Body):
+    status: list[JobStatus] = Field(
+        default_factory=list, description="Default: all that can be acted on.", max_length=5
+    )
+    tenant: UUID | None = None
+    workflow: Text | None = None
+    effect: Text | None = None
+    worker: Text | None = None
+    error: Text | None = Field(default=None, min_length=1, max_length=200)
+    since: AwareDatetime | None = None
+    until: AwareDatetime | None = None
+
+
+class BulkOrderBody(Body):
+    """Jobs by their ids, or all that match a filter."""
+
+    act: BulkAct
+    ids: list[UUID] | None = Field(default=None, min_length=1, max_length=JOBS_PER_BULK_MAX)
+    filter: BulkFilter | None = Field(default=None, description="As for the list of jobs.")
+    priority: int | None = Field(
+        default=None, ge=-1000, le=1000, description="Of a reprioritisation."
+    )
+    after: str | None = Field(default=None, description="`next` of an earlier response.")
+    limit: int = Field(default=JOBS_PER_BULK_MAX, ge=1, le=JOBS_PER_BULK_MAX)
+    dry_run: bool = Field(default=False, description="Only tells how many match.")
+
+
+@router.post("/jobs/bulk")
+async def act_on_jobs(plane: PlaneDep, body: BulkOrderBody, operator: OperatorDep) -> BulkAnswer:
+    """Cancels, retries or reprioritises many jobs, each by itself; `failed` tells which could not be.
+
+    One call takes at most 500; with a filter, `next` says that more match.
+    """
+    if (body.ids is None) == (body.filter is None):
+        raise InvalidInput("name either ids or a filter", field="ids")
+    if (body.act is BulkAct.REPRIORITISE) == (body.priority is None):
+        raise InvalidInput("a priority is for reprioritise, and only for it", field="priority")
+    chosen = await _chosen(plane, body)
+    done = BulkOutcome([], [], {})
+    if not body.dry_run and (chosen.jobs or chosen.missing):
+        order = BulkOrder(body.act, operator, body.priority or 0)
+        done = await lists.act_on_all(plane.context, order, chosen)
+    return BulkAnswer(
+        matched=len(chosen.jobs),
+        done=len(done.done),
+        failed=[BulkFailureAnswer(**each._asdict()) for each in done.failed],
+        retries=done.retries,
+        next=chosen.following,
+        pools_left_out=list(chosen.pools_left_out),
+    )
+
+
+async def _chosen(plane: ControlPlane, body: BulkOrderBody) -> BulkSelection:
+    if body.filter is None:
+        return await lists.select_by_ids(plane.context, body.ids or [])
+    asked = body.filter
+    wanted = JobFilter(
+        statuses=tuple(asked.status),
+        tenant_id=asked.tenant,
+        workflow_slug=asked.workflow,
+        effect_id=await _effect_id(plane, asked.effect),
+        worker_id=asked.worker,
+        error=asked.error,
+        since=asked.since and in_utc(asked.since),
+        until=asked.until and in_utc(asked.until),
+    )
+    return await lists.select_by_filter(
+        plane.context, body.act, wanted, after=body.after, limit=body.limit
     )
 
 
@@ -264,7 +425,7 @@ async def attempts_of(plane: PlaneDep, job_id: UUID) -> Attempts:
 
     Removed with the prompts of ended jobs, after COMFYFLEET_PROMPT_KEEP_DAYS.
     """
-    job = await diagnosis.find_job(plane.context, job_id)
+    job = await lists.find_job(plane.context, job_id)
     return Attempts(
         prompt=dict(job.asked.prompt) or None,
         attempts=[
@@ -275,64 +436,236 @@ async def attempts_of(plane: PlaneDep, job_id: UUID) -> Attempts:
                 started_at=each.started_at,
                 prompt=sent_prompt(job, each),
             )
-            for each in await diagnosis.attempts_of(plane.context, job)
+            for each in await lists.attempts_of(plane.context, job)
         ],
     )
 
 
 @router.get("/jobs/{job_id}", name="show")
-async def show_job(plane: PlaneDep, job_id: UUID, tenant_id: UUID | None = None) -> JobSeen:
-    """A job of any tenant."""
-    job = await diagnosis.find_job(plane.context, job_id)
+async def show_job(
+    plane: PlaneDep, job_id: UUID, operator: OperatorDep, tenant_id: UUID | None = None
+) -> JobSeen:
+    """A job of any tenant. To get a customer's files is audited."""
+    job = await lists.find_job(plane.context, job_id)
     if tenant_id not in (None, job.tenant_id):
         raise NotFound(f"there is no job {job_id} of the tenant {tenant_id}")
     async with plane.central.read() as tx:
         row = await dispatch.of_job(tx, job.tenant_id, job_id)
-    return JobSeen(
-        id=job.id,
-        tenant_id=job.tenant_id,
-        workflow=job.asked.workflow_slug,
-        version=job.asked.workflow_version,
-        status=job.shown_status,
-        error=job.error_message,
-        raw_error=job.raw_error,
-        attempt=job.attempt,
-        properties=dict(job.asked.properties),
-        progress=plane.context.caches.progress.of(job.lease_token)
-        if job.status.is_active
-        else None,
-        outputs=await _outputs(plane, job),
-        values=list(job.values),
-        submitted_at=job.submitted_at,
-        started_at=job.started_at,
-        completed_at=job.completed_at,
-        dispatch=dispatch_view(row, job.asked.workflow_slug) if row else None,
-        why=await why(plane.context, row) if row and job.status.is_active else None,
-    )
+    outputs, facts = await _outputs(plane, job), await _facts(plane, job, row)
+    if outputs or _has_preview(facts):
+        await _audit_look(plane, job, operator)
+    return JobSeen(**facts, outputs=outputs)
+
+
+def _has_preview(facts: Mapping[str, Any]) -> bool:
+    progress: Progress | None = facts["progress"]
+    return progress is not None and progress.preview is not None
+
+
+async def _facts(
+    plane: ControlPlane, job: Job, row: Dispatch | None, *, with_preview: bool = True
+) -> dict[str, Any]:
+    told = plane.context.caches.progress.of(job.lease_token) if job.status.is_active else None
+    if told is not None and not with_preview:
+        told = told.model_copy(update={"preview": None})
+    return {
+        "id": job.id,
+        "tenant_id": job.tenant_id,
+        "workflow": job.asked.workflow_slug,
+        "version": job.asked.workflow_version,
+        "status": job.shown_status,
+        "error": job.error_message,
+        "raw_error": job.raw_error,
+        "attempt": job.attempt,
+        "properties": dict(job.asked.properties),
+        "prompt_id": gateway_data(job).get("prompt_id"),
+        "progress": told,
+        "values": list(job.values),
+        "submitted_at": job.submitted_at,
+        "started_at": job.started_at,
+        "completed_at": job.completed_at,
+        "dispatch": dispatch_view(row, job.asked.workflow_slug) if row else None,
+        "why": await why(plane.context, row) if row and job.status.is_active else None,
+    }
+
+
+async def _audit_look(plane: ControlPlane, job: Job, operator: str) -> None:
+    """Audits that somebody got a customer's files; a page that is drawn anew counts once."""
+    if job.asked.user_id is None:
+        return
+    subject, now = f"job:{job.id}", plane.clock()
+    wanted: dict[str, Any] = {
+        "actor": operator,
+        "action": LOOK,
+        "subject": subject,
+        "since": now - LOOK_COUNTS_FOR,
+    }
+    async with plane.central.transaction() as tx:
+        if not await notifications.find_audit_entries(tx, **wanted, limit=1):
+            await record_audit(tx, operator, LOOK, subject, now, job.tenant_id)
 
 
 async def _outputs(plane: ControlPlane, job: Job) -> list[OutputSeen]:
     names = {each.file_id: each.name for each in job.outputs}
-    async with plane.context.tenant(job.tenant_id) as tx:
-        found = await media.find_existing(tx, job.tenant_id, names)
+    found = await _files(plane, job, names)
     return [
-        await _output(plane, name, found[file_id])
+        OutputSeen(
+            name=name,
+            filename=file.filename,
+            url=await _url(plane, file),
+            size=file.size,
+            content_type=file.mime_type,
+        )
         for file_id, name in names.items()
-        if file_id in found
+        if (file := found.get(file_id)) is not None
     ]
 
 
-async def _output(plane: ControlPlane, name: str, file: File) -> OutputSeen:
-    url = await plane.store.url_to_get(
+async def _files(plane: ControlPlane, job: Job, file_ids: Collection[UUID]) -> Mapping[UUID, File]:
+    async with plane.context.tenant(job.tenant_id) as tx:
+        return await media.find_existing(tx, job.tenant_id, file_ids)
+
+
+async def _url(plane: ControlPlane, file: File) -> str:
+    return await plane.store.url_to_get(
         file.path, seconds=plane.settings.url_seconds, filename=file.filename
     )
-    return OutputSeen(
+
+
+@router.get("/jobs/{job_id}/preview")
+async def live_preview(plane: PlaneDep, job_id: UUID, operator: OperatorDep) -> JobPreview:
+    """The next picture of a running job, waited for at most 2 s. A customer's is audited.
+
+    Jobs that begin in the next 15 s make previews.
+    """
+    job = await lists.find_job(plane.context, job_id)
+    previews, come = plane.context.previews, asyncio.Event()
+    previews.expect(ANY_JOB)
+    if job.status is not JobStatus.PROCESSING:
+        return JobPreview(preview=None)
+    previews.expect(job.id)  # else its worker stops to send them between two calls
+    with previews.watch(job.tenant_id, job.id, come.set) as watch:
+        try:
+            async with asyncio.timeout(PREVIEW_SECONDS):
+                await come.wait()
+        except TimeoutError:
+            return JobPreview(preview=None)
+        found = watch.latest
+    if found is not None:
+        await _audit_look(plane, job, operator)
+    return JobPreview(preview=found.data_url if found else None)
+
+
+@router.get("/jobs/{job_id}/details")
+async def job_details(
+    plane: PlaneDep,
+    job_id: UUID,
+    operator: OperatorDep,
+    files: Annotated[
+        bool,
+        Query(description="With URLs of its files and its preview; for a customer's, audited."),
+    ] = True,
+) -> JobDetails:
+    """The whole job: attempts, prompt, files, error, why it waits, its audit, and what can be done."""
+    job = await lists.find_job(plane.context, job_id)
+    sent = await lists.attempts_of(plane.context, job)
+    effect_id = job.asked.effect_id
+    async with plane.central.read() as tx:
+        row = await dispatch.of_job(tx, job.tenant_id, job_id)
+        entries = await _audit_of(tx, job, row)
+        slugs = await catalog.effect_slugs(tx, [effect_id] if effect_id else [])
+    names = [(each.name, each.file_id) for each in job.asked.assets]
+    names += [(each.name, each.file_id) for each in job.outputs]
+    known = await _files(plane, job, {file_id for _, file_id in names})
+    seen = [await _file_seen(plane, name, known.get(file_id), files) for name, file_id in names]
+    facts = await _facts(plane, job, row, with_preview=files)
+    if (files and known) or _has_preview(facts):
+        await _audit_look(plane, job, operator)
+    of_dispatch = [each for each in entries if each.subject.startswith("dispatch:")]
+    asked = {name: getattr(job.asked, name) for name in SPEC_SHOWN}
+    return JobDetails(
+        **facts,
+        **asked,
+        effect=slugs.get(effect_id) if effect_id else None,
+        priority=row.priority if row else job.asked.priority,
+        reserved_tokens=job.reserved_tokens,
+        media_id=job.asked.video_id,
+        prompt=dict(job.asked.prompt) or None,
+        inputs=seen[: len(job.asked.assets)],
+        outputs=seen[len(job.asked.assets) :],
+        attempts=_attempt_lines(job, sent, build_timeline(of_dispatch, sent, row)),
+        audit=[entry_view(each) for each in entries],
+        can=_acts(job, row),
+    )
+
+
+SPEC_SHOWN = (
+    *("user_id", "stage", "provider", "backend_affinity", "retry_of", "reused_from"),
+    *("batch_id", "run_kind", "run_id", "is_held", "output_node_id"),
+)
+
+
+async def _audit_of(tx: Tx, job: Job, row: Dispatch | None) -> list[AuditEntry]:
+    """Returns the newest entries about the job and its dispatch, the oldest of them first."""
+    subjects = [f"job:{job.id}", *([f"dispatch:{row.id}"] if row else [])]
+    found: list[AuditEntry] = []
+    for subject in subjects:
+        found += await notifications.find_audit_entries(tx, subject=subject, limit=ATTEMPTS_MAX)
+    return sorted(found, key=lambda each: each.id)
+
+
+async def _file_seen(plane: ControlPlane, name: str, file: File | None, with_url: bool) -> FileSeen:
+    if file is None:
+        return FileSeen(name=name, filename="", url=None, size=None, content_type=None)
+    return FileSeen(
         name=name,
         filename=file.filename,
-        url=url,
+        url=await _url(plane, file) if with_url else None,
         size=file.size,
         content_type=file.mime_type,
     )
+
+
+def _attempt_lines(
+    job: Job, sent: Sequence[JobAttempt], found: Sequence[TimelineAttempt]
+) -> list[AttemptLine]:
+    prompts = {each.lease_number: sent_prompt(job, each) for each in sent}
+    return [AttemptLine(**asdict(each), prompt=prompts.get(each.lease_number)) for each in found]
+
+
+def _acts(job: Job, row: Dispatch | None) -> JobActs:
+    is_active, has_prompt = job.status.is_active, bool(job.asked.prompt)
+    return JobActs(
+        cancel=is_active,
+        retry=job.status in (JobStatus.FAILED, JobStatus.CANCELLED) and has_prompt,
+        reprioritise=is_active and row is not None and row.status not in ENDED,
+        replay=not is_active and has_prompt and job.asked.gateway is None,
+    )
+
+
+class Replay(Body):
+    backend_affinity: Text | None = Field(
+        default=None, description="worker:ID or fleet:SLUG/STAGE", pattern="^(worker|fleet):.+"
+    )
+    priority: int = Field(default=0, ge=-1000, le=1000)
+
+
+@router.post("/jobs/{job_id}/replay", status_code=201)
+async def replay(
+    plane: PlaneDep,
+    job_id: UUID,
+    operator: OperatorDep,
+    body: Replay = Replay(),  # noqa: B008  frozen
+) -> ReplayedJob:
+    """Runs an ended job's prompt and files once more, as a job of its own that nobody pays for."""
+    job = await lists.find_job(plane.context, job_id)
+    added = await lists.replay_job(
+        plane.context, job, backend_affinity=body.backend_affinity, priority=body.priority
+    )
+    await plane.context.audit(
+        operator, "replay", f"job:{job.id}", job.tenant_id, new_job=str(added.id)
+    )
+    return ReplayedJob(job_id=added.id)
 
 
 class AdminNewUpload(Body):

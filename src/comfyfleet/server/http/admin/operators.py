@@ -1,12 +1,14 @@
 """Operators, the audit log, maintenance mode and the reconciliation of jobs with the queue."""
 
+import csv
+import io
 import json
 from collections.abc import AsyncIterator
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID, uuid4
 
-from fastapi import Depends, Query, status
+from fastapi import Depends, Query, Request, status
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
@@ -19,6 +21,7 @@ from comfyfleet.api.admin import (
     Repaired,
 )
 from comfyfleet.api.values import RowId
+from comfyfleet.errors import FleetError
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.http.admin.auth import (
     PAGE_MAX,
@@ -26,6 +29,7 @@ from comfyfleet.server.http.admin.auth import (
     OperatorDep,
     OwnerDep,
     admin_router,
+    authenticate_operator,
 )
 from comfyfleet.server.http.deps import NowDep, PlaneDep
 from comfyfleet.server.http.request_body import in_utc
@@ -40,6 +44,7 @@ from comfyfleet.server.tenants.model import NewOperator, Operator, Role, new_ope
 
 router = admin_router()
 EXPORT_PAGE = 500
+EXPORT_TYPES = {"jsonl": "application/x-ndjson", "csv": "text/csv"}
 
 
 async def audit_filter(
@@ -81,30 +86,64 @@ async def find(
         )
     page = found[:limit]
     following = page[-1].id if len(found) > limit else None
-    return Entries(entries=[_entry_answer(entry) for entry in page], next=following)
+    return Entries(entries=[entry_view(entry) for entry in page], next=following)
 
 
 @router.get(
     "/audit/export",
     response_class=StreamingResponse,
-    responses={200: {"content": {"application/x-ndjson": {}}, "description": "All that fit."}},
+    responses={
+        200: {
+            "content": {each: {} for each in EXPORT_TYPES.values()},
+            "description": "All that fit.",
+        }
+    },
 )
-async def export(plane: PlaneDep, wanted: Wanted, before: Before = None) -> StreamingResponse:
-    """All matching entries, the newest first, one JSON object per line."""
-    return StreamingResponse(_lines(plane, wanted, before), media_type="application/x-ndjson")
+async def export(
+    plane: PlaneDep,
+    wanted: Wanted,
+    before: Before = None,
+    form: Annotated[
+        Literal["jsonl", "csv"], Query(alias="format", description="jsonl: one object per line.")
+    ] = "jsonl",
+) -> StreamingResponse:
+    """All matching entries, the newest first, as a file."""
+    return StreamingResponse(
+        _exported(plane, wanted, before, form),
+        media_type=EXPORT_TYPES[form],
+        headers={"Content-Disposition": f'attachment; filename="audit.{form}"'},
+    )
 
 
-async def _lines(
-    plane: ControlPlane, wanted: dict[str, Any], before: int | None
+async def _exported(
+    plane: ControlPlane, wanted: dict[str, Any], before: int | None, form: str
 ) -> AsyncIterator[str]:
+    if form == "csv":
+        yield _csv_lines([list(EntryAnswer.model_fields)])
     while True:
         page = await run_shielded(_page(plane, wanted, before))
         if not page:
             return
-        yield "".join(
-            f"{json.dumps(_entry_answer(entry).model_dump(mode='json'))}\n" for entry in page
-        )
+        entries = [entry_view(entry).model_dump(mode="json") for entry in page]
+        if form == "csv":
+            yield _csv_lines([list(map(_csv_cell, each.values())) for each in entries])
+        else:
+            yield "".join(f"{json.dumps(each)}\n" for each in entries)
         before = page[-1].id
+
+
+def _csv_lines(rows: list[list[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
+    return text.getvalue()
+
+
+def _csv_cell(value: Any) -> str:
+    """As text that no spreadsheet takes for a formula."""
+    if value is None:
+        return ""
+    text = json.dumps(value) if isinstance(value, dict) else str(value)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 async def _page(
@@ -117,7 +156,7 @@ async def _page(
         )
 
 
-def _entry_answer(entry: AuditEntry) -> EntryAnswer:
+def entry_view(entry: AuditEntry) -> EntryAnswer:
     return EntryAnswer(
         id=entry.id,
         at=entry.at,
@@ -138,7 +177,9 @@ class NewPerson(Body):
 
 
 @operators_router.post("", status_code=status.HTTP_201_CREATED)
-async def add(body: NewPerson, plane: PlaneDep, now: NowDep, owner: OwnerDep) -> MadeOperator:
+async def add(
+    body: NewPerson, plane: PlaneDep, now: NowDep, owner: OwnerDep, request: Request
+) -> MadeOperator:
     """Creates an operator with a key, which is shown only once. Requires an owner."""
     key = new_operator_key()
     async with plane.central.transaction() as tx:
@@ -146,6 +187,14 @@ async def add(body: NewPerson, plane: PlaneDep, now: NowDep, owner: OwnerDep) ->
             tx, NewOperator(uuid4(), body.name, body.role, key, created_by=owner), now=now
         )
         await record_audit(tx, owner, "add_operator", made.subject, now, role=made.role)
+    try:
+        # One that an owner makes who is just revoked would outlive that.
+        (await authenticate_operator(request)).require(Role.OWNER)
+    except FleetError:
+        async with plane.central.transaction() as tx:
+            await tenants.revoke_operator(tx, made.name, now=now)
+            await record_audit(tx, owner, "revoke_operator", made.subject, now)
+        raise
     return MadeOperator(**_operator_fields(made), key=key)
 
 

@@ -16,6 +16,7 @@ from comfyfleet.api.admin import (
     AdminTransactionAnswer,
     AdminTransactions,
     AdminWalletAnswer,
+    AdminWallets,
     Balance,
     Books,
     DriftAnswer,
@@ -298,12 +299,14 @@ async def deactivate(
 ) -> UserAnswer:
     """Deactivates a user and revokes all their keys; submitted jobs continue."""
     user = await _user(plane, tenant_id, user_id)
+    # First, so that no sign-in by an identity provider makes a key that outlives this.
+    deactivated = await _set_active(plane, user, is_active=False)
     async with plane.central.transaction() as tx:
         revoked = await tenants.revoke_all_keys(tx, tenant_id, user_id, now=now)
         await record_audit(
             tx, operator, "deactivate_user", user.subject, now, tenant_id, keys_revoked=revoked
         )
-    return await _set_active(plane, user, is_active=False)
+    return deactivated
 
 
 @router.post(USER + "/activate")
@@ -395,11 +398,17 @@ WALLET = "/tenants/{tenant_id}/wallets/{user_id}"
 Before = Annotated[int | None, Query(ge=1, le=2**63 - 1, description="Only older than this one.")]
 
 
+REASON_CHARACTERS_MAX = 500
+
+
 class Payment(Body):
     amount: Tokens = Field(description="In tokens, above zero.", examples=[500])
     provider_transaction_id: str = Field(
         description="The payment provider's id; the same id counts once.",
         examples=["pi_3PqK2x"],
+    )
+    reason: Annotated[str, Field(max_length=REASON_CHARACTERS_MAX)] | None = Field(
+        default=None, description="For the audit.", examples=["refund of a wrong picture"]
     )
 
 
@@ -427,6 +436,23 @@ async def credit(
     if not credited.is_new:
         response.status_code = status.HTTP_200_OK
     return Balance(balance=credited.balance)
+
+
+@router.get("/tenants/{tenant_id}/wallets")
+async def list_wallets(
+    tenant_id: UUID,
+    plane: PlaneDep,
+    after: Annotated[UUID | None, Query(description="Only users after this one.")] = None,
+    limit: Annotated[int, Query(ge=1, le=USERS_PER_PAGE_MAX)] = 100,
+) -> AdminWallets:
+    """The balances of all users that ever had tokens, by user."""
+    async with plane.context.tenant(tenant_id) as tx:
+        found = await ledger.balances(tx, tenant_id, after_user_id=after, limit=limit)
+    wallets = [
+        AdminWalletAnswer(tenant_id=tenant_id, user_id=user_id, balance=balance)
+        for user_id, balance in found
+    ]
+    return AdminWallets(wallets=wallets, next=found[-1][0] if len(found) == limit else None)
 
 
 @router.get(WALLET, name="show")
@@ -463,9 +489,10 @@ async def _audit_once(
     async with plane.central.transaction() as tx:
         if await notifications.find_audit_entries(tx, action="credit", subject=subject, limit=1):
             return
-        await record_audit(
-            tx, operator, "credit", subject, now, tenant_id, user_id=user_id, amount=paid.amount
-        )
+        details: dict[str, Any] = {"user_id": user_id, "amount": paid.amount}
+        if paid.reason:
+            details["reason"] = paid.reason
+        await record_audit(tx, operator, "credit", subject, now, tenant_id, **details)
 
 
 def _transaction_answer(line: LedgerTransaction) -> AdminTransactionAnswer:

@@ -1,11 +1,14 @@
 """The gateway in front of the control plane's own routes: it answers what is ComfyUI's, and passes on the rest."""
 
 import asyncio
+import contextlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
+from weakref import WeakValueDictionary
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
@@ -19,7 +22,7 @@ from comfyfleet.protocol.validation import fault
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.gateway import userdata
 from comfyfleet.server.gateway.feed import GatewayFeeds
-from comfyfleet.server.gateway.history import EntryCache, PollCache
+from comfyfleet.server.gateway.history import BoundedCache, PollCache
 from comfyfleet.server.gateway.inventory import InventoryCache
 from comfyfleet.server.gateway.prompts import PromptNumbers
 from comfyfleet.server.http.errors import response_to_error
@@ -35,6 +38,8 @@ SAFE_HEADERS = {
     "x-content-type-options": "nosniff",
     "cross-origin-resource-policy": "same-origin",
 }
+# Of files, which users and backends make: whatever a browser takes one for, it must not act as a page of ours.
+CONTENT_POLICY = "sandbox; default-src 'none'"
 PICTURES_AT_ONCE_MAX = 2
 
 
@@ -44,20 +49,30 @@ class Gateway:
 
     plane: ControlPlane
     local_key: str | None = None
-    entries: EntryCache = field(default_factory=EntryCache)
+    kept: BoundedCache = field(default_factory=BoundedCache)
     inventories: InventoryCache = field(default_factory=InventoryCache)
 
     def __post_init__(self) -> None:
         self.feeds = GatewayFeeds(self.plane)
         self.numbers = PromptNumbers(self.plane)
-        self.polls = PollCache()
-        self.plane.context.notifier.on_change.append(self.polls.forget)
+        notifier = self.plane.context.notifier
+        self.polls = PollCache(self.kept, notifier.hears_others)
+        notifier.on_change.append(self.polls.forget)
+        notifier.on_missed.append(self.polls.forget_all)
         settings = self.plane.settings
         self.sockets = StreamLimiter(
             per_key=settings.max_sockets_per_user, per_user=settings.max_sockets_per_user
         )
         # Decoding takes a core and much memory.
-        self.pictures = asyncio.Semaphore(PICTURES_AT_ONCE_MAX)
+        self._pictures = asyncio.Semaphore(PICTURES_AT_ONCE_MAX)
+        self._picture_turns: WeakValueDictionary[UUID, asyncio.Lock] = WeakValueDictionary()
+
+    @contextlib.asynccontextmanager
+    async def picture_turn(self, user_id: UUID) -> AsyncIterator[None]:
+        """One picture of a user at a time, and a few of all."""
+        turn = self._picture_turns.setdefault(user_id, asyncio.Lock())
+        async with turn, self._pictures:
+            yield
 
 
 @dataclass(frozen=True)

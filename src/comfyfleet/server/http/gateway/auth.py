@@ -1,27 +1,27 @@
-"""Authenticates callers of the gateway: by a bearer key, basic auth, a token in the query, a cookie or a key in the
-path; and, in `comfyfleet up`, programs of this machine without any."""
+"""Authenticates callers of the gateway: by a bearer key, basic auth, a token in the query, a key in the path or the
+session of a browser; and, in `comfyfleet up`, programs of this machine without any."""
 
 import base64
 import binascii
 import ipaddress
 from collections.abc import Iterator
 from typing import NamedTuple
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs, quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from comfyfleet.errors import Forbidden, Unauthenticated
+from comfyfleet.errors import Unauthenticated
 from comfyfleet.protocol.http import is_local_name
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.http.middleware import WrongKeyThrottle
 from comfyfleet.server.http.public.auth import RateLimiter
+from comfyfleet.server.http.sessions import is_reading, require_own_page, session_of
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants.model import Caller
 from comfyfleet.server.tenants.model import Scope as KeyScope
 
-COOKIE = "comfyfleet_key"
 KEY_PREFIX = "/k/"
 # Where a request that has its key in its path says so, for links that lead back.
 KEY_PREFIX_SCOPE = "comfyfleet.key_prefix"
@@ -31,7 +31,6 @@ FORWARDED = frozenset(
      "cf-connecting-ip", "fastly-client-ip", "x-original-host", "x-envoy-external-address"}
 )  # fmt: skip
 FORWARDED_PREFIX = "x-forwarded-"
-READING = ("GET", "HEAD", "OPTIONS")
 
 
 class KeyInPath:
@@ -91,8 +90,6 @@ def keys_in(connection: HTTPConnection) -> Iterator[GivenKey]:
         yield from (GivenKey(key, is_ambient=True) for key in _basic(given))
     query: str = connection.scope.get("query_string", b"").decode("latin-1")
     yield from (GivenKey(key) for key in parse_qs(query).get("token", [])[:1])
-    if cookie := connection.cookies.get(COOKIE):
-        yield GivenKey(cookie, is_ambient=True)
 
 
 def _basic(given: str) -> Iterator[str]:
@@ -110,6 +107,20 @@ async def authenticate(
 ) -> Caller:
     """Raises Unauthenticated, Forbidden or TooManyCalls."""
     given = next(keys_in(connection), None)
+    session = await session_of(plane, connection) if given is None else None
+    if session is not None and session.customer is not None:
+        require_own_page(connection, plane.settings.public_url)
+        caller = session.customer
+        await _count_call(plane, connection, caller)
+    else:
+        caller = await _by_key(plane, connection, given, local_key)
+    caller.require(KeyScope.READ if is_reading(connection) else KeyScope.WRITE)
+    return caller
+
+
+async def _by_key(
+    plane: ControlPlane, connection: HTTPConnection, given: GivenKey | None, local_key: str | None
+) -> Caller:
     if given is None and local_key is not None and is_from_here(connection):
         given = GivenKey(local_key, is_ambient=True, is_local=True)
     if given is None:
@@ -117,11 +128,9 @@ async def authenticate(
             "an API key is needed",
             hint="Send it as Authorization: Bearer KEY, as ?token=KEY, or use the address /k/KEY/.",
         )
-    if given.is_ambient and not _may_use_ambient_key(connection, plane.settings.public_url):
-        raise Forbidden("a page of another site may not use this browser's key")
-    caller = await authenticate_key(plane, connection, given)
-    caller.require(KeyScope.READ if is_reading(connection) else KeyScope.WRITE)
-    return caller
+    if given.is_ambient:
+        require_own_page(connection, plane.settings.public_url)
+    return await authenticate_key(plane, connection, given)
 
 
 async def authenticate_key(
@@ -138,47 +147,22 @@ async def authenticate_key(
         await wrong.delay(address)
         raise
     wrong.note_valid(given.key)
+    await _count_call(plane, connection, caller, is_local=given.is_local)
+    return caller
+
+
+async def _count_call(
+    plane: ControlPlane, connection: HTTPConnection, caller: Caller, *, is_local: bool = False
+) -> None:
+    now = plane.clock()
     # All programs of this machine are one user, and it is their own machine that they keep busy.
-    if not given.is_local:
+    if not is_local:
         rates: tuple[RateLimiter, RateLimiter] = connection.app.state.gateway_rates
         rates[0].take(caller.user_id, now)
         rates[1].take(caller.tenant.id, now)
     if not caller.key.is_use_recorded(now):
         async with plane.central.transaction() as tx:
             await tenants.note_key_use(tx, caller.key, now=now)
-    return caller
-
-
-def is_reading(connection: HTTPConnection) -> bool:
-    return connection.scope["type"] == "websocket" or connection.scope["method"] in READING
-
-
-def _may_use_ambient_key(connection: HTTPConnection, public_url: str) -> bool:
-    """A link that is followed changes nothing, and no other page reads what it leads to."""
-    mode = connection.headers.get("sec-fetch-mode")
-    is_link = is_reading(connection) and mode == "navigate"
-    return is_link or is_same_origin(connection, public_url)
-
-
-def is_same_origin(connection: HTTPConnection, public_url: str) -> bool:
-    """Whether no page of another origin, be it another port of this machine, made a browser send
-    this. Programs name no origin."""
-    headers = connection.headers
-    if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-        return False
-    origin = headers.get("origin")
-    own = (f"//{headers.get('host', '')}", public_url)
-    return origin is None or _place(origin) in [_place(each) for each in own if each]
-
-
-def _place(url: str) -> tuple[str | None, int | None]:
-    """Host and port; the usual ports are not told apart, as a proxy may have ended TLS."""
-    try:
-        parts = urlsplit(url.lower())
-        port = parts.port
-    except ValueError:
-        return url, None
-    return parts.hostname or url, None if port in (80, 443) else port
 
 
 def is_from_here(connection: HTTPConnection) -> bool:

@@ -1,4 +1,4 @@
-"""ComfyUI's own editor on the fleet: its page and files, and the log-in that gives its browser a key.
+"""ComfyUI's own editor on the fleet: its page and files, and its log-in.
 
 The editor finds everything relative to its own address: below `/editor/` there are, beside its files, all routes of
 ComfyUI's API.
@@ -27,17 +27,21 @@ from comfyfleet.protocol.http import BodyTooLarge, Route, Router, empty_reply, j
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.gateway.offers import offer_to
 from comfyfleet.server.http.gateway.app import GatewayRouter, NamedRoute, error_reply
-from comfyfleet.server.http.gateway.auth import (
-    COOKIE,
-    GivenKey,
-    authenticate,
-    authenticate_key,
-    is_same_origin,
-)
+from comfyfleet.server.http.gateway.auth import GivenKey, authenticate, authenticate_key
 from comfyfleet.server.http.gateway.templates import INDEX, Templates
 from comfyfleet.server.http.middleware import EDITOR_FILE
+from comfyfleet.server.http.sessions import (
+    clear_cookie,
+    is_same_origin,
+    is_secure,
+    session_of,
+    set_cookie,
+    sign_in,
+    sign_out,
+)
 from comfyfleet.server.tenants.model import Caller
 from comfyfleet.server.tenants.model import Scope as KeyScope
+from comfyfleet.server.tenants.sessions import SessionGrant
 
 PREFIX = "/editor"
 PACKAGE = "comfyui_frontend_package"
@@ -246,9 +250,11 @@ async def get_index(editor: Editor, request: Request) -> Response:
         # The cookie does not come with a link of another site, but with our own.
         return _page('<meta http-equiv="refresh" content="0"><p>One moment…</p>')
     try:
-        await editor.caller_of(request)
+        caller = await editor.caller_of(request)
     except FleetError:
         return _redirect("login")
+    if caller.session_id is not None and not _are_drafts_of(caller, request):
+        return _without_drafts_of_others(editor, request, caller)
     index = await asyncio.to_thread(lambda: files.index)
     headers = {"cache-control": REVALIDATED, **_security_headers(_policy(index))}
     return Response(index, headers=headers, media_type="text/html")
@@ -342,8 +348,9 @@ async def get_extensions(editor: Editor, request: Request) -> Response:
 
 
 async def get_session(editor: Editor, request: Request) -> Response:
-    """Whether somebody has logged in here, and so can log out."""
-    return json_reply({"by_cookie": COOKIE in request.cookies})
+    """Whether somebody is signed in here, and so can sign out."""
+    session = await session_of(editor.plane, request)
+    return json_reply({"by_cookie": session is not None})
 
 
 async def get_login(editor: Editor, request: Request) -> Response:
@@ -359,27 +366,40 @@ async def post_login(editor: Editor, request: Request) -> Response:
         return _login_page("This key is not valid.", 401)
     except Forbidden:
         return _login_page("This key may not submit prompts.", 403)
-    response = _redirect("./")
-    drafts_of = _drafts_owner(caller)
-    if request.cookies.get(DRAFTS_COOKIE) != drafts_of:
-        response = _cleared('<meta http-equiv="refresh" content="0;url=./"><p>One moment…</p>')
-    is_secure = _is_secure(request)
-    response.set_cookie(COOKIE, key, httponly=True, samesite="strict", secure=is_secure)
+    if _are_drafts_of(caller, request):
+        response = _redirect("./")
+    else:
+        response = _without_drafts_of_others(editor, request, caller)
+    signed_in = await sign_in(editor.plane, request, SessionGrant(caller), "key")
+    set_cookie(response, editor.plane, request, signed_in)
+    return response
+
+
+def _are_drafts_of(caller: Caller, request: Request) -> bool:
+    return request.cookies.get(DRAFTS_COOKIE) == _drafts_owner(caller)
+
+
+def _without_drafts_of_others(editor: Editor, request: Request, caller: Caller) -> Response:
+    """Leads to the editor, once the browser has forgotten what others have not saved."""
+    response = _cleared('<meta http-equiv="refresh" content="0;url=./"><p>One moment…</p>')
     response.set_cookie(
         DRAFTS_COOKIE,
-        drafts_of,
+        _drafts_owner(caller),
         max_age=DRAFTS_SECONDS,
         httponly=True,
         samesite="strict",
-        secure=is_secure,
+        secure=is_secure(request, editor.plane.settings.public_url),
     )
     return response
 
 
 async def post_logout(editor: Editor, request: Request) -> Response:
+    plane = editor.plane
+    await sign_out(plane, request)
     response = _cleared(_login_form('<p role="status">You are logged out.</p>'))
-    for name in (COOKIE, DRAFTS_COOKIE):
-        response.delete_cookie(name, httponly=True, samesite="strict", secure=_is_secure(request))
+    clear_cookie(response, plane, request)
+    secure = is_secure(request, plane.settings.public_url)
+    response.delete_cookie(DRAFTS_COOKIE, httponly=True, samesite="strict", secure=secure)
     return response
 
 
@@ -390,10 +410,6 @@ async def _key_in_form(request: Request) -> str:
         if len(body) > LOGIN_BYTES_MAX:
             raise BodyTooLarge("the form is too large", bytes_max=LOGIN_BYTES_MAX)
     return parse_qs(body.decode("latin-1")).get("key", [""])[0].strip()
-
-
-def _is_secure(request: Request) -> bool:
-    return "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
 
 
 def _drafts_owner(caller: Caller) -> str:

@@ -38,8 +38,9 @@ from comfyfleet.protocol.http import (
     text_reply,
     too_large_reply,
 )
+from comfyfleet.protocol.payloads import UnforeseenInput
 from comfyfleet.server.gateway import files
-from comfyfleet.server.http.gateway.app import GatewayCall
+from comfyfleet.server.http.gateway.app import CONTENT_POLICY, GatewayCall
 from comfyfleet.server.media.model import File
 from comfyfleet.server.run_log.model import UserFile
 
@@ -114,10 +115,12 @@ async def _store_masked(
     found = await _find_viewed(call, original) if original else None
     if found is None:
         return (await files.choose_name(call.plane, call.caller, named, "")).named
+    if max(found.size or 0, upload.image.size or 0) > SHOWN_BYTES_MAX:
+        raise UnforeseenInput("the picture is too large for a mask")
     source = mask.with_name("original")
     combined = mask.with_name(f"combined{Path(named.filename).suffix}")
-    await files.fetch(call.plane, found, source)
-    async with call.gateway.pictures:
+    async with call.gateway.picture_turn(call.caller.user_id):
+        await files.fetch(call.plane, found, source)
         await asyncio.to_thread(_put_mask, mask, source, combined, _size_check(call))
     return await files.store_upload(
         call.plane,
@@ -184,7 +187,8 @@ async def _reply_with(call: GatewayCall, file: File, name: str, request: Request
     chunks = None
     if request.method != "HEAD" and plan.length > 0:
         chunks = await files.read_part(call.plane, file, plan.start, plan.length)
-    return FileReply(plan, stamp, file_headers(name), chunks)
+    headers = {**file_headers(name), "content-security-policy": CONTENT_POLICY}
+    return FileReply(plan, stamp, headers, chunks)
 
 
 async def _redirect(call: GatewayCall, file: File, name: str) -> Response:
@@ -203,10 +207,11 @@ async def _shown_picture(
         return None if "preview" in query else text_reply(NEEDS_PILLOW, 413 if is_large else 501)
     from comfyfleet.protocol.pictures import shown_picture
 
-    with tempfile.TemporaryDirectory(prefix="comfyfleet-") as folder:
-        local = Path(folder) / "picture"
-        await files.fetch(call.plane, file, local)
-        async with call.gateway.pictures:
+    # The turn comes first: those who wait hold no copies.
+    async with call.gateway.picture_turn(call.caller.user_id):
+        with tempfile.TemporaryDirectory(prefix="comfyfleet-") as folder:
+            local = Path(folder) / "picture"
+            await files.fetch(call.plane, file, local)
             shown = await asyncio.to_thread(
                 shown_picture, local, query.get("preview"), query.get("channel"), _size_check(call)
             )
@@ -214,7 +219,7 @@ async def _shown_picture(
         return None
     content, kind = shown
     headers = {"content-type": kind, "content-disposition": disposition_of(name)}
-    return Response(content, headers=headers)
+    return Response(content, headers={**headers, "content-security-policy": CONTENT_POLICY})
 
 
 ROUTES = (

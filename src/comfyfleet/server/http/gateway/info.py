@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from comfyfleet import __version__
-from comfyfleet.protocol.http import JSON, Route, empty_reply, json_reply
+from comfyfleet.protocol.http import JSON, Route, empty_reply, json_reply, names_etag
 from comfyfleet.protocol.server_info import (
     ALONE,
     FEATURES,
@@ -32,17 +32,12 @@ async def get_object_info(call: GatewayCall, request: Request) -> Response:
     found = await object_info_body(call.plane, call.caller)
     etag = f'"{found.etag}"'
     headers = {**CACHING, "etag": etag}
-    if _names_etag(request.headers.get("if-none-match", ""), etag):
+    if names_etag(request.headers.get("if-none-match", ""), etag):
         return Response(b"", 304, headers)
     headers["content-type"] = JSON
     if "gzip" in request.headers.get("accept-encoding", "").lower():
         return Response(await found.zipped(), 200, {**headers, "content-encoding": "gzip"})
     return Response(await found.plain(), 200, headers)
-
-
-def _names_etag(given: str, etag: str) -> bool:
-    told = (each.strip().removeprefix("W/") for each in given.split(","))
-    return any(each in (etag, "*") for each in told)
 
 
 async def get_object_info_of(call: GatewayCall, request: Request) -> Response:

@@ -1,25 +1,40 @@
-"""Routes of custom nodes, passed on to a backend: in `comfyfleet up` only, where an operator allows their prefix.
+"""Routes of custom nodes, passed on to a backend where operators allow their prefix.
 
-What stands behind such a route is one backend's, not one user's: whoever may use the fleet shares it.
-"""
+`comfyfleet up` reaches its own backends. All others are reached by a worker, which asks for such calls.
+What stands behind such a route is one backend's, not one user's: whoever may use the fleet shares it."""
 
+import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode
+from uuid import uuid4
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from comfyfleet.api.route_calls import (
+    METHODS,
+    REQUEST_HEADERS,
+    RESPONSE_HEADERS,
+    ROUTE_BYTES_MAX,
+    TARGET_CHARACTERS_MAX,
+    RouteAnswer,
+    is_below,
+    is_plain,
+    passed_headers,
+)
 from comfyfleet.errors import FleetError, NotFound, ServerUnavailable, Unavailable
 from comfyfleet.protocol.http import BODY_BYTES_MAX, BodyTooLarge, is_foreign, too_large_reply
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet
+from comfyfleet.server.fleets.route_calls import NewRouteCall
 from comfyfleet.server.http.gateway.app import (
+    CONTENT_POLICY,
     SAFE_HEADERS,
     Gateway,
     NamedRoute,
@@ -27,7 +42,7 @@ from comfyfleet.server.http.gateway.app import (
     limited,
 )
 from comfyfleet.server.http.gateway.auth import authenticate
-from comfyfleet.server.http.request_body import content_length
+from comfyfleet.server.http.request_body import CALLER_GONE, content_length
 from comfyfleet.server.maintenance.embedded_fleet import FLEET, STAGE
 from comfyfleet.server.tenants.model import Caller
 
@@ -35,18 +50,23 @@ if TYPE_CHECKING:
     import httpx
 
 logger = logging.getLogger(__name__)
-METHODS = ("GET", "HEAD", "POST", "PUT")
-# Neither keys and cookies, nor what is between two machines only.
-REQUEST_HEADERS = ("accept", "accept-language", "content-type", "range", "if-none-match")
-RESPONSE_HEADERS = ("content-type", "content-range", "accept-ranges", "etag", "last-modified")
-# A page of a backend must not act as one of ours.
-CONTENT_POLICY = "sandbox; default-src 'none'"
+# What a browser may show; anything else, as a page, a drawing or a script, it may only save.
+SHOWN_TYPES = ("application/json", "text/plain", "application/octet-stream")
+SHOWN_KINDS = ("image/", "audio/", "video/")
+DRAWINGS = "image/svg"
 PREFIXES_SECONDS = 2.0
 ANSWER_SECONDS = 60.0
 
 
+class OpenPrefix(NamedTuple):
+    """A prefix that a fleet passes on."""
+
+    prefix: str
+    fleet: Fleet
+
+
 class PassThrough:
-    """ASGI middleware. `backends`: URLs that this process can reach; without any it does nothing."""
+    """ASGI middleware. `backends`: URLs that this process can reach itself."""
 
     def __init__(
         self, app: ASGIApp, gateway: Gateway, backends: Sequence[str], own: Sequence[BaseRoute]
@@ -55,64 +75,72 @@ class PassThrough:
         self._gateway = gateway
         self._backends = backends
         self._own = own
-        self._fleet: Fleet | None = None
+        self._own_heads = {_head(getattr(each, "path", "/")) for each in own}
+        self._open: list[OpenPrefix] = []
         self._read_at = float("-inf")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._backends:
+        # Most calls are of our own routes: nothing is read for them.
+        if scope["type"] != "http" or _head(scope["path"]) in self._own_heads:
             await self._app(scope, receive, send)
             return
-        prefix = await self._prefix_of(scope["path"])
-        if prefix is None or any(each.matches(scope)[0] is not Match.NONE for each in self._own):
+        found = await self._open_for(scope["path"])
+        if not found or any(each.matches(scope)[0] is not Match.NONE for each in self._own):
             await self._app(scope, receive, send)
             return
-        scope["route"] = NamedRoute(f"{prefix}/…")
-        most = self._gateway.plane.settings.max_body_bytes
+        scope["route"] = NamedRoute(f"{found[0].prefix}/…")
+        most = min(self._gateway.plane.settings.max_body_bytes, ROUTE_BYTES_MAX)
         body = limited(receive, declared=content_length(scope), bytes_max=most, is_file=False)
-        response = await self._answer(Request(scope, body))
+        response = await self._answer(Request(scope, body), found)
         await response(scope, receive, send)
 
-    async def _prefix_of(self, path: str) -> str | None:
+    async def _open_for(self, path: str) -> list[OpenPrefix]:
         if monotonic() - self._read_at > PREFIXES_SECONDS:
             self._read_at = monotonic()
             # Without the database the last terms go on for a while; nobody is known then anyway.
             with contextlib.suppress(Unavailable):
                 async with self._gateway.plane.central.read() as tx:
-                    found = await fleets.list_fleets(tx)
-                named = (each for each in found if each.name == f"{FLEET}/{STAGE}")
-                self._fleet = next(named, None)
-        terms = self._fleet.prompts if self._fleet else None
-        return next((each for each in terms.passthrough if is_below(each, path)), None) if terms else None  # fmt: skip
+                    self._open = open_prefixes(await fleets.list_fleets(tx))
+        return [each for each in self._open if is_below(each.prefix, path)]
 
-    async def _answer(self, request: Request) -> Response:
+    async def _answer(self, request: Request, found: Sequence[OpenPrefix]) -> Response:
         path = request.scope["path"]
         if is_foreign(request.headers):
             return Response(status_code=403)
         try:
             gateway = self._gateway
             caller = await authenticate(gateway.plane, request, gateway.local_key)
-            self._require_access(caller)
-            if request.method not in METHODS or not is_plain(path):
+            usable = _usable(caller, found)
+            target = f"{quote(path)}{_query(request)}"
+            if request.method not in METHODS or not is_plain(path) or len(target) > TARGET_CHARACTERS_MAX:  # fmt: skip
                 raise NotFound("there is no such route")
-            return await self._passed_on(request, await request.body())
+            body = await request.body()
+            if self._backends and any(each.name == f"{FLEET}/{STAGE}" for each in usable):
+                return await self._passed_on(request, target, body)
+            call = _route_call(request, caller, usable, target, body)
+            return await self._passed_to_worker(request, call)
         except BodyTooLarge as error:
             return too_large_reply(error.details["bytes_max"])
         except FleetError as error:
             return error_reply(error, path)
 
-    def _require_access(self, caller: Caller) -> None:
-        allowed = caller.tenant.prompts.fleets
-        if self._fleet is None or (allowed is not None and self._fleet.name not in allowed):
-            raise NotFound("there is no such route")
+    async def _passed_to_worker(self, request: Request, call: NewRouteCall) -> Response:
+        answer = await _unless_gone(request, self._gateway.plane.routes.send(call))
+        if answer is None:
+            return Response(status_code=CALLER_GONE)
+        if answer.error is not None:
+            logger.warning("a worker could not pass a route on: %s", answer.error)
+            raise ServerUnavailable("a backend did not answer")
+        headers = confined(answer.headers)
+        return Response(answer.body, _status(answer.status), headers)
 
-    async def _passed_on(self, request: Request, body: bytes) -> Response:
+    async def _passed_on(self, request: Request, target: str, body: bytes) -> Response:
         """By the first backend that can be reached."""
         import httpx  # takes memory, and time at the start, which most processes need not spend
 
         from comfyfleet.transport.http import open_client
 
-        headers = {each: request.headers[each] for each in REQUEST_HEADERS if each in request.headers}  # fmt: skip
-        target = f"{quote(request.scope['path'])}{_query(request)}"
+        headers = passed_headers(request.headers, REQUEST_HEADERS)
         for backend in self._backends:
             client = open_client(backend, answer_seconds=ANSWER_SECONDS)
             sent = client.build_request(request.method, target, headers=headers, content=body)
@@ -129,15 +157,29 @@ class PassThrough:
         raise ServerUnavailable("no backend can be reached")
 
 
-def is_below(prefix: str, path: str) -> bool:
-    return path == prefix or path.startswith(f"{prefix}/")
+def open_prefixes(found: Sequence[Fleet]) -> list[OpenPrefix]:
+    terms = ((fleet, fleet.prompts) for fleet in found if fleet.gateway is not None)
+    return [
+        OpenPrefix(prefix, fleet)
+        for fleet, prompts in terms
+        if prompts is not None
+        for prefix in prompts.passthrough
+    ]
 
 
-def is_plain(path: str) -> bool:
-    """Whether no part of it can lead elsewhere, however a backend reads it."""
-    *folders, last = path.split("/")[1:]
-    leads_on = all(each not in ("", ".", "..") for each in folders) and last not in (".", "..")
-    return leads_on and "\\" not in path and path.isprintable()
+def _head(path: str) -> tuple[str, ...]:
+    """By which our own routes are told from others: the first part, or the one after /api."""
+    parts = path.split("/", 3)[1:3]
+    return tuple(parts) if parts[:1] == ["api"] else tuple(parts[:1])
+
+
+def _usable(caller: Caller, found: Sequence[OpenPrefix]) -> list[Fleet]:
+    """The fleets that the caller may use. Raises NotFound if there is none."""
+    allowed = caller.tenant.prompts.fleets
+    usable = [each.fleet for each in found if allowed is None or each.fleet.name in allowed]
+    if not usable:
+        raise NotFound("there is no such route")
+    return usable
 
 
 def _query(request: Request) -> str:
@@ -145,6 +187,63 @@ def _query(request: Request) -> str:
     text = request.scope.get("query_string", b"").decode("latin-1")
     kept = [(name, value) for name, value in parse_qsl(text, keep_blank_values=True) if name != "token"]  # fmt: skip
     return f"?{urlencode(kept)}" if kept else ""
+
+
+def _route_call(
+    request: Request, caller: Caller, usable: Sequence[Fleet], target: str, body: bytes
+) -> NewRouteCall:
+    return NewRouteCall(
+        id=uuid4(),
+        tenant_id=caller.tenant.id,
+        fleet_ids=sorted({each.id for each in usable}),
+        method=request.method,
+        path=request.scope["path"],
+        target=target,
+        headers=passed_headers(request.headers, REQUEST_HEADERS),
+        body=body,
+    )
+
+
+async def _unless_gone(
+    request: Request, work: Coroutine[Any, Any, RouteAnswer]
+) -> RouteAnswer | None:
+    """None: the caller has hung up; a call that no worker has taken is not sent then."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_wait_until_gone(request))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        gone.cancel()
+        working.cancel()
+        await asyncio.wait({working, gone})
+
+
+async def _wait_until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def confined(given: Mapping[str, str]) -> dict[str, str]:
+    """The headers of an answer, so that no browser takes it for a page of ours."""
+    kept = passed_headers(given, RESPONSE_HEADERS)
+    media_type = kept.get("content-type", "").partition(";")[0].strip().lower()
+    is_shown = media_type in SHOWN_TYPES or media_type.startswith(SHOWN_KINDS)
+    headers = {
+        **SAFE_HEADERS,
+        "content-type": "application/octet-stream",
+        **kept,
+        "content-security-policy": CONTENT_POLICY,
+        "cache-control": "private, no-cache",
+    }
+    if not is_shown or media_type.startswith(DRAWINGS):
+        headers["content-disposition"] = "attachment"
+    return headers
+
+
+def _status(status: int) -> int:
+    """A redirect would lead to a backend, or anywhere."""
+    return 502 if 300 <= status < 400 and status != 304 else status
 
 
 def _reply(client: "httpx.AsyncClient", answer: "httpx.Response") -> Response:
@@ -160,10 +259,5 @@ def _reply(client: "httpx.AsyncClient", answer: "httpx.Response") -> Response:
             await answer.aclose()
             await client.aclose()
 
-    kept: Mapping[str, str] = {
-        each: answer.headers[each] for each in RESPONSE_HEADERS if each in answer.headers
-    }
-    headers = {**SAFE_HEADERS, **kept, "content-security-policy": CONTENT_POLICY}
-    # A redirect would lead to a backend, or anywhere.
-    status = 502 if answer.is_redirect else answer.status_code
-    return StreamingResponse(chunks(), status, headers)
+    headers = confined(answer.headers)
+    return StreamingResponse(chunks(), _status(answer.status_code), headers)

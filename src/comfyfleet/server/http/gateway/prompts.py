@@ -1,9 +1,11 @@
 """ComfyUI's routes of prompts: submit, queue, history, jobs, interrupt."""
 
 import contextlib
+import hashlib
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import wraps
+from itertools import islice
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -12,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from comfyfleet.errors import InsufficientTokens, QueueFull
-from comfyfleet.protocol.http import JSON, Route, empty_reply, json_reply
+from comfyfleet.protocol.http import JSON, Route, empty_reply, json_reply, json_text, names_etag
 from comfyfleet.protocol.payloads import (
     ABSENT,
     MalformedBody,
@@ -20,7 +22,6 @@ from comfyfleet.protocol.payloads import (
     body_field,
     detailed_job,
     is_canonical_id,
-    list_jobs,
     parse_submission,
     read_number,
     read_query,
@@ -102,38 +103,46 @@ async def _number(call: GatewayCall, body: object) -> float:
     return -number if front else number
 
 
-async def get_prompt(call: GatewayCall, request: Request) -> Response:
-    remaining = len(await history.active_jobs(call.plane, call.caller))
-    return json_reply({"exec_info": {"queue_remaining": remaining}})
-
-
+ID_CHARACTERS, IDS_MAX = 36, 10_000
 Handler: TypeAlias = Callable[[GatewayCall, Request], Awaitable[Response]]
+Polled: TypeAlias = Callable[[GatewayCall, Request], Awaitable[bytes]]
+# Whoever keeps an answer asks each time whether it still holds.
+CACHING = {"cache-control": "private, no-cache"}
 
 
-def polled(handler: Handler) -> Handler:
-    """The same answer, made once however often it is asked for, until something of the caller changes."""
+def polled(body: Polled) -> Handler:
+    """Replies with JSON that is made once, however often it is asked for, until something of the caller changes."""
 
-    @wraps(handler)
+    @wraps(body)
     async def answer(call: GatewayCall, request: Request) -> Response:
-        async def make() -> bytes:
-            return bytes((await handler(call, request)).body)
+        # By a hash: the query may contain a key.
+        query = hashlib.sha256(request.scope.get("query_string", b"")).digest()
+        what = body.__name__, request.scope["path"].removeprefix("/api"), query
 
-        what = f"{handler.__name__}?{request.url.query}"
-        body = await call.gateway.polls.get(call.caller.user_id, what, make)
-        return Response(body, 200, {"content-type": JSON})
+        async def made() -> bytes:
+            found = await body(call, request)
+            # A client that sees a prompt gone has heard of its run.
+            await call.gateway.feeds.told(call.caller)
+            return found
+
+        found = await call.gateway.polls.get(call.caller.user_id, what, made)
+        headers = {**CACHING, "etag": found.etag}
+        if names_etag(request.headers.get("if-none-match", ""), found.etag):
+            return Response(b"", 304, headers)
+        return Response(found.body, 200, {**headers, "content-type": JSON})
 
     return answer
 
 
 @polled
-async def get_queue(call: GatewayCall, request: Request) -> Response:
-    running, waiting = await history.queue_of(call.plane, call.caller)
-    return json_reply(
-        {
-            "queue_running": [each.row() for each in running],
-            "queue_pending": [each.row() for each in waiting],
-        }
-    )
+async def get_prompt(call: GatewayCall, request: Request) -> bytes:
+    remaining = await history.count_active(call.plane, call.caller)
+    return json_text({"exec_info": {"queue_remaining": remaining}}).encode()
+
+
+@polled
+async def get_queue(call: GatewayCall, request: Request) -> bytes:
+    return await history.queue_body(call.plane, call.caller, call.gateway.kept)
 
 
 async def post_queue(call: GatewayCall, request: Request) -> Response:
@@ -145,17 +154,12 @@ async def post_queue(call: GatewayCall, request: Request) -> Response:
 
 
 @polled
-async def get_history(call: GatewayCall, request: Request) -> Response:
+async def get_history(call: GatewayCall, request: Request) -> bytes:
     query = request.query_params
-    most = _integer(query.get("max_items"))
-    offset = _integer(query.get("offset"))
-    found = await history.history_of(call.plane, call.caller, call.gateway.entries)
-    items = list(found.items())
-    start = -1 if offset is None else offset
-    if start < 0 and most is not None:
-        start = len(items) - most
-    items = items[max(start, 0) :]
-    return json_reply(dict(items if most is None else items[: max(most, 1)]))
+    most, offset = _integer(query.get("max_items")), _integer(query.get("offset"))
+    return await history.history_body(
+        call.plane, call.caller, call.gateway.kept, offset=offset, most=most
+    )
 
 
 def _integer(text: str | None) -> int | None:
@@ -167,13 +171,10 @@ def _integer(text: str | None) -> int | None:
         raise MalformedBody(f"{text!r} is no number") from error
 
 
-async def get_history_of(call: GatewayCall, request: Request) -> Response:
+@polled
+async def get_history_of(call: GatewayCall, request: Request) -> bytes:
     prompt_id = request.path_params["prompt_id"]
-    job = await history.find_job(call.plane, call.caller, prompt_id)
-    if job is None or job.status.is_active:
-        return json_reply({})
-    entry = await history.entry_of(call.plane, call.caller, job, call.gateway.entries)
-    return json_reply({prompt_id: entry})
+    return await history.entry_body(call.plane, call.caller, prompt_id, call.gateway.kept)
 
 
 async def post_history(call: GatewayCall, request: Request) -> Response:
@@ -205,11 +206,9 @@ async def post_free(call: GatewayCall, request: Request) -> Response:
 
 
 @polled
-async def get_jobs(call: GatewayCall, request: Request) -> Response:
+async def get_jobs(call: GatewayCall, request: Request) -> bytes:
     query = read_query(request.query_params)
-    running, waiting = await history.queue_of(call.plane, call.caller)
-    ended = await history.history_of(call.plane, call.caller, call.gateway.entries)
-    return json_reply(list_jobs(query, running, waiting, ended))
+    return await history.jobs_body(call.plane, call.caller, query, call.gateway.kept)
 
 
 async def get_job(call: GatewayCall, request: Request) -> Response:
@@ -222,7 +221,7 @@ async def find_job(call: GatewayCall, prompt_id: str) -> dict[str, Any] | None:
     if job is None:
         return None
     if not job.status.is_active:
-        entry = await history.entry_of(call.plane, call.caller, job, call.gateway.entries)
+        entry = await history.entry_of(call.plane, call.caller, job, call.gateway.kept)
         return detailed_job(prompt_id, entry)
     return waiting_job(queued_prompt(job), "in_progress" if is_running(job) else "pending")
 
@@ -245,7 +244,8 @@ async def cancel_jobs(call: GatewayCall, request: Request) -> Response:
     invalid = [each for each in job_ids if not is_canonical_id(each)]
     if invalid:
         return json_reply({"error": "Invalid job ids", "invalid_ids": invalid}, 400)
-    cancelled = [await prompts.cancel_prompt(call.plane, call.caller, each) for each in job_ids]
+    active = await prompts.still_active(call.plane, call.caller, job_ids)
+    cancelled = [await prompts.cancel_prompt(call.plane, call.caller, each) for each in active]
     return json_reply({"cancelled": any(cancelled)})
 
 
@@ -255,13 +255,14 @@ def _is_asked(body: object, name: str) -> bool:
 
 
 def _ids_to_delete(body: object) -> Iterable[str]:
-    """Any sequence will do, even a text: its letters are ids of nothing."""
+    """Any sequence will do, even a text: its letters are ids of nothing, and no id is looked for twice."""
     ids = body_field(body, "delete")
     if ids is ABSENT:
         return ()
     if not isinstance(ids, list | str | dict):
         raise MalformedBody("delete must be a list of ids")
-    return [prompt_id for prompt_id in ids if isinstance(prompt_id, str)]
+    named = (each for each in ids if isinstance(each, str) and len(each) == ID_CHARACTERS)
+    return list(islice(dict.fromkeys(each for each in named if is_canonical_id(each)), IDS_MAX))
 
 
 ROUTES = (

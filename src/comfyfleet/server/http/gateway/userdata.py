@@ -17,11 +17,11 @@ from comfyfleet.protocol.files import (
     path_inside,
     plan_reply,
 )
-from comfyfleet.protocol.http import Route, empty_reply, json_reply, read_json, text_reply
+from comfyfleet.protocol.http import Route, empty_reply, json_reply, text_reply
 from comfyfleet.protocol.payloads import MalformedBody
 from comfyfleet.server.gateway import userdata
 from comfyfleet.server.gateway.model import UserdataEntry
-from comfyfleet.server.http.gateway.app import GatewayCall
+from comfyfleet.server.http.gateway.app import CONTENT_POLICY, GatewayCall, read_json
 
 
 async def get_users(call: GatewayCall, request: Request) -> Response:
@@ -140,7 +140,11 @@ async def get_file(call: GatewayCall, request: Request) -> Response:
     stamp = FileStamp(entry.size, int(entry.modified_at.timestamp() * 1_000_000) * 1000)
     plan = plan_reply(request.headers, stamp)
     # Whatever it is, it is not for showing in the editor's own origin.
-    headers = {**file_headers(path.rpartition("/")[2]), "content-disposition": "attachment"}
+    headers = {
+        **file_headers(path.rpartition("/")[2]),
+        "content-disposition": "attachment",
+        "content-security-policy": CONTENT_POLICY,
+    }
     has_body = request.method != "HEAD" and plan.length > 0
     body = _once(data[plan.start : plan.start + plan.length]) if has_body else None
     return FileReply(plan, stamp, headers, body)

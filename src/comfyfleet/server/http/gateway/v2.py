@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,17 +14,18 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
+from comfyfleet.api.worker import RunPreview
 from comfyfleet.errors import FleetError, InvalidInput, NotFound, TooManyCalls
 from comfyfleet.protocol.http import Route, json_reply
 from comfyfleet.protocol.payloads import UnforeseenInput
 from comfyfleet.server.gateway import v2_jobs
+from comfyfleet.server.gateway.model import max_tokens_of
 from comfyfleet.server.gateway.v2_jobs import WorkflowJob, WorkflowJobQuery
 from comfyfleet.server.gateway.v2_model import (
     END,
     ENDED,
     JOBS_PATH,
-    STATUSES,
-    UNUSED_STATUSES,
+    OWN_STATUSES,
     EventPlace,
     JobFacts,
     LoggedProgress,
@@ -34,7 +36,7 @@ from comfyfleet.server.gateway.v2_model import (
     list_item,
     outputs_of,
     parse_place,
-    preview_in,
+    preview_body,
     preview_of,
     status_of,
 )
@@ -44,8 +46,9 @@ from comfyfleet.server.http.gateway.prompts import released_if_refused
 from comfyfleet.server.http.gateway.v2_errors import InvalidRequest, TooManyStreams, error_reply
 from comfyfleet.server.http.streams import EventStream, StreamKeyCheck, run_shielded
 from comfyfleet.server.jobs.model import Job
+from comfyfleet.server.jobs.progress import PreviewWatch
 from comfyfleet.server.notifications.webhooks import webhook_for_jobs
-from comfyfleet.server.run_log.model import LoggedEvents
+from comfyfleet.server.run_log.model import LoggedEvents, names_files, record_from
 from comfyfleet.transport.ssrf import URL_CHARACTERS_MAX
 
 Handler = Callable[[GatewayCall, Request], Awaitable[Response]]
@@ -95,7 +98,11 @@ async def read_object(request: Request) -> dict[str, Any]:
 
 @in_v2
 async def post_job(call: GatewayCall, request: Request) -> Response:
-    asked = _parse_job(await read_object(request), request.headers.get("idempotency-key"))
+    sent = await read_object(request)
+    asked = replace(
+        _parse_job(sent, request.headers.get("idempotency-key")),
+        max_tokens=max_tokens_of(request.headers, request.query_params, sent),
+    )
     number = await call.gateway.numbers.next(call.caller)
     async with released_if_refused(call) as hold:
         job = await v2_jobs.submit_job(call.plane, call.caller, asked, number, at_id=hold)
@@ -178,14 +185,14 @@ def _parse_url(value: object) -> str | None:
 
 
 async def _body(call: GatewayCall, request: Request, job: Job) -> dict[str, Any]:
-    facts = await v2_jobs.facts_of(call.plane, call.caller, job, call.gateway.entries)
+    facts = await v2_jobs.facts_of(call.plane, call.caller, job, call.gateway.kept)
     return job_body(job, facts, reader_of(call, request))
 
 
 @in_v2
 async def get_jobs(call: GatewayCall, request: Request) -> Response:
     query = _parse_query(request.query_params)
-    page = await v2_jobs.list_jobs(call.plane, call.caller, query, call.gateway.entries)
+    page = await v2_jobs.list_jobs(call.plane, call.caller, query, call.gateway.kept)
     reader = reader_of(call, request)
     nothing = JobFacts()
     items = [list_item(job_body(job, page.facts.get(job.id, nothing), reader)) for job in page.jobs]
@@ -197,7 +204,7 @@ async def get_jobs(call: GatewayCall, request: Request) -> Response:
 
 def _parse_query(params: QueryParams) -> WorkflowJobQuery:
     statuses = {each.strip() for each in params.get("status", "").split(",") if each.strip()}
-    if unknown := statuses - {*STATUSES.values(), *UNUSED_STATUSES}:
+    if unknown := statuses - OWN_STATUSES.keys():
         raise UnforeseenInput(f"no such status: {', '.join(sorted(unknown))}")
     limit = params.get("limit", str(JOBS_PER_PAGE))
     if not limit.isdecimal() or not 1 <= int(limit[:9]) <= JOBS_PER_PAGE_MAX:
@@ -284,16 +291,20 @@ class WorkflowJobEvents:
         self._told_at: dict[str, float] = {}
         self._row = 0
         self._status: tuple[str, int | None] | None = None
-        self._preview: str | None = None
+        self._outputs_told: set[str] = set()
+        self._watch: PreviewWatch | None = None
+        self._preview: RunPreview | None = None
 
     async def lines(self) -> AsyncIterator[str]:
         """Ends with the job, or after an hour; then the client comes again with its last id."""
         woken = asyncio.Event()
         notifier = self._call.plane.context.notifier
         unsubscribe = notifier.subscribe_user(self._call.caller.user_id, woken.set)
+        previews = self._call.plane.context.previews
         try:
-            async for each in self._until_end(woken):
-                yield each
+            with previews.watch(self._job.tenant_id, self._job.id, woken.set) as self._watch:
+                async for each in self._until_end(woken):
+                    yield each
         finally:
             unsubscribe()
 
@@ -319,34 +330,39 @@ class WorkflowJobEvents:
         plane, caller = self._call.plane, self._call.caller
         self._job, rows = await v2_jobs.read_run(plane, caller, self._job.id, after_id=self._row)
         told: list[str] = []
+        facts = JobFacts()
+        if self._job.status.is_active or any(map(names_files, rows)):
+            facts = await v2_jobs.facts_of(plane, caller, self._job, self._call.gateway.kept)
         if self._job.status.is_active:
-            facts = await v2_jobs.facts_of(plane, caller, self._job, self._call.gateway.entries)
-            told += self._status_lines(facts.queue_position)
+            told += self._status_lines(facts)
         for row in rows:
+            told += self._row_lines(row, facts)
             self._row = row.id
-            told += self._row_lines(row)
         return [*told, *self._preview_lines()]
 
     def _preview_lines(self) -> Iterator[str]:
         """The newest picture of the sampler, which is not kept: a late reader gets the next one."""
-        told = self._call.plane.context.caches.progress.of(self._job.lease_token)
-        if told is None or not told.preview or told.preview == self._preview:
+        told = self._watch.latest if self._watch else None
+        if told is None or told is self._preview:
             return
         if self._may_tell("preview"):
-            self._preview = told.preview
-            yield format_event("preview", preview_in(told.preview, told.node))
+            self._preview = told
+            yield format_event("preview", preview_body(told))
 
-    def _status_lines(self, queue_position: int | None) -> Iterator[str]:
-        status = status_of(self._job)
+    def _status_lines(self, facts: JobFacts) -> Iterator[str]:
+        status = status_of(self._job, is_cancelling=facts.is_cancelling)
+        queue_position = facts.queue_position
         if (status, queue_position) == self._status:
             return
         self._status = (status, queue_position)
         place = {} if queue_position is None else {"queue_position": queue_position}
         yield format_event("status", {"status": status, **place})
 
-    def _row_lines(self, row: LoggedEvents) -> Iterator[str]:
+    def _row_lines(self, row: LoggedEvents, facts: JobFacts) -> Iterator[str]:
         """Of a report. What the reader has seen before counts for the progress only."""
         is_new = row.id > self._place.row and not self._place.outputs
+        if not row.is_last:  # what comes with the last one is told with the end
+            yield from self._output_lines(row, facts, is_new=is_new)
         has_progress = False
         for event in row.events:
             has_progress |= self._progress.take(event)
@@ -355,11 +371,20 @@ class WorkflowJobEvents:
                 yield format_event("preview", preview, str(row.id))
         if not has_progress or not is_new:
             return
-        if self._may_tell("progress") or row.record is not None:
+        if self._may_tell("progress") or row.is_last:
             self._told_at.pop("behind", None)
             yield format_event("progress", self._progress.snapshot(), str(row.id))
         else:
             self._told_at["behind"] = self._clock()
+
+    def _output_lines(self, row: LoggedEvents, facts: JobFacts, *, is_new: bool) -> Iterator[str]:
+        """The files of nodes that have ended. They have the id of the report before: a reader who is cut off
+        between them gets all of them again."""
+        shown = facts._replace(record=record_from(row.events, None, is_success=False))
+        for output in outputs_of(self._job, shown, self._reader):
+            if output["id"] not in self._outputs_told and is_new:
+                yield format_event("output", output, str(self._row) if self._row else None)
+            self._outputs_told.add(output["id"])
 
     def _may_tell(self, kind: str) -> bool:
         now = self._clock()
@@ -374,10 +399,15 @@ class WorkflowJobEvents:
     async def _end(self) -> list[str]:
         """The outputs, then the status: clients stop listening at that."""
         call, job = self._call, self._job
-        facts = await v2_jobs.facts_of(call.plane, call.caller, job, call.gateway.entries)
+        facts = await v2_jobs.facts_of(call.plane, call.caller, job, call.gateway.kept)
+        left = [
+            output
+            for output in outputs_of(job, facts, self._reader)
+            if output["id"] not in self._outputs_told
+        ]
         told = [
             format_event("output", output, f"{END}.{number}")
-            for number, output in enumerate(outputs_of(job, facts, self._reader), start=1)
+            for number, output in enumerate(left, start=1)
             if number > self._place.outputs
         ]
         status = status_of(job)

@@ -6,23 +6,47 @@ Internal: may change without notice.
 from fastapi import FastAPI
 
 from comfyfleet.server.app import ControlPlane
-from comfyfleet.server.http.public import account, graphs, jobs, media, pipelines
-from comfyfleet.server.http.public.auth import FetchLimiter, RateLimiter
+from comfyfleet.server.catalog.service import ExampleIndex
+from comfyfleet.server.http.public import (
+    account,
+    effects,
+    graphs,
+    jobs,
+    media,
+    pipelines,
+    progress,
+    shares,
+    triggers,
+)
+from comfyfleet.server.http.public.auth import (
+    STRANGERS_AT_ONCE,
+    STRANGERS_PER_SECOND,
+    FetchLimiter,
+    RateLimiter,
+)
 from comfyfleet.server.http.public.auth import authenticate_customer as authenticate_customer
 from comfyfleet.server.http.streams import StreamLimiter
 
 # Batches stand before jobs: their paths would else be taken for a job's id.
 ROUTERS = (
-    jobs.effects_router,
+    effects.router,
+    effects.catalogue_router,
     media.router,
+    progress.router,
     jobs.batches_router,
     jobs.router,
     graphs.router,
+    account.account_router,
     account.wallet_router,
     account.keys_router,
     account.webhooks_router,
     pipelines.router,
+    shares.router,
+    shares.shared_router,
+    triggers.router,
+    triggers.hooks_router,
 )
+CATALOGUE_PATH = effects.CATALOGUE_PATH
 CALLED_OFTEN = jobs.CALLED_OFTEN
 
 
@@ -48,7 +72,18 @@ def install(app: FastAPI, plane: ControlPlane) -> None:
             at_once=settings.gateway_tenant_calls_at_once,
         ),
     )
+    app.state.stranger_rates = RateLimiter(
+        "address",
+        per_second=STRANGERS_PER_SECOND,
+        at_once=STRANGERS_AT_ONCE,
+    )
+    app.state.hook_rates = RateLimiter(
+        "webhook",
+        per_second=triggers.HOOK_CALLS_PER_SECOND,
+        at_once=triggers.HOOK_CALLS_AT_ONCE,
+    )
     app.state.fetches = FetchLimiter()
+    app.state.examples = ExampleIndex()
     app.state.streams = StreamLimiter(
         per_key=settings.max_streams_per_key, per_user=settings.max_streams_per_user
     )

@@ -1,6 +1,7 @@
 """Keys, wallet and webhooks of a user."""
 
-from datetime import UTC, datetime
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 from uuid import UUID
 
@@ -8,19 +9,33 @@ from fastapi import Query, status
 from pydantic import AfterValidator, AwareDatetime, Field
 
 from comfyfleet.api.account import (
+    AccountAnswer,
+    AccountLimits,
+    AccountTenant,
+    AccountUser,
     Deliveries,
     DeliveryAnswer,
+    FoundEffect,
+    FoundJob,
+    FoundMedia,
     KeyAnswer,
     MadeKey,
     MadeWebhook,
     PublicKeys,
+    SearchAnswer,
     TransactionAnswer,
     Transactions,
+    TransactionType,
     WalletAnswer,
+    WalletSummaryAnswer,
     WebhookAnswer,
     Webhooks,
 )
 from comfyfleet.api.values import ROW_ID_MAX
+from comfyfleet.errors import FleetError, NotFound, Unauthenticated
+from comfyfleet.server import ingest
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.db import Tx
 from comfyfleet.server.http.deps import NowDep, PlaneDep, problems
 from comfyfleet.server.http.public.auth import (
@@ -33,6 +48,8 @@ from comfyfleet.server.http.public.auth import (
     Writer,
     public_router,
 )
+from comfyfleet.server.jobs import service as jobs
+from comfyfleet.server.media import service as media
 from comfyfleet.server.notifications import webhooks
 from comfyfleet.server.notifications.model import (
     DeliveryStatus,
@@ -42,6 +59,7 @@ from comfyfleet.server.notifications.model import (
 )
 from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.server.tenants import service as tenants
+from comfyfleet.server.tenants import sessions
 from comfyfleet.server.tenants import wallet as ledger
 from comfyfleet.server.tenants.model import (
     NAME_CHARACTERS_MAX,
@@ -106,7 +124,28 @@ async def create_key(body: WantedKey, plane: PlaneDep, now: NowDep, caller: KeyH
     async with plane.central.transaction() as tx:
         made = await tenants.create_key(tx, new, now=now)
         await _audit(tx, caller, "create_key", f"key:{made.id}", now)
+    try:
+        await _require_still_valid(plane, caller)
+    except FleetError:
+        # Of a tenant that is erased it may be gone already.
+        with suppress(NotFound):
+            async with plane.central.transaction() as tx:
+                await tenants.revoke_key(tx, made.tenant_id, made.user_id, made.id, now=now)
+        raise
     return MadeKey(**_key_answer(made).model_dump(), key=key)
+
+
+async def _require_still_valid(plane: ControlPlane, caller: Caller) -> None:
+    """A key that was made while its maker lost theirs would outlive that. Looked at after it is stored: whatever
+    takes keys away from now on takes it, too."""
+    async with plane.central.read() as tx:
+        is_valid = await sessions.is_caller_valid(tx, caller, now=plane.clock())
+        is_valid = is_valid and (await tenants.get_tenant(tx, caller.tenant.id)).erasing_at is None
+    if is_valid:
+        async with plane.pools[caller.tenant.pool].read() as tx:
+            is_valid = (await tenants.get_user(tx, caller.tenant.id, caller.user_id)).is_active
+    if not is_valid:
+        raise Unauthenticated("this key was revoked")
 
 
 @keys_router.get("/keys")
@@ -165,10 +204,48 @@ async def balance(plane: PlaneDep, caller: Reader) -> WalletAnswer:
         return WalletAnswer(balance=await ledger.balance(tx, caller.tenant.id, caller.user_id))
 
 
+SUMMARY_DAYS = 30
+
+
+def top_up_url(plane: ControlPlane, caller: Caller) -> str | None:
+    url = plane.settings.top_up_url
+    ids = {"tenant_id": caller.tenant.id, "user_id": caller.user_id}
+    for name, each in ids.items():
+        url = url.replace(f"{{{name}}}", str(each))
+    return url if url.startswith(("https://", "http://")) else None
+
+
+@wallet_router.get("/wallet/summary")
+async def wallet_summary(
+    plane: PlaneDep,
+    now: NowDep,
+    caller: Reader,
+    days: Annotated[int, Query(ge=1, le=366, description="Of the sums.")] = SUMMARY_DAYS,
+) -> WalletSummaryAnswer:
+    """The balance, what is held, and what was added, spent and given back."""
+    tenant_id, user_id = caller.tenant.id, caller.user_id
+    async with plane.pools[caller.tenant.pool].read() as tx:
+        balance = await ledger.balance(tx, tenant_id, user_id)
+        sums = await ledger.summary(tx, tenant_id, user_id, since=now - timedelta(days=days))
+        reserved = await jobs.reserved_tokens(tx, tenant_id, user_id)
+    return WalletSummaryAnswer(
+        balance=balance,
+        reserved_tokens=reserved,
+        days=days,
+        added_tokens=sums.added,
+        spent_tokens=sums.spent,
+        refunded_tokens=sums.refunded,
+        top_up_url=top_up_url(plane, caller),
+    )
+
+
 @wallet_router.get("/wallet/transactions")
 async def transactions(
     plane: PlaneDep,
     caller: Reader,
+    type: Annotated[
+        list[TransactionType] | None, Query(max_length=4, description="Only of these types.")
+    ] = None,
     before: Annotated[
         int | None, Query(ge=0, le=ROW_ID_MAX, description="Only those with a lower id.")
     ] = None,
@@ -177,9 +254,17 @@ async def transactions(
     """Every payment, reservation, consumption and refund; they add up to the balance."""
     async with plane.pools[caller.tenant.pool].read() as tx:
         found = await ledger.transactions(
-            tx, caller.tenant.id, caller.user_id, before_id=before, limit=limit + 1
+            tx,
+            caller.tenant.id,
+            caller.user_id,
+            before_id=before,
+            limit=limit + 1,
+            types=frozenset(type or ()),
         )
-    page = found[:limit]
+        page = found[:limit]
+        paid = await jobs.waiting_by_id(
+            tx, caller.tenant.id, {each.job_id for each in page if each.job_id}
+        )
     return Transactions(
         transactions=tuple(
             TransactionAnswer(
@@ -188,6 +273,8 @@ async def transactions(
                 amount=each.amount,
                 job_id=each.job_id,
                 provider_transaction_id=each.provider_transaction_id,
+                effect_id=paid[each.job_id].effect_id if each.job_id in paid else None,
+                video_id=paid[each.job_id].video_id if each.job_id in paid else None,
                 created_at=each.created_at,
             )
             for each in page
@@ -301,6 +388,89 @@ async def deliveries(
     return Deliveries(
         deliveries=tuple(map(_delivery, page)),
         next=page[-1].id if len(found) > limit else None,
+    )
+
+
+@webhooks_router.post(
+    "/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver", responses=problems(404, 409)
+)
+async def redeliver(
+    webhook_id: UUID, delivery_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer
+) -> DeliveryAnswer:
+    """Sends a delivery again, with the id that it had; within seconds."""
+    async with plane.pools[caller.tenant.pool].transaction() as tx:
+        webhook = await webhooks.get_webhook(tx, caller.tenant.id, caller.user_id, webhook_id)
+        return _delivery(await webhooks.redeliver(tx, webhook, delivery_id, now=now))
+
+
+account_router = public_router("account")
+
+
+@account_router.get("/account")
+async def show_account(plane: PlaneDep, caller: Reader) -> AccountAnswer:
+    """Whose key this is, with balance and limits."""
+    tenant, user_id = caller.tenant, caller.user_id
+    async with plane.pools[tenant.pool].read() as tx:
+        user = await tenants.get_user(tx, tenant.id, user_id)
+        balance = await ledger.balance(tx, tenant.id, user_id)
+        active = await jobs.count_active(tx, tenant.id, user_id)
+        used = await media.used_bytes(tx, tenant.id)
+    return AccountAnswer(
+        user=AccountUser(id=user.id, name=user.name, email=user.email),
+        tenant=AccountTenant(id=tenant.id, name=tenant.name),
+        key=_key_answer(caller.key),
+        limits=AccountLimits(
+            max_active_jobs=plane.settings.max_active_jobs_per_user,
+            active_jobs=active,
+            max_upload_bytes=plane.settings.max_upload_bytes,
+            max_storage_bytes=ingest.quota_of(plane, caller),
+            used_storage_bytes=used,
+        ),
+        balance=balance,
+        top_up_url=top_up_url(plane, caller),
+    )
+
+
+FOUND_MAX = 10
+
+
+@account_router.get("/search")
+async def search(
+    plane: PlaneDep,
+    caller: Reader,
+    q: Annotated[Text, Query(max_length=100, description="Of a name, or of an id.")] = "",
+    limit: Annotated[int, Query(ge=1, le=FOUND_MAX, description="Of each kind.")] = 5,
+) -> SearchAnswer:
+    """Finds the caller's media and jobs, and effects: by name, or by the first 6 digits of an id."""
+    text = q.strip()
+    if not text:
+        return SearchAnswer()
+    tenant_id, user_id = caller.tenant.id, caller.user_id
+    async with plane.central.read() as tx:
+        offers = await catalog.list_published(tx, limit=limit, text=text)
+    effect_ids = [each.effect.id for each in offers]
+    async with plane.pools[caller.tenant.pool].read() as tx:
+        items = await media.search(tx, tenant_id, user_id, text, limit=limit)
+        found = await jobs.search(tx, tenant_id, user_id, text, effect_ids=effect_ids, limit=limit)
+    return SearchAnswer(
+        media=tuple(
+            FoundMedia(id=each.id, kind=each.kind, filename=name, created_at=each.created_at)
+            for each, name in items
+        ),
+        effects=tuple(
+            FoundEffect(id=each.effect.id, slug=each.effect.slug, title=each.effect.settings.title)
+            for each in offers
+        ),
+        jobs=tuple(
+            FoundJob(
+                id=each.id,
+                status=each.shown_status,
+                effect_id=each.effect_id,
+                video_id=each.video_id,
+                submitted_at=each.submitted_at,
+            )
+            for each in found
+        ),
     )
 
 

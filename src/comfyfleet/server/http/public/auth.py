@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from ipaddress import ip_address, ip_network
 from typing import Annotated, TypeAlias
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -20,6 +21,7 @@ from comfyfleet.server.http.middleware import caller_of
 from comfyfleet.server.http.request_body import Body as Body
 from comfyfleet.server.http.request_body import JsonRoute
 from comfyfleet.server.http.request_body import Text as Text
+from comfyfleet.server.http.sessions import trusted_session
 from comfyfleet.server.secrets import is_key_of_hash
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants.model import Caller, Scope
@@ -28,6 +30,9 @@ KEPT_MAX = 100_000
 FETCHES_PER_USER_MAX = 3
 FETCHES_MAX = 50
 FETCH_RETRY_SECONDS = 10
+# Of one address that brings no key. A secret can't be guessed: this is for the database's sake.
+STRANGERS_PER_SECOND, STRANGERS_AT_ONCE = 20.0, 200
+ADDRESSES = UUID("5f9a6c1e-3c54-4d0e-9a6b-0d3a6f3d7c11")
 
 
 @dataclass(slots=True)
@@ -92,20 +97,36 @@ def rate_limiter_of(request: Request) -> RateLimiter:
     return rates
 
 
+def admit_stranger(request: Request, now: datetime) -> None:
+    """Limits calls of those who have no key, by their address."""
+    rates: RateLimiter = request.app.state.stranger_rates
+    rates.take(uuid5(ADDRESSES, _network(request.client.host if request.client else "")), now)
+
+
+def _network(address: str) -> str:
+    """One subscriber has 2**64 addresses of IPv6, and counts as one all the same."""
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return address
+    is_plain = found.version == 4 or found.ipv4_mapped is not None
+    return address if is_plain else str(ip_network((found, 64), strict=False))
+
+
 async def fetch_limiter_of(request: Request) -> FetchLimiter:
     fetches: FetchLimiter = request.app.state.fetches
     return fetches
 
 
 async def authenticate_customer(request: Request) -> Caller:
-    """Authenticates a customer before the request's body is read, and applies rate limits."""
+    """Authenticates a customer, by a key or by a browser's session, before the request's body is read; applies
+    rate limits."""
     plane, now, bearer = plane_of(request), now_of(request), await _bearer(request)
     if bearer is None:
-        raise Unauthenticated(
-            "an API key is needed", hint="Send Authorization: Bearer KEY with a key of yours."
-        )
-    async with plane.central.read() as tx:
-        caller = await _authenticate(tx, plane, bearer.credentials, now)
+        caller = await _signed_in(plane, request)
+    else:
+        async with plane.central.read() as tx:
+            caller = await _authenticate(tx, plane, bearer.credentials, now)
     # Per user, regardless of the key.
     rate_limiter_of(request).take(caller.user_id, now)
     tenant_rates: RateLimiter = request.app.state.tenant_rates
@@ -114,6 +135,15 @@ async def authenticate_customer(request: Request) -> Caller:
         async with plane.central.transaction() as tx:
             await tenants.note_key_use(tx, caller.key, now=now)
     return caller
+
+
+async def _signed_in(plane: ControlPlane, request: Request) -> Caller:
+    session = await trusted_session(plane, request)
+    if session is None or session.customer is None:
+        raise Unauthenticated(
+            "an API key is needed", hint="Send Authorization: Bearer KEY with a key of yours."
+        )
+    return session.customer
 
 
 async def current_customer(

@@ -1,7 +1,7 @@
 """Graphs as customers store, validate and price them, the workflows that they may name, and runs of graphs."""
 
 import json
-from asyncio import get_running_loop
+from asyncio import get_running_loop, sleep
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ from pydantic import Field
 
 from comfyfleet.api.graph_mermaid import draw_mermaid
 from comfyfleet.api.graph_model import DocumentProblem
-from comfyfleet.api.graph_parse import parse_graph
+from comfyfleet.api.graph_parse import parse_graph, write_graph
 from comfyfleet.api.graphs import (
     GraphAnswer,
     GraphPage,
@@ -29,6 +29,7 @@ from comfyfleet.api.graphs import (
     WorkflowOffer,
     WorkflowOffers,
 )
+from comfyfleet.errors import NotFound
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog.model import Property
 from comfyfleet.server.graphs import actions
@@ -36,7 +37,7 @@ from comfyfleet.server.graphs.actions import NewGraphRun, Owner
 from comfyfleet.server.graphs.apply import LoadedRun
 from comfyfleet.server.graphs.catalogue import WorkflowFacts
 from comfyfleet.server.graphs.environment import all_offered
-from comfyfleet.server.graphs.plan import is_required
+from comfyfleet.server.graphs.plan import RunQuote, is_required
 from comfyfleet.server.graphs.run import (
     Choice,
     ExecutionKey,
@@ -179,9 +180,18 @@ async def list_graphs(
 
 @router.post("/graphs/validate")
 async def validate(body: Document, plane: PlaneDep, caller: Reader) -> Verdict:
-    """Validates a graph without storing it."""
-    found, _ = await actions.check_document(plane.graphs, await _document(body))
-    return _verdict(found)
+    """Validates a graph without storing it. One that is given as a text is returned as it was read."""
+    document = await _document(body)
+    checked = await actions.check_document(plane.graphs, owner_of(caller), document)
+    was_text = isinstance(body.get("document"), str) and isinstance(document, dict)
+    found = _verdict(checked.check)
+    priced = actions.quote_checked(plane.graphs, checked, {}) if found.valid else None
+    return found.model_copy(
+        update={
+            "document": document if was_text else None,
+            "quote": _quote_answer(priced) if priced else None,
+        }
+    )
 
 
 @router.get("/graphs/{graph_id}", responses=problems(404), name="show")
@@ -219,9 +229,10 @@ async def new_version(
 async def validate_stored(graph_id: GraphName, plane: PlaneDep, caller: Reader) -> Verdict:
     """Checks whether a stored graph can run now: workflows and workers may have changed."""
     found_id = await find_graph_id(plane, caller, graph_id)
-    stored = await actions.get_graph(plane.graphs, owner_of(caller), found_id)
-    found, _ = await actions.check_document(plane.graphs, dict(stored.document))
-    return _verdict(found)
+    owner = owner_of(caller)
+    stored = await actions.get_graph(plane.graphs, owner, found_id)
+    found = await actions.check_document(plane.graphs, owner, dict(stored.document))
+    return _verdict(found.check)
 
 
 @router.post("/graphs/{graph_id}/quote", responses=problems(404))
@@ -236,6 +247,10 @@ async def quote(
         body.inputs,
         version=body.version,
     )
+    return _quote_answer(found)
+
+
+def _quote_answer(found: RunQuote) -> QuoteAnswer:
     return QuoteAnswer(
         tokens_min=found.tokens_min,
         tokens_max=found.tokens_max,
@@ -322,6 +337,14 @@ class AnswerBody(Body):
     index: list[ItemIndex] = Field(default_factory=list, max_length=10)
     choice: Choice
     backend: Text | None = Field(default=None, examples=["worker:gpu-7"])
+    picked: list[ItemIndex] | None = Field(
+        default=None,
+        max_length=10_000,
+        description="With `approve`, of a node that lets people pick: which, in the order wanted.",
+    )
+    for_all: bool = Field(
+        default=False, description="Every item of the node that asks now gets the same answer."
+    )
 
 
 @router.post(
@@ -405,12 +428,82 @@ def _summary(entry: RunListItem) -> GraphRunSummary:
     return GraphRunSummary(**{**asdict(entry), "error": error})
 
 
+# Another control plane may have changed a run; notifications are of this process only.
+LIST_REREAD_SECONDS, LIST_IDLE_SECONDS = 1.0, 5.0
+LIST_EXAMPLE = 'event: run\ndata: {"id": "6a1f…", "name": "Portraits", "status": "running"}\n\n'
+
+
+@router.get(
+    "/graph-runs/events",
+    response_class=StreamingResponse,
+    responses={
+        200: {
+            "description": "`run`: one of the latest as it is listed, at first and whenever it changes.",
+            "content": {MEDIA_TYPE: {"example": LIST_EXAMPLE}},
+        }
+    },
+)
+async def follow_all(
+    request: Request, plane: PlaneDep, caller: Reader, graph_id: UUID | None = None
+) -> Response:
+    """Server-sent events of your latest graph runs, also of those that begin later. The stream does not end."""
+    return EventStream(request, caller, _list_lines(plane, caller, graph_id))
+
+
+async def _list_lines(
+    plane: ControlPlane, caller: Caller, graph_id: UUID | None
+) -> AsyncIterator[str]:
+    owner, key, clock = owner_of(caller), StreamKeyCheck(plane, caller), get_running_loop().time
+    begun = said_at = clock()
+    told: dict[UUID, str] = {}
+    yield ": here\n\n"
+    while clock() - begun < STREAM_SECONDS_MAX and await key.is_valid():
+        found = await run_shielded(
+            actions.list_runs(plane.graphs, owner, graph_id=graph_id, limit=PAGE_USUAL)
+        )
+        now = {each.id: _summary(each).model_dump_json() for each in found}
+        news = [text for run_id, text in now.items() if told.get(run_id) != text]
+        told = now
+        if news:
+            said_at = clock()
+            yield "".join(f"event: run\ndata: {text}\n\n" for text in news)
+        elif clock() - said_at >= HEARTBEAT_SECONDS:
+            said_at = clock()
+            yield ": still there\n\n"
+        active = [each.id for each in found if not each.status.is_over]
+        seconds = LIST_REREAD_SECONDS if active else LIST_IDLE_SECONDS
+        # What changes while it sleeps is read after it.
+        if await plane.context.notifier.any_changed([*active, owner.user_id], seconds):
+            await sleep(PROGRESS_SECONDS)
+
+
 @router.get("/graph-runs/{run_id}", responses=problems(404), name="show")
 async def show_run(
-    run_id: UUID, plane: PlaneDep, caller: Reader, executions: Executions = EXECUTIONS_USUAL
+    run_id: UUID,
+    plane: PlaneDep,
+    caller: Reader,
+    executions: Executions = EXECUTIONS_USUAL,
+    urls: Annotated[bool, Query(description="Adds URLs to files of executions, too.")] = False,
+    document: Annotated[bool, Query(description="Adds the graph as it was run.")] = False,
 ) -> GraphRunAnswer:
     kept, run = await actions.get_live_run(plane.graphs, owner_of(caller), run_id)
-    return await views.run_view(plane, kept, run, limit=executions)
+    found = await views.run_view(plane, kept, run, limit=executions)
+    if document:
+        found = found.model_copy(update={"document": await _document_of_run(plane, kept)})
+    return await views.with_execution_urls(plane, kept.head, found) if urls else found
+
+
+async def _document_of_run(plane: ControlPlane, kept: LoadedRun) -> dict[str, Any] | None:
+    """Runs keep their graph until they expire; the stored one may have been deleted then."""
+    head = kept.head
+    if not head.is_expired:
+        return write_graph(kept.plan.source)
+    owner = Owner(head.tenant_id, head.user_id)
+    try:
+        found = await actions.get_graph(plane.graphs, owner, head.graph_id, head.graph_version)
+    except NotFound:
+        return None
+    return dict(found.document)
 
 
 @router.post("/graph-runs/{run_id}/cancel", responses=problems(404))
@@ -439,16 +532,16 @@ async def retry(
 
 @router.post("/graph-runs/{run_id}/answer", responses=problems(404, 409))
 async def answer(run_id: UUID, body: AnswerBody, plane: PlaneDep, caller: Writer) -> GraphRunAnswer:
-    """Answers a node that asks. There is no time limit."""
+    """Answers a node that asks. There is no time limit, unless its question names one."""
     owner = owner_of(caller)
     if body.node is None:
         key = actions.only_question(await actions.get_run(plane.graphs, owner, run_id))
     else:
         key = ExecutionKey(body.node, tuple(body.index))
-    said = Said(key, body.choice, body.backend)
-    return await _run_answer(
-        plane, await actions.answer_question(plane.graphs, owner, run_id, said)
-    )
+    picked = None if body.picked is None else tuple(body.picked)
+    said = Said(key, body.choice, body.backend, picked)
+    kept = await actions.answer_question(plane.graphs, owner, run_id, said, for_all=body.for_all)
+    return await _run_answer(plane, kept)
 
 
 async def _run_answer(plane: ControlPlane, kept: LoadedRun) -> GraphRunAnswer:

@@ -1,5 +1,6 @@
-"""Effects, and the jobs and batches made with them: submitted, read, followed as events, cancelled, retried."""
+"""Jobs and batches made with effects: submitted, read, followed as events, cancelled, retried."""
 
+import contextlib
 import hashlib
 import json
 from asyncio import get_running_loop
@@ -14,20 +15,16 @@ from fastapi.routing import APIRoute
 from pydantic import Field
 
 from comfyfleet.api.jobs import (
+    AgainAnswer,
     BatchAnswer,
-    EffectAnswer,
     JobAnswer,
     Jobs,
     JobSummary,
     JobWaitAnswer,
-    PublicEffects,
-    Takes,
 )
 from comfyfleet.api.values import ROW_ID_MAX, text_of
 from comfyfleet.server.app import ControlPlane
-from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.catalog.draft import PROPERTIES_MAX
-from comfyfleet.server.catalog.model import ResolvedEffect, json_schema_of
 from comfyfleet.server.db import Database
 from comfyfleet.server.http.deps import NowDep, PlaneDep, problems
 from comfyfleet.server.http.public import views
@@ -55,6 +52,7 @@ from comfyfleet.server.jobs.model import (
     JobBatch,
     JobStatus,
 )
+from comfyfleet.server.jobs.progress import PreviewWatch
 from comfyfleet.server.jobs.submit import (
     EffectSubmission,
     JobRequest,
@@ -209,6 +207,21 @@ async def why(job_id: UUID, plane: PlaneDep, caller: Reader) -> JobWaitAnswer:
     return JobWaitAnswer(why=said)
 
 
+@router.get("/ai-jobs/{job_id}/again", responses=problems(404))
+async def show_again(job_id: UUID, plane: PlaneDep, caller: Reader) -> AgainAnswer:
+    """The settings of a job, to submit it again with others."""
+    found = await customer.former_settings(plane.context, caller.tenant.id, caller.user_id, job_id)
+    effect = found.offer.effect if found.offer else None
+    return AgainAnswer(
+        effect_id=effect.id if effect else None,
+        effect_slug=effect.slug if effect else None,
+        video_id=found.video_id,
+        properties=found.properties,
+        price_tokens=effect.settings.price_tokens if effect else None,
+        problems=found.problems,
+    )
+
+
 async def _wait_for_end(plane: ControlPlane, job: Job, seconds: float) -> Job:
     if not seconds or not job.status.is_active:
         return job
@@ -242,6 +255,7 @@ def _summary_fields(plane: ControlPlane, job: Job) -> dict[str, Any]:
         "video_id": job.asked.video_id,
         "batch_id": job.asked.batch_id,
         "retry_of": job.asked.retry_of,
+        "reused_from": job.asked.reused_from,
         "price_tokens": job.reserved_tokens,
         "progress": views.percent_of(plane, job),
         "error": job.error_message,
@@ -255,7 +269,9 @@ async def _job_answer(
     plane: ControlPlane, job: Job, now: datetime, known: EffectSubmission | None = None
 ) -> JobAnswer:
     """Builds the response; `known` is what was read at submission, to save a query."""
-    outputs = await views.outputs_of(plane, await views.files_of(plane, job))
+    original, found = await views.original_and_outputs(plane, job)
+    names = await views.download_names(plane, job, original, [file for _, file in found])
+    outputs = await views.outputs_of(plane, found, names)
     if known:
         left = views.remaining_seconds(job, known.typical_seconds, now)
     else:
@@ -266,6 +282,7 @@ async def _job_answer(
         properties=dict(job.asked.properties),
         estimated_seconds_left=left,
         outputs=outputs,
+        original=(await views.outputs_of(plane, [("input", original)]))[0] if original else None,
         processed_file_url=outputs[0].url if outputs else None,
         values=views.values_of(job),
         text=text_of(job.values) if job.result_metadata else None,
@@ -450,22 +467,29 @@ async def _lines(
     begun = said_at = clock()
     progress: dict[str, Any] | None = None
     yield f"retry: {RETRY_MILLISECONDS}\n\n"
-    while clock() - begun < STREAM_SECONDS_MAX and await key.is_valid():
-        job, found = await run_shielded(_read_events(pool, job, since))
-        if found:
-            since, said_at = found[-1].id, clock()
-            yield "".join(map(_stored_event, found))
-            continue  # there may be more than one page
-        if not job.status.is_active:
-            return
-        told = _progress(plane, job, previews=previews)
-        if told != progress:
-            progress, said_at = told, clock()
-            yield _format_event(EventKind.PROGRESS, told or {})
-        elif clock() - said_at >= HEARTBEAT_SECONDS:
-            said_at = clock()
-            yield ": still there\n\n"
-        await plane.context.notifier.changed(job.id, REREAD_SECONDS)
+    with contextlib.ExitStack() as stack:
+        watch = stack.enter_context(_watched(plane, job)) if previews else None
+        while clock() - begun < STREAM_SECONDS_MAX and await key.is_valid():
+            job, found = await run_shielded(_read_events(pool, job, since))
+            if found:
+                since, said_at = found[-1].id, clock()
+                yield "".join(map(_stored_event, found))
+                continue  # there may be more than one page
+            if not job.status.is_active:
+                return
+            told = _progress(plane, job, watch)
+            if told != progress:
+                progress, said_at = told, clock()
+                yield _format_event(EventKind.PROGRESS, told or {})
+            elif clock() - said_at >= HEARTBEAT_SECONDS:
+                said_at = clock()
+                yield ": still there\n\n"
+            await plane.context.notifier.changed(job.id, REREAD_SECONDS)
+
+
+def _watched(plane: ControlPlane, job: Job) -> PreviewWatch:
+    notifier = plane.context.notifier
+    return plane.context.previews.watch(job.tenant_id, job.id, lambda: notifier.tell(job.id))
 
 
 async def _read_events(
@@ -477,10 +501,13 @@ async def _read_events(
         return seen, await notifications.events_after(tx, job.tenant_id, job.id, after_id=since)
 
 
-def _progress(plane: ControlPlane, job: Job, *, previews: bool) -> dict[str, Any] | None:
+def _progress(plane: ControlPlane, job: Job, watch: PreviewWatch | None) -> dict[str, Any] | None:
     told = plane.context.caches.progress.of(job.lease_token)
-    hidden = None if previews else {"preview"}
-    return told.model_dump(mode="json", exclude_none=True, exclude=hidden) if told else None
+    hidden = None if watch else {"preview"}
+    said = told.model_dump(mode="json", exclude_none=True, exclude=hidden) if told else {}
+    if watch is not None and watch.latest is not None:
+        said["preview"] = watch.latest.data_url
+    return said or None
 
 
 def _stored_event(event: StoredJobEvent) -> str:
@@ -490,56 +517,3 @@ def _stored_event(event: StoredJobEvent) -> str:
 def _format_event(kind: str, data: dict[str, Any]) -> str:
     """Formats an event with its data on one line; JSON escapes line breaks."""
     return f"event: {kind}\ndata: {json.dumps(data)}\n\n"
-
-
-effects_router = public_router("effects")
-
-
-@effects_router.get("/effects")
-async def list_effects(
-    plane: PlaneDep,
-    _: Reader,
-    after: Annotated[Text | None, Query(max_length=100, description="Only later slugs.")] = None,
-    limit: Limit = PAGE_USUAL,
-) -> PublicEffects:
-    """All published effects."""
-    async with plane.central.read() as tx:
-        found = await catalog.list_published(tx, after_slug=after, limit=limit + 1)
-    page = found[:limit]
-    return PublicEffects(
-        effects=tuple(_effect_answer(plane, each) for each in page),
-        next=page[-1].effect.slug if len(found) > limit else None,
-    )
-
-
-@effects_router.get("/effects/{effect_id}", responses=problems(404), name="show")
-async def show_effect(effect_id: UUID, plane: PlaneDep, _: Reader) -> EffectAnswer:
-    """One effect of the catalogue."""
-    async with plane.central.read() as tx:
-        return _effect_answer(plane, await catalog.resolve(tx, effect_id))
-
-
-def _effect_answer(plane: ControlPlane, offer: ResolvedEffect) -> EffectAnswer:
-    effect, settings = offer.effect, offer.effect.settings
-    return EffectAnswer(
-        id=effect.id,
-        slug=effect.slug,
-        title=settings.title or effect.slug,
-        description=settings.description,
-        preview_url=settings.preview_url,
-        price_tokens=settings.price_tokens,
-        typical_seconds=effect.typical_seconds,
-        takes=_takes(plane, offer),
-        properties=json_schema_of(offer.version.properties, settings.overrides, settings.locked),
-    )
-
-
-def _takes(plane: ControlPlane, offer: ResolvedEffect) -> Takes | None:
-    if offer.takes is None:
-        return None
-    most = plane.settings.max_upload_bytes
-    return Takes(
-        kind=offer.takes,
-        media_types=tuple(offer.effect.settings.media_types),
-        max_bytes=min(offer.effect.settings.max_upload_bytes or most, most),
-    )

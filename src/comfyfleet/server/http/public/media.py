@@ -1,17 +1,21 @@
 """Uploads and media of a user: announced, attached or fetched, listed with their results."""
 
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 from uuid import UUID
 
-from fastapi import Response, status
+from fastapi import Depends, Query, Response, status
 from pydantic import Field, model_validator
 
 from comfyfleet.api.media import (
     RESULTS_MAX,
+    MediaKind,
     MediaResult,
+    MediaStatus,
     Upload,
+    UploadPart,
     UploadSlot,
+    UploadState,
     Video,
     Videos,
     VideoSummary,
@@ -34,15 +38,18 @@ from comfyfleet.server.http.public.auth import (
     public_router,
 )
 from comfyfleet.server.jobs import service as jobs
+from comfyfleet.server.jobs.files import ANNOUNCED_SIZE
 from comfyfleet.server.jobs.model import Job
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import (
     FILENAME_CHARACTERS_MAX,
     File,
+    MediaFilter,
     MediaItem,
     canonical_type,
     status_of,
 )
+from comfyfleet.server.storage import PresignedUrl
 from comfyfleet.transport.ssrf import URL_CHARACTERS_MAX
 
 router = public_router("videos")
@@ -60,6 +67,10 @@ class NewUpload(Body):
     effect_id: UUID | None = Field(
         default=None, description="If given, type and size are checked against the effect's limits."
     )
+    in_parts: bool = Field(
+        default=False,
+        description="Whether to send it in parts, which are not lost when the connection is.",
+    )
 
 
 @router.post("/videos/uploads", status_code=status.HTTP_201_CREATED, responses=problems(404))
@@ -73,12 +84,43 @@ async def announce(body: NewUpload, plane: PlaneDep, now: NowDep, caller: Writer
         most = plane.settings.max_upload_bytes
         offer.check_upload(canonical_type(body.content_type), body.size, at_most_bytes=most)
     file, put = await ingest.create_upload(
-        plane, caller, ingest.UploadRequest(body.filename, body.content_type, body.size)
+        plane,
+        caller,
+        ingest.UploadRequest(body.filename, body.content_type, body.size, body.in_parts),
     )
+    parts = await ingest.upload_parts(plane, file)
     return Upload(
         file_id=file.id,
-        upload=UploadSlot(method=put.method, url=put.url, headers=dict(put.headers)),
+        upload=_slot(put),
+        parts=tuple(map(_part, parts)),
         expires_at=now + timedelta(seconds=plane.settings.url_seconds),
+    )
+
+
+@router.get("/videos/uploads/{file_id}", responses=problems(404))
+async def show_upload(file_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer) -> UploadState:
+    """What of a file has arrived, with new URLs for the missing parts: so that an upload goes on after a break."""
+    seen = await ingest.upload_progress(plane, caller, file_id)
+    return UploadState(
+        file_id=file_id,
+        size=seen.file.metadata[ANNOUNCED_SIZE],
+        received_bytes=seen.received_bytes,
+        is_whole=seen.is_whole or bool(seen.parts and not any(each.put for each in seen.parts)),
+        parts=tuple(map(_part, seen.parts)),
+        expires_at=now + timedelta(seconds=plane.settings.url_seconds),
+    )
+
+
+def _slot(put: PresignedUrl) -> UploadSlot:
+    return UploadSlot(method=put.method, url=put.url, headers=dict(put.headers))
+
+
+def _part(part: ingest.UploadedPart) -> UploadPart:
+    return UploadPart(
+        number=part.number,
+        start=part.start,
+        size=part.size,
+        upload=_slot(part.put) if part.put else None,
     )
 
 
@@ -125,21 +167,48 @@ async def link(
     return await _video(plane, seen, now=now)
 
 
+async def _media_filter(
+    kind: Annotated[MediaKind | None, Query(description="Only of this kind.")] = None,
+    status: Annotated[MediaStatus | None, Query(description="Only in this status.")] = None,
+    effect_id: Annotated[UUID | None, Query(description="Only with a job of this effect.")] = None,
+    q: Annotated[
+        Text | None, Query(max_length=100, description="Only with this text in the file's name.")
+    ] = None,
+) -> MediaFilter:
+    return MediaFilter(kind, status, effect_id, q or None)
+
+
 @router.get("/videos", responses=problems(404))
 async def list_videos(
-    plane: PlaneDep, caller: Reader, before: UUID | None = None, limit: Limit = PAGE_USUAL
+    plane: PlaneDep,
+    caller: Reader,
+    wanted: Annotated[MediaFilter, Depends(_media_filter)],
+    urls: Annotated[bool, Query(description="With URLs of the files.")] = False,
+    before: UUID | None = None,
+    limit: Limit = PAGE_USUAL,
 ) -> Videos:
-    """Your media without URLs; get a single one for those."""
+    """Your media; all results of one are in its own answer."""
     async with plane.pools[caller.tenant.pool].read() as tx:
         found = await media.list_media(
-            tx, caller.tenant.id, caller.user_id, before_id=before, limit=limit + 1
+            tx,
+            caller.tenant.id,
+            caller.user_id,
+            before_id=before,
+            limit=limit + 1,
+            wanted=wanted,
         )
-        wanted = [each.job_id for each in found[:limit] if each.job_id]
-        latest = await jobs.get_many(tx, caller.tenant.id, wanted)
-    seen = [(each, latest.get(each.job_id) if each.job_id else None) for each in found[:limit]]
+        page = found[:limit]
+        latest = await jobs.get_many(
+            tx, caller.tenant.id, [each.job_id for each in page if each.job_id]
+        )
+        seen = [(each, latest.get(each.job_id) if each.job_id else None) for each in page]
+        ids = {file_id for each, _ in seen for file_id in each.file_ids}
+        ids |= {job.output_file_id for _, job in seen if job and job.output_file_id}
+        kept = await media.find_existing(tx, caller.tenant.id, ids)
+    details = [MediaDetails(each, job, [], kept) for each, job in seen]
     return Videos(
-        videos=tuple(_summary(plane, each, job) for each, job in seen),
-        next=seen[-1][0].id if len(found) > limit else None,
+        videos=tuple([await _summary(plane, each, has_urls=urls) for each in details]),
+        next=page[-1].id if len(found) > limit else None,
     )
 
 
@@ -174,7 +243,10 @@ async def _read_details(tx: Tx, found: MediaItem) -> MediaDetails:
     return MediaDetails(found, latest, made, kept)
 
 
-def _summary(plane: ControlPlane, found: MediaItem, job: Job | None) -> VideoSummary:
+async def _summary(plane: ControlPlane, seen: MediaDetails, *, has_urls: bool) -> VideoSummary:
+    found, job = seen.media, seen.job
+    original = seen.file(found.original_file_id)
+    processed = seen.file(job.output_file_id) if job else None
     return VideoSummary(
         id=found.id,
         kind=found.kind,
@@ -182,6 +254,13 @@ def _summary(plane: ControlPlane, found: MediaItem, job: Job | None) -> VideoSum
         progress=views.percent_of(plane, job) if job else None,
         error=job.error_message if job else None,
         job_id=found.job_id,
+        effect_id=job.asked.effect_id if job else None,
+        filename=original.filename if original else None,
+        original_file_url=await views.url_of(plane, original) if has_urls and original else None,
+        processed_file_url=(
+            await views.url_of(plane, processed) if has_urls and processed else None
+        ),
+        processed_content_type=processed.mime_type if processed else None,
         created_at=found.created_at,
         expired_at=found.expired_at,
     )
@@ -189,14 +268,9 @@ def _summary(plane: ControlPlane, found: MediaItem, job: Job | None) -> VideoSum
 
 async def _video(plane: ControlPlane, seen: MediaDetails, *, now: datetime) -> Video:
     job = seen.job
-    original = seen.file(seen.media.original_file_id)
-    processed = seen.file(job.output_file_id) if job else None
     return Video(
-        **_summary(plane, seen.media, job).model_dump(),
+        **(await _summary(plane, seen, has_urls=True)).model_dump(),
         estimated_seconds_left=await views.seconds_left(plane, job, now) if job else None,
-        original_file_url=await views.url_of(plane, original) if original else None,
-        processed_file_url=await views.url_of(plane, processed) if processed else None,
-        processed_content_type=processed.mime_type if processed else None,
         values=views.values_of(job) if job else (),
         text=text_of(job.values) if job else None,
         results=tuple([await _result(plane, each, seen) for each in seen.jobs]),

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID, uuid4
 
-from fastapi import Path, Query, Request, Response, status
+from fastapi import Depends, Path, Query, Request, Response, status
 from fastapi.responses import StreamingResponse
 from pydantic import AwareDatetime, Field
 
@@ -17,6 +17,7 @@ from comfyfleet.api.pipelines import (
     CandidatePage,
     FailureAnswer,
     Failures,
+    LineageAnswer,
     PairAnswer,
     PipelineAnswer,
     PipelinePage,
@@ -331,6 +332,7 @@ def _run_view_answer(seen: RunView, now: datetime) -> PipelineRunAnswer:
         success_rate=seen.success_rate,
         bytes=seen.bytes,
         seconds_left=seen.seconds_left,
+        last_event_id=seen.last_event_id,
     )
 
 
@@ -356,6 +358,7 @@ def _summary_fields(stored: StoredRun, now: datetime) -> dict[str, Any]:
 
 EVENTS_PER_READ = 200
 STEPS_MAX = 1000
+SKIPPED_MAX = 40
 DESCRIBED: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "`submitted`, `candidates`, `job_failed`, `no_work` and every act.",
@@ -367,9 +370,21 @@ DESCRIBED: dict[int | str, dict[str, Any]] = {
 class VoteBody(Body):
     winner: UUID
     loser: UUID
+    is_tie: bool = Field(default=False, description="Both are equally good.")
     id: UUID | None = Field(
         default=None, description="A repeated call with the same id counts once."
     )
+
+
+async def candidate_filter(
+    step: Annotated[int | None, Query(ge=0, le=STEPS_MAX)] = None,
+    status: CandidateStatus | None = None,
+    parent: Annotated[UUID | None, Query(description="Only its children.")] = None,
+    best: Annotated[
+        bool, Query(description="Winners, approved ones, later steps, high scores first; one page.")
+    ] = False,
+) -> CandidateFilter:
+    return CandidateFilter(step=step, status=status, parent=parent, is_best_first=best)
 
 
 @router.get("/pipeline-runs/{run_id}/candidates", responses=problems(404))
@@ -377,24 +392,22 @@ async def list_candidates(
     run_id: UUID,
     plane: PlaneDep,
     caller: Reader,
-    step: Annotated[int | None, Query(ge=0, le=STEPS_MAX)] = None,
-    status: CandidateStatus | None = None,
-    parent: Annotated[UUID | None, Query(description="Only its children.")] = None,
+    wanted: Annotated[CandidateFilter, Depends(candidate_filter)],
     after: UUID | None = None,
     limit: Limit = PAGE_MAX,
 ) -> CandidatePage:
-    wanted = CandidateFilter(step=step, status=status, parent=parent)
     found, files = await run_state.list_candidates(
         plane.context,
         caller.tenant.id,
         caller.user_id,
         run_id,
         wanted,
-        after=after,
+        after=None if wanted.is_best_first else after,
         limit=limit + 1,
     )
     rows = [await _candidate_answer(plane, each, files) for each in found[:limit]]
-    return CandidatePage(candidates=tuple(rows), next=rows[-1].id if len(found) > limit else None)
+    is_more = len(found) > limit and not wanted.is_best_first
+    return CandidatePage(candidates=tuple(rows), next=rows[-1].id if is_more else None)
 
 
 @router.get("/pipeline-runs/{run_id}/tree", responses=problems(404))
@@ -452,6 +465,18 @@ async def show_candidate(
     return await _candidate_answer(plane, found, files)
 
 
+@router.get(_CANDIDATE + "/lineage", responses=problems(404))
+async def lineage(
+    run_id: UUID, candidate_id: UUID, plane: PlaneDep, caller: Reader
+) -> LineageAnswer:
+    """The candidate, its parent, and so on to the base; and how often it won."""
+    found = await run_state.read_lineage(
+        plane.context, caller.tenant.id, caller.user_id, run_id, candidate_id
+    )
+    rows = [await _candidate_answer(plane, each, found.files) for each in found.candidates]
+    return LineageAnswer(candidates=tuple(rows), **found.votes._asdict())
+
+
 @router.post(_CANDIDATE + "/approve", responses=problems(404, 409))
 async def approve(
     run_id: UUID, candidate_id: UUID, plane: PlaneDep, caller: Writer
@@ -489,15 +514,28 @@ async def pair(
     plane: PlaneDep,
     caller: Reader,
     step: Annotated[int | None, Query(ge=0, le=STEPS_MAX)] = None,
+    skipped: Annotated[
+        tuple[UUID, ...],
+        Query(
+            max_length=SKIPPED_MAX,
+            description="Pairs to come later, as first, second, first, second …",
+        ),
+    ] = (),
 ) -> PairAnswer:
     """Two candidates to compare: of the given step, or of the deepest step that has two."""
     chosen = await actions.pick_pair(
-        plane.context, caller.tenant.id, caller.user_id, run_id, step=step
+        plane.context,
+        caller.tenant.id,
+        caller.user_id,
+        run_id,
+        step=step,
+        skipped=list(zip(skipped[::2], skipped[1::2], strict=False)),
     )
-    files = await run_state.files_of(plane.context, caller.tenant.id, chosen or ())
-    return PairAnswer(
-        candidates=tuple([await _candidate_answer(plane, each, files) for each in chosen or ()])
-    )
+    if chosen is None:
+        return PairAnswer()
+    files = await run_state.files_of(plane.context, caller.tenant.id, chosen.candidates)
+    rows = [await _candidate_answer(plane, each, files) for each in chosen.candidates]
+    return PairAnswer(candidates=tuple(rows), votes=chosen.votes, votes_enough=chosen.votes_enough)
 
 
 @router.post("/pipeline-runs/{run_id}/vote", responses=problems(404, 409))
@@ -511,6 +549,7 @@ async def vote(run_id: UUID, body: VoteBody, plane: PlaneDep, caller: Writer) ->
         vote_id=vote_id,
         winner=body.winner,
         loser=body.loser,
+        is_tie=body.is_tie,
     )
     return VoteAnswer(id=vote_id, scores=scores)
 
@@ -583,6 +622,7 @@ async def _candidate_answer(
         score=candidate.score,
         child_count=candidate.child_count,
         seed=candidate.seed,
+        seed_text=None if candidate.seed is None else str(candidate.seed),
         properties=dict(candidate.properties),
         job_id=candidate.job_id,
         output_index=candidate.output_index,

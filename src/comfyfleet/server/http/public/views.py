@@ -3,10 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
+from pathlib import PurePosixPath
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
-from comfyfleet.api.graph_model import WorkflowNode, kind_of
+from comfyfleet.api.graph_model import WorkflowNode, is_hidden, kind_of
 from comfyfleet.api.graphs import (
     ErrorSeen,
     ExecutionSeen,
@@ -14,6 +16,7 @@ from comfyfleet.api.graphs import (
     NodeSeen,
     ProgressSeen,
     QuestionSeen,
+    ReusedFrom,
     RunningNodeSeen,
 )
 from comfyfleet.api.jobs import Output, Value
@@ -35,9 +38,11 @@ from comfyfleet.server.graphs.run import (
 )
 from comfyfleet.server.jobs.model import Job, JobStatus
 from comfyfleet.server.media import service as media
-from comfyfleet.server.media.model import File
+from comfyfleet.server.media.model import File, safe_name
 
 DONE_PERCENT = 100.0
+SLUGS_KEPT_MAX = 10_000
+STEM_CHARACTERS_MAX = 80
 
 
 def percent_of(plane: ControlPlane, job: Job) -> float | None:
@@ -67,24 +72,67 @@ def remaining_seconds(job: Job, typical_seconds: float | None, now: datetime) ->
     return round(max(0.0, typical_seconds - gone), 1)
 
 
-async def files_of(plane: ControlPlane, job: Job) -> list[tuple[str, File]]:
-    """Returns the outputs with their names; expired files are left out."""
+async def original_and_outputs(
+    plane: ControlPlane, job: Job
+) -> tuple[File | None, list[tuple[str, File]]]:
+    """Returns what went into a job that has ended, and its outputs with their names; expired files are left out."""
     outputs = job.outputs
-    if not outputs:
-        return []
+    source = None if job.status.is_active else job.asked.input_file_id
+    ids = {each.file_id for each in outputs} | ({source} if source else set())
+    if not ids:
+        return None, []
     async with plane.context.tenant(job.tenant_id) as tx:
-        found = await media.find_existing(tx, job.tenant_id, {each.file_id for each in outputs})
-    return [(each.name, found[each.file_id]) for each in outputs if each.file_id in found]
+        found = await media.find_existing(tx, job.tenant_id, ids)
+    named = [(each.name, found[each.file_id]) for each in outputs if each.file_id in found]
+    return found.get(source) if source else None, named
 
 
-async def outputs_of(plane: ControlPlane, found: Sequence[tuple[str, File]]) -> tuple[Output, ...]:
+async def download_names(
+    plane: ControlPlane, job: Job, original: File | None, outputs: Sequence[File]
+) -> dict[UUID, str]:
+    """Returns the names under which a browser saves outputs: after what went in, and the effect."""
+    if job.asked.effect_id is None or not outputs:
+        return {}
+    slug = await effect_slug(plane, job.asked.effect_id) or job.asked.workflow_slug
+    stem = f"{_stem(original.filename)}-{slug}" if original else f"{slug}-{job.id.hex[:8]}"
+    many = len(outputs) > 1
+    return {
+        file.id: f"{stem}{f'-{number}' if many else ''}{PurePosixPath(file.filename).suffix}"
+        for number, file in enumerate(outputs, 1)
+    }
+
+
+async def effect_slug(plane: ControlPlane, effect_id: UUID) -> str | None:
+    """An effect keeps its slug, so it is looked up once."""
+    known = plane.context.caches.effect_slugs
+    if effect_id not in known:
+        async with plane.central.read() as tx:
+            found = (await catalog.get_effects(tx, [effect_id])).get(effect_id)
+        if found is None:
+            return None
+        if len(known) >= SLUGS_KEPT_MAX:
+            known.clear()
+        known[effect_id] = found.slug
+    return known[effect_id]
+
+
+def _stem(filename: str) -> str:
+    return PurePosixPath(safe_name(filename)).stem[:STEM_CHARACTERS_MAX]
+
+
+async def outputs_of(
+    plane: ControlPlane,
+    found: Sequence[tuple[str, File]],
+    names: Mapping[UUID, str] = MappingProxyType({}),
+) -> tuple[Output, ...]:
+    """`names`: under which a browser saves them, where that is not the file's own."""
     made = [
         Output(
             name=name,
             filename=file.filename,
             content_type=file.mime_type,
             size=file.size,
-            url=await url_of(plane, file),
+            url=await url_of(plane, file, names.get(file.id)),
         )
         for name, file in found
     ]
@@ -95,13 +143,14 @@ def values_of(job: Job) -> tuple[Value, ...]:
     return tuple(Value(**each.model_dump()) for each in job.values)
 
 
-async def url_of(plane: ControlPlane, file: File) -> str:
+async def url_of(plane: ControlPlane, file: File, name: str | None = None) -> str:
     return await plane.store.url_to_get(
-        file.path, seconds=plane.settings.url_seconds, filename=file.filename
+        file.path, seconds=plane.settings.url_seconds, filename=name or file.filename
     )
 
 
 URLS_MAX = 1000
+EXECUTION_URLS_MAX = 200
 
 
 async def run_view(
@@ -124,7 +173,7 @@ async def run_view(
         progress=progress_view(plane, kept, run),
         nodes=tuple(node_views(kept, run)),
         executions=tuple(islice(_executions(kept, run, unable), limit)),
-        executions_total=len(run.records),
+        executions_total=sum(not is_hidden(kept.plan.node(key.node)) for key in run.records),
         created_at=head.created_at,
         ended_at=head.ended_at,
         is_expired=head.is_expired,
@@ -162,6 +211,8 @@ def questions(run: GraphRunState) -> Iterator[QuestionSeen]:
                 message=question.message,
                 backends=question.backends,
                 choices=question.choices,
+                deadline=question.deadline,
+                pick_from=question.pick_from,
             )
 
 
@@ -181,6 +232,8 @@ def _error(run: GraphRunState) -> ErrorSeen | None:
 def node_views(kept: LoadedRun, run: GraphRunState) -> Iterator[NodeSeen]:
     for name in kept.plan.shape.order:
         node, tally = kept.plan.node(name), run.tally(name)
+        if is_hidden(node):
+            continue
         yield NodeSeen(
             id=name,
             type=kind_of(node),
@@ -198,6 +251,8 @@ def _executions(
     place = {name: number for number, name in enumerate(kept.plan.shape.order)}
     told = NO_SIZE
     for key in sorted(run.records, key=lambda each: (place[each.node], each.at)):
+        if is_hidden(kept.plan.node(key.node)):
+            continue
         record = run.record(key)
         size = size_of((record.inputs, record.outputs), told.within(ANSWER_SIZE_MAX))
         is_told = size.fits(told.within(ANSWER_SIZE_MAX))
@@ -215,12 +270,13 @@ def execution_view(
     why: str | None = None,
 ) -> ExecutionSeen:
     inputs, outputs = (record.inputs, record.outputs) if has_values else (None, None)
+    has_job = record.attempt > 0 and record.reused_from is None
     return ExecutionSeen(
         node=key.node,
         index=key.at,
         status=record.status,
         attempts=record.attempt,
-        job_id=job_id(run_id, key, record.attempt) if record.attempt else None,
+        job_id=job_id(run_id, key, record.attempt) if has_job else None,
         why=why,
         backend=record.affinity,
         progress=record.progress,
@@ -230,6 +286,7 @@ def execution_view(
         has_values=has_values,
         error=record.error,
         notes=record.notes,
+        reused_from=ReusedFrom.model_validate(record.reused_from) if record.reused_from else None,
         queued_at=record.queued_at,
         started_at=record.started_at,
         ended_at=record.ended_at,
@@ -239,24 +296,53 @@ def execution_view(
 async def _with_urls(
     plane: ControlPlane, head: RunRow, outputs: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
-    """Adds URLs to files of the run's own user only, as results may contain any id."""
     if outputs is None:
         return None
+    found: dict[str, Any] = _add_urls(outputs, await _urls_in(plane, head, outputs, URLS_MAX))
+    return found
+
+
+async def with_execution_urls(
+    plane: ControlPlane, head: RunRow, answer: GraphRunAnswer
+) -> GraphRunAnswer:
+    """Adds URLs to the files that nodes have made so far, to show them there."""
+    # What a person is asked about, too.
+    asked = [each.inputs for each in answer.executions if each.status == ExecutionStatus.ASKING]
+    made = [each.outputs for each in answer.executions]
+    urls = await _urls_in(plane, head, [*asked, *made], EXECUTION_URLS_MAX)
+    shown = [
+        each.model_copy(
+            update={
+                "inputs": _add_urls(each.inputs, urls),
+                "outputs": _add_urls(each.outputs, urls),
+            }
+        )
+        for each in answer.executions
+    ]
+    return answer.model_copy(update={"executions": tuple(shown)})
+
+
+async def _urls_in(plane: ControlPlane, head: RunRow, values: Any, urls_max: int) -> dict[str, str]:
+    """Returns URLs for files of the run's own user only, as results may contain any id."""
     urls: dict[str, str] = {}
     owner = actions.Owner(head.tenant_id, head.user_id)
-    for file_id in islice(dict.fromkeys(actions.file_ids_in(outputs)), URLS_MAX):
+    for file_id in islice(dict.fromkeys(actions.file_ids_in(values)), urls_max):
         file = await actions.own_file(plane.graphs, owner, file_id)
         # Else it has expired, is somebody else's, or has never been looked at.
         if file is not None and not file.is_announced:
             urls[file_id] = await url_of(plane, file)
-    found: dict[str, Any] = _add_urls(outputs, urls)
-    return found
+    return urls
 
 
 def _add_urls(value: Any, urls: Mapping[str, str]) -> Any:
+    """What names a file has a URL of ours or none: pages and programs follow it, and a graph of a colleague, or a
+    text that a node made, may say any other."""
     if isinstance(value, Mapping):
         found = {name: _add_urls(inner, urls) for name, inner in value.items()}
-        url = urls.get(str(value.get("file_id")))
+        if "file_id" not in found:
+            return found
+        found.pop("url", None)
+        url = urls.get(str(value["file_id"]))
         return {**found, "url": url} if url else found
     if isinstance(value, list | tuple):
         return [_add_urls(each, urls) for each in value]

@@ -89,9 +89,29 @@ async def of_jobs(tx: Tx, tenant_id: UUID, job_ids: Iterable[UUID]) -> list[Disp
     return [dispatch_from_row(tuple(row.values())) for row in rows]
 
 
+async def newest(tx: Tx, *, limit: int) -> list[Dispatch]:
+    return await fetch(tx, _ALL.order_by(d.c.id.desc()).limit(limit))
+
+
+async def of_pairs(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> list[Dispatch]:
+    return await fetch(tx, _ALL.where(pairs_in(tx, (d.c.tenant_id, d.c.tenant_job_id), pairs)))
+
+
+_HELD_BY = PreparedStatement(
+    lambda tx: _ALL.where(
+        d.c.worker_id == bindparam("of_worker"), d.c.status == bindparam("in_status")
+    ).order_by(d.c.id)
+)
+
+
 async def held_by(tx: Tx, worker_id: str) -> list[Dispatch]:
-    held = (d.c.worker_id == worker_id) & (d.c.status == DispatchStatus.LEASED)
-    return await fetch(tx, _ALL.where(held).order_by(d.c.id))
+    values = {"of_worker": worker_id, "in_status": DispatchStatus.LEASED}
+    return [dispatch_from_row(row) for row in await _HELD_BY.tuples(tx, values)]
+
+
+async def held_by_any(tx: Tx, worker_ids: Iterable[str], *, limit: int) -> list[Dispatch]:
+    held = text(IS_LEASED), is_one_of(tx, d.c.worker_id, worker_ids)
+    return await fetch(tx, _ALL.where(*held).order_by(d.c.id).limit(limit))
 
 
 async def count_queued(tx: Tx, tenant_id: UUID | None) -> int:

@@ -35,6 +35,7 @@ def upgrade() -> None:
     )
     op.add_column("webhook_deliveries", sa.Column("url", sa.Text))
     _add_run_events()
+    _add_previews()
     _add_files()
     op.create_table(
         "gateway_userdata",
@@ -112,6 +113,19 @@ def _add_run_events() -> None:
     )
 
 
+def _add_previews() -> None:
+    op.create_table(
+        "job_previews",
+        sa.Column("job_id", sa.Uuid, primary_key=True),
+        sa.Column("tenant_id", sa.Uuid, nullable=False),
+        sa.Column("preview", Document, nullable=False),
+        sa.Column("shown_at", Moment, nullable=False),
+    )
+    op.create_index("job_previews_tenant_id_index", "job_previews", ["tenant_id"])
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute("ALTER TABLE job_previews SET UNLOGGED")
+
+
 def _add_files() -> None:
     op.create_table(
         "gateway_files",
@@ -143,7 +157,8 @@ def _add_files() -> None:
 
 def downgrade() -> None:
     _set_amounts(consumed="=")
-    for table in ("gateway_userdata", "gateway_counters", "gateway_files", "run_events"):
+    added = ("gateway_userdata", "gateway_counters", "gateway_files", "job_previews", "run_events")
+    for table in added:
         op.drop_table(table)
     op.drop_column("webhook_deliveries", "url")
     op.drop_index("ai_jobs_of_gateway", "ai_jobs")

@@ -30,8 +30,25 @@ async function firstGraph() {
   return canRun(graph) ? graph : blankGraph
 }
 
+// The console's page of a job names one whose prompt is to be opened, once the editor has opened what it had.
+// By a cookie: it is there after a log-in, too.
+function takeAskedJob() {
+  const id = document.cookie.match(/(?:^|; )comfyfleet_open_job=([0-9a-f-]{36})/)?.[1]
+  if (id) document.cookie = 'comfyfleet_open_job=; path=/editor/; max-age=0; samesite=strict'
+  return id
+}
+
+async function openJob(id) {
+  const answer = await fetch(`/api/admin/jobs/${encodeURIComponent(id)}/details?files=false`)
+  const { prompt } = answer.ok ? await answer.json() : {}
+  if (prompt) await app.loadApiJson(prompt, `job-${id.slice(0, 8)}.json`)
+}
+
 app.loadGraphData = async function (graph, ...rest) {
-  return await loadGraphData.call(this, graph ?? (await firstGraph()), ...rest)
+  const loaded = await loadGraphData.call(this, graph ?? (await firstGraph()), ...rest)
+  const asked = takeAskedJob()
+  if (asked) setTimeout(() => openJob(asked))
+  return loaded
 }
 
 const session = await (await fetch('session')).json()

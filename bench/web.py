@@ -1,0 +1,383 @@
+"""The pages in a real Chromium, against what the design promises: bytes, requests, time until usable, frames a second.
+
+    make bench        or        python bench/web.py [--quick] [--jobs 10000] [--rows 100000] [--nodes 300]
+
+Pages are opened by a browser without a cache, on a control plane with many ended jobs (copies of a real one). Usable:
+nothing in the page is marked as on its way. Frames are counted by the page itself, while it is scrolled, or while a graph runs.
+`--quick` has fewer of everything and judges bytes, requests and rows only: times depend on the machine.
+"""
+
+import argparse
+import asyncio
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import httpx
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from rich.console import Console
+from rich.table import Table
+
+from comfyfleet.clock import utc_now
+from comfyfleet.server.app import open_control_plane
+from comfyfleet.settings import Settings
+from service_load.server import UNLIMITED, running
+from support import ADMIN_KEY, COMFYFLEET, ROOT, bearer, exit_on_sigterm, wait_for
+
+sys.path.append(str(ROOT))
+from tests.support.databases.copies import copy_job
+
+# What the design promises.
+USABLE_MS_MAX = 1_000
+SCRIPT_KB_MAX = 100
+FRAMES_MIN = 50
+REQUESTS_MAX = 60
+ROWS_DRAWN_MAX = 100
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
+WAIT_MS_MAX = 120_000
+SCROLL_TURNS, SCROLL_PIXELS, TURN_MS = 60, 900, 30
+COUNTED_MS = 5_000
+NODE = ".react-flow__node"
+ROW_NODES = 3  # of the graph: a row of workflows, one after the other
+KB = 1024
+PAGES = {
+    "catalogue": "/",
+    "effect": "/effects/draw",
+    "my media": "/media",
+    "results": "/results",
+    "wallet": "/wallet",
+    "graphs": "/graphs",
+    "overview": "/console",
+    "jobs": "/console/jobs",
+    "queue": "/console/queue",
+    "workers": "/console/workers",
+}
+USABLE = """part => document.querySelector(part) && !document.querySelector('main [aria-busy=true]:not(button)')
+  ? performance.now() : false"""
+SIGN_IN = "() => fetch('/api/session/local', { method: 'POST' }).then(answer => answer.ok)"
+# Counts frames until told to stop; a frame that comes late is a hitch.
+COUNT_FRAMES = """() => {
+  const seen = window.seenFrames = { times: [], stop: false }
+  const note = time => { seen.times.push(time); if (!seen.stop) requestAnimationFrame(note) }
+  requestAnimationFrame(note)
+}"""
+TELL_FRAMES = """() => {
+  const { times } = window.seenFrames
+  window.seenFrames.stop = true
+  const gaps = times.slice(1).map((time, place) => time - times[place]).sort((a, b) => a - b)
+  const seconds = (times.at(-1) - times[0]) / 1000
+  return { frames: gaps.length / seconds, late: gaps[Math.floor(gaps.length * 0.99)], worst: gaps.at(-1) }
+}"""
+STEPS_MAX = 10_000
+DRAW = {
+    "1": {"class_type": "EmptyImage", "inputs": {"width": 64, "height": 64, "batch_size": 1, "color": 255}},
+    "2": {"class_type": "ComfyfleetSteps", "inputs": {"steps": 1, "step_ms": 20, "previews": False, "image": ["1", 0]}},
+    "3": {"class_type": "SaveImage", "inputs": {"images": ["2", 0], "filename_prefix": "drawn"}},
+}  # fmt: skip
+TURN = {
+    "1": {"class_type": "LoadImage", "inputs": {"image": "photo.png"}},
+    "2": {"class_type": "ImageInvert", "inputs": {"image": ["1", 0]}},
+    "3": {"class_type": "SaveImage", "inputs": {"images": ["2", 0], "filename_prefix": "turned"}},
+}  # fmt: skip
+STEPS = {"name": "steps", "type": "integer", "binding": "2.steps", "default": 1}
+INPUT = {"name": "input", "type": "image", "binding": "1.image"}
+console = Console(width=120)
+
+
+@dataclass(frozen=True)
+class Load:
+    """One page, opened several times: medians."""
+
+    usable_ms: float
+    requests: int
+    bytes: int
+    script_bytes: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    what: str
+    measured: float
+    limit: float
+    is_at_least: bool = False
+    is_time: bool = False
+
+    @property
+    def ratio(self) -> float:
+        return self.measured / self.limit
+
+    @property
+    def is_kept(self) -> bool:
+        return self.ratio >= 1 if self.is_at_least else self.ratio <= 1
+
+
+def main() -> int:
+    exit_on_sigterm()
+    options = _options()
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if executable is None:
+        console.print("no browser: make browser installs one")
+        return 1
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, sync_playwright() as pw:
+        browser = pw.chromium.launch(executable_path=executable, args=[*FLAGS])
+        try:
+            verdicts = [*measure(browser, Path(folder), options)]
+        finally:
+            browser.close()
+    return judge(verdicts, times_count=not options.quick)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="The pages, against what the design promises.")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--jobs", type=int)
+    parser.add_argument("--rows", type=int)
+    parser.add_argument("--nodes", type=int)
+    parser.add_argument("--rounds", type=int)
+    options = parser.parse_args()
+    usual = (200, 1_000, 30, 1) if options.quick else (10_000, 100_000, 300, 5)
+    for name, value in zip(("jobs", "rows", "nodes", "rounds"), usual, strict=True):
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    return options
+
+
+def measure(browser: Browser, folder: Path, options: argparse.Namespace) -> Iterator[Verdict]:
+    data = folder / "data"
+    with control_plane(data) as server:
+        job_id = server.first_job()
+        graph = server.running_graph(options.nodes)
+        yield from canvas(browser, server, graph, options.nodes)
+        server.call("POST", f"/api/graph-runs/{graph}/cancel")
+    # Copies are made once in each database.
+    shutil.copytree(data, folder / "many")
+    fill(data, job_id, options.jobs)
+    with control_plane(data) as server:
+        yield from pages(browser, server, options)
+    fill(folder / "many", job_id, options.rows)
+    with control_plane(folder / "many") as server:
+        yield from jobs_table(browser, server, options.rows)
+
+
+@dataclass(frozen=True)
+class Server:
+    """`comfyfleet up`, and its local user."""
+
+    url: str
+    key: str
+
+    def call(self, method: str, path: str, **body: Any) -> Any:
+        """As the operator below /api/admin, as the customer elsewhere."""
+        headers = bearer(ADMIN_KEY if path.startswith("/api/admin") else self.key)
+        answer = httpx.request(
+            method, f"{self.url}{path}", json=body or None, headers=headers, timeout=60
+        )
+        assert answer.is_success, f"{path}: {answer.text}"
+        return answer.json() if answer.content else None
+
+    def first_job(self) -> str:
+        """A real one; the others are its copies."""
+        for slug, document, each in (("draw", DRAW, STEPS), ("turn", TURN, INPUT)):
+            self.call("POST", "/api/admin/workflows", slug=slug, document=document, properties=[each], price_tokens=0)  # fmt: skip
+        made = self.call("POST", "/api/admin/effects", slug="draw", workflow_slug="draw", title="Draw", price_tokens=0, overrides={}, published=True)  # fmt: skip
+        assert made["slug"] == "draw"
+        (effect,) = self.call("GET", "/api/effects")["effects"]
+        job = self.call("POST", "/api/ai-jobs?wait=60", effect_id=effect["id"])
+        assert job["status"] == "completed", job
+        return str(job["id"])
+
+    def running_graph(self, nodes: int) -> str:
+        """Rows of workflows between an input and a merge; the first of each row takes long."""
+        rows = max(1, (nodes - 2) // ROW_NODES)
+        run = self.call("POST", "/api/graph-runs", document=graph_of(rows))
+        path = f"/api/graph-runs/{run['id']}"
+        wait_for(lambda: self.call("GET", path)["status"] == "running")
+        return str(run["id"])
+
+
+def graph_of(rows: int) -> dict[str, Any]:
+    nodes: list[dict[str, Any]] = []
+    links: list[dict[str, str]] = []
+    for row in range(rows):
+        names = [f"step_{row}_{place}" for place in range(ROW_NODES)]
+        first, *others = names
+        nodes.append({"id": first, "type": "workflow", "workflow": "draw", "properties": {"steps": STEPS_MAX}})  # fmt: skip
+        nodes += [{"id": each, "type": "workflow", "workflow": "turn"} for each in others]
+        pairs = zip(names, others, strict=False)
+        links += [{"from": f"{one}.output", "to": f"{other}.input"} for one, other in pairs]
+        links.append({"from": f"{names[-1]}.output", "to": f"all.input_{row}"})
+    ends = [{"id": "all", "type": "merge", "mode": "collect"}, {"id": "result", "type": "output"}]
+    return {
+        "name": f"{rows} rows",
+        "nodes": [*nodes, *ends],
+        "connections": [*links, {"from": "all.output", "to": "result.value"}],
+    }
+
+
+@contextmanager
+def control_plane(data: Path) -> Iterator[Server]:
+    command: list[str | Path] = [COMFYFLEET, "up", "--port", "0", "--data", data, "--no-open"]
+    environ = {**UNLIMITED, "COMFYFLEET_ADMIN_KEY": ADMIN_KEY}
+    with running(command, environ) as process:
+        wait_for(lambda: _answers(process.url))
+        yield Server(process.url, (data / "local.key").read_text().strip())
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz").status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
+
+
+def fill(data: Path, job_id: str, count: int) -> None:
+    async def copied() -> None:
+        async with open_control_plane(Settings(admin_key=ADMIN_KEY), data, utc_now) as plane:
+            await copy_job(plane, UUID(job_id), count)
+
+    # The browser's driver has a loop of its own in this thread.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, copied()).result()
+
+
+@contextmanager
+def signed_in(browser: Browser, url: str) -> Iterator[BrowserContext]:
+    context = browser.new_context(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
+    context.set_default_timeout(WAIT_MS_MAX)
+    try:
+        page = context.new_page()
+        page.goto(f"{url}/sign-in")
+        assert page.evaluate(SIGN_IN), "this machine's user can't sign in"
+        page.close()
+        yield context
+    finally:
+        context.close()
+
+
+def usable(page: Page, part: str = "main") -> float:
+    """Milliseconds since the navigation until that part is there, and nothing is on its way."""
+    found = page.wait_for_function(USABLE, arg=part, polling="raf").json_value()
+    return float(found)
+
+
+def load(context: BrowserContext, address: str) -> Load:
+    """Opened without a cache."""
+    page = context.new_page()
+    cdp = context.new_cdp_session(page)
+    sizes: dict[str, int] = {}
+    kinds: dict[str, str] = {}
+    cdp.on("Network.responseReceived", lambda told: kinds.update({told["requestId"]: told["type"]}))
+    cdp.on("Network.loadingFinished", lambda told: sizes.update({told["requestId"]: int(told["encodedDataLength"])}))  # fmt: skip
+    cdp.send("Network.enable")
+    cdp.send("Network.setCacheDisabled", {"cacheDisabled": True})
+    try:
+        page.goto(address, wait_until="commit")
+        milliseconds = usable(page)
+        script = sum(size for each, size in sizes.items() if kinds.get(each) == "Script")
+        return Load(milliseconds, len(kinds), sum(sizes.values()), script)
+    finally:
+        page.close()
+
+
+def pages(browser: Browser, server: Server, options: argparse.Namespace) -> Iterator[Verdict]:
+    table = Table("page", "usable", "requests", "KB", "script KB", title=f"{options.jobs:,} jobs")
+    with signed_in(browser, server.url) as context:
+        load(context, server.url)  # the control plane's first answers are slower
+        for name, path in PAGES.items():
+            loads = [load(context, f"{server.url}{path}") for _ in range(options.rounds)]
+            found = _median(loads)
+            table.add_row(
+                name,
+                f"{found.usable_ms:.0f} ms",
+                str(found.requests),
+                f"{found.bytes / KB:.0f}",
+                f"{found.script_bytes / KB:.0f}",
+            )
+            yield Verdict(f"{name}: usable, ms", found.usable_ms, USABLE_MS_MAX, is_time=True)
+            yield Verdict(f"{name}: requests", found.requests, REQUESTS_MAX)
+            if path == "/":
+                yield Verdict(f"{name}: script, KB", found.script_bytes / KB, SCRIPT_KB_MAX)
+    console.print(table)
+
+
+def _median(loads: Sequence[Load]) -> Load:
+    return Load(
+        statistics.median(each.usable_ms for each in loads),
+        round(statistics.median(each.requests for each in loads)),
+        round(statistics.median(each.bytes for each in loads)),
+        round(statistics.median(each.script_bytes for each in loads)),
+    )
+
+
+def jobs_table(browser: Browser, server: Server, rows: int) -> Iterator[Verdict]:
+    """Scrolled as fast as a hand does; what is drawn stays small."""
+    with signed_in(browser, server.url) as context:
+        page = context.new_page()
+        page.goto(f"{server.url}/console/jobs", wait_until="commit")
+        yield Verdict(f"jobs table, {rows:,} rows: usable, ms", usable(page), USABLE_MS_MAX, is_time=True)  # fmt: skip
+        page.locator("main [role=grid]").hover()
+        page.evaluate(COUNT_FRAMES)
+        for _ in range(SCROLL_TURNS):
+            page.mouse.wheel(0, SCROLL_PIXELS)
+            page.wait_for_timeout(TURN_MS)
+        told = page.evaluate(TELL_FRAMES)
+        drawn = page.locator("main [role=grid] [role=row]").count()
+    yield from _frames(f"jobs table, {rows:,} rows, scrolled", told)
+    yield Verdict("jobs table: rows drawn", drawn, ROWS_DRAWN_MAX)
+
+
+def canvas(browser: Browser, server: Server, run_id: str, nodes: int) -> Iterator[Verdict]:
+    """While the run tells its progress, and while the canvas is moved by hand."""
+    with signed_in(browser, server.url) as context:
+        load(context, server.url)  # as with pages
+        page = context.new_page()
+        page.goto(f"{server.url}/graph-runs/{run_id}", wait_until="commit")
+        yield Verdict(f"canvas, {nodes} nodes: usable, ms", usable(page, NODE), USABLE_MS_MAX, is_time=True)  # fmt: skip
+        page.evaluate(COUNT_FRAMES)
+        page.wait_for_timeout(COUNTED_MS)
+        yield from _frames(f"canvas, {nodes} nodes, running", page.evaluate(TELL_FRAMES))
+        page.evaluate(COUNT_FRAMES)
+        _move(page)
+        yield from _frames(f"canvas, {nodes} nodes, running and moved", page.evaluate(TELL_FRAMES))
+
+
+def _move(page: Page) -> None:
+    """By its background, to and fro."""
+    box = page.locator(".react-flow__pane").bounding_box()
+    assert box
+    x, y = box["x"] + 20, box["y"] + box["height"] - 20
+    page.mouse.move(x, y)
+    page.mouse.down()
+    for turn in range(SCROLL_TURNS):
+        page.mouse.move(x + 5 * (turn % 20), y - 3 * (turn % 20))
+        page.wait_for_timeout(TURN_MS)
+    page.mouse.up()
+
+
+def _frames(what: str, told: Mapping[str, float]) -> Iterator[Verdict]:
+    console.print(f"{what}: {told['frames']:.0f} frames a second, 99 % within {told['late']:.0f} ms, the worst {told['worst']:.0f} ms")  # fmt: skip
+    yield Verdict(f"{what}: frames a second", told["frames"], FRAMES_MIN, True, True)
+
+
+def judge(verdicts: Sequence[Verdict], *, times_count: bool) -> int:
+    table = Table("", "measured", "limit", "ratio", "", title="Against what the design promises")
+    for each in verdicts:
+        limit = f"{'≥' if each.is_at_least else '≤'} {each.limit:,.0f}"
+        said = "kept" if each.is_kept else "[red]missed[/]"
+        table.add_row(each.what, f"{each.measured:,.0f}", limit, f"{each.ratio:.2f}", said)
+    console.print(table)
+    missed = [each for each in verdicts if not each.is_kept and (times_count or not each.is_time)]
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""Reads documents in JSON and YAML, and their fields, reporting every problem at once.
+
+A text from outside may be huge, deep, or small and unfold into something huge (YAML's aliases), so all three
+are bounded before anything walks the result. A field that can't be used is reported and read as its default."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import yaml
+
+from comfyfleet.api.graph_model import DEFAULT_LIMITS
+from comfyfleet.api.values import problem_with_text
+from comfyfleet.errors import InvalidInput, LimitExceeded
+
+JSON_CHARACTERS_MAX = 1_000_000
+YAML_CHARACTERS_MAX = 32_000  # its reader is slow; what is longer can be sent as JSON
+DEPTH_MAX = 50
+VALUES_MAX = 100_000  # after every alias has been followed
+
+
+def read_document(text: str) -> Any:
+    """Parses a JSON or YAML text; JSON if it begins like JSON."""
+    is_json = text.lstrip("\ufeff \t\r\n")[:1] in ("{", "[")
+    most = JSON_CHARACTERS_MAX if is_json else YAML_CHARACTERS_MAX
+    if len(text) > most:
+        raise LimitExceeded(f"the document is longer than {most:,} characters")
+    try:
+        value = _read_json(text) if is_json else _read_yaml(text)
+    except RecursionError:
+        raise LimitExceeded(f"the document is nested deeper than {DEPTH_MAX} levels") from None
+    _check_size(value)
+    return value
+
+
+def _read_json(text: str) -> Any:
+    """Parses JSON; a text that begins with a bracket may still be YAML in its flow style."""
+    try:
+        return json.loads(text.lstrip("\ufeff"), object_pairs_hook=_unique)
+    except json.JSONDecodeError as problem:
+        if len(text) > YAML_CHARACTERS_MAX:
+            raise _unreadable(problem.msg, problem.lineno, problem.colno) from None
+        return _read_yaml(text)
+    except ValueError as problem:  # a number with thousands of digits
+        raise InvalidInput(f"the document can't be read: {problem}") from None
+
+
+def _read_yaml(text: str) -> Any:
+    try:
+        _check_depth(text)
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader with fewer types still
+    except yaml.MarkedYAMLError as problem:
+        mark = problem.problem_mark or problem.context_mark
+        what = problem.problem or problem.context or "it can't be read"
+        raise _unreadable(
+            what, mark.line + 1 if mark else 1, mark.column + 1 if mark else 1
+        ) from None
+    except (yaml.YAMLError, ValueError) as problem:
+        raise InvalidInput(f"the document can't be read: {problem}") from None
+
+
+def _check_depth(text: str) -> None:
+    """Checks the depth event by event: the constructor recurses in C for each level, without any
+    limit.
+    """
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > DEPTH_MAX:
+            raise LimitExceeded(f"the document is nested deeper than {DEPTH_MAX} levels")
+
+
+def _unreadable(what: str, line: int, column: int) -> InvalidInput:
+    message = f"the document can't be read: line {line}, column {column}: {what}"
+    return InvalidInput(message, line=line, column=column)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise InvalidInput(f"the document names {key!r} twice in one place", field=key)
+        found[key] = value
+    return found
+
+
+# By libyaml, where the package was built with it: ten times as fast, and bounded in depth.
+_Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_Safe):  # type: ignore[misc]
+    """Loads values as JSON has them: `on` stays a text, 1:30 is no number, and no key is given
+    twice.
+    """
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a key must be a text", key.start_mark
+                )
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key.value!r} is named twice in one place", key.start_mark
+                )
+            seen.add(key.value)
+        return {str(key.value): self.construct_object(value, deep) for key, value in node.value}
+
+
+def _resolve(tag: str, pattern: str, first: str) -> None:
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(pattern), list(first))
+
+
+_resolve("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF")
+_resolve("null", r"^(?:~|null|Null|NULL|)$", "~nN")
+_Loader.yaml_implicit_resolvers[""] = _Loader.yaml_implicit_resolvers["n"]
+_resolve("int", r"^[-+]?(?:0|[1-9][0-9]{0,30})$", "-+0123456789")
+_resolve("float", r"^[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)(?:[eE][-+]?[0-9]+)?$", "-+.0123456789")
+
+
+def _check_size(value: Any) -> None:
+    """Counts values and depth. An alias counts as what it stands for; one that contains itself is
+    infinitely deep.
+    """
+    count = 0
+    waiting: list[tuple[Any, int]] = [(value, 0)]
+    while waiting:
+        current, depth = waiting.pop()
+        count += 1
+        if depth > DEPTH_MAX:
+            raise LimitExceeded(f"the document is nested deeper than {DEPTH_MAX} levels")
+        if count > VALUES_MAX:
+            raise LimitExceeded(f"the document holds more than {VALUES_MAX:,} values")
+        _refuse_unstorable(current)
+        waiting.extend((inner, depth + 1) for inner in _inside(current))
+
+
+def _refuse_unstorable(value: Any) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidInput("the document has a number that is none, or too large")
+    texts = [value] if isinstance(value, str) else list(value) if isinstance(value, dict) else []
+    for text in texts:
+        problem = problem_with_text(text)
+        if problem:
+            raise InvalidInput(f"the document has a text that can't be kept: {problem}")
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, list):
+        yield from value
+
+
+Choice = TypeVar("Choice", bound=StrEnum)
+# code, message, field
+Report = Callable[[str, str, str], None]
+
+
+class FieldReader:
+    def __init__(self, values: Mapping[str, Any], report: Report) -> None:
+        self.values = values
+        self.report = report
+        self.known: set[str] = set()
+
+    def take(self, name: str, default: Any = None) -> Any:
+        self.known.add(name)
+        return self.values.get(name, default)
+
+    def text(self, name: str, *, required: bool = False) -> str:
+        value = self.take(name)
+        if value is None:
+            if required:
+                self.report("missing_field", f"{name} is missing", name)
+            return ""
+        most = DEFAULT_LIMITS.text_characters_max
+        if not isinstance(value, str) or not value or len(value) > most:
+            self.wrong(name, f"a text of 1 to {most} characters")
+            return ""
+        return value
+
+    def whole(self, name: str, default: int, *, least: int, most: int) -> int:
+        value = self.take(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            self.wrong(name, f"a whole number from {least:,} to {most:,}")
+            return default
+        return value
+
+    def optional_whole(self, name: str, *, least: int, most: int) -> int | None:
+        if self.take(name) is None:
+            return None
+        return self.whole(name, least, least=least, most=most)
+
+    def truth(self, name: str, default: bool) -> bool:
+        value = self.take(name, default)
+        if not isinstance(value, bool):
+            self.wrong(name, "true or false")
+            return default
+        return value
+
+    def choice(self, name: str, default: Choice) -> Choice:
+        value = self.take(name, default.value)
+        kind = type(default)
+        if value not in [each.value for each in kind]:
+            self.wrong(name, "one of " + ", ".join(kind))
+            return default
+        return kind(value)
+
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        value = self.take(name, {})
+        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+            self.wrong(name, "an object")
+            return {}
+        return value
+
+    def wrong(self, name: str, wanted: str) -> None:
+        self.report(
+            "invalid_field", f"{name} must be {wanted}, not {_shown(self.values[name])}", name
+        )
+
+    def refuse_others(self) -> None:
+        """Reports the fields that were not read, most likely misspelt; to be called last."""
+        words = ", ".join(sorted(self.known))
+        for name in self.values:
+            if name not in self.known:
+                message = f"there is no field {name!r:.60} here; there are {words}"
+                self.report("unknown_field", message, str(name))
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"

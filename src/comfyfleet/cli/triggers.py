@@ -1,0 +1,237 @@
+"""`comfyfleet triggers`: schedules and incoming webhooks that start runs, over the customers' API."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+from uuid import UUID
+
+from cyclopts import App, Parameter
+
+from comfyfleet.cli import help_texts
+from comfyfleet.cli.context import CliContext, InjectedContext, counted, read_structure
+from comfyfleet.cli.control_plane import API_DEFAULTS, PUBLIC_BASE, ApiOptions, connect
+from comfyfleet.cli.tables import print_json, print_rows
+from comfyfleet.client import Firing, Trigger
+from comfyfleet.errors import InvalidInput, RunFailed
+
+app = App(name="triggers", help=help_texts.TRIGGERS, help_format="markdown")
+control = partial(connect, base=PUBLIC_BASE)
+COLUMNS = ("id", "name", "kind", "cron", "next_at", "used_tokens", "tokens_per_day", "is_paused")
+FIRING_COLUMNS = ("created_at", "cause", "status", "run_id", "run:run_status", "error")
+FIRINGS_SHOWN = 10
+TriggerId = Annotated[UUID, Parameter(metavar="TRIGGER", help="The trigger's id.")]
+Most = Annotated[int, Parameter(help="Maximum number of rows.")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class TriggerOptions:
+    """What a trigger starts, and when."""
+
+    tokens_per_day: Annotated[
+        int, Parameter(metavar="N", help="What all runs of a day may spend together.")
+    ]
+    graph: Annotated[str | None, Parameter(help="The graph to run; an id or name.")] = None
+    version: Annotated[
+        int | None, Parameter(metavar="N", help="Of the graph; default: the newest.")
+    ] = None
+    pipeline: Annotated[str | None, Parameter(help="The pipeline to run; an id or name.")] = None
+    base: Annotated[
+        int | None, Parameter(metavar="N", help="Candidates of a pipeline's first step.")
+    ] = None
+    inputs: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name=["--input", "-i"],
+            metavar="NAME=VALUE",
+            help="JSON or a text; of a webhook, body.order.photo is a path in what it is sent.",
+        ),
+    ] = ()
+    schedule: Annotated[
+        str | None,
+        Parameter(
+            name="--cron", metavar="FIELDS", help="A schedule; without it the trigger is a webhook."
+        ),
+    ] = None
+    timezone: Annotated[
+        str, Parameter(metavar="NAME", help="Of the schedule and of the day, as Europe/Berlin.")
+    ] = "UTC"
+    catch_up: Annotated[
+        bool, Parameter(help="Fire the newest moment that was missed, once, as soon as possible.")
+    ] = False
+    max_tokens: Annotated[int | None, Parameter(metavar="N", help="What one run may spend.")] = None
+
+    def fields(self) -> dict[str, Any]:
+        return {
+            "tokens_per_day": self.tokens_per_day,
+            "graph": self.graph,
+            "version": self.version,
+            "pipeline": self.pipeline,
+            "base_candidates": self.base,
+            "inputs": _inputs(self.inputs),
+            "cron": self.schedule,
+            "timezone": self.timezone,
+            "catch_up": self.catch_up,
+            "max_tokens": self.max_tokens,
+        }
+
+
+def _inputs(texts: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise InvalidInput(f"--input {text}: it must be NAME=VALUE")
+        found[name] = _value(value)
+    return found
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+@app.command
+def create(
+    name: Annotated[str, Parameter(help="A name for people.")],
+    /,
+    *,
+    given: TriggerOptions,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Create a trigger. Prints its id; of a webhook also where to send to, and its secret, which is shown only now."""
+    with control(options, context) as plane:
+        made = plane.run(plane.client.triggers.create(name, **given.fields()))
+    if options.as_json:
+        print_json(made, context)
+        return
+    context.print_line(str(made.id))
+    if made.path:
+        context.print_line(made.path)
+        context.print_line(made.secret or "")
+
+
+@app.command(name="list")
+def list_(
+    *, limit: Most = 50, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
+    """Your triggers, the newest first."""
+    with control(options, context) as plane:
+        found = plane.pages("triggers", "triggers", limit=limit)
+    if options.as_json:
+        print_json(found, context)
+    else:
+        none = "there are no triggers: comfyfleet triggers create NAME --graph GRAPH"
+        print_rows(found, COLUMNS, context, none=none)
+
+
+@app.command
+def show(
+    trigger: TriggerId,
+    /,
+    *,
+    limit: Annotated[int, Parameter(help="Maximum number of firings.")] = FIRINGS_SHOWN,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """A trigger, what it has used today, and its last firings with their runs or refusals."""
+    with control(options, context) as plane:
+        found = plane.run(plane.client.triggers.get(trigger))
+        firings = plane.pages("firings", "triggers", trigger, "firings", limit=limit)
+    if options.as_json:
+        print_json({**found.model_dump(mode="json"), "firings": firings}, context)
+        return
+    context.print_line(f"{found.name}: {' · '.join(_facts(found))}")
+    print_rows(firings, FIRING_COLUMNS, context, none="it has not fired yet")
+
+
+def _facts(found: Trigger) -> Iterator[str]:
+    yield f"{found.cron} in {found.timezone}" if found.cron else f"webhook at {found.path}"
+    if found.is_paused:
+        yield "paused"
+    elif found.next_at:
+        yield f"next at {found.next_at.isoformat()}"
+    yield f"{found.used_tokens:,} of {found.tokens_per_day:,} tokens used today"
+    if found.is_spent:
+        yield "spent: it waits for the next day"
+    if found.missed_at:
+        missed = counted(found.missed, "moment", "moments")
+        yield f"missed {missed}, the last at {found.missed_at.isoformat()}"
+
+
+@app.command
+def pause(
+    trigger: TriggerId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
+    """Pause a trigger; runs that it has started go on."""
+    with control(options, context) as plane:
+        _tell(plane.run(plane.client.triggers.pause(trigger)), options, context)
+
+
+@app.command
+def resume(
+    trigger: TriggerId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
+    """Resume a trigger, from its next moment on."""
+    with control(options, context) as plane:
+        _tell(plane.run(plane.client.triggers.resume(trigger)), options, context)
+
+
+def _tell(found: Trigger, options: ApiOptions, context: CliContext) -> None:
+    if options.as_json:
+        print_json(found, context)
+    else:
+        context.say(f"{found.name}: {' · '.join(_facts(found))}")
+
+
+@app.command
+def delete(
+    trigger: TriggerId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
+    """Delete a trigger; runs that it has started stay."""
+    with control(options, context) as plane:
+        plane.run(plane.client.triggers.delete(trigger))
+    context.say(f"{trigger} is deleted; its runs stay")
+
+
+@app.command
+def fire(
+    trigger: TriggerId,
+    /,
+    *,
+    body: Annotated[
+        str | None, Parameter(metavar="JSON", help="What a webhook would send, or @FILE.")
+    ] = None,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Fire a trigger now, within the tokens of its day. Prints the run's id."""
+    with control(options, context) as plane:
+        fired = plane.run(plane.client.triggers.fire(trigger, body=_body(body)))
+    if options.as_json:
+        print_json(fired, context)
+    elif fired.run_id:
+        context.print_line(str(fired.run_id))
+    _require_started(fired)
+
+
+def _body(text: str | None) -> Any:
+    if text is None:
+        return None
+    if text.startswith("@"):
+        return read_structure(Path(text.removeprefix("@")))
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise InvalidInput("--body is not JSON") from None
+
+
+def _require_started(fired: Firing) -> None:
+    if fired.status == "refused":
+        raise RunFailed(fired.error or "the trigger was refused", code=fired.error_code)

@@ -1,0 +1,164 @@
+"""The only SQL of calls of routes of custom nodes."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, Interval, delete, func, insert, literal, select, update
+
+from comfyfleet.api.route_calls import RouteAnswer, RouteCall
+from comfyfleet.server.db import Tx
+from comfyfleet.server.db.central_tables import route_calls, workers
+from comfyfleet.server.db.dialect import Moment, db_now, is_sqlite
+
+CHANNEL = "comfyfleet_routes"
+NEW = "new"  # a hint; others name a call that was answered
+WAITING, TAKEN, ANSWERED = "waiting", "taken", "answered"
+MATCHED_AT_ONCE_MAX = 1_000
+
+
+class WaitingCall(NamedTuple):
+    id: UUID
+    fleet_ids: Sequence[int]
+    path: str
+
+
+def _moment(tx: Tx, now: datetime, seconds: float) -> ColumnElement[Any]:
+    """By the database's clock, if several control planes share it."""
+    if is_sqlite(tx):
+        return literal(now + timedelta(seconds=seconds), Moment())
+    return func.clock_timestamp() + literal(timedelta(seconds=seconds), Interval())
+
+
+def _lock_number(tenant_id: UUID) -> int:
+    return int.from_bytes(
+        hashlib.sha256(b"routes" + tenant_id.bytes).digest()[:8], "big", signed=True
+    )
+
+
+async def hint(tx: Tx, payload: str) -> None:
+    """Told to all control planes when the transaction is committed."""
+    if not is_sqlite(tx):
+        await tx.execute(select(func.pg_notify(CHANNEL, payload)))
+
+
+async def add(tx: Tx, row: Mapping[str, Any], *, now: datetime, seconds: float) -> None:
+    values = {**row, "status": WAITING, "created_at": now, "expires_at": _moment(tx, now, seconds)}
+    await tx.execute(insert(route_calls).values(values))
+
+
+async def count_of(tx: Tx, tenant_id: UUID, *, now: datetime) -> int:
+    """How many the tenant has at the moment, at whichever control plane. Until the transaction ends
+    nobody else counts, so that of many that come together no more are added than may be."""
+    if not is_sqlite(tx):
+        await tx.execute(select(func.pg_advisory_xact_lock(_lock_number(tenant_id))))
+    query = select(func.count()).where(
+        route_calls.c.tenant_id == tenant_id, route_calls.c.expires_at > db_now(tx, now)
+    )
+    return int((await tx.execute(query)).scalar_one())
+
+
+async def waiting(tx: Tx, *, now: datetime) -> list[WaitingCall]:
+    """The oldest first."""
+    query = (
+        select(route_calls.c.id, route_calls.c.fleet_ids, route_calls.c.path)
+        .where(route_calls.c.status == WAITING, route_calls.c.expires_at > db_now(tx, now))
+        .order_by(route_calls.c.created_at, route_calls.c.id)
+        .limit(MATCHED_AT_ONCE_MAX)
+    )
+    return [WaitingCall(*row) for row in await tx.execute(query)]
+
+
+async def is_serving(tx: Tx, worker_row_id: int) -> bool:
+    """Whether operators let the worker work at this moment."""
+    query = select(workers.c.id).where(
+        workers.c.id == worker_row_id,
+        workers.c.is_approved,
+        ~workers.c.is_draining,
+        workers.c.revoked_at.is_(None),
+    )
+    return (await tx.execute(query)).first() is not None
+
+
+async def take(
+    tx: Tx, call_id: UUID, worker_id: str, *, now: datetime, seconds: float
+) -> RouteCall | None:
+    """Gives the call to a worker; None if another has it, or nobody waits for it any more."""
+    found = await tx.execute(
+        update(route_calls)
+        .where(
+            route_calls.c.id == call_id,
+            route_calls.c.status == WAITING,
+            route_calls.c.expires_at > db_now(tx, now),
+        )
+        .values(status=TAKEN, worker_id=worker_id, expires_at=_moment(tx, now, seconds))
+        .returning(*(route_calls.c[name] for name in ("id", "method", "target", "headers", "body")))
+    )
+    row = found.mappings().first()
+    return RouteCall(**row, answer_seconds=seconds) if row else None
+
+
+async def put_back(tx: Tx, call_id: UUID, worker_id: str) -> None:
+    """For a call that was taken, and has certainly not left this process."""
+    await tx.execute(
+        update(route_calls)
+        .where(
+            route_calls.c.id == call_id,
+            route_calls.c.status == TAKEN,
+            route_calls.c.worker_id == worker_id,
+        )
+        .values(status=WAITING, worker_id=None)
+    )
+
+
+async def withdraw(tx: Tx, call_id: UUID) -> bool:
+    """Whether nobody had taken it, and nobody will."""
+    found = await tx.execute(
+        delete(route_calls)
+        .where(route_calls.c.id == call_id, route_calls.c.status == WAITING)
+        .returning(route_calls.c.id)
+    )
+    return found.first() is not None
+
+
+async def answer(tx: Tx, answered: RouteAnswer) -> bool:
+    """Stores the first answer of the worker that has the call; False if it has it no longer."""
+    told = answered.model_dump(mode="json", include={"status", "headers", "error"})
+    found = await tx.execute(
+        update(route_calls)
+        .where(
+            route_calls.c.id == answered.call_id,
+            route_calls.c.status == TAKEN,
+            route_calls.c.worker_id == answered.worker_id,
+        )
+        .values(status=ANSWERED, answer=told, answer_body=answered.body)
+        .returning(route_calls.c.id)
+    )
+    return found.first() is not None
+
+
+async def status(tx: Tx, call_id: UUID) -> str | None:
+    query = select(route_calls.c.status).where(route_calls.c.id == call_id)
+    return (await tx.execute(query)).scalar_one_or_none()
+
+
+async def get_answer(tx: Tx, call_id: UUID) -> RouteAnswer | None:
+    query = select(route_calls.c.worker_id, route_calls.c.answer, route_calls.c.answer_body).where(
+        route_calls.c.id == call_id, route_calls.c.status == ANSWERED
+    )
+    row = (await tx.execute(query)).first()
+    if row is None:
+        return None
+    return RouteAnswer(worker_id=row.worker_id, call_id=call_id, body=row.answer_body, **row.answer)
+
+
+async def remove(tx: Tx, call_id: UUID) -> None:
+    await tx.execute(delete(route_calls).where(route_calls.c.id == call_id))
+
+
+async def remove_expired(tx: Tx, *, now: datetime) -> int:
+    """Of control planes that ended while somebody waited."""
+    found = await tx.execute(delete(route_calls).where(route_calls.c.expires_at <= db_now(tx, now)))
+    return int(found.rowcount)

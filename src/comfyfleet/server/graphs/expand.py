@@ -1,0 +1,344 @@
+"""Expands nodes that contain others to plain nodes and connections. Pure.
+
+A map becomes a per-item fan-out, its body and the node that brings the results together; a loop the same with rounds
+in place of items; a graph its nodes, with its inputs and outputs as nodes that pass values on. What is inside has ids
+that begin with the id of the node around it, as in `refine/sharpen`; names reach out to the nodes around, except out of
+a graph. Nodes that nobody wrote have ids whose last part begins with a dot. Values that templates read arrive at ports named after them."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias
+
+from comfyfleet.api.expressions import FieldPath
+from comfyfleet.api.graph_model import (
+    DEFAULT_LIMITS,
+    INDEX_PORT,
+    INPUT_PORT,
+    ITEM_PORT,
+    ITEMS_PORT,
+    OUTPUT_PORT,
+    OUTPUTS_PORT,
+    ROUND_PORT,
+    VALUE_PORT,
+    ConnectionSource,
+    ConnectionTarget,
+    DocumentProblem,
+    FanOutMode,
+    FanOutNode,
+    GraphBody,
+    GraphConnection,
+    GraphDefinition,
+    GraphLimits,
+    InputNode,
+    LoopEndNode,
+    LoopNode,
+    MapNode,
+    Node,
+    OutputNode,
+    PassNode,
+    RankNode,
+    ResultsNode,
+    RoundEndNode,
+    RoundsNode,
+    ScoreNode,
+    SubgraphNode,
+    ValueNode,
+    WorkflowNode,
+    reference_port,
+)
+from comfyfleet.api.templates import parse_template, templates_in
+
+GraphName: TypeAlias = tuple[str, int]  # id or name as it is written, and version
+GraphLibrary: TypeAlias = Mapping[GraphName, GraphDefinition]
+NO_GRAPHS: GraphLibrary = {}
+INPUT_NAME = "input"
+
+
+class ExpandedGraph(NamedTuple):
+    graph: GraphDefinition
+    problems: tuple[DocumentProblem, ...] = ()
+
+
+def subgraph_names(graph: GraphDefinition) -> set[GraphName]:
+    """Returns the graphs that a graph names itself, also inside maps and loops."""
+    return {(each.graph, each.version) for each in _subgraphs(graph.nodes.values())}
+
+
+def _subgraphs(nodes: Iterable[Node]) -> Iterator[SubgraphNode]:
+    for node in nodes:
+        if isinstance(node, SubgraphNode):
+            yield node
+        elif isinstance(node, MapNode | LoopNode | ScoreNode):
+            yield from _subgraphs(node.body.nodes.values())
+
+
+def expand(
+    graph: GraphDefinition, library: GraphLibrary = NO_GRAPHS, limits: GraphLimits = DEFAULT_LIMITS
+) -> ExpandedGraph:
+    expander = _Expander(library, limits)
+    expander.add(graph.nodes, graph.connections, _Names("", graph.nodes))
+    expanded = replace(
+        graph,
+        nodes=expander.nodes,
+        connections=tuple(expander.connections),
+        openers=expander.openers,
+        lanes=expander.lanes,
+    )
+    return ExpandedGraph(expanded, tuple(dict.fromkeys(expander.problems)))
+
+
+@dataclass(frozen=True)
+class _Names:
+    """What names mean inside one node: its own nodes, a few words, and what is around it."""
+
+    prefix: str
+    nodes: Mapping[str, Node]
+    words: Mapping[str, ConnectionSource] = field(default_factory=dict)
+    around: "_Names | None" = None
+    graphs: tuple[GraphName, ...] = ()  # that this is inside of
+    opener: str | None = None  # the node for whose items or rounds these nodes run
+
+    def source(self, root: str, path: tuple[str, ...]) -> ConnectionSource | None:
+        """Returns the port that a path begins at, and the rest of it; None for an unknown name."""
+        if root in self.words:
+            word = self.words[root]
+            return word._replace(path=(*word.path, *path))
+        if root in self.nodes:
+            return self._port(self.nodes[root], path)
+        if root == INPUT_NAME and path and isinstance(self.nodes.get(path[0]), InputNode):
+            return ConnectionSource(self.prefix + path[0], VALUE_PORT, path[1:])
+        return self.around.source(root, path) if self.around else None
+
+    def _port(self, node: Node, path: tuple[str, ...]) -> ConnectionSource:
+        if isinstance(node, InputNode) and path[:1] != (VALUE_PORT,):
+            path = (VALUE_PORT, *path)  # an input has one port only
+        port, *rest = path or (OUTPUT_PORT,)
+        return ConnectionSource(self.prefix + node.id, port, tuple(rest))
+
+
+class _Expander:
+    def __init__(self, library: GraphLibrary, limits: GraphLimits) -> None:
+        self.library = library
+        self.limits = limits
+        self.nodes: dict[str, Node] = {}
+        self.connections: list[GraphConnection] = []
+        self.read: set[GraphConnection] = set()  # what templates read, each once
+        self.problems: list[DocumentProblem] = []
+        self.lanes: dict[str, int] = {}
+        self.openers: dict[str, str] = {}
+        self.is_full = False
+
+    def put(self, node: Node, names: _Names) -> None:
+        self.nodes[node.id] = node
+        if names.opener:
+            self.openers[node.id] = names.opener
+
+    def add(
+        self,
+        nodes: Mapping[str, Node],
+        connections: Iterable[GraphConnection],
+        names: _Names,
+    ) -> None:
+        for node in nodes.values():
+            if len(self.nodes) >= self.limits.expanded_nodes_max:
+                self.refuse_more(f"{self.limits.expanded_nodes_max:,} nodes")
+            if self.is_full:
+                return
+            self.node(node, names)
+        for each in connections:
+            if self.is_full:
+                return
+            source, target = each
+            target = ConnectionTarget(names.prefix + target.node, target.port)
+            found = names.source(source.node, (source.port, *source.path))
+            # An unknown name is kept: the validation reports it.
+            self.wire(GraphConnection(found or source, target))
+
+    def node(self, node: Node, names: _Names) -> None:
+        match node:
+            case MapNode():
+                self.map(node, names)
+            case LoopNode():
+                self.loop(node, names)
+            case ScoreNode():
+                self.score(node, names)
+            case SubgraphNode():
+                self.subgraph(node, names)
+            case _:
+                self.plain(node, names)
+
+    def plain(self, node: Node, names: _Names) -> None:
+        """Adds a node that contains no other, with connections for what its templates read."""
+        node_id = names.prefix + node.id
+        self.put(replace(node, id=node_id), names)
+        if isinstance(node, WorkflowNode | ValueNode):
+            values = node.properties if isinstance(node, WorkflowNode) else node.values
+            for name, value in values.items():
+                self.references(node_id, name, value, names)
+
+    def references(self, node_id: str, port: str, value: Any, names: _Names) -> None:
+        for path in dict.fromkeys(path for each in templates_in(value) for path in each.paths):
+            if self.is_full:
+                return
+            self.connect(path, ConnectionTarget(node_id, reference_port(path)), names, port)
+
+    def connect(
+        self, path: FieldPath, target: ConnectionTarget, names: _Names, port: str = ""
+    ) -> None:
+        source = names.source(path.root, path.segments)
+        if source is None:
+            message = f"there is no node or name {path.root!r}"
+            self.problems.append(
+                DocumentProblem("unknown_node", message, target.node, port or target.port)
+            )
+        elif (connection := GraphConnection(source, target)) not in self.read:
+            self.read.add(connection)
+            self.wire(connection)
+
+    def link(self, source: str, port: str, target: str, to: str) -> None:
+        self.wire(GraphConnection(ConnectionSource(source, port), ConnectionTarget(target, to)))
+
+    def wire(self, connection: GraphConnection) -> None:
+        if len(self.connections) < self.limits.expanded_connections_max:
+            self.connections.append(connection)
+        else:
+            self.refuse_more(f"{self.limits.expanded_connections_max:,} connections")
+
+    def refuse_more(self, what: str) -> None:
+        self.is_full = True
+        message = f"the graph has more than {what}, with those inside others"
+        self.problems.append(DocumentProblem("too_many", message))
+
+    # A list, item by item
+
+    def items(
+        self,
+        node: MapNode | ScoreNode,
+        names: _Names,
+        end: ResultsNode | RankNode,
+        body: GraphBody,
+    ) -> None:
+        inside, each = f"{end.id}/", end.over
+        self.put(
+            FanOutNode(each, FanOutMode.DISTRIBUTE, per_item=True, max_items=node.max_items), names
+        )
+        self.connect(node.over, ConnectionTarget(each, ITEMS_PORT), names, "over")
+        words = {
+            "item": ConnectionSource(each, ITEM_PORT),
+            "index": ConnectionSource(each, INDEX_PORT),
+        }
+        if node.at_once is not None:
+            self.lanes[inside] = node.at_once
+        inner = replace(
+            names, prefix=inside, nodes=body.nodes, words=words, around=names, opener=each
+        )
+        self.close(end, body, names, inner)
+
+    def close(
+        self,
+        end: ResultsNode | RankNode | LoopEndNode,
+        body: GraphBody,
+        names: _Names,
+        inner: _Names,
+    ) -> None:
+        """Adds a body, and the node that brings its results together."""
+        self.add(body.nodes, body.connections, inner)
+        self.put(end, names)
+        self.connect(body.result, ConnectionTarget(end.id, "input_0"), inner, "do")
+
+    def map(self, node: MapNode, names: _Names) -> None:
+        body = node.body
+        if node.continue_on_error:
+            body = replace(body, nodes={each.id: _tolerant(each) for each in body.nodes.values()})
+        end = names.prefix + node.id
+        self.items(node, names, ResultsNode(end, over=f"{end}/.each"), body)
+
+    def score(self, node: ScoreNode, names: _Names) -> None:
+        end = names.prefix + node.id
+        rank = RankNode(end, f"{end}/.each", node.score, node.keep)
+        self.items(node, names, rank, node.body)
+
+    # Rounds
+
+    def loop(self, node: LoopNode, names: _Names) -> None:
+        end = names.prefix + node.id
+        rounds, judge = f"{end}/.rounds", f"{end}/.judge"
+        self.plain(ValueNode(f"{node.id}/.start", node.start), names)
+        self.put(RoundsNode(rounds, node.at_most), names)
+        self.link(f"{end}/.start", OUTPUTS_PORT, rounds, INPUT_PORT)
+        words = {
+            "previous": ConnectionSource(rounds, ITEM_PORT),
+            ROUND_PORT: ConnectionSource(rounds, ROUND_PORT),
+        }
+        inner = replace(
+            names,
+            prefix=f"{end}/",
+            nodes=node.body.nodes,
+            words=words,
+            around=names,
+            opener=rounds,
+        )
+        closing = LoopEndNode(end, rounds, judge, node.best is not None)
+        self.close(closing, node.body, names, inner)
+        self.put(RoundEndNode(judge, rounds, node.until, node.best), inner)
+        self.connect(node.body.result, ConnectionTarget(judge, INPUT_PORT), inner, "do")
+
+    # A graph inside
+
+    def subgraph(self, node: SubgraphNode, names: _Names) -> None:
+        node_id, name = names.prefix + node.id, (node.graph, node.version)
+        graph = self.library.get(name)
+        problem = ""
+        if graph is None:
+            problem = f"there is no graph {node.graph!r} with a version {node.version}"
+        elif name in names.graphs:
+            problem = f"the graph {node.graph!r} contains itself"
+        elif len(names.graphs) >= self.limits.graph_depth_max:
+            problem = f"more than {self.limits.graph_depth_max} graphs inside one another"
+        if graph is None or problem:
+            self.problems.append(DocumentProblem("unknown_graph", problem, node_id, "graph"))
+            self.put(ValueNode(node_id, {}), names)
+            return
+        inner = _Names(
+            f"{node_id}/", graph.nodes, graphs=(*names.graphs, name), opener=names.opener
+        )
+        self.inputs(node, graph, names, inner)
+        rest = {
+            each.id: PassNode(each.id) if isinstance(each, OutputNode) else each
+            for each in graph.nodes.values()
+            if not isinstance(each, InputNode)
+        }
+        self.add(rest, graph.connections, inner)
+        outputs = [each.id for each in graph.nodes.values() if isinstance(each, OutputNode)]
+        values = {each: parse_template(f"{{{{ {each}.{VALUE_PORT} }}}}", None) for each in outputs}
+        self.put(ValueNode(node_id, values), names)
+        for each in values.values():
+            self.references(node_id, OUTPUTS_PORT, each, inner)
+
+    def inputs(
+        self, node: SubgraphNode, graph: GraphDefinition, names: _Names, inner: _Names
+    ) -> None:
+        node_id = names.prefix + node.id
+        inputs = {each.id: each for each in graph.nodes.values() if isinstance(each, InputNode)}
+        for name in node.inputs:
+            if name not in inputs:
+                message = (
+                    f"{node.graph} has no input {name!r}; it has {', '.join(inputs) or 'none'}"
+                )
+                self.problems.append(DocumentProblem("unknown_input", message, node_id, name))
+        for each in inputs.values():
+            given = node.inputs.get(each.id, each.default)
+            if given is None and each.required:
+                self.problems.append(
+                    DocumentProblem("missing_input", "is not given", node_id, each.id)
+                )
+            # The value is made among the names around, and passed on with its type inside.
+            made = f"{node.id}/.{each.id}"
+            self.plain(ValueNode(made, {VALUE_PORT: given}), names)
+            passed = inner.prefix + each.id
+            self.put(PassNode(passed, each.value_type), inner)
+            self.link(names.prefix + made, VALUE_PORT, passed, VALUE_PORT)
+
+
+def _tolerant(node: Node) -> Node:
+    return replace(node, continue_on_error=True) if isinstance(node, WorkflowNode) else node

@@ -1,0 +1,512 @@
+"""Decides what becomes of a node once all its inputs are decided: a result, a job, or nothing. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
+
+from comfyfleet.api.expressions import (
+    MISSING,
+    NOTES_MAX,
+    ROOT,
+    FieldPath,
+    MissingField,
+    Read,
+    StepCount,
+    compute,
+    evaluate,
+    evaluate_condition,
+    value_at,
+)
+from comfyfleet.api.functions import is_number
+from comfyfleet.api.graph_model import (
+    DEFAULT_PORT,
+    FALSE_PORT,
+    INDEX_PORT,
+    INPUT_PORT,
+    ITEM_PORT,
+    OUTPUT_PORT,
+    OUTPUTS_PORT,
+    ROUND_PORT,
+    ROUNDS_PORT,
+    TRUE_PORT,
+    VALUE_PORT,
+    ApproveNode,
+    ClosingNode,
+    ConditionNode,
+    FanOutMode,
+    FanOutNode,
+    GraphConnection,
+    InputNode,
+    LoopEndNode,
+    MergeMode,
+    MergeNode,
+    Node,
+    RankNode,
+    ResultsNode,
+    RoundEndNode,
+    RoundsNode,
+    SwitchNode,
+    ValueNode,
+    WorkflowNode,
+    is_reference,
+    opens_scope,
+    port_number,
+    reference_port,
+    value_for,
+)
+from comfyfleet.api.templates import fill, templates_in
+from comfyfleet.errors import FleetError
+from comfyfleet.server.graphs.draft import RunDraft
+from comfyfleet.server.graphs.run import (
+    APPROVAL_CHOICES,
+    ExecutionKey,
+    ExecutionStatus,
+    UserQuestion,
+)
+
+
+class NoValue:
+    """Stands for a value that will never come: its source was skipped, or another port fired."""
+
+
+NO_VALUE = NoValue()
+NOT_REACHED = "nothing that feeds it came about"
+
+
+class NodeFired(NamedTuple):
+    """The node is done, and these ports have values."""
+
+    outputs: Mapping[str, Any]
+    inputs: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        # A node that passes its input on has equal inputs and outputs; both are recorded.
+        return (self.outputs, self.inputs)
+
+
+class JobNeeded(NamedTuple):
+    """The node needs a job with these properties."""
+
+    properties: Mapping[str, Any]
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        return (self.properties,)
+
+
+class NodeSkipped(NamedTuple):
+    reason: str
+
+
+class NodeImpossible(NamedTuple):
+    message: str
+
+
+class NodeAsks(NamedTuple):
+    """The node waits for a person."""
+
+    question: UserQuestion
+    inputs: Mapping[str, Any]
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        return (self.inputs,)
+
+
+NodeOutcome: TypeAlias = NodeFired | JobNeeded | NodeSkipped | NodeImpossible | NodeAsks
+
+
+DECISION_STEPS_MAX = 2_000_000
+TOO_MANY_STEPS = (
+    f"the expressions of many nodes together take more than {DECISION_STEPS_MAX:,} steps"
+)
+
+
+def run_node(draft: RunDraft, key: ExecutionKey) -> NodeOutcome:
+    """Decides what becomes of an execution once all its inputs are decided. One decision about many
+    thousands of them must not keep everybody else waiting.
+    """
+    fired = _run_node(draft, key) if draft.steps.count <= DECISION_STEPS_MAX else None
+    is_spent = draft.steps.count > DECISION_STEPS_MAX
+    return NodeImpossible(TOO_MANY_STEPS) if fired is None or is_spent else fired
+
+
+def _run_node(draft: RunDraft, key: ExecutionKey) -> NodeOutcome:
+    node = draft.plan.node(key.node)
+    if isinstance(node, InputNode):
+        return NodeFired({VALUE_PORT: draft.was.inputs.get(node.id, node.default)})
+    if isinstance(node, ClosingNode):
+        return _close(draft, key, node)
+    arrived = {
+        each.target.port: value_arriving(draft, each, key)
+        for each in draft.plan.shape.incoming[key.node]
+    }
+    return _unfed(draft, key, arrived) or _work(draft, key, node, arrived)
+
+
+def value_arriving(draft: RunDraft, connection: GraphConnection, key: ExecutionKey) -> Any:
+    """Returns the value at the source; NO_VALUE if none will come, MISSING if its path leads nowhere."""
+    source = connection.source
+    depth = len(draft.plan.scope(source.node))
+    record = draft.record(ExecutionKey(source.node, key.at[:depth]))
+    if record.status != ExecutionStatus.DONE or record.outputs is None:
+        return NO_VALUE
+    is_inside = len(key.at) > depth and opens_scope(draft.plan.node(source.node))
+    if is_inside and source.port in _NUMBERS:
+        return key.at[depth] + _NUMBERS[source.port]
+    if source.port not in record.outputs:
+        return NO_VALUE
+    value = record.outputs[source.port]
+    if is_inside and source.port == ITEM_PORT:
+        value = value[key.at[depth]]
+    return value_at(value, source.path)
+
+
+# What the number of an item or a round is counted from.
+_NUMBERS = {INDEX_PORT: 0, ROUND_PORT: 1}
+
+
+def _unfed(
+    draft: RunDraft, key: ExecutionKey, arrived: Mapping[str, Any]
+) -> NodeSkipped | NodeImpossible | None:
+    """Decides about a node that lacks what it needs. What templates lack is decided when they are
+    filled, as it may have a default.
+    """
+    fixed = {port: value for port, value in arrived.items() if not is_reference(port)}
+    dead = [port for port, value in fixed.items() if value is NO_VALUE]
+    needed = draft.plan.needed[key.node]
+    is_all = bool(dead) and all(value is NO_VALUE for value in arrived.values())
+    if is_all or not needed.isdisjoint(dead):
+        return NodeSkipped(NOT_REACHED)
+    for port, value in fixed.items():
+        if value is MISSING and port in needed:
+            return NodeImpossible(
+                f"nothing arrives at {port}: {_source(draft, key.node, port)} is missing"
+            )
+    return None
+
+
+def _source(draft: RunDraft, node: str, port: str) -> str:
+    incoming = draft.plan.shape.incoming[node]
+    return next((str(each.source) for each in incoming if each.target.port == port), "its template")
+
+
+def _work(
+    draft: RunDraft, key: ExecutionKey, node: Node, arrived: Mapping[str, Any]
+) -> NodeOutcome:
+    match node:
+        case WorkflowNode():
+            return _properties(draft, node, arrived)
+        case ValueNode():
+            return _values(draft, node, arrived)
+        case FanOutNode(mode=FanOutMode.BROADCAST):
+            return NodeFired(dict.fromkeys(node.outputs, arrived[INPUT_PORT]), arrived)
+        case FanOutNode():
+            return _distribute(node, arrived[node.input_port])
+        case RoundsNode():
+            return NodeFired({ITEM_PORT: [arrived[INPUT_PORT]]})
+        case RoundEndNode():
+            return _judge_round(draft, key, node, arrived[INPUT_PORT])
+        case ConditionNode() | SwitchNode() | ApproveNode():
+            return _junction(draft, node, arrived)
+    # An output is what arrived: written down once, or a large result would count twice.
+    return NodeFired(arrived)
+
+
+def _junction(
+    draft: RunDraft, node: ConditionNode | SwitchNode | ApproveNode, arrived: Mapping[str, Any]
+) -> NodeOutcome:
+    value = arrived[INPUT_PORT]
+    if isinstance(node, ApproveNode):
+        return _ask(draft, node, arrived)
+    if isinstance(node, ConditionNode):
+        verdict = evaluate(node.expression, value, StepCount(draft.steps))
+        port = TRUE_PORT if verdict.value else FALSE_PORT
+        return NodeFired({port: value}, arrived, verdict.notes)
+    notes: list[str] = []
+    for case in node.cases:
+        verdict = evaluate(case.expression, value, StepCount(draft.steps))
+        notes += verdict.notes
+        if verdict.value:
+            return NodeFired({case.name: value}, arrived, verdict.notes)
+    return NodeFired({DEFAULT_PORT: value}, arrived, tuple(dict.fromkeys(notes))[:NOTES_MAX])
+
+
+def _ask(draft: RunDraft, node: ApproveNode, arrived: Mapping[str, Any]) -> NodeOutcome:
+    items = items_to_pick(arrived[INPUT_PORT])
+    if node.pick and items is None:
+        return NodeImpossible("there is nothing to pick from: neither a list nor pictures came")
+    seconds = node.deadline_seconds
+    return NodeAsks(
+        UserQuestion(
+            node.message,
+            choices=APPROVAL_CHOICES,
+            deadline=draft.environment.now + timedelta(seconds=seconds) if seconds else None,
+            pick_from=len(items) if node.pick and items is not None else None,
+        ),
+        arrived,
+    )
+
+
+def items_to_pick(value: Any) -> list[Any] | None:
+    """Returns what a person may pick from: a list, or the pictures of a result."""
+    if isinstance(value, Mapping):
+        value = value.get("images")
+    return list(value) if isinstance(value, list | tuple) else None
+
+
+def picked_value(value: Any, picked: Sequence[int] | None) -> Any:
+    """Returns what of a value was picked; None: all of it."""
+    items = items_to_pick(value)
+    if picked is None or items is None:
+        return value
+    chosen = [items[number] for number in picked]
+    return {"images": chosen} if isinstance(value, Mapping) else chosen
+
+
+# Templates
+
+
+def _read(arrived: Mapping[str, Any]) -> Read:
+    def read(path: FieldPath) -> Any:
+        value = arrived.get(reference_port(path), MISSING)
+        return MISSING if value is NO_VALUE else value
+
+    return read
+
+
+def _reader(named: Mapping[str, Any]) -> Read:
+    return lambda path: value_at(named, (path.root, *path.segments))
+
+
+def _is_unreached(value: Any, arrived: Mapping[str, Any]) -> bool:
+    """Whether a template reads something that will never come."""
+    paths = (path for each in templates_in(value) for path in each.needed_paths)
+    return any(arrived.get(reference_port(path)) is NO_VALUE for path in paths)
+
+
+def _values(draft: RunDraft, node: ValueNode, arrived: Mapping[str, Any]) -> NodeOutcome:
+    """Makes values. One whose templates read what never came is left out."""
+    found: dict[str, Any] = {}
+    for name, value in node.values.items():
+        if _is_unreached(value, arrived):
+            continue
+        try:
+            found[name] = fill(value, _read(arrived), StepCount(draft.steps))
+        except FleetError as problem:
+            return NodeImpossible(f"{name}: {problem.message}")
+    if node.values and not found:
+        return NodeSkipped(NOT_REACHED)
+    return NodeFired({**found, OUTPUTS_PORT: found} if node.id in draft.plan.bundles else found)
+
+
+def _properties(draft: RunDraft, node: WorkflowNode, arrived: Mapping[str, Any]) -> NodeOutcome:
+    """Returns the properties of a job. Those that are not given are left to the workflow's default;
+    a template that reads what never came leaves nothing to do, unless it says what to take then.
+    """
+    given = {port: value for port, value in arrived.items() if not is_reference(port)}
+    for name, value in node.properties.items():
+        if _is_unreached(value, arrived):
+            return NodeSkipped(NOT_REACHED)
+        try:
+            given[name] = fill(value, _read(arrived), StepCount(draft.steps))
+        except FleetError as problem:
+            return NodeImpossible(f"{name}: {problem.message}")
+    properties: dict[str, Any] = {}
+    for port, value in given.items():
+        if isinstance(value, NoValue | MissingField):
+            continue
+        fitting = value_for(draft.plan.wanted_type(node.id, port), value)
+        if fitting is MISSING:
+            wanted = draft.plan.wanted_type(node.id, port)
+            return NodeImpossible(f"{_source(draft, node.id, port)} has no {wanted} for {port}")
+        properties[port] = fitting
+    return JobNeeded(properties)
+
+
+# Items and rounds
+
+
+def _distribute(node: FanOutNode, value: Any) -> NodeOutcome:
+    items = value.get("items") if isinstance(value, Mapping) else value
+    if not isinstance(items, list | tuple):
+        return NodeImpossible("items is not a list")
+    if len(items) > node.max_items:
+        return NodeImpossible(
+            f"{len(items):,} items are more than max_items allows ({node.max_items:,})"
+        )
+    if node.per_item:
+        return NodeFired({ITEM_PORT: list(items)})
+    chunks = zip(node.outputs, _chunks(items, node.output_count), strict=True)
+    # A port without items doesn't fire, as an empty job would be useless.
+    return NodeFired({port: {"items": chunk} for port, chunk in chunks if chunk})
+
+
+def _chunks(items: Sequence[Any], count: int) -> list[list[Any]]:
+    """Splits items in order into chunks whose lengths differ by one at most."""
+    size, longer = divmod(len(items), count)
+    ends = [number * size + min(number, longer) for number in range(count + 1)]
+    return [list(items[start:end]) for start, end in pairwise(ends)]
+
+
+def _judge_round(
+    draft: RunDraft, key: ExecutionKey, node: RoundEndNode, result: Any
+) -> NodeOutcome:
+    number = key.at[-1]
+    rounds = draft.record(ExecutionKey(node.rounds, key.at[:-1])).outputs or {}
+    named = {ROOT: result, "previous": rounds[ITEM_PORT][number], ROUND_PORT: number + 1}
+    verdict = evaluate_condition(node.until, named, StepCount(draft.steps))
+    score, notes = None, verdict.notes
+    if node.best is not None:
+        try:
+            score = compute(node.best, _reader(named), StepCount(draft.steps))
+        except FleetError as problem:
+            notes = (*notes, f"best: {problem.message}")
+    return NodeFired({"done": verdict.value, "score": score}, notes=notes)
+
+
+def _close(draft: RunDraft, key: ExecutionKey, node: ClosingNode) -> NodeOutcome:
+    """Brings the values of all items or rounds together, in order."""
+    if node.over is None:
+        return _merge(node, _arrived(draft, key, [key]))
+    if draft.record(ExecutionKey(node.over, key.at)).status != ExecutionStatus.DONE:
+        return NodeSkipped(NOT_REACHED)
+    places = [ExecutionKey(key.node, (*key.at, n)) for n in range(draft.width(node.over, key.at))]
+    arrived = _arrived(draft, key, places)
+    match node:
+        case MergeNode():
+            return _merge(node, arrived)
+        case LoopEndNode():
+            return _end_loop(draft, key, node, arrived)
+        case ResultsNode():
+            return _results(draft, key, node, arrived)
+        case RankNode():
+            return _rank(draft, key, node, arrived)
+
+
+def _arrived(draft: RunDraft, key: ExecutionKey, places: Sequence[ExecutionKey]) -> list[Any]:
+    incoming = sorted(
+        draft.plan.shape.incoming[key.node], key=lambda each: port_number(each.target.port) or 0
+    )
+    return [value_arriving(draft, each, place) for place in places for each in incoming]
+
+
+def _merge(node: ClosingNode, arrived: Sequence[Any]) -> NodeOutcome:
+    """Merges the values that arrived, without skipped ones. Over no items the result is empty, and
+    still a result.
+    """
+    alive = [value for value in arrived if _is_value(value)]
+    if not alive and node.over is None:
+        return NodeSkipped(NOT_REACHED)
+    if isinstance(node, MergeNode) and node.mode == MergeMode.CONCAT_IMAGES:
+        return NodeFired({OUTPUT_PORT: {"images": list(_pictures(alive))}})
+    return NodeFired({OUTPUT_PORT: {"merged": alive, "count": len(alive)}})
+
+
+def _is_value(value: Any) -> bool:
+    return not isinstance(value, NoValue | MissingField)
+
+
+def _end_loop(
+    draft: RunDraft, key: ExecutionKey, node: LoopEndNode, arrived: Sequence[Any]
+) -> NodeOutcome:
+    judged = [
+        draft.record(ExecutionKey(node.judge, (*key.at, number))).outputs or {}
+        for number in range(len(arrived))
+    ]
+    alive = [number for number, value in enumerate(arrived) if _is_value(value)]
+    if not alive:
+        return NodeSkipped(NOT_REACHED)
+    best = alive[-1]
+    scores = {n: judged[n]["score"] for n in alive if is_number(judged[n].get("score"))}
+    if node.has_best and scores:
+        best = max(scores, key=lambda number: (scores[number], -number))
+    outputs = {
+        OUTPUT_PORT: arrived[best],
+        ROUNDS_PORT: len(arrived),
+        "done": bool(judged[-1].get("done")),
+        "score": scores.get(best),
+    }
+    return NodeFired(outputs)
+
+
+def _items(draft: RunDraft, key: ExecutionKey, over: str) -> Sequence[Any]:
+    record = draft.record(ExecutionKey(over, key.at))
+    return list((record.outputs or {})[ITEM_PORT])
+
+
+def _results(
+    draft: RunDraft, key: ExecutionKey, node: ResultsNode, arrived: Sequence[Any]
+) -> NodeOutcome:
+    rows: list[dict[str, Any]] = []
+    items = _items(draft, key, node.over)
+    for index, (item, value) in enumerate(zip(items, arrived, strict=True)):
+        row = {"index": index, "item": item}
+        if _is_value(value):
+            rows.append({**row, "output": value})
+        else:
+            rows.append({**row, "error": _error_of_item(draft, node.over, (*key.at, index))})
+    made = [row["output"] for row in rows if "output" in row]
+    outputs = {
+        "results": rows,
+        "count": len(rows),
+        "failed": len(rows) - len(made),
+        "images": list(_pictures(made)),
+    }
+    return NodeFired({OUTPUT_PORT: outputs})
+
+
+def _error_of_item(draft: RunDraft, over: str, at: tuple[int, ...]) -> str:
+    for member in draft.plan.members[over]:
+        error = draft.record(ExecutionKey(member, at)).error
+        if error:
+            return error
+    return "skipped"
+
+
+def _rank(
+    draft: RunDraft, key: ExecutionKey, node: RankNode, arrived: Sequence[Any]
+) -> NodeOutcome:
+    scored: list[dict[str, Any]] = []
+    items = _items(draft, key, node.over)
+    for index, (item, value) in enumerate(zip(items, arrived, strict=True)):
+        if not _is_value(value):
+            continue
+        try:
+            score = compute(node.score, _reader({ROOT: value}), StepCount(draft.steps))
+        except FleetError as problem:
+            return NodeImpossible(f"item {index} has no score: {problem.message}")
+        if not is_number(score):
+            return NodeImpossible(f"the score of item {index} is no number: {score!r:.60}")
+        scored.append({"index": index, "item": item, "score": score})
+    scored.sort(key=lambda row: (-row["score"], row["index"]))
+    best = scored[: node.keep]
+    outputs = {
+        "scored": scored,
+        "best": best,
+        "images": list(_pictures([row["item"] for row in best])),
+        "score": best[0]["score"] if best else None,
+    }
+    return NodeFired({OUTPUT_PORT: outputs})
+
+
+def _pictures(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        if "file_id" in value:
+            yield value
+        elif "images" in value:
+            yield from value["images"] or ()
+        else:  # the outputs of a graph inside
+            yield from (file for each in _objects_in(value) for file in _pictures(each))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _pictures(each)
+    elif isinstance(value, str):
+        yield value
+
+
+def _objects_in(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    return (each for each in value.values() if isinstance(each, Mapping))

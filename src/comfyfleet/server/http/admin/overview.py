@@ -1,0 +1,557 @@
+"""The overview (an hour, a day, a week), what needs an operator, the search, settings in force; and what changes,
+as server-sent events.
+
+One reader for all who watch a process: it looks at the database each half second, and only while somebody
+watches. Each of them is sent what is new to them, so a slow one gets fewer events and holds up no other.
+"""
+
+import asyncio
+import json
+import logging
+import re
+from asyncio import get_running_loop
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from string import hexdigits
+from typing import Annotated, Any, Literal
+
+from fastapi import Query, Request
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from comfyfleet import __version__
+from comfyfleet.api.console import (
+    Alerts,
+    FoundKind,
+    FoundThing,
+    FoundThings,
+    Overview,
+    OverviewNow,
+    OverviewSeries,
+    OverviewTotals,
+    SettingAnswer,
+    SettingsAnswer,
+    WorkflowFigures,
+)
+from comfyfleet.api.values import is_storable
+from comfyfleet.errors import FleetError, TooManyCalls
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.db import Database, Tx, for_each_pool, metrics_queries
+from comfyfleet.server.db.errors import log_level_of
+from comfyfleet.server.db.metrics_queries import FoundRow, IdSpan
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.gateway.model import job_id_of
+from comfyfleet.server.http.admin.auth import OperatorDep, admin_router, authenticate_operator
+from comfyfleet.server.http.deps import NowDep, PlaneDep
+from comfyfleet.server.http.streams import HEADERS, MEDIA_TYPE, run_shielded, until_unavailable
+from comfyfleet.server.jobs.context import in_maintenance
+from comfyfleet.server.maintenance.checks import find_alerts
+from comfyfleet.server.metrics import (
+    RANGES,
+    RUN,
+    STATES,
+    WAIT,
+    Rollup,
+    RollupPoint,
+    SystemFigures,
+    percentile_of,
+    read_figures,
+    read_rollup,
+)
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.queue import service as dispatch
+from comfyfleet.server.queue.model import Dispatch, DispatchStatus
+from comfyfleet.settings import Settings, remarks, variable_of
+
+router = admin_router()
+WORKFLOWS_SHOWN_MAX = 20
+RangeName = Literal["1h", "24h", "7d"]
+
+
+@router.get("/overview")
+async def overview(
+    plane: PlaneDep,
+    now: NowDep,
+    within: Annotated[RangeName, Query(alias="range", description="1h, 24h or 7d.")] = "1h",
+) -> Overview:
+    """What waits and runs now, what happened in the last hour, day or week, and what needs an operator.
+
+    The last step is not over; what ended is in it after a minute or two.
+    """
+    span = RANGES[within]
+    async with plane.central.read() as tx:
+        figures = await read_figures(
+            tx, now=now, offline_after_seconds=plane.settings.offline_after_seconds
+        )
+        rollup = await read_rollup(tx, span, now=now)
+        slugs = {each.id: each.slug for each in await catalog.list_workflows(tx, with_open=True)}
+        maintenance = await in_maintenance(tx)
+    facts = [_facts(point) for point in rollup.points]
+    columns = {name: [each[name] for each in facts] for name in OverviewTotals.model_fields}
+    return Overview(
+        range=within,
+        step_seconds=span.step_seconds,
+        now=now_view(figures, maintenance=maintenance),
+        series=OverviewSeries(at=[point.at for point in rollup.points], **columns),
+        totals=OverviewTotals(**_facts(rollup.total)),
+        workflows=_workflows(rollup, figures, slugs),
+        alerts=await find_alerts(plane, figures),
+    )
+
+
+@router.get("/alerts")
+async def list_alerts(plane: PlaneDep, now: NowDep) -> Alerts:
+    """What needs an operator, and what to do about it."""
+    return Alerts(alerts=await find_alerts(plane, await _figures(plane, now)))
+
+
+async def _figures(plane: ControlPlane, now: Any) -> SystemFigures:
+    async with plane.central.read() as tx:
+        return await read_figures(
+            tx, now=now, offline_after_seconds=plane.settings.offline_after_seconds
+        )
+
+
+def _facts(point: RollupPoint) -> dict[str, Any]:
+    return {
+        "queued": round(point.mean("queued_seconds"), 2),
+        "running": round(point.mean("leased_seconds"), 2),
+        "completed": point.count("completed"),
+        "failed": point.count("failed"),
+        "cancelled": point.count("cancelled"),
+        "success_rate": _rounded(point.success_rate, 4),
+        "wait_p50_seconds": _rounded(point.percentile(WAIT, 0.5)),
+        "wait_p95_seconds": _rounded(point.percentile(WAIT, 0.95)),
+        "run_p50_seconds": _rounded(point.percentile(RUN, 0.5)),
+        "run_p95_seconds": _rounded(point.percentile(RUN, 0.95)),
+        "gpu_percent": _rounded(point.gpu_percent, 1),
+        "busy_percent": _rounded(point.busy_percent, 1),
+        "stayed": point.stayed,
+        "switched": point.switched,
+        "tokens": point.count("tokens"),
+    }
+
+
+def _rounded(value: float | None, digits: int = 3) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def now_view(figures: SystemFigures, *, maintenance: bool) -> OverviewNow:
+    workers = {
+        state: sum(each.workers.get(state, 0) for each in figures.fleets) for state in STATES
+    }
+    return OverviewNow(
+        queued=sum(each.queued for each in figures.lanes),
+        running=sum(each.leased for each in figures.lanes),
+        oldest_seconds=round(max((each.oldest_seconds for each in figures.lanes), default=0.0), 1),
+        slots=sum(each.slots for each in figures.fleets),
+        workers=workers,
+        maintenance=maintenance,
+        waiting={f"{each.slug}/{each.stage}": each.queued for each in figures.fleets},
+    )
+
+
+def _workflows(
+    rollup: Rollup, figures: SystemFigures, slugs: Mapping[int, str]
+) -> list[WorkflowFigures]:
+    total, *steps = (
+        {slugs.get(each, "?"): sums for each, sums in point.workflows().items()}
+        for point in (rollup.total, *rollup.points)
+    )
+    names = dict.fromkeys([*total, *(lane.workflow for lane in figures.lanes)])
+    found = [
+        _workflow(name, total.get(name, {}), [each.get(name, {}) for each in steps], figures)
+        for name in names
+    ]
+    found.sort(key=lambda each: (-(each.completed + each.failed), -each.queued, each.workflow))
+    return found[:WORKFLOWS_SHOWN_MAX]
+
+
+def _workflow(
+    name: str,
+    sums: Mapping[str, float],
+    steps: Sequence[Mapping[str, float]],
+    figures: SystemFigures,
+) -> WorkflowFigures:
+    lanes = [each for each in figures.lanes if each.workflow == name]
+    completed = round(sums.get("completed", 0))
+    mean = sums.get("run_seconds", 0.0) / completed if completed else None
+    return WorkflowFigures(
+        workflow=name,
+        completed=completed,
+        failed=round(sums.get("failed", 0)),
+        cancelled=round(sums.get("cancelled", 0)),
+        mean_run_seconds=_rounded(mean),
+        wait_p95_seconds=_rounded(percentile_of(sums, WAIT, 0.95)),
+        run_p95_seconds=_rounded(percentile_of(sums, RUN, 0.95)),
+        ended=[round(each.get("completed", 0) + each.get("failed", 0)) for each in steps],
+        queued=sum(each.queued for each in lanes),
+        running=sum(each.leased for each in lanes),
+    )
+
+
+FOUND_PER_KIND_MAX = 8
+USERS_SEARCHED_MAX = 5_000  # of each pool, those who came last
+ID_DIGITS_MIN, ID_DIGITS_MAX = 4, 32
+
+
+@router.get("/search")
+async def search(
+    plane: PlaneDep,
+    q: Annotated[
+        str,
+        Query(
+            min_length=1, max_length=100, description="A part of a name, or the beginning of an id."
+        ),
+    ],
+) -> FoundThings:
+    """Jobs, workers, tenants, effects and workflows by a part of their name or the beginning of their id;
+    prompts of ComfyUI's clients by their whole id."""
+    text = q.strip()
+    if not text or not is_storable(text):
+        return FoundThings(found=[], pools_left_out=[])
+    span, most = _id_span(text), FOUND_PER_KIND_MAX
+    async with plane.central.read() as tx:
+        rows = {
+            FoundKind.WORKFLOW: await metrics_queries.find_workflows(tx, text, limit=most),
+            FoundKind.EFFECT: await metrics_queries.find_effects(tx, text, limit=most),
+            FoundKind.WORKER: await metrics_queries.find_workers(tx, text, limit=most),
+            FoundKind.TENANT: await metrics_queries.find_tenants(tx, text, span, limit=most),
+        }
+    jobs = {} if span is None else await _jobs(plane, span)
+    found = [_thing(FoundKind.JOB, row) for some in jobs.values() for row in some][:most]
+    found += [_thing(kind, row) for kind, some in rows.items() for row in some]
+    down = [] if span is None else [name for name in plane.pools if name not in jobs]
+    return FoundThings(found=found, pools_left_out=down)
+
+
+def _id_span(text: str) -> IdSpan | None:
+    digits = text.replace("-", "").lower()
+    is_id = ID_DIGITS_MIN <= len(digits) <= ID_DIGITS_MAX and not set(digits) - set(hexdigits)
+    return IdSpan.starting_with(digits) if is_id else None
+
+
+async def _jobs(plane: ControlPlane, span: IdSpan) -> dict[str, list[FoundRow]]:
+    async def read(pool: Database) -> list[FoundRow]:
+        async with pool.read() as tx:
+            found = await metrics_queries.find_jobs(tx, span, limit=FOUND_PER_KIND_MAX)
+            return found or await _jobs_of_prompt(tx, span)
+
+    return await for_each_pool(plane.pools, read, "its jobs are not found", at_once=True)
+
+
+async def _jobs_of_prompt(tx: Tx, span: IdSpan) -> list[FoundRow]:
+    """Clients choose the ids of their prompts, and jobs have others, made of the user's and the prompt's."""
+    if span.first != span.last:
+        return []
+    users = await metrics_queries.newest_users(tx, limit=USERS_SEARCHED_MAX)
+    ids = [job_id_of(tenant_id, user_id, str(span.first)) for tenant_id, user_id in users]
+    return await metrics_queries.find_jobs_among(tx, ids, limit=FOUND_PER_KIND_MAX)
+
+
+DETAILS = {
+    FoundKind.EFFECT: {True: "published", False: "not published"},
+    FoundKind.WORKFLOW: {True: "active", False: "not active"},
+}
+
+
+def _thing(kind: FoundKind, row: FoundRow) -> FoundThing:
+    detail = DETAILS[kind][bool(row.detail)] if kind in DETAILS else str(row.detail)
+    return FoundThing(kind=kind, id=str(row.id), name=row.name, detail=detail)
+
+
+SECRET_WORDS = ("key", "secret", "password", "token")
+MASK = "(set)"
+# Passwords have slashes and commas, too: only the next address in a list of them ends one without its @.
+_PASSWORD = re.compile(r"(://[^:/@\s]*):(?:(?!://)\S)+@")
+_SECRET_IN_QUERY = re.compile(
+    rf"([?&][^=&,]*(?:{'|'.join(SECRET_WORDS)})[^=&,]*=)(?:(?!,[^,=&]*=\w+:)[^&])+",
+    re.IGNORECASE,
+)
+
+
+@router.get("/settings")
+async def settings_in_force(plane: PlaneDep, request: Request) -> SettingsAnswer:
+    """The settings of this control plane as they are in force; secrets and passwords are masked."""
+    found = [
+        SettingAnswer(
+            name=each.name,
+            variable=variable_of(each.name),
+            value=masked(each.name, getattr(plane.settings, each.name)),
+            remark=remarks().get(each.name, ""),
+            is_default=getattr(plane.settings, each.name) == each.default,
+        )
+        for each in fields(Settings)
+    ]
+    return SettingsAnswer(
+        version=__version__, has_editor=request.app.state.has_editor, settings=found
+    )
+
+
+def masked(name: str, value: Any) -> str | int | float | bool:
+    """Leaves out keys, and passwords and keys inside of URLs."""
+    if isinstance(value, int | float):
+        return value
+    text = str(value)
+    if text and any(word in name for word in SECRET_WORDS):
+        return MASK
+    return _SECRET_IN_QUERY.sub(r"\1(set)", _PASSWORD.sub(r"\1:(set)@", text))
+
+
+logger = logging.getLogger(__name__)
+LOOK_SECONDS = 0.5
+COUNT_SECONDS, ALERT_SECONDS, SLUG_SECONDS = 2.0, 10.0, 10.0
+# A look that takes long is made less often: never more than a tenth of the time.
+SHARE_MAX = 0.1
+NEWEST_MAX, LEASED_MAX, WORKERS_MAX = 100, 200, 500
+STREAMS_PER_OPERATOR_MAX, STREAMS_MAX = 20, 200
+STREAM_SECONDS_MAX = 3600.0
+KEY_SECONDS = 3.0
+SAY_SECONDS = 15.0
+RETRY_MILLISECONDS = 2000
+RETRY_SECONDS = 10
+
+
+@dataclass(frozen=True)
+class ConsoleSnapshot:
+    """What watchers see at one moment: things by their ids."""
+
+    counts: Mapping[str, Any] = field(default_factory=dict)
+    jobs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    workers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    alerts: tuple[Mapping[str, Any], ...] | None = None
+    newest_audit: int | None = None
+
+
+def events_between(before: ConsoleSnapshot, after: ConsoleSnapshot) -> Iterator[tuple[str, Any]]:
+    """Yields (kind, data) for what is new; jobs that are no longer told of have ended, or are too many."""
+    if after.counts != before.counts:
+        yield "counts", after.counts
+    jobs = [job for name, job in after.jobs.items() if before.jobs.get(name) != job]
+    if jobs:
+        yield "jobs", {"jobs": jobs}
+    workers = [each for name, each in after.workers.items() if before.workers.get(name) != each]
+    gone = [name for name in before.workers if name not in after.workers]
+    if workers or gone:
+        yield "workers", {"workers": workers, "gone": gone}
+    if after.alerts is not None and after.alerts != before.alerts:
+        yield "alerts", {"alerts": list(after.alerts)}
+    if after.newest_audit is not None and after.newest_audit != before.newest_audit:
+        yield "audit", {"newest": after.newest_audit}
+
+
+class ConsoleFeed:
+    """Reads what changes while anybody watches, and wakes them."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self._plane = plane
+        self._watchers: Counter[str] = Counter()
+        self._task: asyncio.Task[None] | None = None
+        self._next: asyncio.Event = asyncio.Event()
+        self._leased: frozenset[int] = frozenset()
+        self._slugs: Mapping[int, str] = {}
+        self._due: dict[str, float] = {}
+        self.snapshot = ConsoleSnapshot()
+
+    @contextmanager
+    def watching(self, operator: str) -> Iterator[None]:
+        self.require_room(operator)
+        self._watchers[operator] += 1
+        if self._task is None:
+            self._task = get_running_loop().create_task(self._run(), name="console feed")
+        try:
+            yield
+        finally:
+            self._watchers[operator] -= 1
+            self._watchers += Counter()  # drops zero counts
+            if not self._watchers:
+                self._stop()
+
+    def require_room(self, operator: str) -> None:
+        if (
+            self._watchers[operator] >= STREAMS_PER_OPERATOR_MAX
+            or self._watchers.total() >= STREAMS_MAX
+        ):
+            self._watchers += Counter()
+            raise TooManyCalls(
+                f"an operator watches at most {STREAMS_PER_OPERATOR_MAX} times at once",
+                retry_after_seconds=RETRY_SECONDS,
+            )
+
+    def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        self._task, self._leased, self._slugs, self._due = None, frozenset(), {}, {}
+        self.snapshot = ConsoleSnapshot()
+
+    async def changed(self, seconds: float) -> None:
+        """Waits for the next look, at most so long."""
+        waiting = self._next
+        try:
+            async with asyncio.timeout(seconds):
+                await waiting.wait()
+        except TimeoutError:
+            return
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                self.snapshot = await run_shielded(self._look())
+                self._next.set()
+                self._next = asyncio.Event()
+            except FleetError as error:
+                logger.log(log_level_of(error), "watchers are told nothing: %s", error.message)
+            except Exception:
+                logger.exception("watchers are told nothing, and the next look may succeed")
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _look(self) -> ConsoleSnapshot:
+        seen = self.snapshot
+        if self._is_due("slugs", SLUG_SECONDS):
+            async with self._plane.central.read() as tx:
+                found = await catalog.list_workflows(tx, with_open=True)
+            self._slugs = {each.id: each.slug for each in found}
+        seen = replace(seen, jobs=await self._read_jobs())
+        if self._is_due("counts", COUNT_SECONDS):
+            seen = await self._counted(seen)
+        return seen
+
+    def _is_due(self, name: str, seconds: float) -> bool:
+        now = get_running_loop().time()
+        if now < self._due.get(name, 0.0):
+            return False
+        self._due[name] = now + seconds
+        return True
+
+    async def _counted(self, seen: ConsoleSnapshot) -> ConsoleSnapshot:
+        plane, begun = self._plane, get_running_loop().time()
+        now, offline_after = plane.clock(), plane.settings.offline_after_seconds
+        async with plane.central.read() as tx:
+            figures = await read_figures(tx, now=now, offline_after_seconds=offline_after)
+            maintenance = await in_maintenance(tx)
+            workers = await fleets.workers_of(tx, None, limit=WORKERS_MAX)
+            audited = await notifications.find_audit_entries(tx, limit=1)
+        alerts = seen.alerts
+        if self._is_due("alerts", ALERT_SECONDS):
+            found = await find_alerts(plane, figures)
+            alerts = tuple(each.model_dump(mode="json") for each in found)
+        took = get_running_loop().time() - begun
+        self._due["counts"] = max(self._due.get("counts", 0.0), begun + took / SHARE_MAX)
+        shown = {
+            each.worker_id: {
+                "worker_id": each.worker_id,
+                "fleet": each.fleet_name,
+                "state": each.state_at(now, offline_after_seconds=offline_after),
+                "current_load": each.current_load,
+                "max_concurrency": each.max_concurrency,
+                "models_loaded": list(each.models_loaded),
+            }
+            for each in workers
+        }
+        counts = now_view(figures, maintenance=maintenance).model_dump(mode="json")
+        newest = audited[0].id if audited else None
+        return replace(seen, counts=counts, workers=shown, alerts=alerts, newest_audit=newest)
+
+    async def _read_jobs(self) -> dict[str, Mapping[str, Any]]:
+        async with self._plane.central.read() as tx:
+            rows = await dispatch.newest(tx, limit=NEWEST_MAX)
+            leased = await dispatch.list_dispatches(
+                tx, status=DispatchStatus.LEASED, limit=LEASED_MAX
+            )
+            known = {row.id: row for row in (*rows, *leased)}
+            # How those have ended that were leased a moment ago.
+            ended = await dispatch.get_many(tx, self._leased - known.keys())
+        self._leased = frozenset(row.id for row in leased)
+        known |= {row.id: row for row in ended}
+        return {str(row.job_id): self._job(row) for row in known.values()}
+
+    def _job(self, row: Dispatch) -> Mapping[str, Any]:
+        is_leased = row.status is DispatchStatus.LEASED
+        told = self._plane.context.caches.progress.of(row.lease_token) if is_leased else None
+        return {
+            "id": str(row.job_id),
+            "dispatch_id": row.id,
+            "tenant_id": str(row.tenant_id),
+            "workflow": self._slugs.get(row.lane.workflow_id, "?"),
+            "status": row.status,
+            "priority": row.priority,
+            "attempt": row.attempts,
+            "worker_id": row.worker_id,
+            "percent": told.percent if told else None,
+            "node": told.node if told else None,
+            "error": row.last_error,
+            "created_at": row.created_at.isoformat(),
+            "started_at": row.started_at and row.started_at.isoformat(),
+            "ended_at": row.ended_at and row.ended_at.isoformat(),
+        }
+
+
+def feed_of(request: Request, plane: ControlPlane) -> ConsoleFeed:
+    state = request.app.state
+    if not hasattr(state, "console_feed"):
+        state.console_feed = ConsoleFeed(plane)
+    feed: ConsoleFeed = state.console_feed
+    return feed
+
+
+class ConsoleStream(StreamingResponse):
+    """A stream that counts as watching until either side ends it."""
+
+    def __init__(self, request: Request, feed: ConsoleFeed, operator: str) -> None:
+        feed.require_room(operator)
+        self._feed, self._operator = feed, operator
+        lines = until_unavailable(_lines(request, feed))
+        super().__init__(lines, media_type=MEDIA_TYPE, headers=HEADERS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._feed.watching(self._operator):
+            await super().__call__(scope, receive, send)
+
+
+@router.get(
+    "/events",
+    response_class=StreamingResponse,
+    responses={
+        200: {"content": {MEDIA_TYPE: {}}, "description": "counts, jobs, workers, alerts, audit."}
+    },
+)
+async def watch(request: Request, plane: PlaneDep, operator: OperatorDep) -> StreamingResponse:
+    """What changes: `counts`, `jobs`, `workers`, `alerts` and `audit` (the newest entry's id), each as an event with
+    JSON, at most twice a second.
+
+    The first events tell all that is known; later ones what is new. A reader that is slow gets fewer events, never old ones.
+    """
+    return ConsoleStream(request, feed_of(request, plane), operator)
+
+
+async def _lines(request: Request, feed: ConsoleFeed) -> AsyncIterator[str]:
+    clock = get_running_loop().time
+    begun = said_at = checked_at = clock()
+    sent = ConsoleSnapshot()
+    yield f"retry: {RETRY_MILLISECONDS}\n\n"
+    while clock() - begun < STREAM_SECONDS_MAX:
+        seen = feed.snapshot
+        for kind, data in events_between(sent, seen):
+            said_at = clock()
+            yield f"event: {kind}\ndata: {json.dumps(data, default=str)}\n\n"
+        sent = seen
+        if clock() - said_at >= SAY_SECONDS:
+            said_at = clock()
+            yield ": still there\n\n"
+        if clock() - checked_at >= KEY_SECONDS:
+            checked_at = clock()
+            if not await run_shielded(_may_watch(request)):
+                return
+        await feed.changed(LOOK_SECONDS * 2)
+
+
+async def _may_watch(request: Request) -> bool:
+    """Whether the key or session that opened the stream is still valid."""
+    try:
+        await authenticate_operator(request)
+    except FleetError:
+        return False
+    return True

@@ -1,0 +1,292 @@
+"""Links that show a result to people without a key: made, listed, revoked; and what they show."""
+
+from datetime import datetime, timedelta
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Path, Request, Response, status
+from pydantic import Field
+
+from comfyfleet.api.media import (
+    MadeShare,
+    ShareAnswer,
+    SharedAnswer,
+    SharedFile,
+    SharedState,
+    Shares,
+)
+from comfyfleet.errors import Conflict, NotFound, Refused
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.db import Tx
+from comfyfleet.server.http.deps import NowDep, PlaneDep, problems
+from comfyfleet.server.http.middleware import SHARED_PATH
+from comfyfleet.server.http.public import views
+from comfyfleet.server.http.public.auth import (
+    PAGE_USUAL,
+    Body,
+    Limit,
+    Reader,
+    Writer,
+    admit_stranger,
+    public_router,
+)
+from comfyfleet.server.jobs import customer
+from comfyfleet.server.jobs import service as jobs
+from comfyfleet.server.jobs.files import suffix_of
+from comfyfleet.server.jobs.model import Job, JobStatus
+from comfyfleet.server.media import service as media
+from comfyfleet.server.media.model import (
+    File,
+    SharedLink,
+    new_share_secret,
+    replace_suffix,
+    tenant_of_share,
+)
+from comfyfleet.server.secrets import hash_key
+from comfyfleet.server.tenants import service as tenants
+from comfyfleet.server.tenants.model import Caller, Tenant
+
+router = public_router("shares")
+EXPIRES_SECONDS_MIN = 60
+EXPIRES_SECONDS_MAX = 365 * 24 * 3600
+EXPIRES_SECONDS = 7 * 24 * 3600
+# Where pages show a link.
+PAGE_PATH = "/shared"
+PRIVATE_HEADERS = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Robots-Tag": "noindex",
+}
+
+
+class NewShare(Body):
+    expires_in: int = Field(
+        default=EXPIRES_SECONDS,
+        ge=EXPIRES_SECONDS_MIN,
+        le=EXPIRES_SECONDS_MAX,
+        description="In seconds.",
+        examples=[EXPIRES_SECONDS],
+    )
+    has_original: bool = Field(
+        default=False, description="Whether it also shows what went in, for before and after."
+    )
+
+
+class NewMediaShare(NewShare):
+    job_id: UUID | None = Field(
+        default=None, description="Which result of the media; default: its latest."
+    )
+
+
+@router.post(
+    "/videos/{video_id}/shares",
+    status_code=status.HTTP_201_CREATED,
+    responses=problems(404),
+    name="share",
+)
+async def share_media(
+    video_id: UUID, body: NewMediaShare, plane: PlaneDep, now: NowDep, caller: Writer
+) -> MadeShare:
+    """Makes a link to a result of a media. Whoever has it sees the result until it expires or is revoked."""
+    async with plane.pools[caller.tenant.pool].read() as tx:
+        found = await media.get_media(tx, caller.tenant.id, caller.user_id, video_id)
+    job_id = body.job_id or found.job_id
+    if job_id is None:
+        raise Refused("the media has no result yet", field="video_id")
+    job = await customer.get_job(plane.context, caller.tenant.id, caller.user_id, job_id)
+    if job.asked.video_id != video_id:
+        raise NotFound(f"the media {video_id} has no job {job_id}")
+    return await _share(plane, caller, job, body, now)
+
+
+@router.post(
+    "/ai-jobs/{job_id}/shares",
+    status_code=status.HTTP_201_CREATED,
+    responses=problems(404),
+    name="share",
+)
+async def share_job(
+    job_id: UUID, body: NewShare, plane: PlaneDep, now: NowDep, caller: Writer
+) -> MadeShare:
+    """Makes a link to the result of a job, also of one that took no media."""
+    job = await customer.get_job(plane.context, caller.tenant.id, caller.user_id, job_id)
+    return await _share(plane, caller, job, body, now)
+
+
+async def _share(
+    plane: ControlPlane, caller: Caller, job: Job, body: NewShare, now: datetime
+) -> MadeShare:
+    if job.status != JobStatus.COMPLETED or not job.outputs:
+        raise Refused("only the files of a completed job can be shared", status=job.status)
+    secret = new_share_secret(caller.tenant.id)
+    share = SharedLink(
+        id=plane.context.new_id(),
+        tenant_id=caller.tenant.id,
+        user_id=caller.user_id,
+        job_id=job.id,
+        video_id=job.asked.video_id,
+        has_original=body.has_original,
+        secret_hash=hash_key(secret),
+        created_at=now,
+        expires_at=now + timedelta(seconds=body.expires_in),
+    )
+    async with plane.pools[caller.tenant.pool].transaction() as tx:
+        await media.create_share(tx, share, now=now)
+    url = f"{plane.settings.public_url.rstrip('/')}{PAGE_PATH}/{secret}"
+    return MadeShare(**_answer(share).model_dump(), secret=secret, url=url)
+
+
+@router.get("/videos/{video_id}/shares", responses=problems(404), name="list")
+async def list_media_shares(
+    video_id: UUID,
+    plane: PlaneDep,
+    caller: Reader,
+    before: UUID | None = None,
+    limit: Limit = PAGE_USUAL,
+) -> Shares:
+    """The links to results of a media, without their secrets."""
+    async with plane.pools[caller.tenant.pool].read() as tx:
+        await media.get_media(tx, caller.tenant.id, caller.user_id, video_id)
+    return await _page(plane, caller, before, limit, video_id=video_id)
+
+
+@router.get("/shares", responses=problems(404), name="list")
+async def list_shares(
+    plane: PlaneDep, caller: Reader, before: UUID | None = None, limit: Limit = PAGE_USUAL
+) -> Shares:
+    """All links of the key's user, without their secrets."""
+    return await _page(plane, caller, before, limit)
+
+
+@router.delete("/shares/{share_id}", responses=problems(404))
+async def revoke(share_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer) -> ShareAnswer:
+    """Revokes a link at once; repeating it changes nothing."""
+    async with plane.pools[caller.tenant.pool].transaction() as tx:
+        revoked = await media.revoke_share(tx, caller.tenant.id, caller.user_id, share_id, now=now)
+    return _answer(revoked)
+
+
+async def _page(
+    plane: ControlPlane,
+    caller: Caller,
+    before: UUID | None,
+    limit: int,
+    video_id: UUID | None = None,
+) -> Shares:
+    async with plane.pools[caller.tenant.pool].read() as tx:
+        found = await media.list_shares(
+            tx,
+            caller.tenant.id,
+            caller.user_id,
+            video_id=video_id,
+            before_id=before,
+            limit=limit + 1,
+        )
+    page = found[:limit]
+    return Shares(
+        shares=tuple(map(_answer, page)), next=page[-1].id if len(found) > limit else None
+    )
+
+
+def _answer(share: SharedLink) -> ShareAnswer:
+    return ShareAnswer(
+        id=share.id,
+        job_id=share.job_id,
+        video_id=share.video_id,
+        has_original=share.has_original,
+        created_at=share.created_at,
+        expires_at=share.expires_at,
+        revoked_at=share.revoked_at,
+    )
+
+
+# Without a key: the secret is all the right that it takes.
+shared_router = APIRouter(tags=["shares"], responses=problems(404, 429, 503))
+
+
+@shared_router.get(f"{SHARED_PATH}/{{secret}}")
+async def show_shared(
+    secret: Annotated[str, Path(max_length=100, description="Of a link.")],
+    request: Request,
+    response: Response,
+    plane: PlaneDep,
+    now: NowDep,
+) -> SharedAnswer:
+    """What a link shows, for anybody who has it."""
+    admit_stranger(request, now)
+    response.headers.update(PRIVATE_HEADERS)
+    share, tenant = await _find(plane, secret)
+    if not share.is_open(now):
+        return _expired(share)
+    async with plane.pools[tenant.pool].read() as tx:
+        job = await jobs.get(tx, share.tenant_id, share.job_id)
+    original, named = await views.original_and_outputs(plane, job)
+    files = [file for _, file in named]
+    if not files:
+        return _expired(share)
+    # Of what went in nothing is told, not even its name, where it is not shared.
+    shown = original if share.has_original else None
+    names = await views.download_names(plane, job, shown, files)
+    seconds = int(min(plane.settings.url_seconds, (share.expires_at - now).total_seconds()))
+    return SharedAnswer(
+        state=SharedState.READY,
+        effect_title=await _title(plane, job),
+        original=await _file(plane, shown, seconds) if shown else None,
+        outputs=tuple([await _file(plane, file, seconds, names.get(file.id)) for file in files]),
+        created_at=share.created_at,
+        expires_at=share.expires_at,
+    )
+
+
+async def _find(plane: ControlPlane, secret: str) -> tuple[SharedLink, Tenant]:
+    tenant_id = tenant_of_share(secret)
+    if tenant_id is None:
+        raise _missing()
+    try:
+        async with plane.central.read() as tx:
+            tenant = await tenants.require_kept(tx, tenant_id)
+    except (NotFound, Conflict):
+        raise _missing() from None
+    async with plane.pools[tenant.pool].read() as tx:
+        share = await media.find_share(tx, tenant_id, secret)
+        is_shown = share is not None and await _is_of_active_user(tx, share)
+    if share is None or not is_shown:
+        raise _missing()
+    return share, tenant
+
+
+async def _is_of_active_user(tx: Tx, share: SharedLink) -> bool:
+    """With a user who was deactivated, their links are closed."""
+    try:
+        return (await tenants.get_user(tx, share.tenant_id, share.user_id)).is_active
+    except NotFound:
+        return False
+
+
+def _missing() -> NotFound:
+    return NotFound("there is no such link, or it was revoked")
+
+
+def _expired(share: SharedLink) -> SharedAnswer:
+    return SharedAnswer(
+        state=SharedState.EXPIRED, created_at=share.created_at, expires_at=share.expires_at
+    )
+
+
+async def _title(plane: ControlPlane, job: Job) -> str | None:
+    effect_id = job.asked.effect_id
+    if effect_id is None:
+        return None
+    async with plane.central.read() as tx:
+        found = (await catalog.get_effects(tx, [effect_id])).get(effect_id)
+    return found.settings.title if found else None
+
+
+async def _file(
+    plane: ControlPlane, file: File, seconds: int, name: str | None = None
+) -> SharedFile:
+    # Its ending is that of its content, whatever its owner called it.
+    shown = name or replace_suffix(file.filename, suffix_of(file.filename, file.mime_type))
+    url = await plane.store.url_to_get(file.path, seconds=max(1, seconds), filename=shown)
+    return SharedFile(filename=shown, content_type=file.mime_type, url=url)

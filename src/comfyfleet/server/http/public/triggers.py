@@ -1,0 +1,377 @@
+"""Triggers of a user: schedules and incoming webhooks that start runs; and the door where webhooks come in."""
+
+import hmac
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID, uuid4
+
+from fastapi import APIRouter, Header, Path, Request, Response, status
+from pydantic import Field
+
+from comfyfleet.api.graphs import (
+    FiringAnswer,
+    FiringCause,
+    Firings,
+    FiringStatus,
+    MadeTrigger,
+    TriggerAnswer,
+    TriggerKind,
+    Triggers,
+)
+from comfyfleet.api.webhooks import HEADER, is_signature_valid
+from comfyfleet.errors import Conflict, InvalidInput, LimitSpent, NotFound, Refused
+from comfyfleet.server import triggers
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.http.deps import NowDep, PlaneDep, problems
+from comfyfleet.server.http.public.auth import (
+    IDEMPOTENCY_HEADER,
+    KEY_CHARACTERS_MAX,
+    PAGE_USUAL,
+    Body,
+    IdempotencyHeader,
+    KeyHolder,
+    Limit,
+    RateLimiter,
+    Reader,
+    Text,
+    Writer,
+    admit_stranger,
+    public_router,
+)
+from comfyfleet.server.http.public.graphs import TOKENS_MAX, find_graph_id, owner_of
+from comfyfleet.server.http.request_body import Tokens, VersionNumber, parse, parsed
+from comfyfleet.server.notifications.webhooks import DELIVERY_ID
+from comfyfleet.server.pipelines.actions import BASE_CANDIDATES_MAX, find_pipeline
+from comfyfleet.server.tenants.model import Caller, Scope
+from comfyfleet.server.triggers import (
+    SCHEDULE_CHARACTERS_MAX,
+    DayUse,
+    NewTrigger,
+    StoredTrigger,
+    TriggerFiring,
+)
+
+router = public_router("triggers")
+HOOKS_PATH = "/hooks"
+# Of one webhook, whoever sends.
+HOOK_CALLS_PER_SECOND, HOOK_CALLS_AT_ONCE = 5.0, 50
+Named = Annotated[Text | None, Field(min_length=1, max_length=200)]
+
+
+class NewTriggerBody(Body):
+    name: Text = Field(min_length=1, max_length=200, description="A name for people.")
+    graph: Named = Field(default=None, description="Its id or name; this or a pipeline.")
+    version: VersionNumber | None = Field(
+        default=None, description="Of the graph; default: the newest at each firing."
+    )
+    pipeline: Named = Field(default=None, description="Its id or name.")
+    base_candidates: int | None = Field(
+        default=None, ge=1, le=BASE_CANDIDATES_MAX, description="Of a pipeline's runs."
+    )
+    inputs: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Of each run; a pipeline's variables. Of a webhook, a text like `body.order.photo` is a path in the body.",
+        examples=[{"photo": "body.photo", "width": 640}],
+    )
+    cron: Text | None = Field(
+        default=None,
+        max_length=SCHEDULE_CHARACTERS_MAX,
+        description="Five fields; without it the trigger is a webhook.",
+        examples=["30 7 * * MON-FRI"],
+    )
+    timezone: Text = Field(
+        default="UTC",
+        max_length=64,
+        description="Of the schedule, and of the day of the limit.",
+        examples=["Europe/Berlin"],
+    )
+    catch_up: bool = Field(
+        default=False,
+        description="Whether the newest moment at which no control plane ran is fired later, once.",
+    )
+    tokens_per_day: Tokens = Field(
+        ge=0, le=TOKENS_MAX, description="What all runs of a day may spend together."
+    )
+    max_tokens: Tokens | None = Field(
+        default=None, ge=0, le=TOKENS_MAX, description="What one run may spend."
+    )
+
+
+class FireBody(Body):
+    body: Any = Field(default=None, description="What a webhook would send.")
+    idempotency_key: Text | None = Field(
+        default=None,
+        min_length=1,
+        max_length=KEY_CHARACTERS_MAX,
+        description="The same key gives the same firing.",
+    )
+
+
+@router.post("/triggers", status_code=status.HTTP_201_CREATED, responses=problems(404))
+async def create(body: NewTriggerBody, plane: PlaneDep, caller: Writer) -> MadeTrigger:
+    """Makes a trigger. One without `cron` is a webhook, with a secret that is shown only here; as that outlives the
+    key, it needs the scope keys, too."""
+    if body.cron is None:
+        caller.require(Scope.KEYS)
+    fields = body.model_dump(exclude={"graph", "version", "pipeline"})
+    if body.graph is not None:
+        fields["graph_id"] = await find_graph_id(plane, caller, body.graph)
+    if body.pipeline is not None:
+        whose = caller.tenant.id, caller.user_id
+        fields["pipeline_id"] = await find_pipeline(plane.context, *whose, body.pipeline)
+    new = NewTrigger(**fields, graph_version=body.version)
+    made = await triggers.create_trigger(plane.graphs, owner_of(caller), new)
+    await _audit(plane, caller, "create_trigger", made.id)
+    return _made(plane, made, DayUse())
+
+
+def _made(plane: ControlPlane, trigger: StoredTrigger, use: DayUse) -> MadeTrigger:
+    is_webhook = trigger.kind == TriggerKind.WEBHOOK
+    secret = triggers.secret_of(trigger, plane.webhook_key) if is_webhook else None
+    return MadeTrigger(**_answer(trigger, use).model_dump(), secret=secret)
+
+
+async def _audit(plane: ControlPlane, caller: Caller, action: str, trigger_id: UUID) -> None:
+    await plane.context.audit(
+        caller.tenant.subject,
+        action,
+        f"trigger:{trigger_id}",
+        caller.tenant.id,
+        user_id=caller.user_id,
+        by_key=caller.key.id,
+    )
+
+
+@router.get("/triggers", responses=problems(404), name="list")
+async def list_triggers(
+    plane: PlaneDep, caller: Reader, before: UUID | None = None, limit: Limit = PAGE_USUAL
+) -> Triggers:
+    """Your triggers, with what they have used today."""
+    found = await triggers.list_triggers(
+        plane.graphs, owner_of(caller), before=before, limit=limit + 1
+    )
+    page = found[:limit]
+    uses = await triggers.day_uses(plane.graphs, *page)
+    return Triggers(
+        triggers=tuple(map(_answer, page, uses)),
+        next=page[-1].id if len(found) > limit else None,
+    )
+
+
+@router.get("/triggers/{trigger_id}", responses=problems(404))
+async def show(trigger_id: UUID, plane: PlaneDep, caller: Reader) -> TriggerAnswer:
+    return await _shown(
+        plane, await triggers.get_trigger(plane.graphs, owner_of(caller), trigger_id)
+    )
+
+
+async def _shown(plane: ControlPlane, trigger: StoredTrigger) -> TriggerAnswer:
+    [use] = await triggers.day_uses(plane.graphs, trigger)
+    return _answer(trigger, use)
+
+
+@router.post("/triggers/{trigger_id}/pause", responses=problems(404))
+async def pause(trigger_id: UUID, plane: PlaneDep, caller: Writer) -> TriggerAnswer:
+    """Pauses a trigger; runs that it has started go on."""
+    return await _shown(
+        plane, await triggers.pause_trigger(plane.graphs, owner_of(caller), trigger_id)
+    )
+
+
+@router.post("/triggers/{trigger_id}/resume", responses=problems(404))
+async def resume(trigger_id: UUID, plane: PlaneDep, caller: Writer) -> TriggerAnswer:
+    """Resumes a trigger, from its next moment on."""
+    return await _shown(
+        plane, await triggers.resume_trigger(plane.graphs, owner_of(caller), trigger_id)
+    )
+
+
+@router.post("/triggers/{trigger_id}/secret", responses=problems(404, 409))
+async def renew_secret(trigger_id: UUID, plane: PlaneDep, caller: KeyHolder) -> MadeTrigger:
+    """Gives a webhook a new secret, which is shown only here; the one before is void at once. Needs the scopes keys
+    and write."""
+    caller.require(Scope.WRITE)
+    changed = await triggers.renew_secret(plane.graphs, owner_of(caller), trigger_id)
+    await _audit(plane, caller, "renew_trigger_secret", trigger_id)
+    [use] = await triggers.day_uses(plane.graphs, changed)
+    return _made(plane, changed, use)
+
+
+@router.delete(
+    "/triggers/{trigger_id}", status_code=status.HTTP_204_NO_CONTENT, responses=problems(404)
+)
+async def delete(trigger_id: UUID, plane: PlaneDep, caller: Writer) -> None:
+    """Deletes a trigger with the list of its firings; runs that it has started stay."""
+    await triggers.delete_trigger(plane.graphs, owner_of(caller), trigger_id)
+    await _audit(plane, caller, "delete_trigger", trigger_id)
+
+
+@router.get("/triggers/{trigger_id}/firings", responses=problems(404))
+async def firings(
+    trigger_id: UUID,
+    plane: PlaneDep,
+    caller: Reader,
+    before: UUID | None = None,
+    limit: Limit = PAGE_USUAL,
+) -> Firings:
+    """What it has started, refused and missed."""
+    found = await triggers.list_firings(
+        plane.graphs, owner_of(caller), trigger_id, before=before, limit=limit + 1
+    )
+    page = found[:limit]
+    return Firings(
+        firings=tuple(map(_firing, page)), next=page[-1].id if len(found) > limit else None
+    )
+
+
+@router.post("/triggers/{trigger_id}/fire", responses=problems(404, 409))
+async def fire(
+    trigger_id: UUID,
+    body: FireBody,
+    plane: PlaneDep,
+    caller: Writer,
+    idempotency_header: IdempotencyHeader = None,
+) -> FiringAnswer:
+    """Fires a trigger now, also a paused one, within the tokens of its day."""
+    trigger = await triggers.get_trigger(plane.graphs, owner_of(caller), trigger_id)
+    key = body.idempotency_key or idempotency_header or str(uuid4())
+    fired, _ = await triggers.fire(
+        plane.graphs, trigger, cause=FiringCause.HAND, key=key, body=body.body
+    )
+    return _firing(fired)
+
+
+def _answer(trigger: StoredTrigger, use: DayUse) -> TriggerAnswer:
+    is_webhook = trigger.kind == TriggerKind.WEBHOOK
+    return TriggerAnswer(
+        id=trigger.id,
+        name=trigger.name,
+        kind=trigger.kind,
+        graph_id=trigger.graph_id,
+        version=trigger.graph_version,
+        pipeline_id=trigger.pipeline_id,
+        base_candidates=trigger.base_candidates,
+        inputs=dict(trigger.inputs),
+        cron=trigger.cron,
+        timezone=trigger.timezone,
+        catch_up=trigger.catch_up,
+        tokens_per_day=trigger.tokens_per_day,
+        max_tokens=trigger.max_tokens,
+        used_tokens=use.tokens,
+        is_paused=trigger.is_paused,
+        is_spent=use.is_spent or use.tokens >= trigger.tokens_per_day > 0,
+        next_at=None if trigger.is_paused else trigger.next_at,
+        missed=trigger.missed,
+        missed_at=trigger.missed_at,
+        path=f"{HOOKS_PATH}/{trigger.id}" if is_webhook else None,
+        created_at=trigger.created_at,
+    )
+
+
+def _firing(firing: TriggerFiring) -> FiringAnswer:
+    return FiringAnswer(
+        id=firing.id,
+        trigger_id=firing.trigger_id,
+        cause=firing.cause,
+        status=firing.status,
+        planned_at=firing.planned_at,
+        run_id=firing.run_id,
+        run_status=firing.run_status,
+        max_tokens=firing.granted_tokens,
+        error_code=firing.error_code,
+        error=firing.error,
+        missed=firing.missed,
+        created_at=firing.created_at,
+        ended_at=firing.ended_at,
+    )
+
+
+# Without a key: the secret, or a signature made with it, is all the right that it takes.
+hooks_router = APIRouter(tags=["triggers"], responses=problems(404, 409, 413, 422, 429, 503))
+ANY_JSON: dict[str, Any] = {"requestBody": {"content": {"application/json": {"schema": {}}}}}
+
+
+@hooks_router.post(
+    f"{HOOKS_PATH}/{{hook_id}}", status_code=status.HTTP_202_ACCEPTED, openapi_extra=ANY_JSON
+)
+async def receive(
+    hook_id: Annotated[str, Path(description="Of a webhook.")],
+    request: Request,
+    response: Response,
+    plane: PlaneDep,
+    now: NowDep,
+    delivery: Annotated[
+        str | None,
+        Header(alias=DELIVERY_ID, description="The same id gives the same run."),
+    ] = None,
+) -> FiringAnswer:
+    """Starts a run, for whoever has the secret: as `Authorization: Bearer SECRET`, or, better, as the signature of the
+    body in `X-Comfyfleet-Signature: t=…,v1=…`. Unknown ids and wrong secrets are answered alike."""
+    admit_stranger(request, now)
+    content = await request.body()
+    trigger = await _find(plane, hook_id, request, content, now)
+    request.app.state.hook_rates.take(trigger.id, now)
+    tenant_rates: RateLimiter = request.app.state.tenant_rates
+    tenant_rates.take(trigger.tenant_id, now)
+    if trigger.is_paused:
+        raise Conflict("this webhook is paused")
+    fired, is_new = await triggers.fire(
+        plane.graphs,
+        trigger,
+        cause=FiringCause.WEBHOOK,
+        key=_delivery_key(request, delivery),
+        body=await _parsed(content),
+    )
+    if not is_new:
+        response.status_code = status.HTTP_200_OK
+    if fired.status == FiringStatus.REFUSED:
+        kind = LimitSpent if fired.error_code == LimitSpent.code else Refused
+        raise kind(fired.error or "refused", firing_id=str(fired.id), reason=fired.error_code)
+    return _firing(fired)
+
+
+async def _find(
+    plane: ControlPlane, hook_id: str, request: Request, content: bytes, now: datetime
+) -> StoredTrigger:
+    missing = NotFound("there is no such webhook, or the secret is wrong")
+    try:
+        trigger = await triggers.find_webhook(plane.graphs, UUID(hook_id))
+    except ValueError:
+        raise missing from None
+    if trigger is None or not _is_allowed(request, content, _secret(plane, trigger), now):
+        raise missing
+    return trigger
+
+
+def _secret(plane: ControlPlane, trigger: StoredTrigger) -> str:
+    return triggers.secret_of(trigger, plane.webhook_key)
+
+
+def _is_allowed(request: Request, content: bytes, secret: str, now: datetime) -> bool:
+    """A signature that is there must be right, whatever else is."""
+    signature = request.headers.get(HEADER)
+    if signature is not None:
+        return is_signature_valid(secret, content, signature, now=int(now.timestamp()))
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    is_same = hmac.compare_digest(given.strip().encode(), secret.encode())
+    return scheme.lower() == "bearer" and is_same
+
+
+def _delivery_key(request: Request, delivery: str | None) -> str:
+    """The id of a delivery. One without an id is known by its signature, which is good for minutes and once only."""
+    given = delivery or request.headers.get(IDEMPOTENCY_HEADER)
+    if given is not None and len(given) > KEY_CHARACTERS_MAX:
+        raise InvalidInput(
+            f"a delivery's id has at most {KEY_CHARACTERS_MAX} characters", field=DELIVERY_ID
+        )
+    signature = request.headers.get(HEADER)
+    return given or (f"signed/{signature}" if signature else f"new/{uuid4()}")
+
+
+async def _parsed(content: bytes) -> Any:
+    if not content.strip():
+        return None
+    try:
+        return await parsed(content, parse)
+    except ValueError:
+        raise InvalidInput("the body is not JSON") from None

@@ -1,0 +1,204 @@
+"""Browsers that have signed in: the cookie of their session, the token against forged requests, and whether a page
+of another site made the browser send a request."""
+
+import hashlib
+import hmac
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from urllib.parse import urlsplit
+
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+
+from comfyfleet.errors import Forbidden
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.db import Tx
+from comfyfleet.server.notifications.service import record_audit
+from comfyfleet.server.secrets import KEY_CHARACTERS, new_key
+from comfyfleet.server.tenants import sessions
+from comfyfleet.server.tenants.model import BrowserSession
+from comfyfleet.server.tenants.sessions import NewSession, SessionGrant
+
+COOKIE = "comfyfleet_session"
+# Browsers take a cookie of this name only over TLS and only from this very host, not from a neighbour of its domain.
+SECURE_COOKIE = f"__Host-{COOKIE}"
+CSRF_HEADER = "X-CSRF-Token"
+READING = ("GET", "HEAD", "OPTIONS")
+_SECRET = re.compile(rf"[0-9a-f]{{{KEY_CHARACTERS}}}")
+
+
+@dataclass(frozen=True, slots=True)
+class SignedIn:
+    """A session that was just opened, with the secret of its cookie."""
+
+    session: BrowserSession
+    secret: str
+
+
+def secret_in(connection: HTTPConnection, public_url: str) -> str | None:
+    """Returns the secret of the session's cookie, if there is one of the right form."""
+    secret = connection.cookies.get(_cookie_name(is_secure(connection, public_url)), "")
+    return secret if _SECRET.fullmatch(secret) else None
+
+
+def csrf_token(secret: str) -> str:
+    """What a page of ours sends as a header with each change: no other page can know it."""
+    return hmac.new(secret.encode(), b"csrf", hashlib.sha256).hexdigest()
+
+
+async def session_of(plane: ControlPlane, connection: HTTPConnection) -> BrowserSession | None:
+    """Returns who is signed in in this browser; None: nobody. Pages of other sites are not looked for."""
+    secret = secret_in(connection, plane.settings.public_url)
+    if secret is None:
+        return None
+    async with plane.central.read() as tx:
+        return await sessions.find_session(
+            tx, secret, admin_key_hash=plane.admin_key.key_hash, now=plane.clock()
+        )
+
+
+async def trusted_session(plane: ControlPlane, connection: HTTPConnection) -> BrowserSession | None:
+    """Like `session_of`, for our own API. Raises Forbidden if a page of ours did not send the request."""
+    public_url = plane.settings.public_url
+    secret = secret_in(connection, public_url)
+    if secret is None:
+        return None
+    require_own_page(connection, public_url)
+    if not is_reading(connection):
+        require_csrf_token(connection, secret)
+    return await session_of(plane, connection)
+
+
+def require_own_page(connection: HTTPConnection, public_url: str) -> None:
+    """A link that is followed changes nothing, and no other page reads what it leads to."""
+    mode = connection.headers.get("sec-fetch-mode")
+    is_link = is_reading(connection) and mode == "navigate"
+    if not is_link and not is_same_origin(connection, public_url):
+        raise Forbidden("a page of another site may not use what this browser is signed in with")
+
+
+def require_csrf_token(connection: HTTPConnection, secret: str) -> None:
+    given = connection.headers.get(CSRF_HEADER, "")
+    if not hmac.compare_digest(given.encode(), csrf_token(secret).encode()):
+        raise Forbidden(
+            f"a browser that is signed in must send {CSRF_HEADER} with every change",
+            header=CSRF_HEADER,
+            hint="GET /api/session tells it as csrf. Programs send a key instead.",
+        )
+
+
+async def sign_in(
+    plane: ControlPlane, connection: HTTPConnection, grant: SessionGrant, way: str
+) -> SignedIn:
+    """Opens a session; whoever this browser is signed in as besides stays so. `way` is for the audit."""
+    secret, now = new_key(), plane.clock()
+    new = NewSession(
+        id=plane.context.new_id(),
+        secret=secret,
+        grant=grant,
+        replaces=secret_in(connection, plane.settings.public_url),
+    )
+    async with plane.central.transaction() as tx:
+        session = await sessions.open_session(
+            tx,
+            new,
+            settings=plane.settings,
+            admin_key_hash=plane.admin_key.key_hash,
+            now=now,
+        )
+        await _audit(tx, _granted(session, grant), "sign_in", now, way=way)
+    return SignedIn(session, secret)
+
+
+def _granted(session: BrowserSession, grant: SessionGrant) -> BrowserSession:
+    """Only what is new of a session."""
+    is_operators = grant.operator is not None or grant.is_first_owner
+    return BrowserSession(
+        session.id,
+        customer=session.customer if grant.customer is not None else None,
+        operator=session.operator if is_operators else None,
+    )
+
+
+async def _audit(
+    tx: Tx, session: BrowserSession, action: str, now: datetime, **details: object
+) -> None:
+    subject = f"session:{session.id}"
+    if session.operator is not None:
+        await record_audit(tx, session.operator.actor, action, subject, now, **details)
+    if (caller := session.customer) is not None:
+        by = {"user_id": caller.user_id, "by_key": caller.key.id, **details}
+        await record_audit(tx, caller.tenant.subject, action, subject, now, caller.tenant.id, **by)
+
+
+async def sign_out(plane: ControlPlane, connection: HTTPConnection) -> None:
+    """Ends the session at every control plane; repeating it changes nothing."""
+    secret, session = secret_in(connection, plane.settings.public_url), None
+    if secret is not None:
+        session = await session_of(plane, connection)
+    if secret is None or session is None:
+        return
+    async with plane.central.transaction() as tx:
+        await sessions.end_session(tx, secret)
+        await _audit(tx, session, "sign_out", plane.clock())
+
+
+def set_cookie(
+    response: Response, plane: ControlPlane, connection: HTTPConnection, signed_in: SignedIn
+) -> None:
+    secure = is_secure(connection, plane.settings.public_url)
+    session, now = signed_in.session, plane.clock()
+    ends = filter(None, (session.customer_until, session.operator_until))
+    response.set_cookie(
+        _cookie_name(secure),
+        signed_in.secret,
+        max_age=max(int((end - now).total_seconds()) for end in ends),
+        httponly=True,
+        samesite="strict",
+        secure=secure,
+    )
+
+
+def clear_cookie(response: Response, plane: ControlPlane, connection: HTTPConnection) -> None:
+    """Only the one that such a request may set: a browser ignores the other."""
+    secure = is_secure(connection, plane.settings.public_url)
+    response.delete_cookie(_cookie_name(secure), httponly=True, samesite="strict", secure=secure)
+
+
+def _cookie_name(secure: bool) -> str:
+    return SECURE_COOKIE if secure else COOKIE
+
+
+def is_secure(connection: HTTPConnection, public_url: str) -> bool:
+    """Whether the browser speaks TLS, be it to a proxy before us."""
+    told = connection.headers.get("x-forwarded-proto", "").partition(",")[0].strip()
+    if not {"https", "wss"}.isdisjoint((connection.scope.get("scheme"), told)):
+        return True
+    host = connection.headers.get("host", "")
+    return public_url.startswith("https:") and place_of(f"//{host}") == place_of(public_url)
+
+
+def is_reading(connection: HTTPConnection) -> bool:
+    return connection.scope["type"] == "websocket" or connection.scope["method"] in READING
+
+
+def is_same_origin(connection: HTTPConnection, public_url: str) -> bool:
+    """Whether no page of another origin, be it another port of this machine, made a browser send
+    this. Programs name no origin."""
+    headers = connection.headers
+    if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+        return False
+    origin = headers.get("origin")
+    own = (f"//{headers.get('host', '')}", public_url)
+    return origin is None or place_of(origin) in [place_of(each) for each in own if each]
+
+
+def place_of(url: str) -> tuple[str | None, int | None]:
+    """Host and port; the usual ports are not told apart, as a proxy may have ended TLS."""
+    try:
+        parts = urlsplit(url.lower())
+        port = parts.port
+    except ValueError:
+        return url, None
+    return parts.hostname or url, None if port in (80, 443) else port

@@ -1,0 +1,232 @@
+"""Sign-in and sign-out of browsers, and who is signed in: `/api/session`."""
+
+import ipaddress
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeAlias
+
+from fastapi import APIRouter, Request, Response, status
+from pydantic import Field
+
+from comfyfleet.api.session import (
+    SessionAnswer,
+    SessionKind,
+    SessionTenant,
+    SessionUser,
+    SignInWays,
+)
+from comfyfleet.errors import FleetError, Forbidden, NotFound, Unauthenticated
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.http.deps import NowDep, PlaneDep, is_catalogue_public, problems
+from comfyfleet.server.http.gateway.auth import is_from_here
+from comfyfleet.server.http.middleware import WrongKeyThrottle
+from comfyfleet.server.http.oidc import OidcProvider
+from comfyfleet.server.http.request_body import Body, JsonRoute, Text
+from comfyfleet.server.http.sessions import (
+    SignedIn,
+    clear_cookie,
+    csrf_token,
+    is_same_origin,
+    require_csrf_token,
+    secret_in,
+    session_of,
+    set_cookie,
+    sign_in,
+    sign_out,
+)
+from comfyfleet.server.tenants import service as tenants
+from comfyfleet.server.tenants import sessions
+from comfyfleet.server.tenants.model import BrowserSession, Caller
+from comfyfleet.server.tenants.sessions import SessionGrant
+
+PATH = "/api/session"
+KEY_CHARACTERS_MAX = 500
+CLEAR = {"Clear-Site-Data": '"storage"'}
+NOT_KEPT = {"Cache-Control": "no-store"}
+TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+ESTABLISHED, USER_CELL, ROOT = "01", 7, 0
+IpAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+router = APIRouter(
+    prefix=PATH,
+    tags=["session"],
+    route_class=JsonRoute,
+    responses=problems(400, 403, 413, 422, 429, 503),
+)
+
+
+class KeySignIn(Body):
+    key: Text = Field(
+        min_length=1,
+        max_length=KEY_CHARACTERS_MAX,
+        description="Of a user (`cf_…`) or an operator (`cfo_…`), or the admin key.",
+    )
+
+
+@router.get("")
+async def show(plane: PlaneDep, request: Request, response: Response) -> SessionAnswer:
+    """Who is signed in in this browser, and how one can sign in. 200 also when nobody is."""
+    response.headers.update(NOT_KEPT)
+    session = await session_of(plane, request)
+    secret = secret_in(request, plane.settings.public_url)
+    if session is None or secret is None:
+        return SessionAnswer(
+            signed_in=False, public_catalogue=is_catalogue_public(request), ways=_ways(request)
+        )
+    return await _answer(plane, request, SignedIn(session, secret))
+
+
+@router.post("", responses=problems(401))
+async def create(
+    body: KeySignIn, plane: PlaneDep, now: NowDep, request: Request, response: Response
+) -> SessionAnswer:
+    """Signs this browser in, by a cookie that no script can read.
+
+    Who is signed in as an operator may sign in as a customer, too, and the other way round.
+    """
+    require_page_of_ours(plane, request)
+    wrong: WrongKeyThrottle = request.app.state.wrong_keys
+    address = request.client.host if request.client else ""
+    wrong.admit(address, body.key)
+    try:
+        async with plane.central.read() as tx:
+            grant = await sessions.grant_of_key(
+                tx, body.key, admin_key_hash=plane.admin_key.key_hash, now=now
+            )
+    except Unauthenticated:
+        await wrong.delay(address)
+        raise
+    wrong.note_valid(body.key)
+    return await _signed_in(plane, request, response, grant, "key")
+
+
+@router.post("/local", responses=problems(404))
+async def create_local(
+    plane: PlaneDep, now: NowDep, request: Request, response: Response
+) -> SessionAnswer:
+    """Signs in without a key, as first owner and as this machine's user: in `comfyfleet up`, for a browser on the
+    same machine, of the same user of the machine."""
+    require_page_of_ours(plane, request)
+    local_key: str | None = request.app.state.local_key
+    if local_key is None:
+        raise NotFound("only `comfyfleet up` takes sign-ins without a key")
+    if not _is_ours(request):
+        raise Forbidden("only a browser of this machine and this user signs in without a key")
+    async with plane.central.read() as tx:
+        caller = await tenants.authenticate_key(tx, local_key, now=now)
+    grant = SessionGrant(customer=caller, is_first_owner=True)
+    return await _signed_in(plane, request, response, grant, "local")
+
+
+@router.delete("", status_code=status.HTTP_204_NO_CONTENT)
+async def delete(plane: PlaneDep, request: Request) -> Response:
+    """Signs out, at every control plane at once; repeating it changes nothing."""
+    require_page_of_ours(plane, request)
+    secret = secret_in(request, plane.settings.public_url)
+    if secret is not None:
+        require_csrf_token(request, secret)
+    await sign_out(plane, request)
+    response = Response(status_code=status.HTTP_204_NO_CONTENT, headers={**CLEAR, **NOT_KEPT})
+    clear_cookie(response, plane, request)
+    return response
+
+
+def require_page_of_ours(plane: ControlPlane, request: Request) -> None:
+    """No other site may sign a browser in, as whomever it likes, or out."""
+    if not is_same_origin(request, plane.settings.public_url):
+        raise Forbidden("a page of another site may not sign anybody in or out")
+
+
+async def _signed_in(
+    plane: ControlPlane, request: Request, response: Response, grant: SessionGrant, way: str
+) -> SessionAnswer:
+    signed_in = await sign_in(plane, request, grant, way)
+    set_cookie(response, plane, request, signed_in)
+    response.headers.update(NOT_KEPT)
+    return await _answer(plane, request, signed_in)
+
+
+async def _answer(plane: ControlPlane, request: Request, signed_in: SignedIn) -> SessionAnswer:
+    session = signed_in.session
+    caller, operator = session.customer, session.operator
+    kinds = _kinds(session)
+    return SessionAnswer(
+        signed_in=True,
+        kind=kinds[0],
+        kinds=kinds,
+        tenant=SessionTenant(id=caller.tenant.id, name=caller.tenant.name) if caller else None,
+        user=await _user(plane, caller) if caller else None,
+        scopes=tuple(sorted(caller.key.scopes)) if caller else (),
+        operator=operator.actor if operator else None,
+        role=operator.role if operator else None,
+        csrf=csrf_token(signed_in.secret),
+        expires_at=session.until,
+        public_catalogue=is_catalogue_public(request),
+        ways=_ways(request),
+    )
+
+
+def _kinds(session: BrowserSession) -> tuple[SessionKind, ...]:
+    found = (
+        (SessionKind.OPERATOR, session.operator),
+        (SessionKind.CUSTOMER, session.customer),
+    )
+    return tuple(kind for kind, who in found if who is not None)
+
+
+async def _user(plane: ControlPlane, caller: Caller) -> SessionUser:
+    """Without a name if the tenant's database is down: who is signed in is known without it."""
+    with suppress(FleetError):
+        async with plane.pools[caller.tenant.pool].read() as tx:
+            user = await tenants.get_user(tx, caller.tenant.id, caller.user_id)
+        return SessionUser(id=user.id, name=user.name, email=user.email)
+    return SessionUser(id=caller.user_id)
+
+
+def _ways(request: Request) -> SignInWays:
+    is_local = request.app.state.local_key is not None and _is_ours(request)
+    provider: OidcProvider | None = request.app.state.oidc
+    name = provider.settings.oidc_name if provider else None
+    return SignInWays(key=True, one_click=is_local, oidc=provider is not None, oidc_name=name)
+
+
+def _is_ours(request: Request) -> bool:
+    return is_from_here(request) and _is_of_our_user(request)
+
+
+def _is_of_our_user(request: Request) -> bool:
+    """Whether the program at the other end runs as our own user, or as root. Only Linux tells: elsewhere
+    all programs of the machine count."""
+    tables = [table for table in TCP_TABLES if table.exists()]
+    if not tables:
+        return True
+    client, server = request.scope.get("client"), request.scope.get("server")
+    if not client or not server:
+        return False
+    return any(_owner(table, client, server) in (os.getuid(), ROOT) for table in tables)
+
+
+def _owner(table: Path, client: tuple[str, int], server: tuple[str, int]) -> int | None:
+    """The user of the program that opened a connection of this machine to this process."""
+    ends = tuple(f":{port:04X}" for _, port in (client, server))
+    for line in table.read_text(encoding="ascii").splitlines()[1:]:
+        cells = line.split()
+        near, far, state = cells[1:4]
+        is_it = near.endswith(ends[0]) and far.endswith(ends[1]) and state == ESTABLISHED
+        if is_it and _address(near) == _plain(ipaddress.ip_address(client[0])):
+            return int(cells[USER_CELL])
+    return None
+
+
+def _address(cell: str) -> IpAddress:
+    """`0100007F:1F40`: each word of the address has its bytes in reverse, on most machines."""
+    packed = bytes.fromhex(cell.partition(":")[0])
+    words = (packed[start : start + 4] for start in range(0, len(packed), 4))
+    order = -1 if sys.byteorder == "little" else 1
+    return _plain(ipaddress.ip_address(b"".join(word[::order] for word in words)))
+
+
+def _plain(address: IpAddress) -> IpAddress:
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address

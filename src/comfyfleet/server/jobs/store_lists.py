@@ -1,0 +1,144 @@
+"""The SQL of operators' lists of jobs: of all tenants of a pool, filtered, and counted up to a bound."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, Select, func, literal, or_, select, text, tuple_
+
+from comfyfleet.server.db import Tx
+from comfyfleet.server.db.dialect import Moment, is_one_of, is_sqlite, without_index
+from comfyfleet.server.db.tenant_tables import (
+    HAS_ENDED_EFFECT,
+    HAS_RARE_EFFECT,
+    IS_ACTIVE,
+    IS_ENDED,
+    IS_RARE,
+    ai_jobs,
+)
+from comfyfleet.server.jobs.model import (
+    JobFilter,
+    JobsFound,
+    JobStatus,
+    ListedJob,
+    Place,
+    merge_found,
+)
+
+ACTIVE = (JobStatus.QUEUED, JobStatus.PROCESSING)
+# A text in errors has no index: so many of the newest are looked at for a page.
+LOOKED_AT_MAX = 5_000
+# Nobody needs to know of how many more.
+COUNTED_MAX = 10_000
+_COLUMNS = tuple(ai_jobs.c[name] for name in ListedJob._fields)
+
+
+async def list_newest(tx: Tx, wanted: JobFilter, *, before: Place | None, limit: int) -> JobsFound:
+    """Returns jobs of all tenants of the pool, for operators; `wanted.worker_id` is not looked at."""
+    found = []
+    for part in _parts(tx, wanted):
+        query = select(*_COLUMNS).where(*_conditions(wanted), *map(text, part))
+        if before:
+            place = tuple_(ai_jobs.c.submitted_at, ai_jobs.c.id)
+            query = query.where(place < tuple_(literal(before[0], Moment()), before[1]))
+        at: ColumnElement[Any] = ai_jobs.c.submitted_at
+        if IS_ACTIVE in part:
+            at = without_index(tx, ai_jobs.c.submitted_at)
+        query = query.order_by(at.desc(), ai_jobs.c.id.desc())
+        found.append(await _fetch(tx, query, wanted.error, limit))
+    return merge_found(found, limit)
+
+
+async def _fetch(tx: Tx, query: Select[Any], error: str | None, limit: int) -> JobsFound:
+    if error is None:
+        jobs = [_listed(row) for row in await tx.execute(query.limit(limit))]
+        return JobsFound(jobs, jobs[-1].place if len(jobs) == limit else None)
+    some = query.add_columns(ai_jobs.c.raw_error).limit(LOOKED_AT_MAX).subquery()
+    has_it = or_(*(some.c[name].icontains(error, autoescape=True) for name in ERRORS))
+    fitting = select(*(some.c[name] for name in ListedJob._fields)).where(has_it)
+    newest = fitting.order_by(some.c.submitted_at.desc(), some.c.id.desc()).limit(limit)
+    jobs = [_listed(row) for row in await tx.execute(newest)]
+    if len(jobs) == limit:
+        return JobsFound(jobs, jobs[-1].place)
+    last = query.with_only_columns(ai_jobs.c.submitted_at, ai_jobs.c.id)
+    end = (await tx.execute(last.offset(LOOKED_AT_MAX - 1).limit(1))).first()
+    return JobsFound(jobs, None if end is None else (end[0], end[1]))
+
+
+ERRORS = ("error_message", "raw_error")
+
+
+def _listed(row: Any) -> ListedJob:
+    return ListedJob._make(row)._replace(status=JobStatus(row.status))
+
+
+def _conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
+    columns: Mapping[str, Any] = {
+        "tenant_id": wanted.tenant_id,
+        "workflow_slug": wanted.workflow_slug,
+        "effect_id": wanted.effect_id,
+    }
+    conditions = [ai_jobs.c[name] == value for name, value in columns.items() if value is not None]
+    if wanted.since:
+        conditions.append(ai_jobs.c.submitted_at >= wanted.since)
+    if wanted.until:
+        conditions.append(ai_jobs.c.submitted_at < wanted.until)
+    return conditions
+
+
+def _parts(tx: Tx, wanted: JobFilter) -> list[tuple[str, ...]]:
+    """Returns conditions that split the query into selects, each of which follows an index; worded
+    as in the indexes.
+    """
+    statuses = wanted.statuses
+    if wanted.error is not None and not statuses:
+        statuses = (JobStatus.FAILED,)  # others have none
+    if not statuses:
+        is_named = wanted.workflow_slug or wanted.effect_id
+        return [(IS_ACTIVE,), (_ended(wanted),)] if is_named else [()]
+    return [_part(tx, each, wanted) for each in dict.fromkeys(statuses)]
+
+
+def _ended(wanted: JobFilter) -> str:
+    return HAS_ENDED_EFFECT if wanted.effect_id else IS_ENDED
+
+
+def _part(tx: Tx, status: JobStatus, wanted: JobFilter) -> tuple[str, ...]:
+    own = f"status = '{status.value}'"
+    if status in ACTIVE:
+        return own, IS_ACTIVE
+    if status == JobStatus.COMPLETED:
+        return own, _ended(wanted)
+    # PostgreSQL knows that one follows from the other, and would count both as unlikely.
+    return (own, HAS_RARE_EFFECT if wanted.effect_id else IS_RARE) if is_sqlite(tx) else (own,)
+
+
+async def count_by_status(tx: Tx, wanted: JobFilter) -> dict[JobStatus, int]:
+    """Counts the pool's jobs of each status, up to COUNTED_MAX; only by columns that an index has."""
+    counts = {}
+    for status in wanted.statuses or tuple(JobStatus):
+        part = map(text, _part(tx, status, wanted))
+        some = select(ai_jobs.c.id).where(*_conditions(wanted), *part).limit(COUNTED_MAX)
+        query = select(func.count()).select_from(some.subquery())
+        counts[status] = int(await tx.scalar(query) or 0)
+    return counts
+
+
+async def get_listed(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[ListedJob]:
+    """Returns those of them that exist."""
+    is_own = without_index(tx, ai_jobs.c.tenant_id) == tenant_id
+    query = select(*_COLUMNS).where(is_own, is_one_of(tx, ai_jobs.c.id, job_ids))
+    return [_listed(row) for row in await tx.execute(query)]
+
+
+async def find_listed(tx: Tx, job_ids: Sequence[UUID]) -> list[ListedJob]:
+    """Returns those that the pool has, of any tenant; for operators only."""
+    query = select(*_COLUMNS).where(is_one_of(tx, ai_jobs.c.id, job_ids))
+    return [_listed(row) for row in await tx.execute(query)]
+
+
+async def with_error(tx: Tx, job_ids: Sequence[UUID], error: str) -> set[UUID]:
+    """Returns those whose error has this text."""
+    has_it = or_(*(ai_jobs.c[name].icontains(error, autoescape=True) for name in ERRORS))
+    query = select(ai_jobs.c.id).where(is_one_of(tx, ai_jobs.c.id, job_ids), has_it)
+    return set(await tx.scalars(query))

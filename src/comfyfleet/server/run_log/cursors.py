@@ -1,0 +1,97 @@
+"""How much of a user's run log each client was told, known at all control planes: one that comes back, wherever
+that is, misses nothing, and hears little twice."""
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import islice
+from time import monotonic
+from uuid import UUID
+
+from comfyfleet.errors import Unavailable
+from comfyfleet.server.db import Database
+from comfyfleet.server.db.coordination import NotifyChannel
+
+logger = logging.getLogger(__name__)
+CHANNEL = "comfyfleet_cursors"
+# For so long a client that was away may come back and miss nothing.
+REMEMBERED_SECONDS = 600.0
+CURSORS_MAX = 10_000
+# What was written to a socket may still be on its way: others hear of it one or two such times later.
+# If a control plane is killed, the rest is told again.
+SEND_SECONDS = 1.0
+PER_MESSAGE_MAX = 100  # about 60 characters each, and a message has at most 8,000
+
+
+class ClientCursors:
+    """By a hash of user and client: the last report that the client was told, and when that was noted."""
+
+    def __init__(self, central: Database, name: str) -> None:
+        self._hints = NotifyChannel(central, CHANNEL)
+        self._name = name  # tells our own messages from those of others
+        self._seen: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._due: dict[str, int] = {}
+        self._new: dict[str, int] = {}
+
+    async def run(self) -> None:
+        """Runs until cancelled. Returns at once on SQLite, where there is one process."""
+        if self._hints.reach_others:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._hints.listen(self.heard, lambda: None))
+                both.create_task(self._speak())
+
+    async def close(self) -> None:
+        await self._hints.close()
+
+    def keep(self, user_id: UUID, client_id: str, seen: int) -> None:
+        """Of a client that goes."""
+        key = _key(user_id, client_id)
+        self._store(key, seen)
+        self._new.pop(key, None)
+        if self._hints.reach_others and len(self._due) < CURSORS_MAX:
+            self._due[key] = seen
+
+    def note(self, user_id: UUID, client_id: str, seen: int) -> None:
+        """Of a client that listens: should this process end, others know."""
+        if self._hints.reach_others and len(self._new) < CURSORS_MAX:
+            self._new[_key(user_id, client_id)] = seen
+
+    def of(self, user_id: UUID, client_id: str) -> int | None:
+        seen, at = self._seen.get(_key(user_id, client_id), (None, 0.0))
+        return seen if monotonic() - at < REMEMBERED_SECONDS else None
+
+    def heard(self, message: str) -> None:
+        said = json.loads(message)
+        if said["from"] != self._name:
+            for key, seen in said["seen"]:
+                known, _ = self._seen.get(key, (0, 0.0))
+                self._store(key, max(seen, known))
+
+    def messages(self) -> Iterator[str]:
+        """What others are told now."""
+        due = iter(self._due.items())
+        self._due, self._new = self._new, {}
+        while few := list(islice(due, PER_MESSAGE_MAX)):
+            yield json.dumps({"from": self._name, "seen": few})
+
+    def _store(self, key: str, seen: int) -> None:
+        self._seen[key] = (seen, monotonic())
+        self._seen.move_to_end(key)
+        if len(self._seen) > CURSORS_MAX:
+            self._seen.popitem(last=False)
+
+    async def _speak(self) -> None:
+        while True:
+            await asyncio.sleep(SEND_SECONDS)
+            try:
+                for message in self.messages():
+                    await self._hints.send(message)
+            except (Unavailable, OSError, TimeoutError) as error:
+                logger.debug("cursors can't be told to other control planes: %s", error)
+
+
+def _key(user_id: UUID, client_id: str) -> str:
+    return hashlib.sha256(user_id.bytes + client_id.encode()).hexdigest()[:32]

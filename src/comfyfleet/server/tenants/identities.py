@@ -1,0 +1,200 @@
+"""People whom an identity provider knows: which tenant's user and which operator they are.
+
+Their ids are made from the provider's own name for them, so that a second sign-in finds what the first one made.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID, uuid5
+
+from comfyfleet.api.values import is_storable
+from comfyfleet.errors import Conflict, Forbidden, InvalidInput
+from comfyfleet.server.db import Tx
+from comfyfleet.server.tenants import service, store
+from comfyfleet.server.tenants.model import (
+    ALL_SCOPES,
+    NAME_CHARACTERS_MAX,
+    Caller,
+    NewApiKey,
+    NewOperator,
+    Operator,
+    Role,
+    Tenant,
+    User,
+    check_email,
+    new_api_key,
+    new_operator_key,
+)
+from comfyfleet.settings import ClaimRule, Settings, parse_claim_rules
+
+OF_OPERATORS = UUID("de7a0170-0000-4000-8000-0000000001dc")
+SIGN_ON_KEY = "single sign-on"
+CREATED_BY = "oidc"
+CLAIM_DEPTH_MAX = 5
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._@-]+")
+OPERATOR_NAME_CHARACTERS_MAX = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A person as an identity provider has described them."""
+
+    issuer: str
+    claims: Mapping[str, Any]
+
+    @property
+    def subject(self) -> str:
+        return str(self.claims["sub"])
+
+    @property
+    def email(self) -> str | None:
+        """Only an address that the provider has verified."""
+        given = self.claims.get("email")
+        if self.claims.get("email_verified") is not True or not isinstance(given, str):
+            return None
+        try:
+            return check_email(given)
+        except InvalidInput:
+            return None
+
+    @property
+    def name(self) -> str | None:
+        given = self.claims.get("name") or self.claims.get("preferred_username")
+        if not isinstance(given, str) or not is_storable(given) or not given.isprintable():
+            return None
+        return given.strip()[:NAME_CHARACTERS_MAX] or None
+
+    def id_within(self, namespace: UUID) -> UUID:
+        return uuid5(namespace, f"{self.issuer} {self.subject}")
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityRules:
+    """Whose users people become, and which of them are operators."""
+
+    tenants: tuple[ClaimRule, ...]
+    roles: tuple[ClaimRule, ...]
+
+    def tenant_of(self, identity: Identity) -> UUID | None:
+        """By the first rule that fits."""
+        return next((UUID(each.target) for each in self.tenants if fits(each, identity)), None)
+
+    def role_of(self, identity: Identity) -> Role | None:
+        """The highest of all that fit."""
+        found = {Role(each.target) for each in self.roles if fits(each, identity)}
+        return next((role for role in reversed(Role) if role in found), None)
+
+
+def rules_from(settings: Settings) -> IdentityRules:
+    """Raises InvalidInput for a rule that could never hold."""
+    tenants = parse_claim_rules(settings.oidc_tenants, "COMFYFLEET_OIDC_TENANTS")
+    roles = parse_claim_rules(settings.oidc_roles, "COMFYFLEET_OIDC_ROLES")
+    for name, kind, rules in (
+        ("COMFYFLEET_OIDC_TENANTS", UUID, tenants),
+        ("COMFYFLEET_OIDC_ROLES", Role, roles),
+    ):
+        for rule in rules:
+            try:
+                kind(rule.target)
+            except ValueError:
+                raise InvalidInput(f"{name} has {rule.target!r}", field=name) from None
+    return IdentityRules(tenants, roles)
+
+
+def fits(rule: ClaimRule, identity: Identity) -> bool:
+    if not rule.claim:
+        return True
+    if rule.claim == "email":
+        return identity.email == rule.value.lower()
+    return rule.value in map(_text, _values(identity.claims, rule.claim))
+
+
+def _values(claims: Mapping[str, Any], name: str) -> Sequence[Any]:
+    """A claim by its name, or by a path with dots: `realm_access.roles`."""
+    found: Any = claims.get(name)
+    if found is None:
+        found = claims
+        for part in name.split(".", CLAIM_DEPTH_MAX):
+            found = found.get(part) if isinstance(found, Mapping) else None
+    return found if isinstance(found, list) else [] if found is None else [found]
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+async def ensure_user(tx: Tx, tenant: Tenant, identity: Identity, *, now: datetime) -> User:
+    """Returns the tenant's user: the one of an earlier sign-in, else the one with the same verified address, else a
+    new one. Raises Forbidden for one that was deactivated. `tx`: of the tenant's database."""
+    user_id, email = identity.id_within(tenant.id), identity.email
+    user = await store.get_user(tx, tenant.id, user_id)
+    if user is None and email is not None:
+        user = await store.user_by_email(tx, tenant.id, email)
+    if user is None:
+        user = await service.create_user(
+            tx, user_id=user_id, tenant_id=tenant.id, now=now, email=email, name=identity.name
+        )
+    check_active(user)
+    return user
+
+
+def check_active(user: User) -> None:
+    if not user.is_active:
+        raise Forbidden("this user was deactivated")
+
+
+async def ensure_key(tx: Tx, tenant: Tenant, user: User, key_id: UUID, *, now: datetime) -> Caller:
+    """Returns the key for sign-ins without a key, which nobody ever sees; revoked, it ends them all."""
+    found = await service.list_keys(tx, tenant.id, user.id)
+    # Users may give this name to keys of their own.
+    kept = (
+        each
+        for each in found
+        if each.name == SIGN_ON_KEY and each.scopes == ALL_SCOPES and each.expires_at is None
+    )
+    key = next((each for each in kept if service.is_key_current(each, now)), None)
+    if key is None:
+        new = NewApiKey(key_id, new_api_key(), tenant.id, user.id, SIGN_ON_KEY)
+        key = await service.create_key(tx, new, now=now)
+    return Caller(key, tenant)
+
+
+async def find_operator(tx: Tx, identity: Identity) -> Operator | None:
+    return await store.operator_by_id(tx, identity.id_within(OF_OPERATORS))
+
+
+async def ensure_operator(tx: Tx, identity: Identity, role: Role, *, now: datetime) -> Operator:
+    """Returns the operator with the role that the provider tells now. Raises Forbidden for a revoked one."""
+    operator = await find_operator(tx, identity)
+    if operator is None:
+        return await _create_operator(tx, identity, identity.id_within(OF_OPERATORS), role, now)
+    if operator.revoked_at is not None:
+        raise Forbidden("this operator was revoked")
+    if operator.role is not role:
+        operator = await store.set_operator_role(tx, operator.id, role) or operator
+    return operator
+
+
+async def _create_operator(
+    tx: Tx, identity: Identity, operator_id: UUID, role: Role, now: datetime
+) -> Operator:
+    for name in _operator_names(identity, operator_id):
+        new = NewOperator(operator_id, name, role, new_operator_key(), created_by=CREATED_BY)
+        try:
+            return await service.create_operator(tx, new, now=now)
+        except (Conflict, InvalidInput):
+            continue
+    raise Conflict("there is no free name for this operator")
+
+
+def _operator_names(identity: Identity, operator_id: UUID) -> Iterator[str]:
+    """A name is one person's for ever: where it is taken, a part of the id tells them apart."""
+    given = identity.email or identity.claims.get("preferred_username") or identity.subject
+    name = _NOT_IN_NAMES.sub("-", str(given)).strip("-._@")[:OPERATOR_NAME_CHARACTERS_MAX]
+    if name:
+        yield name
+        yield f"{name}-{operator_id.hex[:8]}"
+    yield operator_id.hex

@@ -1,0 +1,156 @@
+"""Passes calls of custom nodes' routes on to the backend: those that the worker's own settings allow."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from urllib.parse import unquote
+
+import httpx
+
+from comfyfleet.api.route_calls import (
+    METHODS,
+    REASON_CHARACTERS_MAX,
+    REQUEST_HEADERS,
+    RESPONSE_HEADERS,
+    ROUTE_BYTES_MAX,
+    RouteAnswer,
+    RouteCall,
+    RoutePoll,
+    is_below,
+    is_plain,
+    passed_headers,
+)
+from comfyfleet.errors import FleetError, Refused, Unavailable, WorkerRevoked
+from comfyfleet.transport.http import describe_network_error, open_client
+from comfyfleet.transport.retry import RetryPolicy
+from comfyfleet.worker.control_client import ControlClient
+from comfyfleet.worker.settings import WorkerSettings
+
+logger = logging.getLogger(__name__)
+AT_ONCE_MAX = 4
+WAIT_SECONDS = 50.0
+# How soon a backend that is down, or a control plane that knows no such calls, is asked again.
+PAUSE_SECONDS = 1.0
+UNKNOWN_SECONDS = 60.0
+ATTEMPTS_MAX = 6  # the longest pause
+
+
+class RouteRefused(Exception):
+    """The backend is not asked, or its answer is not sent on."""
+
+
+class RoutePasser:
+    """One poll waits at a time; a call that came with it is passed on beside the next poll."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        control: ControlClient,
+        *,
+        worker_id: Callable[[], str],
+        is_ready: Callable[[], bool],
+        retry: RetryPolicy,
+    ) -> None:
+        self._prefixes = settings.passthrough
+        self._control = control
+        self._worker_id = worker_id
+        self._is_ready = is_ready
+        self._retry = retry
+        self._failures = 0
+        self._room = asyncio.Semaphore(AT_ONCE_MAX)
+        self._client = open_client(settings.backend_url or "")
+
+    async def run(self) -> None:
+        """Runs until cancelled, or the worker is revoked."""
+        try:
+            async with asyncio.TaskGroup() as calls:
+                while True:
+                    await self._room.acquire()
+                    call = await self._next()
+                    if call is None:
+                        self._room.release()
+                    else:
+                        calls.create_task(self._handle(call))
+        except* WorkerRevoked:
+            logger.info("no more routes are passed on: this worker was revoked")
+        finally:
+            await self._client.aclose()
+
+    async def _next(self) -> RouteCall | None:
+        if not self._is_ready():
+            await self._retry.sleep(PAUSE_SECONDS)
+            return None
+        message = RoutePoll(
+            worker_id=self._worker_id(), prefixes=self._prefixes, wait_seconds=WAIT_SECONDS
+        )
+        try:
+            polled = await self._control.poll_routes(message)
+        except WorkerRevoked:
+            raise
+        except FleetError as error:
+            await self._pause(error)
+            return None
+        self._failures = 0
+        return polled.call
+
+    async def _pause(self, error: FleetError) -> None:
+        self._failures = min(self._failures + 1, ATTEMPTS_MAX)
+        if isinstance(error, Refused):
+            logger.warning("routes can't be passed on", extra={"reason": error.message})
+            await self._retry.sleep(UNKNOWN_SECONDS)
+        else:
+            await self._retry.back_off(self._failures)
+
+    async def _handle(self, call: RouteCall) -> None:
+        try:
+            answer = await self.pass_on(call)
+            await self._control.answer_route(answer)
+        except Unavailable as error:
+            # Not sent again: by then nobody may wait for it.
+            logger.warning("a route's answer was not delivered", extra={"reason": error.message})
+        except FleetError as error:
+            logger.info("a route's answer came too late", extra={"reason": error.message})
+        finally:
+            self._room.release()
+
+    async def pass_on(self, call: RouteCall) -> RouteAnswer:
+        """Asks the backend once."""
+        try:
+            self._check(call)
+            async with asyncio.timeout(call.answer_seconds):
+                return await self._ask(call)
+        except (RouteRefused, httpx.HTTPError, TimeoutError) as error:
+            reason = (
+                str(error) if isinstance(error, RouteRefused) else describe_network_error(error)
+            )
+            logger.warning("a route was not passed on", extra={"reason": reason})
+            return self._answer(call, error=reason[:REASON_CHARACTERS_MAX])
+
+    def _check(self, call: RouteCall) -> None:
+        """The control plane has checked all of it: this machine's owner need not rely on that."""
+        path = unquote(call.target.partition("?")[0])
+        is_ours = any(is_below(each, path) for each in self._prefixes)
+        if call.method not in METHODS or not is_ours or not is_plain(path):
+            raise RouteRefused("this worker does not pass that route on")
+
+    async def _ask(self, call: RouteCall) -> RouteAnswer:
+        headers = passed_headers(call.headers, REQUEST_HEADERS)
+        request = self._client.build_request(
+            call.method, call.target, headers=headers, content=call.body
+        )
+        response = await self._client.send(request, stream=True, follow_redirects=False)
+        try:
+            body = bytearray()
+            async for chunk in response.aiter_bytes():
+                body += chunk
+                if len(body) > ROUTE_BYTES_MAX:
+                    raise RouteRefused(f"the answer has more than {ROUTE_BYTES_MAX:,} bytes")
+        finally:
+            await response.aclose()
+        kept = passed_headers(response.headers, RESPONSE_HEADERS)
+        return self._answer(call, status=response.status_code, headers=kept, body=bytes(body))
+
+    def _answer(self, call: RouteCall, **told: object) -> RouteAnswer:
+        return RouteAnswer.model_validate(
+            {"worker_id": self._worker_id(), "call_id": call.id, **told}
+        )

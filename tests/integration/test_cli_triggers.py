@@ -1,0 +1,115 @@
+"""`comfyfleet triggers` as a client of a control plane that runs, with the built-in engine behind it."""
+
+import json
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.support.server.commands import Result, comfyfleet
+from tests.support.server.local_server import LocalServer, local_server_in
+
+from comfyfleet.api.webhooks import HEADER, sign
+
+GRAPH = """
+name: A square
+nodes:
+  - {id: width, type: input, value_type: integer, default: 40}
+  - {id: draw, type: workflow, workflow: negative}
+  - {id: picture, type: output}
+connections:
+  - {from: width.value, to: draw.width}
+  - {from: draw.output, to: picture.value}
+"""
+SECONDS_MAX = 120
+
+
+@pytest.fixture(scope="module")
+def local_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    with local_server_in(tmp_path_factory.mktemp("shop")) as local_server:
+        yield local_server
+
+
+class Customer:
+    def __init__(self, local_server: LocalServer) -> None:
+        key = local_server.tenant(1_000)["key"]
+        self.url = local_server.url
+        self.environ = {"COMFYFLEET_URL": local_server.url, "COMFYFLEET_KEY": key}
+        self.headers = {"Authorization": f"Bearer {key}"}
+        answer = httpx.post(
+            f"{self.url}/api/graphs", json={"document": GRAPH}, headers=self.headers, timeout=60
+        )
+        assert answer.status_code == 201, answer.text
+
+    def says(self, *arguments: str, code: int = 0) -> Result:
+        done = comfyfleet("triggers", *arguments, environ=self.environ, width=250)
+        assert done.code == code, done.out + done.err
+        return done
+
+    def made(self, name: str, *more: str) -> dict[str, Any]:
+        usual = ("--graph", "A square", "--tokens-per-day", "100", "--json")
+        found: dict[str, Any] = self.says("create", name, *more, *usual).json
+        return found
+
+    def ended(self, run_id: str) -> dict[str, Any]:
+        deadline = time.monotonic() + SECONDS_MAX
+        while True:
+            path = f"{self.url}/api/graph-runs/{run_id}"
+            found: dict[str, Any] = httpx.get(path, headers=self.headers, timeout=60).json()
+            if found["status"] in ("completed", "failed", "cancelled"):
+                return found
+            assert time.monotonic() < deadline, found
+            time.sleep(0.1)
+
+
+@pytest.fixture
+def customer(local_server: LocalServer) -> Customer:
+    return Customer(local_server)
+
+
+def test_a_webhook_makes_a_picture_of_what_it_is_sent(customer: Customer) -> None:
+    made = customer.made("shop", "--input", "width=body.order.width")
+    body = json.dumps({"order": {"width": 24}}).encode()
+    now = int(time.time())
+    sent = httpx.post(
+        f"{customer.url}{made['path']}",
+        content=body,
+        headers={HEADER: sign(made["secret"], body, timestamp=now)},
+        timeout=60,
+    )
+    assert sent.status_code == 202, sent.text
+    run = customer.ended(sent.json()["run_id"])
+    assert run["status"] == "completed", run["error"]
+    assert run["inputs"] == {"width": 24}
+    assert len(run["outputs"]["picture"]["files"]) == 1
+    shown = customer.says("show", made["id"]).out
+    assert "webhook at /hooks/" in shown
+    assert sent.json()["run_id"] in shown
+    assert made["secret"] not in shown
+
+
+def test_it_is_fired_by_hand_listed_paused_resumed_and_deleted(
+    customer: Customer, tmp_path: Path
+) -> None:
+    made = customer.made("yearly", "--cron", "0 0 1 1 *", "--timezone", "Europe/Berlin")
+    assert datetime.fromisoformat(made["next_at"]).astimezone(UTC).hour == 23
+    [listed] = customer.says("list", "--json").json
+    assert listed["id"] == made["id"]
+    run_id = customer.says("fire", made["id"]).out.strip()
+    assert customer.ended(run_id)["status"] == "completed"
+    customer.says("pause", made["id"])
+    assert "paused" in customer.says("show", made["id"]).out
+    customer.says("resume", made["id"])
+    assert "next at" in customer.says("show", made["id"]).out
+    customer.says("delete", made["id"])
+    assert customer.says("list", "--json").json == []
+    body = tmp_path / "order.json"
+    body.write_text('{"width": "wide"}')
+    hook = customer.made("shop", "--input", "width=body.width")
+    refused = customer.says("fire", hook["id"], "--body", f"@{body}", code=1)
+    assert "width" in refused.err
+    plain = customer.says("create", "plain", "--graph", "A square", "--tokens-per-day", "5").out
+    assert plain.splitlines()[2].startswith("hook_")

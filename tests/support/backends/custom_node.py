@@ -1,0 +1,68 @@
+"""A ComfyUI with routes of a custom node, and what was asked of them."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from comfyfleet.engine import Served, serve_in_thread
+from comfyfleet.engine.engine import Engine
+from comfyfleet.engine.serve import create_app
+
+PREFIX = "/api/etn"
+HOLD_SECONDS_MAX = 60.0
+LARGE_BYTES = 11 * 1000**2
+Asked = tuple[str, str, dict[str, str], bytes]
+
+
+@dataclass
+class CustomNode:
+    """`/hold` is answered once it is `released`."""
+
+    beneath: ASGIApp | None = None
+    asked: list[Asked] = field(default_factory=list)
+    released: threading.Event = field(default_factory=threading.Event)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.beneath is not None and not scope.get("path", "").startswith(PREFIX):
+            await self.beneath(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        query = f"?{request.url.query}" if request.url.query else ""
+        path = f"{request.url.path}{query}"
+        self.asked.append((request.method, path, dict(request.headers), await request.body()))
+        await (await self._answer(request.url.path))(scope, receive, send)
+
+    async def _answer(self, path: str) -> Response:
+        if path.endswith("/away"):
+            return RedirectResponse("http://169.254.169.254/")
+        if path.endswith("/large"):
+            return Response(b"x" * LARGE_BYTES, media_type="application/octet-stream")
+        if path.endswith("/hold"):
+            await asyncio.to_thread(self.released.wait, HOLD_SECONDS_MAX)
+        if path.endswith("/json"):
+            return Response(b'{"a": 1}', media_type="application/json")
+        return Response(
+            b"<script>1</script>",
+            media_type="text/html",
+            headers={"Set-Cookie": "a=b", "Access-Control-Allow-Origin": "*", "X-Inner": "1"},
+        )
+
+    @contextmanager
+    def served(self) -> Iterator[Served]:
+        """With an engine beneath."""
+
+        def app_of(engine: Engine) -> ASGIApp:
+            self.beneath = create_app(engine)
+            return self
+
+        try:
+            with serve_in_thread(app_of=app_of) as served:
+                yield served
+        finally:
+            self.released.set()

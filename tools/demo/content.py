@@ -1,0 +1,435 @@
+"""What the demo shows, made as operators and customers make it: over HTTP, and nothing beside it."""
+
+import asyncio
+import io
+import json
+import random
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import yaml
+from PIL import Image
+
+from comfyfleet.client import Client
+from comfyfleet.client.files import upload_source, upload_to
+from comfyfleet.client.jobs import JobHandle
+from comfyfleet.errors import FleetError
+from demo import catalogue, scenes
+from demo.catalogue import EFFECTS, LARGE_FORMAT, Shown
+from demo.processes import Processes
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+START_SECONDS_MAX = 60
+STEP_SECONDS_MAX = 120
+LOOK_SECONDS = 0.2
+TOKENS = 500
+TOKENS_OF_A_STUDIO = 100_000
+STUDIO = "studio"
+BASE_CANDIDATES = 8
+BATCH = 4
+AT_ONCE = 4  # a user may have five active jobs
+LONG_STEPS = 400  # of a second each
+BUSY_SECONDS = 8
+BUSY_HOURS_MAX = 2
+EXAMPLE_QUALITY = 86
+Said = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Media:
+    """Of one user: by the name of its scene."""
+
+    pictures: Mapping[str, Any]
+    clip: Any
+    mask: Any
+
+
+@dataclass
+class Content:
+    """What was made, for those who open its pages."""
+
+    url: str
+    admin_key: str
+    customer_key: str = ""
+    tenant_id: str = ""
+    media_id: str = ""
+    done_id: str = ""
+    failed_id: str = ""
+    running_id: str = ""
+    shared_url: str = ""
+    graph_id: str = ""
+    graph_run_id: str = ""
+    asking_run_id: str = ""
+    pipeline_id: str = ""
+    pipeline_run_id: str = ""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    workers: Sequence[str] = ()
+    candidates: int = 0
+
+
+@dataclass(frozen=True)
+class Admin:
+    """An operator's calls."""
+
+    http: httpx.AsyncClient
+
+    async def ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        response = await self.http.request(method, path, json=body)
+        return _answer(response, path)
+
+    async def post(self, path: str, **body: Any) -> dict[str, Any]:
+        return await self.ask("POST", path, body)
+
+    async def send(self, path: str, content: bytes, content_type: str) -> dict[str, Any]:
+        headers = {"Content-Type": content_type}
+        return _answer(await self.http.put(path, content=content, headers=headers), path)
+
+
+def _answer(response: httpx.Response, path: str) -> dict[str, Any]:
+    if not response.is_success:
+        raise FleetError(f"{path}: {response.text}")
+    answer: dict[str, Any] = response.json() if response.content else {}
+    return answer
+
+
+class Demo:
+    """One control plane's content, made in an order in which each part has what it needs."""
+
+    def __init__(self, processes: Processes, say: Said) -> None:
+        self.processes = processes
+        self.say = say
+        self.content = Content(processes.url, processes.admin_key)
+        self.customer: Client
+        self.studio: Client
+        self.admin: Admin
+        self.secret = ""
+        self._stack = AsyncExitStack()
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator["Demo"]:
+        async with self._stack:
+            headers = {"Authorization": f"Bearer {self.processes.admin_key}"}
+            http = httpx.AsyncClient(
+                base_url=f"{self.content.url}/api/admin", headers=headers, timeout=60
+            )
+            self.admin = Admin(await self._stack.enter_async_context(http))
+            await until(self._answers, "the control plane answers", START_SECONDS_MAX)
+            yield self
+
+    async def _answers(self) -> bool:
+        if name := self.processes.ended():
+            raise FleetError(f"{name} has ended: {self.processes.last_words(name)}")
+        try:
+            return (await self.admin.http.get(f"{self.content.url}/readyz")).is_success
+        except httpx.TransportError:
+            return False
+
+    async def make(self) -> Content:
+        drawn = asyncio.create_task(asyncio.to_thread(_drawn))
+        try:
+            await self._people()
+            await self._workflows()
+            pictures = await drawn
+        finally:
+            drawn.cancel()
+        await self._workers()
+        media = await self._uploaded(self.customer, pictures)
+        await self._examples(media, pictures)
+        self.say(f"{len(EFFECTS)} effects with examples that the engine has made")
+        await asyncio.gather(
+            self._graphs(media), self._pipeline(pictures["shore"]), self._own_jobs(media), self._studio(pictures)
+        )  # fmt: skip
+        await self._second_worker_asks()
+        await self._waiting_graph(media)
+        await self._long_jobs(media)
+        await self._count()
+        return self.content
+
+    # Operators
+
+    async def _people(self) -> None:
+        """This machine's user has most of it: one click signs in as that user. Two tenants more have a part."""
+        tenants = (await self.admin.ask("GET", "/tenants"))["tenants"]
+        tenant = next(each for each in tenants if each["name"] == "local")
+        users = f"/tenants/{tenant['id']}/users"
+        user = (await self.admin.ask("GET", users))["users"][0]
+        made = await self.admin.post(f"{users}/{user['id']}/keys", name="demo")
+        self.content.tenant_id, self.content.customer_key = tenant["id"], made["key"]
+        await self._credit(tenant["id"], user["id"], TOKENS)
+        self.customer = await self._client(made["key"])
+        studio = await self.admin.post("/tenants", name="Halden Studio", email="ada@example.com")
+        await self._credit(studio["id"], studio["user_id"], TOKENS_OF_A_STUDIO)
+        self.studio, self.studio_id = await self._client(studio["key"]), studio["id"]
+        kiosk = await self.admin.post("/tenants", name="Harbour Kiosk", email="ben@example.com")
+        await self._credit(kiosk["id"], kiosk["user_id"], 20)
+        await self.admin.post("/operators", name="night-shift", role="operator")
+        self.say("Three tenants with users, keys and tokens")
+
+    async def _client(self, key: str) -> Client:
+        return await self._stack.enter_async_context(Client(self.content.url, key))
+
+    async def _credit(self, tenant: str, user: str, amount: int) -> None:
+        path = f"/tenants/{tenant}/wallets/{user}/credits"
+        await self.admin.post(path, amount=amount, provider_transaction_id=f"demo-{user}")
+
+    async def _workflows(self) -> None:
+        registered = yaml.safe_load((EXAMPLES / "properties.yaml").read_text("utf-8"))
+        for slug, terms in registered.items():
+            file = EXAMPLES / terms.pop("file", f"workflows/{slug}.json")
+            document = json.loads(file.read_text("utf-8"))
+            await self.admin.post("/workflows", slug=slug, document=document, **terms)
+        await self.admin.post(
+            "/workflows", slug="tint", document=catalogue.TINT_PROMPT, properties=catalogue.TINT_PROPERTIES, price_tokens=1
+        )  # fmt: skip
+        for effect in EFFECTS:
+            await self._publish(effect)
+        await self.admin.post("/workflows", slug="oil-portrait", document=catalogue.OIL_PORTRAIT)
+
+    async def _publish(self, effect: Shown) -> None:
+        await self.admin.post(
+            "/workflows",
+            slug=effect.slug,
+            document=effect.prompt,
+            properties=effect.properties,
+            required_capabilities=list(effect.capabilities),
+        )
+        await self.admin.post(
+            "/effects",
+            slug=effect.slug,
+            workflow_slug=effect.slug,
+            title=effect.title,
+            description=effect.description,
+            price_tokens=effect.price_tokens,
+            tags=list(effect.tags),
+            media_types=list(effect.media_types),
+            overrides={},
+            published=True,
+        )
+
+    async def _workers(self) -> None:
+        """A second fleet, with a worker that alone can do large formats."""
+        made = await self.admin.post("/fleets", slug=STUDIO, stage="production", max_workers=4)
+        self.secret = made["secret"]
+        slugs = [LARGE_FORMAT, "golden-hour", "screen-print", "pixels"]
+        path = f"/fleets/{STUDIO}/production/workflows"
+        await self.admin.ask("PUT", path, {"workflow_slugs": slugs})
+        self._start_worker("studio-1")
+
+    def _start_worker(self, name: str) -> None:
+        self.processes.start_worker(name, fleet=STUDIO, secret=self.secret, capability=LARGE_FORMAT)
+
+    async def _second_worker_asks(self) -> None:
+        """From now on an operator approves whoever joins the second fleet."""
+        path = f"/fleets/{STUDIO}/production/approval"
+        await self.admin.ask("PUT", path, {"approval": "manual"})
+        self._start_worker("studio-2")
+
+        async def is_known() -> bool:
+            return "studio-2" in await self._worker_ids()
+
+        await until(is_known, "studio-2 asks to join", STEP_SECONDS_MAX)
+        self.content.workers = await self._worker_ids()
+        self.say("Two workers work, a third one wants to join")
+
+    async def _worker_ids(self) -> list[str]:
+        found = (await self.admin.ask("GET", "/workers"))["workers"]
+        return [each["worker_id"] for each in found]
+
+    # Customers
+
+    async def _uploaded(self, client: Client, pictures: Mapping[str, bytes]) -> Media:
+        mask = await client.upload(pictures["mask"], filename="mask.png", content_type="image/png")
+        names = [name for name in pictures if name not in ("clip", "mask")]
+        found = {name: await client.upload(pictures[name], filename=f"{name}.jpg", content_type="image/jpeg") for name in names}  # fmt: skip
+        clip = await client.upload(pictures["clip"], filename="ride.mp4", content_type="video/mp4")
+        return Media(found, clip, mask)
+
+    async def _applied(
+        self, client: Client, effect: Shown, media: Media, scene: str, **chosen: Any
+    ) -> JobHandle:
+        source = media.clip if effect.is_video else media.pictures[scene]
+        painted = {"area": str(media.mask.id)} if effect.takes_mask else {}
+        return await client.apply(effect.slug, source, {**painted, **chosen})
+
+    async def _examples(self, media: Media, pictures: Mapping[str, bytes]) -> None:
+        room = asyncio.Semaphore(AT_ONCE)
+
+        async def run(effect: Shown, scene: str) -> JobHandle:
+            async with room:
+                job = await self._applied(self.customer, effect, media, scene, **effect.for_example)
+                await job.wait(timeout_seconds=STEP_SECONDS_MAX)
+            return job
+
+        async def show(effect: Shown) -> None:
+            jobs = await asyncio.gather(*(run(effect, scene) for scene in effect.scenes))
+            for position, (job, scene) in enumerate(zip(jobs, effect.scenes, strict=True)):
+                await self._show_example(effect, position, job, pictures, scene)
+
+        await asyncio.gather(*map(show, EFFECTS))
+
+    async def _show_example(
+        self,
+        effect: Shown,
+        position: int,
+        job: JobHandle,
+        pictures: Mapping[str, bytes],
+        scene: str,
+    ) -> None:
+        folder = self.processes.folder / "results" / effect.slug
+        folder.mkdir(parents=True, exist_ok=True)
+        (made,) = await job.download(folder)
+        path = f"/effects/{effect.slug}/examples/{position}"
+        if effect.is_video:
+            await self.admin.send(f"{path}/before", pictures["clip"], "video/mp4")
+            await self.admin.send(f"{path}/after", made.read_bytes(), "video/mp4")
+            return
+        await self.admin.send(f"{path}/before", pictures[scene], "image/jpeg")
+        small = await asyncio.to_thread(_small_webp, made.read_bytes())
+        await self.admin.send(f"{path}/after", small, "image/webp")
+
+    async def _own_jobs(self, media: Media) -> None:
+        """Of several states: completed and shared, failed, cancelled."""
+        done = await self._applied(self.customer, catalogue.SOFT_FOCUS, media, "flower", glow=0.8)
+        await done.wait(timeout_seconds=STEP_SECONDS_MAX)
+        self.content.done_id = str(done.id)
+        self.content.media_id = str(media.pictures["flower"].id)
+        share = await done.share(expires_in=7 * 24 * 3600, has_original=True)
+        self.content.shared_url = share.url
+        failed = await self._applied(self.customer, catalogue.PORTRAIT_LIGHT, media, "city")
+        self.content.failed_id = str(failed.id)
+        with suppress(FleetError):  # it is meant to fail
+            await failed.wait(timeout_seconds=STEP_SECONDS_MAX)
+        cancelled = await self._applied(self.customer, catalogue.ENLARGE, media, "shore")
+        await cancelled.cancel()
+        await self.customer.create_key("website", scopes=["read"])
+        await self.customer.create_key("photo booth", scopes=["read", "write"])
+        self.say("Jobs: completed, failed, cancelled; a shared result; keys")
+
+    async def _graphs(self, media: Media) -> None:
+        for name in ("soften-if-large", "picture-and-clip"):
+            await self.customer.graphs.create((EXAMPLES / "graphs" / f"{name}.yaml").read_text("utf-8"))  # fmt: skip
+        inputs = {"photo": str(media.pictures["balloons"].id)}
+        failed = await self.customer.graphs.run_document(catalogue.WITH_A_FACE, inputs)
+        done = await self.customer.graphs.run_document(catalogue.THREE_PRINTS, inputs)
+        self.content.graph_run_id = str(done.run.id)
+        self.content.graph_id = str(done.run.graph_id)
+        for each in (failed, done):
+            with suppress(FleetError):  # the first is meant to fail
+                await each.wait(timeout_seconds=STEP_SECONDS_MAX)
+        self.say("Graphs, and a run with three results")
+
+    async def _waiting_graph(self, media: Media) -> None:
+        """It wants a worker that nobody has approved: it asks where to go on."""
+        run = await self.customer.graphs.run_document(
+            catalogue.LARGE_PRINT, {"photo": str(media.pictures["dunes"].id)}
+        )
+
+        async def asks() -> bool:
+            return str((await run.refresh()).status) == "waiting_for_user"
+
+        await until(asks, "the graph asks", STEP_SECONDS_MAX)
+        self.content.asking_run_id = str(run.run.id)
+        self.say("A graph run that waits for your answer")
+
+    async def _pipeline(self, picture: bytes) -> None:
+        """Base candidates, some judged: those that are approved have children."""
+        pipeline = await self.customer.pipelines.create(catalogue.PIPELINE)
+        photo = upload_source(picture, filename="shore.jpg", content_type="image/jpeg")
+        file_id = await upload_to(self.customer.calls, "/api/videos/uploads", photo, None)
+        run = await self.customer.pipelines.run(
+            pipeline,
+            BASE_CANDIDATES,
+            {"photo": str(file_id)},
+            limits={"concurrent_jobs": 2},
+            target_folder="posters",
+        )
+        self.content.pipeline_id, self.content.pipeline_run_id = str(pipeline.id), str(run.run.id)
+
+        async def is_at_rest() -> bool:
+            return str((await run.refresh()).reason) == "waiting_for_judgement"
+
+        await until(is_at_rest, "the candidates are made", STEP_SECONDS_MAX)
+        made = [each async for each in run.candidates(step=0)]
+        for _ in range(3):
+            if pair := await run.pair(step=0):
+                await run.vote(*pair)
+        await run.judge(made[0], "approve")
+        await run.judge(made[1], "approve")
+        await run.judge(made[2], "reject")
+        self.content.candidates = len(made)
+        self.say(f"A pipeline with {len(made)} candidates to judge")
+
+    async def _studio(self, pictures: Mapping[str, bytes]) -> None:
+        """Another tenant's jobs, so that there is something to tell apart."""
+        media = await self._uploaded(self.studio, pictures)
+        for effect in (catalogue.PIXELS, catalogue.SCREEN_PRINT, catalogue.GOLDEN):
+            some = list(media.pictures.values())[:BATCH]
+            batch = await self.studio.apply_many(effect.slug, [{} for _ in some], media=some)
+            await batch.wait(timeout_seconds=STEP_SECONDS_MAX)
+        self.studio_media = media
+        await self.admin.post("/jobs", workflow_slug="oil-portrait", tenant_id=self.studio_id)
+        self.say("Halden Studio's batches; one job waits for a model that no worker has")
+
+    async def _long_jobs(self, media: Media) -> None:
+        """One runs, with previews; others wait behind it."""
+        running = await self._applied(
+            self.customer, catalogue.ENLARGE, media, "ridges", steps=LONG_STEPS
+        )
+        self.content.running_id = str(running.id)
+        for scene in ("forest", "city"):
+            await self._applied(self.studio, catalogue.ENLARGE, self.studio_media, scene)
+
+        async def runs() -> bool:
+            return str((await running.refresh()).status) == "processing"
+
+        await until(runs, "the studio's worker begins", STEP_SECONDS_MAX)
+
+    async def _count(self) -> None:
+        counts: dict[str, int] = (await self.admin.ask("GET", "/jobs/counts"))["counts"]
+        self.content.counts = {status: count for status, count in counts.items() if count}
+
+    async def keep_busy(self) -> None:
+        """A customer comes now and then, so that pages have something to tell."""
+        chosen = (catalogue.PIXELS, catalogue.SCREEN_PRINT)
+        for turn in range(BUSY_HOURS_MAX * 3600 // BUSY_SECONDS):
+            await asyncio.sleep(BUSY_SECONDS)
+            scene = random.choice(list(self.studio_media.pictures))  # noqa: S311 - any will do
+            effect = catalogue.ENLARGE if turn % 20 == 10 else random.choice(chosen)  # noqa: S311
+            try:
+                await self._applied(self.studio, effect, self.studio_media, scene)
+            except FleetError:
+                continue  # too many at once: the next one may come in
+
+
+async def until(is_so: Callable[[], Any], what: str, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            while not await is_so():  # noqa: ASYNC110 - another program's state
+                await asyncio.sleep(LOOK_SECONDS)
+    except TimeoutError:
+        raise FleetError(f"not within {seconds} s: {what}") from None
+
+
+def _drawn() -> dict[str, bytes]:
+    """All scenes, a clip of one, and a mask."""
+    pictures = {name: draw() for name, draw in scenes.SCENES.items()}
+    mask = np.zeros((scenes.HEIGHT, scenes.WIDTH), np.uint8)
+    mask[300:560, 120:520] = 255
+    target = io.BytesIO()
+    Image.fromarray(mask).save(target, "PNG")
+    files = {name: scenes.jpeg(picture) for name, picture in pictures.items()}
+    return {**files, "clip": scenes.clip(pictures["shore"]), "mask": target.getvalue()}
+
+
+def _small_webp(content: bytes) -> bytes:
+    target = io.BytesIO()
+    with Image.open(io.BytesIO(content)) as picture:
+        picture.thumbnail((scenes.WIDTH, scenes.HEIGHT))
+        picture.convert("RGB").save(target, "WEBP", quality=EXAMPLE_QUALITY)
+    return target.getvalue()

@@ -1,0 +1,112 @@
+"""The processes of the demo: `comfyfleet up` with its own worker, and workers of a second fleet."""
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+COMMAND = (sys.executable, "-c", "from comfyfleet.cli import main; main()")
+PORT = 8000
+SERVER = "server"
+STOP_SECONDS_MAX = 20
+GRACE_SECONDS = 1
+HEARTBEAT_SECONDS = 5
+LOG_CHARACTERS_SHOWN = 2_000
+
+
+@dataclass
+class Processes:
+    """All that were started, by name."""
+
+    folder: Path
+    url: str
+    admin_key: str = field(default_factory=lambda: secrets.token_hex(16))
+    running: "dict[str, subprocess.Popen[bytes]]" = field(default_factory=dict)
+
+    def start_control_plane(self) -> None:
+        port = self.url.rpartition(":")[2]
+        words = ("up", "--port", port, "--data", str(self.folder / "data"), "--no-open")
+        self._start(SERVER, words, {"COMFYFLEET_ADMIN_KEY": self.admin_key})
+
+    def start_worker(self, name: str, *, fleet: str, secret: str, capability: str) -> None:
+        """With an engine of its own, which it starts itself."""
+        engine = " ".join(
+            [sys.executable, "-m", "comfyfleet", "engine", "--port", "{port}", "--no-pace"]
+        )
+        words = (
+            *("worker", "--control", self.url, "--fleet", fleet, "--worker-id", name),
+            *("--backend", f"http://127.0.0.1:{free_port()}", "--comfyui-command", engine),
+            *("--capability", capability, "--state", str(self.folder / name)),
+            *("--grace-seconds", str(GRACE_SECONDS)),
+        )
+        self._start(name, words, {"COMFYFLEET_FLEET_SECRET": secret})
+
+    def _start(self, name: str, words: tuple[str, ...], settings: Mapping[str, str]) -> None:
+        kept = {key: value for key, value in os.environ.items() if "COMFYFLEET_" not in key}
+        heartbeat = {"COMFYFLEET_HEARTBEAT_SECONDS": str(HEARTBEAT_SECONDS)}
+        with self.log_of(name).open("wb") as log:
+            self.running[name] = subprocess.Popen(  # noqa: S603 - our own command
+                [*COMMAND, *words],
+                env={**kept, **heartbeat, **settings},
+                stdout=log,
+                stderr=log,
+                # Ctrl-C is ours: it gets one signal to stop, and has the time that it needs.
+                start_new_session=True,
+            )
+
+    def log_of(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def ended(self) -> str | None:
+        """The name of one that should still run."""
+        return next((name for name, each in self.running.items() if each.poll() is not None), None)
+
+    def last_words(self, name: str) -> str:
+        return self.log_of(name).read_text(errors="replace")[-LOG_CHARACTERS_SHOWN:]
+
+    def stop(self) -> None:
+        """Workers first: the control plane hears which jobs they give back."""
+        workers = [each for name, each in self.running.items() if name != SERVER]
+        for group in (workers, [self.running[SERVER]] if SERVER in self.running else []):
+            for process in group:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGTERM)
+            for process in group:
+                _wait(process)
+
+
+def _wait(process: "subprocess.Popen[bytes]") -> None:
+    try:
+        process.wait(STOP_SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def control_plane(folder: Path, port: int | None = None) -> Iterator[Processes]:
+    """`comfyfleet up` with data of its own; what is started later ends with it."""
+    processes = Processes(folder, f"http://127.0.0.1:{port or free_port(PORT)}")
+    try:
+        processes.start_control_plane()
+        yield processes
+    finally:
+        processes.stop()
+
+
+def free_port(wanted: int = 0) -> int:
+    """The wanted one, unless something listens there."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", wanted))
+        except OSError:
+            listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port

@@ -1,0 +1,243 @@
+"""Pictures of every page with the demo's content, for README and docs. `make screenshots` makes them anew.
+
+    python tools/screenshots.py [--only WORD] [--folder DIR] [--quick] [--quiet]
+
+Which pages there are is read from web/src/app/routes.tsx; one that is not built yet is skipped, and told.
+"""
+
+import argparse
+import asyncio
+import io
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from demo.content import Content, Demo
+from demo.processes import control_plane
+from PIL import Image
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+from playwright.async_api import Error as BrowserError
+
+ROOT = Path(__file__).parents[1]
+WEB = ROOT / "web" / "src"
+IMAGES = ROOT / "docs" / "images"
+ALL_BYTES_MAX = 3_800_000
+ONE_BYTES_MAX = 900_000
+QUALITIES = (82, 74, 66, 58, 50, 40, 30)
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
+SIZES: Mapping[str, Any] = {"1440": {"width": 1440, "height": 900}, "390": {"width": 390, "height": 844}}  # fmt: skip
+LOOKS = tuple((size, theme) for size in SIZES for theme in ("dark", "light"))
+READY_MS_MAX = 20_000
+CALM_MS = 350
+AT_ONCE = 2
+ROUTE = re.compile(r'page\("(?P<path>[^"]+)", "(?P<shell>\w+)", "(?P<needs>\w+)", \(\) => import\("@/pages/(?P<page>[\w-]+)"\)')  # fmt: skip
+NOT_BUILT = re.compile(r"app/Soon\"")
+IS_READY = """() => document.querySelector('main')
+  && !document.querySelector('main [aria-busy=true]:not(button)')
+  && document.fonts.status === 'loaded'
+  && [...document.images].every(each => {
+    const { top, bottom } = each.getBoundingClientRect()
+    return each.complete || bottom < 0 || top > innerHeight
+  })"""
+SIGN_IN = "() => fetch('/api/session/local', { method: 'POST' }).then(answer => answer.ok)"
+
+
+@dataclass(frozen=True)
+class Shot:
+    """A page, by the name of its picture."""
+
+    name: str
+    address: str
+    is_for_strangers: bool
+
+
+def routes() -> Iterator[tuple[str, bool, str]]:
+    """Path, whether it is for those who are not signed in, and folder of each page of the app."""
+    found = list(ROUTE.finditer((WEB / "app" / "routes.tsx").read_text("utf-8")))
+    if not found:
+        raise SystemExit("routes.tsx is not written as it was: no page was found in it")
+    for each in found:
+        yield each["path"], (each["shell"], each["needs"]) == ("bare", "anybody"), each["page"]
+
+
+def is_built(page: str) -> bool:
+    return not NOT_BUILT.search((WEB / "pages" / page / "index.tsx").read_text("utf-8"))
+
+
+def addresses(content: Content) -> Mapping[str, Sequence[tuple[str, str]]]:
+    """Of pages whose address has a parameter: the name of each picture, and its address."""
+    pipeline = f"/pipelines/{content.pipeline_id}"
+    run = f"{pipeline}/runs/{content.pipeline_run_id}"
+    return {
+        "shared": [("shared", f"/shared/{content.shared_url.rpartition('/')[2]}")],
+        "effect": [("effect", "/effects/golden-hour"), ("effect-mask", "/effects/veil")],
+        "result": [
+            ("result", f"/results/{content.done_id}"),
+            ("result-failed", f"/results/{content.failed_id}"),
+            ("result-running", f"/results/{content.running_id}"),
+        ],
+        "one-media": [("one-media", f"/media/{content.media_id}")],
+        "canvas": [("canvas", f"/graphs/{content.graph_id}")],
+        "graph-run": [
+            ("graph-run", f"/graph-runs/{content.graph_run_id}"),
+            ("graph-run-asks", f"/graph-runs/{content.asking_run_id}"),
+        ],
+        "pipeline": [("pipeline", pipeline)],
+        "pipeline-run": [
+            ("pipeline-run", run),
+            ("pipeline-run-tree", f"{run}?view=tree"),
+            ("pipeline-run-vote", f"{run}?view=vote"),
+        ],
+        "job": [
+            ("job", f"/console/jobs/{content.done_id}"),
+            ("job-failed", f"/console/jobs/{content.failed_id}"),
+        ],
+        "workers": [
+            ("workers", "/console/workers"),
+            ("workers-matrix", "/console/workers?view=matrix"),
+        ],
+        "worker": [("worker", "/console/workers/studio-1")],
+        "workflow": [("workflow", "/console/workflows/golden-hour")],
+        "one-effect": [("one-effect", "/console/effects/golden-hour")],
+        "tenant": [("tenant", f"/console/tenants/{content.tenant_id}")],
+    }
+
+
+def shots(content: Content) -> Iterator[Shot]:
+    """Each page once, or in each of its states, though it may have several addresses."""
+    filled, seen = addresses(content), set()
+    for path, is_for_strangers, page in routes():
+        if page in seen or (":" in path and page not in filled):
+            continue
+        seen.add(page)
+        if not is_built(page):
+            print(f"skipped: {path} is not built yet")  # noqa: T201
+            continue
+        for name, address in filled.get(page, [(page, path)]):
+            yield Shot(name, address, is_for_strangers)
+    for path, _, page in routes():
+        if page not in seen:
+            print(f"skipped: {path}: tools/screenshots.py has no address for it")  # noqa: T201
+
+
+async def take(
+    browser: Browser, content: Content, wanted: Sequence[Shot], looks: Sequence[tuple[str, str]]
+) -> dict[str, bytes]:
+    """PNG by name."""
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def look(size: str, theme: str) -> dict[str, bytes]:
+        async with room:
+            return await _take_look(browser, content, wanted, size, theme)
+
+    taken = await asyncio.gather(*(look(size, theme) for size, theme in looks))
+    return {name: picture for each in taken for name, picture in each.items()}
+
+
+async def _take_look(
+    browser: Browser, content: Content, wanted: Sequence[Shot], size: str, theme: str
+) -> dict[str, bytes]:
+    taken: dict[str, bytes] = {}
+    context = await browser.new_context(
+        viewport=SIZES[size],
+        is_mobile=size == "390",
+        has_touch=size == "390",
+        color_scheme="light" if theme == "light" else "dark",
+        reduced_motion="reduce",
+        locale="en-US",
+    )
+    try:
+        # Who is signed in sees no page to sign in.
+        for each in sorted(wanted, key=lambda each: not each.is_for_strangers):
+            if not each.is_for_strangers:
+                await _sign_in(context, content.url)
+            taken[f"{each.name}-{theme}-{size}"] = await _shoot(context, content.url, each)
+    finally:
+        await context.close()
+    print(f"taken: {len(wanted)} pages, {theme}, {size} px wide")  # noqa: T201
+    return taken
+
+
+async def _sign_in(context: BrowserContext, url: str) -> None:
+    if await context.cookies():
+        return
+    page = await context.new_page()
+    await page.goto(f"{url}/sign-in")
+    if not await page.evaluate(SIGN_IN):
+        raise SystemExit("this machine's user can't sign in without a key")
+    await page.close()
+
+
+async def _shoot(context: BrowserContext, url: str, shot: Shot) -> bytes:
+    page: Page = await context.new_page()
+    try:
+        await page.goto(f"{url}{shot.address}", wait_until="domcontentloaded")
+        with suppress(BrowserError):  # what is slow is shown as it is
+            await page.wait_for_function(IS_READY, timeout=READY_MS_MAX)
+        await page.wait_for_timeout(CALM_MS)
+        return await page.screenshot()
+    finally:
+        await page.close()
+
+
+def written(taken: Mapping[str, bytes], folder: Path) -> int:
+    """As good as all of them may be within what a repository bears. Returns their bytes."""
+    for quality in QUALITIES:
+        made = {name: _webp(content, quality) for name, content in taken.items()}
+        total = sum(map(len, made.values()))
+        if total <= ALL_BYTES_MAX and max(map(len, made.values())) <= ONE_BYTES_MAX:
+            break
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in made.items():
+        (folder / f"{name}.webp").write_bytes(content)
+    return total
+
+
+def _webp(content: bytes, quality: int) -> bytes:
+    target = io.BytesIO()
+    with Image.open(io.BytesIO(content)) as picture:
+        picture.convert("RGB").save(target, "WEBP", quality=quality, method=4)
+    return target.getvalue()
+
+
+async def run(options: argparse.Namespace, folder: Path) -> int:
+    executable = next(filter(None, map(shutil.which, NAMES)), None)
+    if executable is None:
+        print("no browser: make browser installs one", file=sys.stderr)  # noqa: T201
+        return 1
+    with control_plane(folder) as processes:
+        say = (lambda _: None) if options.quiet else print
+        async with Demo(processes, say).opened() as demo, async_playwright() as playwright:
+            content = await demo.make()
+            busy = asyncio.create_task(demo.keep_busy())
+            browser = await playwright.chromium.launch(executable_path=executable, args=[*FLAGS])
+            try:
+                wanted = [each for each in shots(content) if options.only in each.name]
+                taken = await take(browser, content, wanted, LOOKS[: 1 if options.quick else None])
+            finally:
+                busy.cancel()
+                await browser.close()
+    total = written(taken, options.folder)
+    print(f"{len(taken)} pictures, {total:,} bytes, in {options.folder}")  # noqa: T201
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Pictures of every page.")
+    parser.add_argument("--only", default="", help="pages with this word in their name")
+    parser.add_argument("--folder", type=Path, default=IMAGES)
+    parser.add_argument("--quick", action="store_true", help="dark and wide only")
+    parser.add_argument("--quiet", action="store_true")
+    with tempfile.TemporaryDirectory(prefix="comfyfleet-", ignore_cleanup_errors=True) as folder:
+        return asyncio.run(run(parser.parse_args(), Path(folder)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+/** Calls of the API, with the session's cookie. */
+
+import { ApiError, asApiError, errorOf } from "./errors"
+
+export type Query = Record<string, string | number | boolean | null | undefined | readonly string[]>
+
+export interface CallOptions {
+  query?: Query
+  signal?: AbortSignal
+  headers?: Record<string, string>
+  /** A name of this act: repeated with the same one, it happens once. */
+  idempotencyKey?: string
+}
+
+export const SESSION = "/api/session"
+export const CSRF_HEADER = "x-csrf-token"
+const RETRIES_MAX = 2
+const RETRY_SECONDS_MAX = 5
+
+let csrf: string | null = null
+const whenSignedOut = new Set<() => void>()
+
+export function setCsrf(token: string | null): void {
+  csrf = token
+}
+
+/** Called when an answer says that nobody is signed in any more. */
+export function onSignedOut(listener: () => void): () => void {
+  whenSignedOut.add(listener)
+  return () => whenSignedOut.delete(listener)
+}
+
+/** A path with its query: empty values are left out, lists are repeated. */
+export function pathOf(path: string, query?: Query): string {
+  const given = new URLSearchParams()
+  for (const [name, value] of Object.entries(query ?? {})) {
+    if (value === null || value === undefined || value === "") continue
+    if (typeof value === "object") for (const each of value) given.append(name, each)
+    else given.set(name, String(value))
+  }
+  const text = given.toString()
+  return text ? `${path}?${text}` : path
+}
+
+/** Browsers take these signs away, or go up by them, before they ask. */
+const LEADS_ELSEWHERE = /[\\\t\n\r]|\/(?:\.|%2e){1,2}(?=\/|$)/i
+
+/** The path, unless it leads to another one than it says: ids come from addresses, and those from anybody's links. */
+export function ownPath(path: string): string {
+  if (LEADS_ELSEWHERE.test(path.replace(/[?#].*/s, "")))
+    throw new ApiError("not_found", "there is no such address", 404)
+  return path
+}
+
+/** A file is sent as it is, everything else as JSON. */
+async function call<T>(method: string, path: string, body: unknown, options: CallOptions = {}): Promise<T> {
+  const headers: Record<string, string> = { accept: "application/json", ...options.headers }
+  const isFile = body instanceof Blob
+  if (isFile) headers["content-type"] = body.type || "application/octet-stream"
+  else if (body !== undefined) headers["content-type"] = "application/json"
+  if (method !== "GET" && csrf) headers[CSRF_HEADER] = csrf
+  if (options.idempotencyKey) headers["idempotency-key"] = options.idempotencyKey
+  const request: RequestInit = { method, headers, credentials: "same-origin", signal: options.signal ?? null }
+  if (body !== undefined) request.body = isFile ? body : JSON.stringify(body)
+  for (let tried = 0; ; tried += 1) {
+    try {
+      return await once<T>(pathOf(path, options.query), request)
+    } catch (thrown) {
+      if (options.signal?.aborted) throw thrown
+      const error = asApiError(thrown)
+      const wait = error.retryAfterSeconds
+      const again = method === "GET" && tried < RETRIES_MAX && wait !== null && wait <= RETRY_SECONDS_MAX
+      if (!again) throw error
+      await new Promise((done) => setTimeout(done, wait * 1000))
+    }
+  }
+}
+
+async function once<T>(address: string, request: RequestInit): Promise<T> {
+  const response = await fetch(ownPath(address), request)
+  if (!response.ok) {
+    if (response.status === 401 && !address.startsWith(SESSION)) for (const each of whenSignedOut) each()
+    throw await errorOf(response)
+  }
+  if (response.status === 204 || response.headers.get("content-length") === "0") return undefined as T
+  return (await response.json()) as T
+}
+
+export const api = {
+  get: <T>(path: string, options?: CallOptions) => call<T>("GET", path, undefined, options),
+  post: <T>(path: string, body?: unknown, options?: CallOptions) => call<T>("POST", path, body, options),
+  put: <T>(path: string, body?: unknown, options?: CallOptions) => call<T>("PUT", path, body, options),
+  patch: <T>(path: string, body?: unknown, options?: CallOptions) => call<T>("PATCH", path, body, options),
+  delete: <T = void>(path: string, options?: CallOptions) => call<T>("DELETE", path, undefined, options),
+}

@@ -1,0 +1,66 @@
+/** What a call can fail with: the API's own error, or no answer at all. */
+
+export type Details = Record<string, unknown>
+
+export class ApiError extends Error {
+  readonly code: string
+  readonly status: number
+  readonly details: Details
+  readonly retryAfterSeconds: number | null
+
+  constructor(
+    code: string,
+    message: string,
+    status: number,
+    details: Details = {},
+    retryAfter: number | null = null,
+  ) {
+    super(message)
+    this.name = "ApiError"
+    this.code = code
+    this.status = status
+    this.details = details
+    this.retryAfterSeconds = retryAfter
+  }
+
+  /** The same call may succeed later, unchanged. */
+  get isTemporary(): boolean {
+    return this.status === 0 || this.status === 429 || this.status >= 500
+  }
+
+  get isOffline(): boolean {
+    return this.status === 0
+  }
+
+  get isSignedOut(): boolean {
+    return this.status === 401
+  }
+}
+
+export function offline(): ApiError {
+  return new ApiError("offline", "the control plane can't be reached", 0)
+}
+
+export async function errorOf(response: Response): Promise<ApiError> {
+  const told = await response.json().catch(() => null)
+  const error = (told as { error?: { code?: unknown; message?: unknown; details?: Details } } | null)?.error
+  const code = typeof error?.code === "string" ? error.code : `http_${response.status}`
+  const message = typeof error?.message === "string" ? error.message : response.statusText
+  return new ApiError(code, message, response.status, error?.details ?? {}, retryAfterOf(response))
+}
+
+export function retryAfterOf(response: Response): number | null {
+  const told = response.headers.get("retry-after")
+  if (told === null) return null
+  const seconds = Number(told)
+  if (Number.isFinite(seconds)) return Math.max(0, seconds)
+  const moment = Date.parse(told)
+  return Number.isNaN(moment) ? null : Math.max(0, (moment - Date.now()) / 1000)
+}
+
+/** Anything that was thrown, as an error that can be shown. */
+export function asApiError(thrown: unknown): ApiError {
+  if (thrown instanceof ApiError) return thrown
+  if (thrown instanceof TypeError) return offline()
+  return new ApiError("unexpected", thrown instanceof Error ? thrown.message : String(thrown), -1)
+}

@@ -1,0 +1,191 @@
+/** Server-sent events: one connection per address and tab, which comes back by itself. */
+
+import { useEffect, useRef } from "react"
+import { ownPath } from "./client"
+import { connection } from "./connection"
+import { asApiError, errorOf } from "./errors"
+
+export interface ServerEvent {
+  /** The event's name; "message" where the server gives none. */
+  readonly event: string
+  readonly data: string
+  readonly id: string
+}
+
+export type Handler = (event: ServerEvent) => void
+
+const BACKOFF_SECONDS = [1, 2, 4, 8, 15, 30]
+/** The server sends a comment at least every 15 s: silence for longer means that nobody is there. */
+const SILENCE_MS_MAX = 45_000
+/** A tab that nobody looks at gives its connection back: a browser has six of them per server. */
+const HIDDEN_MS_MAX = 60_000
+const LINE_CHARACTERS_MAX = 4_000_000
+
+/** Parses the stream piece by piece. */
+export class EventParser {
+  private rest = ""
+  private event = ""
+  private data: string[] = []
+  private readonly emit: Handler
+  lastId = ""
+  retryMs: number | null = null
+
+  constructor(emit: Handler) {
+    this.emit = emit
+  }
+
+  push(text: string): void {
+    const lines = (this.rest + text).split(/\r\n|\n|\r(?!$)/)
+    this.rest = lines.pop() ?? ""
+    if (this.rest.length > LINE_CHARACTERS_MAX) throw new Error("an event is too large")
+    for (const line of lines) this.line(line)
+  }
+
+  private line(line: string): void {
+    if (line === "") {
+      if (this.data.length > 0)
+        this.emit({ event: this.event || "message", data: this.data.join("\n"), id: this.lastId })
+      this.event = ""
+      this.data = []
+      return
+    }
+    const colon = line.indexOf(":")
+    if (colon === 0) return
+    const field = colon < 0 ? line : line.slice(0, colon)
+    const value = colon < 0 ? "" : line.slice(colon + 1).replace(/^ /, "")
+    if (field === "event") this.event = value
+    else if (field === "data") this.data.push(value)
+    else if (field === "id") this.lastId = value
+    else if (field === "retry" && /^\d+$/.test(value)) this.retryMs = Number(value)
+  }
+}
+
+class Stream {
+  readonly handlers = new Set<Handler>()
+  private abort: AbortController | null = null
+  private timer: ReturnType<typeof setTimeout> | null = null
+  private failures = 0
+  private lastId = ""
+  private readonly path: string
+
+  constructor(path: string) {
+    this.path = path
+  }
+
+  open(): void {
+    this.close()
+    const abort = new AbortController()
+    this.abort = abort
+    void this.read(abort).then(
+      () => this.reopen(abort),
+      (thrown) => this.reopen(abort, asApiError(thrown)),
+    )
+  }
+
+  close(): void {
+    if (this.timer) clearTimeout(this.timer)
+    this.timer = null
+    this.abort?.abort()
+    this.abort = null
+  }
+
+  private async read(abort: AbortController): Promise<void> {
+    const headers: Record<string, string> = { accept: "text/event-stream" }
+    if (this.lastId) headers["last-event-id"] = this.lastId
+    const response = await fetch(ownPath(this.path), {
+      headers,
+      credentials: "same-origin",
+      signal: abort.signal,
+    })
+    if (!response.ok || !response.body) throw await errorOf(response)
+    this.failures = 0
+    connection.back(this.path)
+    const parser = new EventParser((event) => {
+      this.lastId = event.id
+      for (const each of this.handlers) each(event)
+    })
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader()
+    for (;;) {
+      const silence = setTimeout(() => void reader.cancel(), SILENCE_MS_MAX)
+      const { done, value } = await reader.read().finally(() => clearTimeout(silence))
+      if (done) return
+      parser.push(value)
+    }
+  }
+
+  private reopen(of: AbortController, error?: ReturnType<typeof asApiError>): void {
+    if (of.signal.aborted || this.abort !== of) return
+    if (error && !error.isTemporary) {
+      connection.back(this.path)
+      return
+    }
+    const usual = BACKOFF_SECONDS[Math.min(this.failures, BACKOFF_SECONDS.length - 1)] ?? 30
+    const seconds = Math.max(error?.retryAfterSeconds ?? 0, usual)
+    this.failures += 1
+    // A server that ends a stream does so now and then: only a second failure is worth a notice.
+    if (error || this.failures > 1) connection.lost(this.path, seconds, () => this.open())
+    this.timer = setTimeout(() => this.open(), seconds * 1000)
+  }
+}
+
+const streams = new Map<string, Stream>()
+
+/** Listens; returns how to stop. Listeners of one address share one connection. */
+export function listen(path: string, handler: Handler): () => void {
+  let stream = streams.get(path)
+  if (!stream) {
+    stream = new Stream(path)
+    streams.set(path, stream)
+    stream.open()
+  }
+  const found = stream
+  found.handlers.add(handler)
+  return () => {
+    found.handlers.delete(handler)
+    if (found.handlers.size > 0 || streams.get(path) !== found) return
+    found.close()
+    streams.delete(path)
+    connection.back(path)
+  }
+}
+
+/** Events of an address while the component is shown; null: none. Data is parsed as JSON. */
+export function useEvents<T = unknown>(
+  path: string | null,
+  handle: (data: T, event: ServerEvent) => void,
+): void {
+  const latest = useRef(handle)
+  latest.current = handle
+  useEffect(() => {
+    if (path === null) return undefined
+    return listen(path, (event) => latest.current(parsed(event.data) as T, event))
+  }, [path])
+}
+
+function parsed(text: string): unknown {
+  try {
+    return JSON.parse(text)
+  } catch {
+    return text
+  }
+}
+
+/** Streams of a hidden tab are closed after a while, and opened when it is seen again. */
+export function watchVisibility(): void {
+  let timer: ReturnType<typeof setTimeout> | null = null
+  let isPaused = false
+  document.addEventListener("visibilitychange", () => {
+    if (timer) clearTimeout(timer)
+    timer = null
+    if (document.visibilityState === "hidden") {
+      timer = setTimeout(() => {
+        isPaused = true
+        for (const stream of streams.values()) stream.close()
+      }, HIDDEN_MS_MAX)
+    } else if (isPaused) {
+      isPaused = false
+      for (const stream of streams.values()) stream.open()
+    }
+  })
+  window.addEventListener("online", () => connection.now())
+}

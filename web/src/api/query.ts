@@ -1,0 +1,56 @@
+/** Reads for components: `const jobs = useQuery<Jobs>("/api/ai-jobs", { query: { limit: 50 } })`. */
+
+import { useCallback, useMemo, useRef, useSyncExternalStore } from "react"
+import { cache, type Entry, type Read } from "./cache"
+import { api, pathOf, type Query } from "./client"
+
+export interface QueryResult<T> extends Entry<T> {
+  /** The key of it in the cache: the address. */
+  readonly key: string | null
+  /** Nothing to show yet: neither data nor an error. */
+  readonly isFirstLoad: boolean
+  readonly reload: () => void
+}
+
+export interface QueryOptions<T> {
+  query?: Query
+  /** Data of this age is shown without reading it again. */
+  freshSeconds?: number
+  /** Instead of GET of the path. */
+  read?: Read<T>
+}
+
+const NOTHING: Entry<never> = { data: undefined, error: null, isLoading: false, readAt: 0 }
+
+/** Reads a path; null: nothing yet. Old data stays while it is read again and after a failure. */
+export function useQuery<T>(path: string | null, options: QueryOptions<T> = {}): QueryResult<T> {
+  const key = path === null ? null : pathOf(path, options.query)
+  const given = useRef(options)
+  given.current = options
+  const subscribe = useCallback(
+    (listener: () => void) => {
+      if (key === null) return () => undefined
+      const read: Read<T> = (signal) => given.current.read?.(signal) ?? api.get<T>(key, { signal })
+      return cache.watch(key, read, listener, given.current.freshSeconds)
+    },
+    [key],
+  )
+  const entry = useSyncExternalStore(subscribe, () => (key === null ? NOTHING : cache.entry<T>(key)))
+  // The same for as long as the key is: effects that depend on it are not begun again with each change of data.
+  const reload = useCallback(() => {
+    if (key !== null) void cache.reload(key)
+  }, [key])
+  return useMemo(
+    () => ({
+      ...entry,
+      key,
+      isFirstLoad: key !== null && entry.data === undefined && entry.error === null,
+      reload,
+    }),
+    [entry, key, reload],
+  )
+}
+
+if (typeof window !== "undefined") {
+  window.addEventListener("online", () => cache.wake())
+}

@@ -1,0 +1,82 @@
+/** Which entries of the audit are shown: as the page's address, and as the API asks for it. */
+
+import type { Query } from "@/api"
+
+export const KEYS = ["actor", "action", "subject", "tenant", "span", "since", "until"] as const
+export type AuditKey = (typeof KEYS)[number]
+export type AuditFilter = Readonly<Partial<Record<AuditKey, string>>>
+
+export const SPAN_SECONDS: Readonly<Record<string, number>> = { "1h": 3_600, "24h": 86_400, "7d": 604_800 }
+const UUID = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i
+/** Who acts without being an operator of that name. */
+const NOT_PEOPLE = ["admin", "sweep", "system"]
+
+export function filterOf(search: string): AuditFilter {
+  const given = new URLSearchParams(search)
+  const found: Partial<Record<AuditKey, string>> = {}
+  for (const key of KEYS) {
+    const value = given.get(key)?.trim()
+    if (value && isValid(key, value)) found[key] = value
+  }
+  return found
+}
+
+function isValid(key: AuditKey, value: string): boolean {
+  if (key === "tenant") return UUID.test(value)
+  if (key === "span") return Object.hasOwn(SPAN_SECONDS, value)
+  if (key === "since" || key === "until") return !Number.isNaN(Date.parse(value))
+  return true
+}
+
+export function searchOf(filter: AuditFilter): string {
+  const given = new URLSearchParams()
+  for (const key of KEYS) {
+    const value = filter[key]
+    if (value) given.set(key, value)
+  }
+  return given.toString()
+}
+
+/** A span ends now, to the minute: the address of one list stays the same for a while. */
+export function queryOf(filter: AuditFilter, now: Date): Query {
+  const { actor, action, subject, tenant, span, since, until } = filter
+  const query: Query = { actor, action, subject, tenant }
+  const seconds = span && SPAN_SECONDS[span]
+  if (seconds) {
+    const minute = Math.floor(now.getTime() / 60_000) * 60_000
+    return { ...query, since: new Date(minute - seconds * 1000).toISOString() }
+  }
+  const moment = (text: string | undefined) => (text ? new Date(text).toISOString() : undefined)
+  return { ...query, since: moment(since), until: moment(until) }
+}
+
+/** As the audit names a person: people type `ada`, it says `operator:ada`. */
+export function actorOf(typed: string, operators: readonly string[]): string {
+  const text = typed.trim()
+  if (NOT_PEOPLE.includes(text) || text.includes(":")) return text
+  const known = operators.find((each) => each.toLowerCase() === text.toLowerCase())
+  return known ? `operator:${known}` : text
+}
+
+const PLACES: Readonly<Record<string, (name: string) => string>> = {
+  job: (name) => `/console/jobs/${name}`,
+  worker: (name) => `/console/workers/${encodeURIComponent(name)}`,
+  tenant: (name) => `/console/tenants/${name}`,
+  workflow: (name) => `/console/workflows/${encodeURIComponent(name)}`,
+  effect: (name) => `/console/effects/${encodeURIComponent(name)}`,
+  fleet: () => "/console/fleets",
+  operator: () => "/console/settings",
+}
+
+/** The page of what an entry is about; null: it has none. */
+export function placeOf(subject: string): string | null {
+  const [kind = "", ...rest] = subject.split(":")
+  return rest.length > 0 ? (PLACES[kind]?.(rest.join(":")) ?? null) : null
+}
+
+/** Details in one line. */
+export function inOneLine(details: Readonly<Record<string, unknown>>): string {
+  return Object.entries(details)
+    .map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`)
+    .join(", ")
+}

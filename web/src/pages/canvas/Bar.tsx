@@ -1,0 +1,45 @@
+/** The bar of a graph: its name, its views, and what is done with it. */
+
+import type { ReactNode } from "react"
+import { Link } from "wouter"
+import { Mark } from "@/ui/Icon"
+import { words } from "@/words/en/canvas"
+
+interface BarProps {
+  name: ReactNode
+  told: ReactNode
+  /** null: it has not been saved yet. */
+  graphId: string | null
+  view: "edit" | "run" | "runs"
+  runId?: string
+  children?: ReactNode
+}
+
+export function Bar({ name, told, graphId, view, runId, children }: BarProps) {
+  const places = [
+    { key: "edit", href: `/graphs/${graphId}`, label: words.modes.edit },
+    ...(runId ? [{ key: "run", href: `/graphs/${graphId}/runs/${runId}`, label: words.modes.run }] : []),
+    { key: "runs", href: `/graphs/${graphId}/runs`, label: words.modes.runs },
+  ]
+  return (
+    <header className="canvas-bar">
+      <Link href="/graphs" className="canvas-brand" aria-label={words.title} title={words.title}>
+        <Mark />
+      </Link>
+      <div className="canvas-name">
+        {name}
+        <span className="badge">{told}</span>
+      </div>
+      {graphId && (
+        <nav className="canvas-views" aria-label={words.views}>
+          {places.map((each) => (
+            <Link key={each.key} href={each.href} aria-current={each.key === view ? "page" : undefined}>
+              {each.label}
+            </Link>
+          ))}
+        </nav>
+      )}
+      {children}
+    </header>
+  )
+}

@@ -1,0 +1,216 @@
+/** One node: its ports with their types, what is set, its problems, and in a run its state and result. */
+
+import {
+  Handle,
+  type Node,
+  type NodeProps,
+  Position,
+  type ReactFlowState,
+  useConnection,
+  useStore,
+  useUpdateNodeInternals,
+} from "@xyflow/react"
+import { createContext, memo, useCallback, useContext, useEffect, useMemo, useRef } from "react"
+import { StateIcon, stateOf } from "@/ui"
+import { words } from "@/words/en/canvas"
+import { propertiesOf } from "./document"
+import { type Drawn, drawnSize, footOf, hasPicture, type NodeFacts, shownInputs } from "./facts"
+import type { Port } from "./types"
+
+export type FlowNode = Node<NodeFacts, "canvas">
+
+/** Whether a wire from one port to another would be taken. */
+export const Fitting = createContext<(from: string, to: string) => boolean>(() => false)
+
+/** Whether the graph has so many nodes that only those which can be read are drawn whole. */
+export const Large = createContext(false)
+
+/** Below this, words can't be read: they and shadows are left out. */
+export const FAR_PERCENT = 35
+/** Around what is seen, so that a node is whole before it comes into view. */
+const AROUND_PIXELS = 300
+
+export const CanvasNode = memo(function CanvasNode(props: NodeProps<FlowNode>) {
+  const { data, selected, positionAbsoluteX: x, positionAbsoluteY: y } = props
+  const isLarge = useContext(Large)
+  const drawn = useMemo(() => drawnSize(data, selected), [data, selected])
+  const { width, height } = drawn
+  const isNear = useStore(
+    useCallback(
+      (view: ReactFlowState) => !isLarge || isReadable(view, { x, y, width, height }),
+      [isLarge, x, y, width, height],
+    ),
+  )
+  return isNear ? <Whole {...props} /> : <Outline data={data} selected={selected} drawn={drawn} />
+})
+
+interface Box {
+  x: number
+  y: number
+  width: number
+  height: number
+}
+
+function isReadable({ transform: [left, top, zoom], width, height }: ReactFlowState, box: Box): boolean {
+  if (100 * zoom < FAR_PERCENT) return false
+  const x = box.x * zoom + left
+  const y = box.y * zoom + top
+  return (
+    x < width + AROUND_PIXELS &&
+    y < height + AROUND_PIXELS &&
+    x + box.width * zoom > -AROUND_PIXELS &&
+    y + box.height * zoom > -AROUND_PIXELS
+  )
+}
+
+function lookOf({ node, run, problems }: NodeFacts, isSelected: boolean): string {
+  const look = [
+    "canvas-node",
+    `canvas-${node.type}`,
+    run && `canvas-is-${runState(run)}`,
+    problems.length > 0 && "canvas-is-wrong",
+    isSelected && "canvas-is-selected",
+    run?.status === "skipped" && "canvas-is-skipped",
+  ]
+  return look.filter(Boolean).join(" ")
+}
+
+function runState(run: NonNullable<NodeFacts["run"]>) {
+  return stateOf(run.status === "done" ? "succeeded" : run.status)
+}
+
+/** As large as the whole node, with what is seen from afar. Wires are drawn to where its ports would be. */
+function Outline({ data, selected, drawn }: { data: NodeFacts; selected: boolean; drawn: Drawn }) {
+  return (
+    <div className={`${lookOf(data, selected)} canvas-outline`} style={{ height: drawn.height }}>
+      <header />
+      {hasPicture(data.node) && <Picture data={data} />}
+      {drawn.handles.map(({ id, type, position, x, y }) => (
+        <i
+          key={`${type} ${id}`}
+          className={type}
+          data-handleid={id}
+          data-handlepos={position}
+          // Inside the border, from which the places of ports are counted.
+          style={{ left: x - 1, top: y - 1 }}
+        />
+      ))}
+    </div>
+  )
+}
+
+function Whole({ id, data, selected }: NodeProps<FlowNode>) {
+  const { node, ports, run, problems } = data
+  const state = run && runState(run)
+  const inputs = shownInputs(data, selected)
+  const update = useUpdateNodeInternals()
+  const names = [...inputs, ...ports.outputs].map((each) => each.name).join(" ")
+  const measured = useRef(names)
+  useEffect(() => {
+    if (measured.current === names) return
+    measured.current = names
+    update(id)
+  }, [id, names, update])
+  return (
+    <div className={lookOf(data, selected)}>
+      <header>
+        <b className="cut-text">{id}</b>
+        {data.uses && <i className="cut-text">{data.uses}</i>}
+        {problems.length > 0 ? <StateIcon state="failed" /> : state && <StateIcon state={state} />}
+      </header>
+      {hasPicture(node) && <Picture data={data} />}
+      <div className="canvas-ports">
+        <div>
+          {inputs.map((each) => (
+            <InPort key={each.name} node={id} port={each} data={data} />
+          ))}
+          {inputs.length < ports.inputs.length && (
+            <span className="canvas-rest">{words.hidden(ports.inputs.length - inputs.length)}</span>
+          )}
+        </div>
+        <div>
+          {ports.outputs.map((each) => (
+            <OutPort key={each.name} node={id} port={each} />
+          ))}
+        </div>
+      </div>
+      <Foot data={data} />
+    </div>
+  )
+}
+
+function Picture({ data: { run, example } }: { data: NodeFacts }) {
+  const shown = run ? run.picture : example
+  return (
+    <div className="canvas-picture">
+      {shown && <img src={shown} alt="" draggable={false} loading="lazy" decoding="async" />}
+      {run && !shown && run.progress !== null && (
+        <svg className="canvas-made" viewBox="0 0 100 100" preserveAspectRatio="none" aria-hidden="true">
+          <rect width={100 * run.progress} height="100" />
+          <path d={`M${100 * run.progress} 0V100`} />
+        </svg>
+      )}
+    </div>
+  )
+}
+
+function InPort({ node, port, data }: { node: string; port: Port; data: NodeFacts }) {
+  const wrong = data.problems.find((each) => each.port === port.name)
+  const value = propertiesOf(data.node)[port.name]
+  const told = useFit(node, port.name, "target")
+  return (
+    <span className={`canvas-port${wrong ? " is-wrong" : ""}`} title={wrong?.message ?? port.type.name}>
+      <Handle
+        type="target"
+        position={Position.Left}
+        id={port.name}
+        className={`canvas-handle${told}${wrong ? " is-wrong" : ""}`}
+      />
+      <span className="canvas-port-name">{port.name}</span>
+      {value === undefined ? <i>{port.type.name}</i> : <b className="cut-text">{shortly(value)}</b>}
+    </span>
+  )
+}
+
+function OutPort({ node, port }: { node: string; port: Port }) {
+  const told = useFit(node, port.name, "source")
+  return (
+    <span className="canvas-port canvas-port-out" title={port.type.name}>
+      <i>{port.type.name}</i>
+      <span className="canvas-port-name">{port.name}</span>
+      <Handle type="source" position={Position.Right} id={port.name} className={`canvas-handle${told}`} />
+    </span>
+  )
+}
+
+/** While a wire is drawn, ports show whether it may end there. */
+function useFit(node: string, port: string, type: "source" | "target"): string {
+  const isFitting = useContext(Fitting)
+  const begun = useConnection((state) =>
+    state.inProgress ? `${state.fromHandle.type} ${state.fromHandle.nodeId}.${state.fromHandle.id}` : null,
+  )
+  if (begun === null) return ""
+  const [from = "", other = ""] = begun.split(" ")
+  if (from === type) return other === `${node}.${port}` ? "" : " is-off"
+  const here = `${node}.${port}`
+  const fits = type === "target" ? isFitting(other, here) : isFitting(here, other)
+  return fits ? " is-fit" : " is-off"
+}
+
+function shortly(value: unknown): string {
+  const text = typeof value === "string" ? value : JSON.stringify(value)
+  return text.length > 24 ? `${text.slice(0, 23)}…` : text
+}
+
+function Foot({ data }: { data: NodeFacts }) {
+  const { run, problems } = data
+  const told = footOf(data)
+  if (!told) return null
+  const [left, right] = told
+  return (
+    <footer className={!run && problems.length > 0 ? "is-failed" : run?.error ? "is-failed" : undefined}>
+      <span className="cut-text">{left}</span>
+      {right && <span className="mono">{right}</span>}
+    </footer>
+  )
+}

@@ -1,0 +1,387 @@
+import { describe, expect, it } from "vitest"
+import type { OfferedProperty, WorkflowOffer } from "@/api/schema"
+import { diffOf } from "./diff"
+import {
+  clipOf,
+  connect,
+  documentOf,
+  freeId,
+  type GraphDocument,
+  isSame,
+  paste,
+  remove,
+  rename,
+  setProperty,
+} from "./document"
+import { began, changed, redone, undone } from "./history"
+import { filledPlaces, placesFor, placesOf, withLayout } from "./layout"
+import { asType, givenOf } from "./RunDialog"
+import { fits, GraphTypes, offersOf, typeNamed } from "./types"
+import { yamlOf } from "./yaml"
+
+function property(name: string, type: string, required = false): OfferedProperty {
+  return {
+    name,
+    type,
+    required,
+    default: null,
+    minimum: null,
+    maximum: null,
+    step: null,
+    choices: null,
+    description: "",
+  }
+}
+
+function offer(name: string, ...properties: OfferedProperty[]): WorkflowOffer {
+  return { kind: "workflow", name, version: 1, price_tokens: 2, typical_seconds: null, properties }
+}
+
+const OFFERS = offersOf([
+  offer("draw", property("width", "integer"), property("prompt", "text")),
+  offer("soften", property("input", "image", true), property("radius", "number")),
+])
+const DRAWN: GraphDocument = {
+  name: "Two",
+  nodes: [
+    { id: "text", type: "input", value_type: "text" },
+    { id: "draw", type: "workflow", workflow: "draw", properties: { width: 64 } },
+    { id: "soften", type: "workflow", workflow: "soften" },
+    { id: "each", type: "fanout", mode: "distribute", per_item: true },
+    { id: "all", type: "merge", over: "each" },
+    { id: "picture", type: "output" },
+  ],
+  connections: [{ from: "draw.output", to: "soften.input" }],
+}
+const types = (document: GraphDocument = DRAWN) => new GraphTypes(document, OFFERS)
+
+describe("a document", () => {
+  it("is read as short as people write it, with wires that are written as values", () => {
+    const read = documentOf({
+      name: "n",
+      nodes: [
+        {
+          id: "a",
+          type: "workflow",
+          workflow: "w",
+          version: null,
+          fallback_strategy: "none",
+          properties: { x: { from: "b.value" }, y: 1 },
+        },
+        { id: "b", type: "input", value_type: "text", required: true },
+        { id: "f", type: "fanout", mode: "broadcast", output_count: 2, max_items: 100 },
+        { id: "?", type: "nothing" },
+      ],
+    })
+    expect(read).toEqual({
+      name: "n",
+      nodes: [
+        { id: "a", type: "workflow", workflow: "w", properties: { y: 1 } },
+        { id: "b", type: "input", value_type: "text" },
+        { id: "f", type: "fanout" },
+      ],
+      connections: [{ from: "b.value", to: "a.x" }],
+    })
+    expect(documentOf("text")).toBeNull()
+    expect(documentOf({ nodes: 3 })).toBeNull()
+  })
+
+  it("takes a wire in place of a value, and a value away", () => {
+    const wired = connect(DRAWN, "text.value", "draw.width")
+    expect(wired.nodes[1]).toEqual({ id: "draw", type: "workflow", workflow: "draw" })
+    expect(connect(wired, "soften.output", "draw.width").connections).toHaveLength(2)
+    expect(setProperty(DRAWN, "draw", "width", 32).nodes[1]?.properties).toEqual({ width: 32 })
+  })
+
+  it("loses nodes with their wires", () => {
+    const rest = remove(DRAWN, new Set(["draw"]))
+    expect(rest.nodes.map((each) => each.id)).not.toContain("draw")
+    expect(rest.connections).toEqual([])
+    expect(remove(DRAWN, new Set(), new Set(["soften.input"])).connections).toEqual([])
+  })
+
+  it("renames a node in its wires, and in merges over it", () => {
+    const made = rename(rename(DRAWN, "draw", "paint"), "each", "one")
+    expect(made.connections).toEqual([{ from: "paint.output", to: "soften.input" }])
+    expect(made.nodes.find((each) => each.id === "all")?.over).toBe("one")
+  })
+
+  it("is copied with the wires among what is copied", () => {
+    const ids = new Set(["draw", "soften"])
+    const made = paste(DRAWN, {}, clipOf(DRAWN, { draw: { x: 1, y: 2 } }, ids))
+    expect(made.ids).toEqual(["draw_2", "soften_2"])
+    expect(made.document.connections).toContainEqual({ from: "draw_2.output", to: "soften_2.input" })
+    expect(made.places.draw_2).toEqual({ x: 41, y: 42 })
+    expect(freeId(made.document, "draw")).toBe("draw_3")
+    expect(freeId(made.document, "a b")).toBe("a_b")
+  })
+
+  it("is the same whatever the order of its fields", () => {
+    const other = { connections: DRAWN.connections, nodes: DRAWN.nodes, name: "Two" }
+    expect(isSame(DRAWN, other)).toBe(true)
+    expect(isSame(DRAWN, { ...other, name: "Three" })).toBe(false)
+  })
+})
+
+describe("types of ports", () => {
+  it("fit as the control plane says", () => {
+    expect(fits(typeNamed("integer"), typeNamed("number"))).toBe(true)
+    expect(fits(typeNamed("number"), typeNamed("integer"))).toBe(false)
+    expect(fits(typeNamed("image"), typeNamed("file"))).toBe(true)
+    expect(fits(typeNamed("image[]"), typeNamed("image"))).toBe(false)
+    expect(fits(typeNamed("any"), typeNamed("video"))).toBe(true)
+  })
+
+  it("refuse wires that can't be", () => {
+    const found = types({ ...DRAWN, connections: [] })
+    expect(found.wireFrom("text.value", "soften.input")).toBeNull()
+    expect(found.wireFrom("text.value", "draw.width")).toBeNull()
+    expect(found.wireFrom("text.value", "draw.prompt")).toBe("text.value")
+    expect(found.wireFrom("draw.output", "soften.input")).toBe("draw.output")
+    expect(found.wireFrom("draw.nothing", "soften.input")).toBeNull()
+  })
+
+  it("refuse a second wire and a cycle", () => {
+    expect(types().wireFrom("draw.output", "soften.input")).toBeNull()
+    expect(types().wireFrom("soften.output", "draw.prompt")).toBeNull()
+    expect(types().wireFrom("draw.output", "draw.prompt")).toBeNull()
+  })
+
+  it("take what is inside a value where the whole does not fit", () => {
+    const found = types({ ...DRAWN, connections: [] })
+    expect(found.wireFrom("draw.output", "each.items")).toBe("draw.output.images")
+    expect(found.wireFrom("soften.output", "draw.prompt")).toBe("soften.output.text")
+    expect(found.sourcesFor("soften.input")).toContain("draw.output")
+    expect(found.sourcesFor("soften.input")).not.toContain("text.value")
+  })
+
+  it("pass through conditions and fan-outs", () => {
+    const document: GraphDocument = {
+      name: "n",
+      nodes: [
+        { id: "list", type: "input", value_type: "image[]" },
+        { id: "each", type: "fanout", mode: "distribute", per_item: true },
+        { id: "if", type: "condition", condition: "output.exists" },
+        { id: "all", type: "merge" },
+      ],
+      connections: [
+        { from: "list.value", to: "each.items" },
+        { from: "each.item", to: "if.input" },
+        { from: "if.true", to: "all.input_0" },
+      ],
+    }
+    const found = types(document)
+    expect(found.at("if.true")?.name).toBe("image")
+    const merge = document.nodes[3]
+    expect(merge && found.ports(merge).inputs.map((each) => each.name)).toEqual(["input_0", "input_1"])
+  })
+})
+
+describe("YAML", () => {
+  it("is written as people write it", () => {
+    expect(yamlOf(DRAWN)).toBe(`name: Two
+nodes:
+  - {id: text, type: input, value_type: text}
+  - {id: draw, type: workflow, workflow: draw, properties: {width: 64}}
+  - {id: soften, type: workflow, workflow: soften}
+  - {id: each, type: fanout, mode: distribute, per_item: true}
+  - {id: all, type: merge, over: each}
+  - {id: picture, type: output}
+connections:
+  - {from: draw.output, to: soften.input}
+`)
+  })
+
+  it("quotes what YAML would take for something else", () => {
+    const document: GraphDocument = {
+      name: "yes",
+      nodes: [{ id: "if", type: "condition", condition: 'output.text == "a: b"' }],
+      connections: [],
+    }
+    expect(yamlOf(document)).toContain('name: "yes"')
+    expect(yamlOf(document)).toContain('condition: "output.text == \\"a: b\\""')
+    expect(yamlOf({ ...document, name: "1.5" })).toContain('name: "1.5"')
+  })
+
+  it("keeps the settings of the whole graph, and what a node says against them", () => {
+    const settings = { max_tokens: 9, reuse: true, priority: 5, at_once: 2, deadline: 60 }
+    const own = { id: "draw", type: "workflow", workflow: "draw", priority: 0, reuse: false }
+    const read = documentOf({ name: "All", ...settings, nodes: [own], connections: [] })
+    expect(read).toEqual({ name: "All", ...settings, nodes: [own], connections: [] })
+    expect(read && yamlOf(read)).toContain(
+      "max_tokens: 9\nreuse: true\npriority: 5\nat_once: 2\ndeadline: 60\nnodes:",
+    )
+    const usual = documentOf({ name: "All", nodes: [{ ...own, reuse: undefined }] })
+    expect(usual?.nodes).toEqual([{ id: "draw", type: "workflow", workflow: "draw" }])
+  })
+})
+
+describe("the way back", () => {
+  const sheet = (name: string) => ({ document: { ...DRAWN, name }, places: {} })
+
+  it("leads through every step and forth again", () => {
+    const drawn = changed(changed(began(sheet("a")), sheet("b")), sheet("c"))
+    const back = undone(undone(drawn))
+    expect(back.now.document.name).toBe("a")
+    expect(undone(back)).toBe(back)
+    expect(redone(back).now.document.name).toBe("b")
+    expect(changed(back, sheet("d")).future).toEqual([])
+  })
+
+  it("takes what is typed into one field as one step", () => {
+    const typed = changed(changed(began(sheet("")), sheet("a"), "name"), sheet("ab"), "name")
+    expect(undone(typed).now.document.name).toBe("")
+  })
+})
+
+describe("two versions", () => {
+  it("are compared line by line", () => {
+    expect(diffOf("a\nb\nc\n", "a\nx\nc\nd\n").map((each) => `${each.kind} ${each.text}`)).toEqual([
+      "same a",
+      "gone b",
+      "new x",
+      "same c",
+      "new d",
+    ])
+  })
+})
+
+describe("a layout", () => {
+  it("goes from left to right along the wires", async () => {
+    const places = await placesFor(DRAWN)
+    expect(places.soften?.x).toBeGreaterThan(places.draw?.x ?? 0)
+    expect(Object.keys(places)).toHaveLength(6)
+  })
+
+  it("is stored with the graph, and leaves out what is gone", () => {
+    const document = withLayout(DRAWN, { draw: { x: 1, y: 2 }, gone: { x: 3, y: 4 } })
+    expect((document as unknown as { layout: unknown }).layout).toEqual({ draw: [1, 2] })
+    expect(placesOf({ id: "g", version: 1, document })).toEqual({ draw: { x: 1, y: 2 } })
+    expect(documentOf(document)).toEqual(DRAWN)
+  })
+
+  it("puts new nodes where nothing stands", () => {
+    const places = filledPlaces({ a: { x: 0, y: 0 } }, { a: { x: 9, y: 9 }, b: { x: 10, y: 10 } })
+    expect(places.a).toEqual({ x: 0, y: 0 })
+    expect(places.b?.y).toBeGreaterThanOrEqual(220)
+  })
+})
+
+describe("what a run is given", () => {
+  it("has the type that its input wants", () => {
+    expect(asType("12", "integer")).toBe(12)
+    expect(asType("12", "text")).toBe("12")
+    expect(asType("a\n\nb", "text[]")).toEqual(["a", "b"])
+    expect(asType('{"a": 1}', "any")).toEqual({ a: 1 })
+    expect(asType("{a", "any")).toBe("{a")
+  })
+
+  it("counts files that are still on their way", () => {
+    const file = (mediaId: string | null) => ({ name: "a.png", size: 1, url: null, mediaId, upload: null })
+    const inputs = [
+      { id: "photos", type: "input", value_type: "image[]" },
+      { id: "one", type: "input", value_type: "image" },
+      { id: "size", type: "input", value_type: "integer" },
+    ] as const
+    const files = { photos: [file("m"), file(null), null], one: [null] }
+    expect(givenOf(inputs, { size: 3 }, files)).toEqual({ photos: ["m", "a.png"], size: 3 })
+  })
+})
+
+/** All of them are ids that the API takes. */
+const WORDS_OF_OBJECTS = ["constructor", "toString", "valueOf", "hasOwnProperty"]
+
+describe("names that every object has", () => {
+  const nodes = [
+    ...WORDS_OF_OBJECTS.map((id) => ({ id, type: "input", value_type: "image" })),
+    { id: "out", type: "output" },
+    { id: "w", type: "workflow", workflow: "negative", properties: JSON.parse('{"__proto__": {"a": 1}}') },
+  ]
+  const wires = WORDS_OF_OBJECTS.map((id) => ({ from: `${id}.value`, to: "out.value" }))
+  const document = documentOf({ name: "x", nodes, connections: wires }) as GraphDocument
+
+  it("are places of nodes, and nothing else is changed by them", async () => {
+    const before = Object.getOwnPropertyNames(Object).length
+    const found = await placesFor(document)
+    const places = filledPlaces({}, found)
+    for (const { id } of document.nodes) expect(Number.isFinite(places[id]?.x), id).toBe(true)
+    expect(Object.keys((withLayout(document, places) as unknown as { layout: object }).layout)).toHaveLength(
+      6,
+    )
+    expect(withLayout(document, {})).toBe(document)
+    expect(Object.getOwnPropertyNames(Object)).toHaveLength(before)
+    const pasted = paste(document, {}, { ...clipOf(document, {}, new Set(["toString"])), places: {} })
+    expect(pasted.places.toString_2).toEqual({ x: 40, y: 40 })
+  })
+
+  it("are no ports and no values", () => {
+    const types = new GraphTypes(document, OFFERS)
+    for (const each of [...WORDS_OF_OBJECTS, "__proto__"]) {
+      expect(types.at(`w.${each}`)).toBeNull()
+      expect(types.at(`w.output.${each}`)).toBeNull()
+    }
+    const inputs = document.nodes.filter((each) => each.type === "input")
+    expect(givenOf(inputs, {}, {})).toEqual({})
+    expect(Object.keys(document.nodes.at(-1)?.properties as object)).toEqual(["__proto__"])
+  })
+})
+
+it("500 nodes in one place are told apart at once", () => {
+  const stack = Array.from({ length: 250 }, (_, at) => [`a${at}`, { x: 0, y: at * 55 }] as const)
+  const heap = Array.from({ length: 250 }, (_, at) => [`b${at}`, { x: 0, y: 0 }] as const)
+  const places = filledPlaces(Object.fromEntries(stack), Object.fromEntries(heap))
+  const found = heap.map(([id]) => places[id]?.y ?? 0).sort((one, other) => one - other)
+  for (const [at, y] of found.entries()) expect(y - (found[at - 1] ?? 249 * 55)).toBeGreaterThanOrEqual(220)
+})
+
+it("signs that nobody sees are written so that they are, and are read as they were", () => {
+  const text = yamlOf({ name: "a\u0085b\u007f \u202egnp", nodes: [], connections: [] })
+  expect(text).toContain('name: "a\\u0085b\\u007f \\u202egnp"')
+})
+
+describe("nodes that decide", () => {
+  const given = {
+    name: "Decides",
+    nodes: [
+      { id: "rows", type: "input" },
+      { id: "each", type: "map", over: "input.rows", do: { workflow: "draw" }, max_items: 100 },
+      { id: "again", type: "loop", do: { workflow: "draw" }, until: "output.width > 5", at_most: 3 },
+      { id: "look", type: "approve", message: "Good?", pick: true },
+      { id: "which", type: "switch", cases: [{ name: "large", when: "output > 5" }] },
+      { id: "made", type: "value", values: { text: "{{ rows }}" } },
+      { id: "inner", type: "graph", graph: "Frame", version: 2, inputs: { photo: "{{ rows }}" } },
+      { id: "best", type: "score", over: "each.output.images", measure: "sharpness", keep: 2 },
+      { id: "result", type: "output" },
+    ],
+    connections: [
+      { from: "each.output", to: "look.input" },
+      { from: "inner.picture", to: "result.value" },
+    ],
+  }
+
+  it("are kept with all that they say", () => {
+    const found = documentOf(given)
+    expect(found?.nodes.map((each) => each.type)).toEqual(given.nodes.map((each) => each.type))
+    expect(found?.nodes[6]).toEqual(given.nodes[6])
+    expect(found?.connections).toEqual(given.connections)
+  })
+
+  it("have the ports that they name", () => {
+    const found = documentOf(given)
+    if (!found) throw new Error("unreadable")
+    const types = new GraphTypes(found, () => undefined)
+    const outputs = Object.fromEntries(
+      found.nodes.map((each) => [each.id, types.ports(each).outputs.map((port) => port.name)]),
+    )
+    expect(outputs).toMatchObject({
+      each: ["output"],
+      again: ["output", "rounds", "done", "score"],
+      look: ["approved", "rejected"],
+      which: ["large", "default"],
+      made: ["text", "outputs"],
+      inner: ["picture", "outputs"],
+      best: ["output"],
+    })
+    expect(types.at("best.output.images.0")?.name).toBe("image")
+  })
+})

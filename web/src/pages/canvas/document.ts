@@ -1,0 +1,317 @@
+/** A graph's document, as the API stores it, and how it is changed. Pure: every change gives a new document. */
+
+export const NODE_KINDS = [
+  "input",
+  "workflow",
+  "condition",
+  "fanout",
+  "merge",
+  "value",
+  "switch",
+  "approve",
+  "map",
+  "loop",
+  "graph",
+  "score",
+  "output",
+] as const
+export type NodeKind = (typeof NODE_KINDS)[number]
+
+export interface GraphNode {
+  readonly id: string
+  readonly type: NodeKind
+  readonly [field: string]: unknown
+}
+
+export interface Connection {
+  /** node.port, or from inside the port's value: node.port.images.0 */
+  readonly from: string
+  /** node.port */
+  readonly to: string
+}
+
+/** Settings of the whole graph, beside its name: as they were read. */
+export const SETTINGS = ["max_tokens", "reuse", "priority", "at_once", "deadline"] as const
+export type Settings = Readonly<Partial<Record<(typeof SETTINGS)[number], number | boolean>>>
+
+export interface GraphDocument extends Settings {
+  readonly name: string
+  readonly nodes: readonly GraphNode[]
+  readonly connections: readonly Connection[]
+}
+
+export interface Place {
+  readonly x: number
+  readonly y: number
+}
+export type Places = Readonly<Record<string, Place>>
+
+export interface Source {
+  readonly node: string
+  readonly port: string
+  readonly path: readonly string[]
+}
+
+const KINDS: readonly string[] = NODE_KINDS
+/** What the API fills in by itself: left out, so that a document is as short as people write it. */
+const USUAL: Record<NodeKind, Record<string, unknown>> = {
+  input: { value_type: "any" },
+  workflow: {
+    version: "latest",
+    fallback_strategy: "none",
+    retries: 0,
+    priority: 0,
+    continue_on_error: false,
+  },
+  condition: {},
+  fanout: { mode: "broadcast", output_count: 2, per_item: false, max_items: 100 },
+  merge: { mode: "collect" },
+  value: {},
+  switch: {},
+  approve: { pick: false, on_deadline: "fail" },
+  map: { max_items: 100, continue_on_error: false },
+  loop: {},
+  graph: {},
+  score: { max_items: 100 },
+  output: {},
+}
+
+export function sourceOf(from: string): Source {
+  const [node = "", port = "", ...path] = from.split(".")
+  return { node, port, path }
+}
+
+/** The node on the canvas that has this one inside: `refine` of `refine/do`. */
+export function outerOf(id: string): string {
+  return id.split("/")[0] ?? id
+}
+
+export function targetOf(to: string): { node: string; port: string } {
+  const dot = to.indexOf(".")
+  return dot < 0 ? { node: to, port: "" } : { node: to.slice(0, dot), port: to.slice(dot + 1) }
+}
+
+export function propertiesOf(node: GraphNode): Readonly<Record<string, unknown>> {
+  return isRecord(node.properties) ? node.properties : {}
+}
+
+/** What a record says itself: a node may be called `constructor`, which every object has besides. */
+export function own<T>(record: Readonly<Record<string, T>>, name: string): T | undefined {
+  return Object.hasOwn(record, name) ? record[name] : undefined
+}
+
+function isRecord(value: unknown): value is Record<string, unknown> {
+  return typeof value === "object" && value !== null && !Array.isArray(value)
+}
+
+/** Reads what came from outside; null: it can't be drawn. Nodes that can't be read are left out. */
+export function documentOf(value: unknown): GraphDocument | null {
+  if (!isRecord(value) || !Array.isArray(value.nodes ?? [])) return null
+  const given = (value.nodes ?? []) as unknown[]
+  const wires: Connection[] = []
+  const nodes: GraphNode[] = []
+  for (const each of given) {
+    const node = nodeOf(each, wires, value)
+    if (node && !nodes.some(({ id }) => id === node.id)) nodes.push(node)
+  }
+  const told = Array.isArray(value.connections) ? value.connections : []
+  for (const each of told)
+    if (isRecord(each) && typeof each.from === "string" && typeof each.to === "string")
+      wires.push({ from: each.from, to: each.to })
+  const name = typeof value.name === "string" ? value.name : ""
+  return { name, ...settingsOf(value), nodes, connections: wires }
+}
+
+function settingsOf(value: Readonly<Record<string, unknown>>): Settings {
+  const said = SETTINGS.map((name) => [name, value[name]] as const)
+  return Object.fromEntries(
+    said.filter(([, given]) => typeof given === "number" || typeof given === "boolean"),
+  )
+}
+
+/** `graph`: a node that says what is usual says it for a reason, if its graph says something else. */
+function nodeOf(
+  value: unknown,
+  wires: Connection[],
+  graph: Readonly<Record<string, unknown>>,
+): GraphNode | null {
+  if (!isRecord(value) || typeof value.id !== "string" || !KINDS.includes(String(value.type))) return null
+  const kind = value.type as NodeKind
+  const kept = Object.entries(value).filter(
+    ([name, given]) =>
+      given !== null &&
+      given !== undefined &&
+      (given !== own(USUAL[kind], name) || (name === "priority" && graph.priority)),
+  )
+  const node = Object.fromEntries(kept) as GraphNode
+  if (kind === "input" && node.required === (node.default === undefined)) return without(node, "required")
+  return kind === "workflow" ? withWires(node, wires) : node
+}
+
+/** `{from: node.port}` in place of a property's value is a connection. */
+function withWires(node: GraphNode, wires: Connection[]): GraphNode {
+  const values = Object.entries(propertiesOf(node)).filter(([name, value]) => {
+    const isWire = isRecord(value) && Object.keys(value).length === 1 && typeof value.from === "string"
+    if (isWire) wires.push({ from: String(value.from), to: `${node.id}.${name}` })
+    return !isWire
+  })
+  return values.length > 0 ? { ...node, properties: Object.fromEntries(values) } : without(node, "properties")
+}
+
+function without(node: GraphNode, field: string): GraphNode {
+  return Object.fromEntries(Object.entries(node).filter(([name]) => name !== field)) as GraphNode
+}
+
+export function isSame(one: GraphDocument, other: GraphDocument): boolean {
+  return JSON.stringify(sorted(one)) === JSON.stringify(sorted(other))
+}
+
+function sorted(value: unknown): unknown {
+  if (Array.isArray(value)) return value.map(sorted)
+  if (!isRecord(value)) return value
+  return Object.fromEntries(
+    Object.keys(value)
+      .sort()
+      .map((name) => [name, sorted(value[name])]),
+  )
+}
+
+/** An id that is free: soften, soften_2, … */
+export function freeId(document: GraphDocument, wanted: string): string {
+  const base = wanted.replace(/[^A-Za-z0-9_-]+/g, "_").replace(/^[_-]+/, "") || "node"
+  const taken = new Set(document.nodes.map((each) => each.id))
+  if (!taken.has(base)) return base
+  let number = 2
+  while (taken.has(`${base}_${number}`)) number += 1
+  return `${base}_${number}`
+}
+
+export function addNode(document: GraphDocument, node: GraphNode): GraphDocument {
+  return { ...document, nodes: [...document.nodes, node] }
+}
+
+/** Sets fields of one node; undefined takes a field away. */
+export function setFields(
+  document: GraphDocument,
+  id: string,
+  fields: Record<string, unknown>,
+): GraphDocument {
+  const change = (node: GraphNode): GraphNode =>
+    Object.fromEntries(
+      Object.entries({ ...node, ...fields }).filter(([, value]) => value !== undefined),
+    ) as GraphNode
+  return { ...document, nodes: document.nodes.map((each) => (each.id === id ? change(each) : each)) }
+}
+
+export function setProperty(
+  document: GraphDocument,
+  id: string,
+  name: string,
+  value: unknown,
+): GraphDocument {
+  const node = document.nodes.find((each) => each.id === id)
+  if (!node) return document
+  const { [name]: _, ...rest } = propertiesOf(node)
+  const values = value === undefined || value === "" ? rest : { ...rest, [name]: value }
+  return setFields(document, id, { properties: Object.keys(values).length > 0 ? values : undefined })
+}
+
+/** A wire; it takes the place of a value that was written there, and of the wire that ended there. */
+export function connect(document: GraphDocument, from: string, to: string): GraphDocument {
+  const { node, port } = targetOf(to)
+  const cleared = setProperty(document, node, port, undefined)
+  const kept = cleared.connections.filter((each) => each.to !== to)
+  return { ...cleared, connections: [...kept, { from, to }] }
+}
+
+export function disconnect(document: GraphDocument, to: string): GraphDocument {
+  return { ...document, connections: document.connections.filter((each) => each.to !== to) }
+}
+
+/** Takes nodes away with their wires, and single wires by where they end. */
+export function remove(
+  document: GraphDocument,
+  ids: ReadonlySet<string>,
+  ends: ReadonlySet<string> = new Set(),
+): GraphDocument {
+  return {
+    ...document,
+    nodes: document.nodes.filter((each) => !ids.has(each.id)),
+    connections: document.connections.filter(
+      ({ from, to }) => !ends.has(to) && !ids.has(sourceOf(from).node) && !ids.has(targetOf(to).node),
+    ),
+  }
+}
+
+export const ID_PATTERN = /^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$/
+
+/** Another id for a node, also in its wires and in merges over it. */
+export function rename(document: GraphDocument, before: string, after: string): GraphDocument {
+  const moved = (text: string) =>
+    text.startsWith(`${before}.`) ? `${after}${text.slice(before.length)}` : text
+  return {
+    ...document,
+    nodes: document.nodes.map((each) => ({
+      ...each,
+      ...(each.over === before ? { over: after } : {}),
+      id: each.id === before ? after : each.id,
+    })),
+    connections: document.connections.map(({ from, to }) => ({ from: moved(from), to: moved(to) })),
+  }
+}
+
+export interface Clip {
+  readonly nodes: readonly GraphNode[]
+  readonly connections: readonly Connection[]
+  readonly places: Places
+}
+
+/** Nodes with the wires among them. */
+export function clipOf(document: GraphDocument, places: Places, ids: ReadonlySet<string>): Clip {
+  return {
+    nodes: document.nodes.filter((each) => ids.has(each.id)),
+    connections: document.connections.filter(
+      ({ from, to }) => ids.has(sourceOf(from).node) && ids.has(targetOf(to).node),
+    ),
+    places: Object.fromEntries(Object.entries(places).filter(([id]) => ids.has(id))),
+  }
+}
+
+const PASTED_PIXELS = 40
+
+/** Puts copies in, with ids that are free; returns their ids, too. */
+export function paste(
+  document: GraphDocument,
+  places: Places,
+  clip: Clip,
+): { document: GraphDocument; places: Places; ids: string[] } {
+  let made: GraphDocument = document
+  const names = new Map<string, string>()
+  const put: Record<string, Place> = { ...places }
+  for (const node of clip.nodes) {
+    const id = freeId(made, node.id.replace(/_\d+$/, ""))
+    names.set(node.id, id)
+    made = addNode(made, { ...node, id })
+    const place = own(clip.places, node.id) ?? { x: 0, y: 0 }
+    put[id] = { x: place.x + PASTED_PIXELS, y: place.y + PASTED_PIXELS }
+  }
+  made = {
+    ...made,
+    nodes: made.nodes.map((each) =>
+      [...names.values()].includes(each.id) && names.has(String(each.over))
+        ? { ...each, over: names.get(String(each.over)) }
+        : each,
+    ),
+    connections: [...made.connections, ...clip.connections.map((each) => renamed(each, names))],
+  }
+  return { document: made, places: put, ids: [...names.values()] }
+}
+
+function renamed({ from, to }: Connection, names: ReadonlyMap<string, string>): Connection {
+  const source = sourceOf(from)
+  const target = targetOf(to)
+  return {
+    from: [names.get(source.node), source.port, ...source.path].join("."),
+    to: `${names.get(target.node)}.${target.port}`,
+  }
+}

@@ -1,0 +1,63 @@
+/** What was drawn and not saved, kept in this browser: a graph with problems can't be stored anywhere else. */
+
+import { onSignOut } from "@/api"
+import { documentOf } from "./document"
+import { began, type History, type Sheet } from "./history"
+
+export interface Saved {
+  readonly id: string
+  readonly version: number
+  readonly sheet: Sheet
+}
+
+export interface Draft {
+  readonly history: History
+  readonly saved: Saved | null
+}
+
+const PREFIX = "comfyfleet.graph-draft."
+const OPEN_MAX = 8
+/** With the way back, while this tab is open. */
+const open = new Map<string, Draft>()
+onSignOut(() => open.clear())
+
+export function keepDraft(key: string, draft: Draft, isChanged: boolean): void {
+  open.delete(key)
+  open.set(key, draft)
+  for (const each of open.keys()) if (open.size > OPEN_MAX) open.delete(each)
+  try {
+    if (isChanged) localStorage.setItem(PREFIX + key, JSON.stringify(draft.history.now))
+    else localStorage.removeItem(PREFIX + key)
+  } catch {
+    // There is no room: it is kept while this tab is open.
+  }
+}
+
+export function forgetDraft(key: string): void {
+  open.delete(key)
+  try {
+    localStorage.removeItem(PREFIX + key)
+  } catch {
+    // Nothing was kept.
+  }
+}
+
+/** As it was left; what is saved is one step back. */
+export function draftOf(key: string, saved: Saved | null, first: Sheet): Draft {
+  const kept = open.get(key)
+  if (kept && (kept.saved?.version ?? 0) >= (saved?.version ?? 0)) return kept
+  const start = began(saved?.sheet ?? first)
+  const found = readDraft(key)
+  if (!found) return { history: start, saved }
+  return { history: { ...start, now: found, past: [start.now] }, saved }
+}
+
+function readDraft(key: string): Sheet | null {
+  try {
+    const told = JSON.parse(localStorage.getItem(PREFIX + key) ?? "null") as Partial<Sheet> | null
+    const document = told && documentOf(told.document)
+    return document ? { document, places: told.places ?? {} } : null
+  } catch {
+    return null
+  }
+}

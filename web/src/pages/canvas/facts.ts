@@ -1,0 +1,137 @@
+/** What a node shows, and how large it is drawn: canvas.css has the same sizes. Pure. */
+
+import { type NodeHandle, Position } from "@xyflow/react"
+import type { ProblemSeen } from "@/api/schema"
+import { duration } from "@/ui"
+import { words } from "@/words/en/canvas"
+import { type GraphNode, propertiesOf } from "./document"
+import { MEDIA, type NodePorts, type Port } from "./types"
+
+/** What a run says of one node. */
+export interface NodeRun {
+  readonly status: string
+  /** 0 to 1; null: nothing is known. */
+  readonly progress: number | null
+  readonly step: string | null
+  readonly backend: string | null
+  readonly done: number
+  readonly expected: number
+  readonly seconds: number | null
+  readonly picture: string | null
+  readonly error: string | null
+}
+
+export interface NodeFacts extends Record<string, unknown> {
+  readonly node: GraphNode
+  /** What it runs, where its id does not say so. */
+  readonly uses: string | null
+  readonly ports: NodePorts
+  readonly wired: readonly string[]
+  readonly problems: readonly ProblemSeen[]
+  readonly warnings: readonly ProblemSeen[]
+  /** An example of what it makes. */
+  readonly example: string | null
+  readonly isOffered: boolean
+  readonly run: NodeRun | null
+}
+
+const PORTS_MAX = 8
+
+/** Of many, those that matter; all of them where the node is selected. */
+export function shownInputs(
+  { ports, node, wired, problems }: NodeFacts,
+  isSelected: boolean,
+): readonly Port[] {
+  if (isSelected || ports.inputs.length <= PORTS_MAX) return ports.inputs
+  const set = propertiesOf(node)
+  return ports.inputs.filter(
+    ({ name, isRequired, type }) =>
+      isRequired ||
+      name in set ||
+      MEDIA.has(type.name) ||
+      wired.includes(name) ||
+      problems.some((each) => each.port === name),
+  )
+}
+
+export function hasPicture(node: GraphNode): boolean {
+  if (node.type === "input") return MEDIA.has(String(node.value_type ?? "").replace("[]", ""))
+  return node.type === "workflow" || node.type === "output"
+}
+
+/** What stands at its foot, left and right; null: it has none. */
+export function footOf(data: NodeFacts): readonly [string, string] | null {
+  const told = data.run ? toldOfRun(data.run) : toldOfNode(data)
+  return told[0] || told[1] || data.node.type === "workflow" ? told : null
+}
+
+function toldOfRun(run: NodeRun): [string, string] {
+  const many = run.expected > 1 ? words.of(run.done, run.expected) : ""
+  const right = run.backend?.replace(/^(worker|fleet):/, "") ?? ""
+  if (run.error) return [run.error, right]
+  if (run.status === "running" && run.step) return [run.step, right || many]
+  if (run.status === "done" && run.seconds !== null) return [duration(run.seconds), right || many]
+  return [words.nodeStatuses[run.status] ?? run.status, right || many]
+}
+
+function toldOfNode({ node, problems, isOffered }: NodeFacts): [string, string] {
+  const first = problems[0]
+  if (first) return [first.port ? `${first.port}: ${first.message}` : first.message, ""]
+  if (node.type === "condition") return [String(node.condition ?? ""), ""]
+  if (node.type === "merge") return [node.over ? `${words.over} ${String(node.over)}` : "", ""]
+  if (node.type === "fanout") return [toldOfFanOut(node), ""]
+  if (node.type === "loop") return [String(node.until ?? ""), ""]
+  if (node.type === "approve") return [String(node.message ?? ""), ""]
+  if (node.type === "graph") return [String(node.graph ?? ""), `v${String(node.version ?? "")}`]
+  if (node.type === "map" || node.type === "score") return [String(node.over ?? ""), ""]
+  if (node.type !== "workflow") return ["", ""]
+  if (!isOffered) return [words.unknownOffer, ""]
+  const affinity = node.backend_affinity ? String(node.backend_affinity) : ""
+  const falls = { ask_user: words.asks, auto_select: words.moves }[String(node.fallback_strategy)] ?? ""
+  return [affinity.replace(/^(worker|fleet):/, "") || words.anyWorker, falls]
+}
+
+function toldOfFanOut(node: GraphNode): string {
+  if (node.mode !== "distribute") return words.copies(Number(node.output_count ?? 2))
+  return node.per_item ? words.eachItem : words.parts(Number(node.output_count ?? 2))
+}
+
+const BORDER = 1
+const HEAD = 36
+const PICTURE = 96
+const PORTS = { padding: 8, each: 22, rest: 20 }
+const FOOT = 31
+const HANDLE = 12
+
+export interface Drawn {
+  readonly width: number
+  readonly height: number
+  readonly handles: NodeHandle[]
+}
+
+/** Known beforehand, nodes are drawn with their wires at once: nothing has to be measured in between. */
+export function drawnSize(data: NodeFacts, isSelected: boolean): Drawn {
+  const { node, ports } = data
+  const width = node.type === "workflow" ? 232 : 200
+  const inputs = shownInputs(data, isSelected)
+  const top = BORDER + HEAD + (hasPicture(node) ? PICTURE : 0) + PORTS.padding
+  const rest = inputs.length < ports.inputs.length ? PORTS.rest : 0
+  const rows = Math.max(inputs.length * PORTS.each + rest, ports.outputs.length * PORTS.each)
+  const handle = (type: "source" | "target", { name }: Port, at: number): NodeHandle => ({
+    id: name,
+    type,
+    position: type === "target" ? Position.Left : Position.Right,
+    x: (type === "target" ? BORDER : width - BORDER) - HANDLE / 2,
+    y: top + at * PORTS.each + (PORTS.each - HANDLE) / 2,
+    width: HANDLE,
+    height: HANDLE,
+  })
+  return {
+    width,
+    height: top + rows + PORTS.padding + (footOf(data) ? FOOT : 0) + BORDER,
+    handles: [
+      ...inputs.map((each, at) => handle("target", each, at)),
+      ...ports.outputs.map((each, at) => handle("source", each, at)),
+    ],
+  }
+}

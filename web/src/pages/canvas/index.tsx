@@ -1,0 +1,392 @@
+/** The canvas: a graph is drawn, checked while it is drawn, saved in versions, and run. */
+
+import { useCallback, useEffect, useMemo, useRef, useState } from "react"
+import { useLocation } from "wouter"
+import { useQuery, useSession } from "@/api"
+import type {
+  GraphAnswer,
+  PublicEffects,
+  WorkerSeen,
+  Workers,
+  WorkflowOffer,
+  WorkflowOffers,
+} from "@/api/schema"
+import { graphPath, OFFERS } from "@/app/reads"
+import { Button, Dialog, Empty, ErrorNote, Loaded, Skeleton, toast, tokens, useTitle } from "@/ui"
+import { words } from "@/words/en/canvas"
+import { Bar } from "./Bar"
+import { addNode, type Clip, clipOf, outerOf, type Place, paste, remove } from "./document"
+import type { Saved } from "./drafts"
+import CanvasFlow, { type Flow } from "./Flow"
+import { Library, newNode } from "./Library"
+import { NodePanel } from "./NodePanel"
+import { Problems } from "./Problems"
+import { RunDialog } from "./RunDialog"
+import { GraphTypes, offersOf } from "./types"
+import { type Editor, NEW, savedOf, useEditor } from "./useEditor"
+import { useKeys } from "./useKeys"
+import { Versions } from "./Versions"
+import { Yaml } from "./Yaml"
+import "./canvas.css"
+
+export default function CanvasPage({ id }: { id: string }) {
+  const graph = useQuery<GraphAnswer>(id === NEW ? null : graphPath(id))
+  const offers = useQuery<WorkflowOffers>(OFFERS, { freshSeconds: 30 })
+  const skeleton = <Skeleton height="70vh" />
+  return (
+    <Loaded query={offers} skeleton={skeleton}>
+      {({ workflows }) =>
+        id === NEW ? (
+          <Canvas key={id} id={id} stored={null} offers={workflows} />
+        ) : (
+          <Loaded query={graph} skeleton={skeleton}>
+            {(found) => <Canvas key={id} id={id} stored={savedOf(found)} offers={workflows} />}
+          </Loaded>
+        )
+      }
+    </Loaded>
+  )
+}
+
+/** A graph that was saved for the first time has another address; its run is asked for there. */
+let isRunWanted = false
+
+interface CanvasProps {
+  id: string
+  stored: Saved | null
+  offers: readonly WorkflowOffer[]
+}
+
+const NOBODY: ReadonlySet<string> = new Set()
+
+function Canvas({ id, stored, offers }: CanvasProps) {
+  const editor = useEditor(id, stored)
+  const { sheet, saved, verdict } = editor
+  const { document, places } = sheet
+  useTitle(document.name)
+  const [, go] = useLocation()
+  const [selected, select] = useState<ReadonlySet<string>>(NOBODY)
+  const [isYaml, setYaml] = useState(false)
+  const [shown, show] = useState<"versions" | "keys" | "run" | null>(() => (takeWish() ? "run" : null))
+  const flow = useRef<Flow | null>(null)
+  const search = useRef<HTMLInputElement>(null)
+  const offerOf = useMemo(() => offersOf(offers), [offers])
+  const types = useMemo(() => new GraphTypes(document, offerOf), [document, offerOf])
+  const effects = useEffects()
+  const backends = useBackends()
+  const problems = useMemo(() => verdict?.problems ?? [], [verdict])
+  const [only] = selected.size === 1 ? [...selected] : []
+  const node = document.nodes.find((each) => each.id === only)
+  const add = (what: string, at?: Place) => {
+    const made = newNode(document, what)
+    const place = at ?? freePlace(flow.current, Object.values(places))
+    editor.change({ document: addNode(document, made), places: { ...places, [made.id]: rounded(place) } })
+  }
+  const copy = useClip(editor, selected, select)
+  const erase = () => {
+    editor.draw(remove(document, selected))
+    select(NOBODY)
+  }
+  const save = async () => {
+    const made = await editor.save()
+    if (!made) return undefined
+    toast({ title: made.id === id || id === NEW ? words.savedAs(made.version) : words.savedCopy })
+    return made
+  }
+  const saveHere = async () => {
+    const made = await save()
+    if (made && made.id !== id) go(`/graphs/${made.id}`, { replace: true })
+  }
+  const run = async () => {
+    const made = editor.isChanged || !saved ? await save() : saved
+    if (!made) return
+    if (made.id === id) return show("run")
+    isRunWanted = true
+    go(`/graphs/${made.id}`, { replace: true })
+  }
+  const tidy = async () => {
+    await editor.tidy((each) => {
+      const measured = flow.current?.getNode(each)?.measured
+      return measured?.width && measured.height
+        ? { width: measured.width, height: measured.height }
+        : undefined
+    })
+    requestAnimationFrame(() => void flow.current?.fitView({ padding: 0.15, maxZoom: 1 }))
+  }
+  const look = useCallback((at: string) => {
+    select(new Set([at]))
+    void flow.current?.fitView({ nodes: [{ id: at }], maxZoom: 1, duration: 200 })
+  }, [])
+  useKeys({
+    "mod+z": editor.undo,
+    "mod+shift+z": editor.redo,
+    "mod+y": editor.redo,
+    "mod+s": () => void saveHere(),
+    "mod+c": copy.copy,
+    "mod+v": copy.paste,
+    "mod+d": copy.duplicate,
+    a: () => {
+      select(NOBODY)
+      requestAnimationFrame(() => search.current?.focus())
+    },
+    l: () => void tidy(),
+    f: () => void flow.current?.fitView({ padding: 0.15, maxZoom: 1, duration: 200 }),
+    y: () => setYaml((before) => !before),
+    p: () => problems[0] && look(outerOf(problems.find((each) => each.node)?.node ?? "")),
+    escape: () => select(NOBODY),
+  })
+  useLeaving(editor.isChanged)
+  const offReason = offReasonOf(document.nodes.length, problems.length)
+  return (
+    <div className="canvas">
+      <h1 className="unseen">{document.name}</h1>
+      <Bar
+        name={
+          <input
+            className="canvas-title"
+            aria-label={words.nameOf}
+            value={document.name}
+            onChange={(event) => editor.draw({ ...document, name: event.target.value }, "name")}
+          />
+        }
+        told={toldOf(editor)}
+        graphId={saved?.id ?? null}
+        view="edit"
+      >
+        <div className="canvas-acts">
+          <Button
+            kind="ghost"
+            size="small"
+            icon="undo"
+            label={words.undo}
+            offReason={!editor.canUndo && words.nothingToUndo}
+            onClick={editor.undo}
+          />
+          <Button
+            kind="ghost"
+            size="small"
+            icon="again"
+            label={words.redo}
+            offReason={!editor.canRedo && words.nothingToRedo}
+            onClick={editor.redo}
+          />
+          <Button kind="ghost" size="small" onClick={() => void tidy()}>
+            {words.tidy} <kbd>L</kbd>
+          </Button>
+          <Button kind="ghost" size="small" aria-pressed={isYaml} onClick={() => setYaml(!isYaml)}>
+            {words.yaml}
+          </Button>
+          <Button kind="ghost" size="small" onClick={() => show("versions")}>
+            {words.versions}
+          </Button>
+          <Button kind="ghost" size="small" onClick={() => show("keys")}>
+            {words.keys}
+          </Button>
+          <Button size="small" busy={editor.isSaving} offReason={offReason} onClick={() => void saveHere()}>
+            {words.save}
+          </Button>
+          <Button kind="go" size="small" offReason={offReason} onClick={() => void run()}>
+            <RunWords editor={editor} isValid={!offReason} />
+          </Button>
+        </div>
+      </Bar>
+      <div className={isYaml ? "canvas-body has-yaml" : "canvas-body"}>
+        {node ? (
+          <NodePanel
+            document={document}
+            node={node}
+            types={types}
+            offer={offerOf(node)}
+            backends={backends}
+            problems={problems.filter((each) => outerOf(each.node) === node.id)}
+            onChange={editor.draw}
+            onRename={(made, before, after) => {
+              const { [before]: place, ...rest } = places
+              editor.change({ document: made, places: place ? { ...rest, [after]: place } : rest })
+              select(new Set([after]))
+            }}
+            onClose={() => select(NOBODY)}
+            onDelete={erase}
+            onDuplicate={copy.duplicate}
+          />
+        ) : (
+          <Library
+            offers={offers}
+            backends={backends}
+            titleOf={effects.titleOf}
+            onAdd={add}
+            searchRef={search}
+          />
+        )}
+        <CanvasFlow
+          label={document.name}
+          sheet={sheet}
+          types={types}
+          offerOf={offerOf}
+          problems={problems}
+          warnings={verdict?.warnings}
+          exampleOf={effects.exampleOf}
+          selected={selected}
+          onSelect={select}
+          onChange={editor.change}
+          onDropped={add}
+          onReady={(made) => {
+            flow.current = made
+          }}
+        />
+        {document.nodes.length === 0 && (
+          <div className="canvas-empty">
+            <Empty title={words.emptyCanvas}>{words.emptyCanvasText}</Empty>
+          </div>
+        )}
+        <p className="canvas-narrow">{words.tooNarrow}</p>
+        <div className="canvas-news">
+          {editor.saveError && <ErrorNote error={editor.saveError} onRetry={() => void saveHere()} />}
+          {editor.checkError && <ErrorNote error={editor.checkError} />}
+          {document.nodes.length > 0 && verdict && <Problems verdict={verdict} onShow={look} />}
+        </div>
+        {isYaml && (
+          <Yaml document={document} isReadOnly={false} onChange={(made) => editor.draw(made, "yaml")} />
+        )}
+      </div>
+      <Versions
+        open={shown === "versions"}
+        onClose={() => show(null)}
+        graphId={saved?.id ?? null}
+        newest={saved?.version ?? 0}
+        document={document}
+        onTake={(made, version) => {
+          editor.draw(made)
+          toast({ title: words.taken(version), act: { label: words.undo, run: editor.undo } })
+        }}
+      />
+      <KeysDialog open={shown === "keys"} onClose={() => show(null)} />
+      {saved && shown === "run" && (
+        <RunDialog
+          open
+          onClose={() => show(null)}
+          graphId={saved.id}
+          name={document.name}
+          version={saved.version}
+          inputs={document.nodes.filter((each) => each.type === "input")}
+        />
+      )}
+    </div>
+  )
+}
+
+function takeWish(): boolean {
+  const was = isRunWanted
+  isRunWanted = false
+  return was
+}
+
+function toldOf({ saved, isChanged }: Editor): string {
+  const state = isChanged ? words.notSaved : words.saved
+  return saved ? `${words.version(saved.version)}, ${state}` : words.notSaved
+}
+
+function offReasonOf(nodes: number, problems: number): string | false {
+  if (nodes === 0) return words.emptyFirst
+  return problems > 0 && words.problemsFirst
+}
+
+/** With the price of a run, as soon as that is known. */
+function RunWords({ editor: { verdict }, isValid }: { editor: Editor; isValid: boolean }) {
+  const quote = verdict?.quote
+  if (!quote || !isValid) return words.run
+  return words.runFor(words.quoteRange(quote.tokens_min, quote.tokens_max, tokens))
+}
+
+function rounded({ x, y }: Place): Place {
+  return { x: Math.round(x), y: Math.round(y) }
+}
+
+const NODE = { width: 232, height: 220, apart: 40 }
+
+/** In what is seen, beside what stands there already: in rows from the left. */
+function freePlace(flow: Flow | null, taken: readonly Place[]): Place {
+  const box = globalThis.document.querySelector(".canvas-board")?.getBoundingClientRect()
+  if (!flow || !box) return { x: 0, y: 0 }
+  const { apart, width, height } = NODE
+  const first = flow.screenToFlowPosition({ x: box.left + apart, y: box.top + apart })
+  const end = flow.screenToFlowPosition({ x: box.right, y: box.bottom })
+  let place = first
+  const isTaken = () =>
+    taken.some((each) => Math.abs(each.x - place.x) < width && Math.abs(each.y - place.y) < height)
+  while (isTaken()) {
+    place = { x: place.x + width + apart, y: place.y }
+    if (place.x + width > end.x) place = { x: first.x, y: place.y + height + apart }
+  }
+  return place
+}
+
+/** Copies stay in this tab; a graph may be copied from into another. */
+let clip: Clip | null = null
+
+function useClip(editor: Editor, selected: ReadonlySet<string>, select: (ids: ReadonlySet<string>) => void) {
+  const { document, places } = editor.sheet
+  const put = (taken: Clip | null) => {
+    if (!taken || taken.nodes.length === 0) return
+    const made = paste(document, places, taken)
+    editor.change({ document: made.document, places: made.places })
+    select(new Set(made.ids))
+  }
+  return {
+    copy: () => {
+      if (selected.size > 0) clip = clipOf(document, places, selected)
+    },
+    paste: () => put(clip),
+    duplicate: () => put(clipOf(document, places, selected)),
+  }
+}
+
+function useEffects() {
+  const effects = useQuery<PublicEffects>("/api/effects", { query: { limit: 100 }, freshSeconds: 60 }).data
+  return useMemo(() => {
+    const found = new Map(effects?.effects.map((each) => [each.slug, each]))
+    return {
+      titleOf: (name: string) => found.get(name)?.title ?? name,
+      exampleOf: (name: string) => {
+        const after = found.get(name)?.examples[0]?.after
+        return after?.content_type.startsWith("image/") ? after.url : null
+      },
+    }
+  }, [effects])
+}
+
+const NO_BACKENDS: readonly WorkerSeen[] = []
+
+/** Whoever is an operator, too, sees the workers; to others their names are not told. */
+function useBackends(): readonly WorkerSeen[] {
+  const isOperator = useSession().data?.kinds.includes("operator") ?? false
+  const workers = useQuery<Workers>(isOperator ? "/api/admin/workers" : null, { freshSeconds: 15 })
+  return workers.data?.workers ?? NO_BACKENDS
+}
+
+/** The browser asks before it throws away what was drawn. */
+function useLeaving(isChanged: boolean): void {
+  useEffect(() => {
+    if (!isChanged) return undefined
+    const ask = (event: BeforeUnloadEvent) => event.preventDefault()
+    window.addEventListener("beforeunload", ask)
+    return () => window.removeEventListener("beforeunload", ask)
+  }, [isChanged])
+}
+
+function KeysDialog({ open, onClose }: { open: boolean; onClose: () => void }) {
+  return (
+    <Dialog open={open} onClose={onClose} title={words.keysTitle}>
+      <dl className="canvas-keys">
+        {words.keyRows.map(([keys, what]) => (
+          <div key={keys}>
+            <dt>
+              <kbd>{keys}</kbd>
+            </dt>
+            <dd>{what}</dd>
+          </div>
+        ))}
+      </dl>
+    </Dialog>
+  )
+}

@@ -1,0 +1,48 @@
+/** A document as YAML, as people write it. Read again by the control plane, which knows all of YAML. */
+
+import { type GraphDocument, SETTINGS } from "./document"
+
+const PLAIN = /^[A-Za-z_/][\w ./()[\]-]*$/
+/** Words and numbers that YAML would take for something else. */
+const TAKEN = /^(?:true|false|yes|no|on|off|null|y|n|~|\.(?:inf|nan))$/i
+const LINE_CHARACTERS_MAX = 110
+
+export function yamlOf(document: GraphDocument): string {
+  const lines = [`name: ${scalar(document.name)}`]
+  for (const each of SETTINGS) if (document[each] !== undefined) lines.push(`${each}: ${document[each]}`)
+  lines.push(document.nodes.length > 0 ? "nodes:" : "nodes: []")
+  for (const node of document.nodes) lines.push(...nodeLines(node))
+  lines.push(document.connections.length > 0 ? "connections:" : "connections: []")
+  for (const { from, to } of document.connections) lines.push(`  - ${flow({ from, to })}`)
+  return `${lines.join("\n")}\n`
+}
+
+/** On one line where it fits, else field by field. */
+function nodeLines(node: object): string[] {
+  const short = `  - ${flow(node)}`
+  if (short.length <= LINE_CHARACTERS_MAX) return [short]
+  return Object.entries(node)
+    .filter(([, value]) => value !== undefined)
+    .map(([name, value], at) => `${at === 0 ? "  - " : "    "}${scalar(name)}: ${flow(value)}`)
+}
+
+function flow(value: unknown): string {
+  if (Array.isArray(value)) return `[${value.map(flow).join(", ")}]`
+  if (value === null || typeof value !== "object") return scalar(value, true)
+  const fields = Object.entries(value).filter(([, inner]) => inner !== undefined)
+  return `{${fields.map(([name, inner]) => `${scalar(name, true)}: ${flow(inner)}`).join(", ")}}`
+}
+
+function scalar(value: unknown, inside = false): string {
+  if (typeof value !== "string") return JSON.stringify(value) ?? "null"
+  const isPlain = PLAIN.test(value) && !TAKEN.test(value) && !value.endsWith(" ")
+  if (isPlain && !(inside && /[[\]]/.test(value))) return value
+  return JSON.stringify(value).replace(UNSEEN, escaped)
+}
+
+/** Signs that YAML does not take as they are, and those that show a text in another order than it is read. */
+const UNSEEN = /[\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g
+
+function escaped(sign: string): string {
+  return `\\u${sign.charCodeAt(0).toString(16).padStart(4, "0")}`
+}

@@ -1,0 +1,77 @@
+import { expect, test } from "vitest"
+import type { ExampleMedia } from "@/api/schema"
+import { type Effect, fits, ledBy, previewOf, tagsOf } from "./effects"
+
+function effect(given: Partial<Effect>): Effect {
+  return {
+    id: "1",
+    slug: "golden-hour",
+    title: "Golden hour",
+    description: "Low sun beside it.",
+    preview_url: null,
+    price_tokens: 12,
+    typical_seconds: 8,
+    takes: null,
+    properties: {},
+    tags: [],
+    examples: [],
+    can_pay: true,
+    ...given,
+  }
+}
+
+function media(url: string): ExampleMedia {
+  return { url, content_type: "image/webp", size: 1, width: null, height: null }
+}
+
+test("every word must be somewhere in the effect", () => {
+  expect(fits(effect({}), "golden SUN", null)).toBe(true)
+  expect(fits(effect({}), "golden moon", null)).toBe(false)
+  expect(fits(effect({}), "", null)).toBe(true)
+})
+
+test("a tag leaves out effects without it", () => {
+  expect(fits(effect({ tags: ["Light"] }), "", "Light")).toBe(true)
+  expect(fits(effect({ tags: ["Print"] }), "", "Light")).toBe(false)
+  expect(fits(effect({}), "", "Light")).toBe(false)
+})
+
+test("one without anything to show is never the largest", () => {
+  const blank = effect({ title: "blank" })
+  const seen = effect({ title: "seen", preview_url: "/a.png" })
+  expect(ledBy([blank, blank, seen, blank], "")?.map((each) => each.title)).toEqual([
+    "seen",
+    ...Array(3).fill("blank"),
+  ])
+  expect(ledBy([blank, blank, blank, blank], "")).toBeNull()
+  expect(ledBy([blank, seen, blank], "")).toBeNull()
+})
+
+test("tags are told once, in order", () => {
+  expect(tagsOf([effect({ tags: ["b", "a"] }), effect({ tags: ["a"] }), effect({})])).toEqual(["a", "b"])
+})
+
+test("a preview of another host is left out", () => {
+  const origin = "http://fleet.example"
+  expect(previewOf(effect({ preview_url: "https://elsewhere.example/a.png" }), origin)).toBeNull()
+  expect(previewOf(effect({ preview_url: "//elsewhere.example/a.png" }), origin)).toBeNull()
+  expect(previewOf(effect({ preview_url: "/objects/a.png" }), origin)?.after).toBe("/objects/a.png")
+  expect(previewOf(effect({ preview_url: `${origin}/a.png` }), origin)?.after).toBe(`${origin}/a.png`)
+})
+
+test("an example comes before the single preview", () => {
+  const given = effect({
+    preview_url: "/a.png",
+    examples: [{ before: media("/b.png"), after: media("/c.png") }],
+  })
+  expect(previewOf(given, "")).toEqual({ before: "/b.png", after: "/c.png", isVideo: false })
+})
+
+test("clips are shown as clips, and never under a picture; sound is no preview", () => {
+  const clip = { ...media("/c.mp4"), content_type: "video/mp4" }
+  const of = (before: ExampleMedia, after: ExampleMedia) =>
+    previewOf(effect({ examples: [{ before, after }] }), "")
+  expect(of(clip, clip)).toEqual({ before: "/c.mp4", after: "/c.mp4", isVideo: true })
+  expect(of(media("/b.png"), clip)).toEqual({ before: null, after: "/c.mp4", isVideo: true })
+  expect(of(media("/b.png"), { ...media("/c.mp3"), content_type: "audio/mpeg" })).toBeNull()
+})

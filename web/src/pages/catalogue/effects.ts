@@ -1,0 +1,56 @@
+/** Effects as the catalogue shows them. */
+
+import type { EffectAnswer, PublicEffects } from "@/api/schema"
+
+export type Effect = EffectAnswer
+export type Effects = PublicEffects
+
+export interface Preview {
+  before: string | null
+  after: string
+  isVideo: boolean
+}
+
+export function tagsOf(effects: readonly Effect[]): string[] {
+  return [...new Set(effects.flatMap((each) => each.tags))].sort((a, b) => a.localeCompare(b))
+}
+
+/** Every word of the text is somewhere in the effect's title, description or tags. */
+export function fits(effect: Effect, text: string, tag: string | null): boolean {
+  if (tag !== null && !effect.tags.includes(tag)) return false
+  const all = [effect.title, effect.slug, effect.description, ...effect.tags].join(" ").toLocaleLowerCase()
+  return text
+    .toLocaleLowerCase()
+    .split(/\s+/)
+    .every((word) => all.includes(word))
+}
+
+/** Pictures of hosts that are not ours are left out: the page loads nothing from elsewhere. */
+export function previewOf(
+  effect: Pick<Effect, "examples" | "preview_url">,
+  origin = window.location.origin,
+): Preview | null {
+  const { before, after } = effect.examples[0] ?? {}
+  const kind = after && kindOf(after)
+  if (after && (kind === "image" || kind === "video"))
+    // A picture and a clip can't be laid over each other: only what came out is shown.
+    return {
+      before: before && kindOf(before) === kind ? before.url : null,
+      after: after.url,
+      isVideo: kind === "video",
+    }
+  const url = effect.preview_url
+  if (!url) return null
+  const isOurs = url.startsWith("/") ? !url.startsWith("//") : url.startsWith(`${origin}/`)
+  return isOurs ? { before: null, after: url, isVideo: false } : null
+}
+
+/** The first one that has something to show, and then the others: it is shown larger. Null: there are too few for that. */
+export function ledBy(effects: readonly Effect[], origin?: string): Effect[] | null {
+  const lead = effects.length > 3 ? effects.find((each) => previewOf(each, origin)) : undefined
+  return lead ? [lead, ...effects.filter((each) => each !== lead)] : null
+}
+
+function kindOf(file: { content_type: string }): string {
+  return file.content_type.split("/")[0] ?? ""
+}

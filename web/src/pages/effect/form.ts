@@ -1,0 +1,208 @@
+/** The form of an effect, made from the JSON Schema of its properties. Pure. */
+
+import { words } from "@/words/en/effect"
+
+export type Kind =
+  | "text"
+  | "multiline"
+  | "number"
+  | "integer"
+  | "boolean"
+  | "choice"
+  | "seed"
+  | "colour"
+  | "image"
+  | "mask"
+  | "video"
+  | "audio"
+
+export interface FormField {
+  name: string
+  label: string
+  hint: string | null
+  kind: Kind
+  isRequired: boolean
+  /** A number, not a text: colours may be either. */
+  isNumber: boolean
+  initial: unknown
+  minimum: number | null
+  maximum: number | null
+  step: number | null
+  lengthMax: number | null
+  choices: readonly unknown[]
+}
+
+export type Values = Record<string, unknown>
+
+type Schema = Record<string, unknown>
+
+const KINDS = new Set<string>([
+  "text",
+  "multiline",
+  "number",
+  "integer",
+  "boolean",
+  "choice",
+  "seed",
+  "colour",
+  "image",
+  "mask",
+  "video",
+  "audio",
+])
+const MEDIA = new Set<Kind>(["image", "mask", "video", "audio"])
+const NUMBERS = new Set<Kind>(["number", "integer", "seed"])
+/** Beyond this many steps a slider is too coarse for a hand. */
+const SLIDER_STEPS_MAX = 1_000
+
+export function isMedia(field: FormField): boolean {
+  return MEDIA.has(field.kind)
+}
+
+export function fieldsOf(schema: Schema): FormField[] {
+  const required = new Set(Array.isArray(schema.required) ? schema.required : [])
+  const properties = (schema.properties ?? {}) as Record<string, Schema>
+  return Object.entries(properties).map(([name, each]) => fieldOf(name, each, required.has(name)))
+}
+
+function fieldOf(name: string, schema: Schema, isRequired: boolean): FormField {
+  const told = String(schema["x-kind"] ?? "")
+  const kind = (KINDS.has(told) ? told : Array.isArray(schema.enum) ? "choice" : "text") as Kind
+  return {
+    name,
+    label: typeof schema.title === "string" ? schema.title : name,
+    hint: typeof schema.description === "string" ? schema.description : null,
+    kind,
+    isRequired,
+    isNumber: schema.type === "number" || schema.type === "integer",
+    initial: schema.default,
+    minimum: numberOf(schema.minimum),
+    maximum: numberOf(schema.maximum),
+    step: numberOf(schema["x-step"]),
+    lengthMax: numberOf(schema.maxLength),
+    choices: Array.isArray(schema.enum) ? schema.enum : [],
+  }
+}
+
+function numberOf(value: unknown): number | null {
+  return typeof value === "number" && Number.isFinite(value) ? value : null
+}
+
+/** A slider: a range with an end on both sides that a hand can hit. */
+export function isSlider(field: FormField): boolean {
+  if (field.kind !== "number" && field.kind !== "integer") return false
+  if (field.minimum === null || field.maximum === null || typeof field.initial !== "number") return false
+  return (field.maximum - field.minimum) / stepOf(field) <= SLIDER_STEPS_MAX
+}
+
+export function stepOf(field: FormField): number {
+  if (field.step !== null && field.step > 0) return field.step
+  if (field.kind !== "number") return 1
+  const range = (field.maximum ?? 1) - (field.minimum ?? 0)
+  return range > 0 && range <= 10 ? 0.01 : 0.1
+}
+
+/** What the form shows first. */
+export function initialValues(fields: readonly FormField[]): Values {
+  return Object.fromEntries(
+    fields.map((each) => [each.name, each.initial ?? (each.kind === "boolean" ? false : undefined)]),
+  )
+}
+
+/** What is wrong with a value, in words; null: nothing. */
+export function mistakeOf(field: FormField, value: unknown): string | null {
+  if (value === undefined || value === null || value === "")
+    return field.isRequired ? (isMedia(field) ? words.fileMissing : words.missing) : null
+  if (NUMBERS.has(field.kind)) return numberMistake(field, Number(value))
+  if (typeof value === "string" && field.lengthMax !== null && value.length > field.lengthMax)
+    return words.tooLong(field.lengthMax)
+  return null
+}
+
+function numberMistake(field: FormField, value: number): string | null {
+  if (!Number.isFinite(value)) return words.notANumber
+  if (field.kind !== "number" && !Number.isInteger(value)) return words.notWhole
+  const { minimum, maximum } = field
+  const isOut = (minimum !== null && value < minimum) || (maximum !== null && value > maximum)
+  return isOut ? words.range(minimum, maximum) : null
+}
+
+export function mistakesOf(fields: readonly FormField[], values: Values): Record<string, string> {
+  const found = fields.map((each) => [each.name, mistakeOf(each, values[each.name])] as const)
+  return Object.fromEntries(found.filter((each): each is readonly [string, string] => each[1] !== null))
+}
+
+/** What is sent: nothing that was left empty. */
+export function propertiesOf(fields: readonly FormField[], values: Values): Values {
+  const given = fields
+    .map((each) => [each.name, values[each.name]] as const)
+    .filter(([, value]) => value !== undefined && value !== null && value !== "")
+  return Object.fromEntries(given)
+}
+
+/** A seed within the field's range; never more than a number can hold exactly. */
+export function randomSeed(field: FormField, random: () => number = Math.random): number {
+  const low = Math.ceil(field.minimum ?? 0)
+  const high = Math.min(field.maximum ?? 0xffffffff, 0xffffffff)
+  return low + Math.floor(random() * (high - low + 1))
+}
+
+export function colourText(value: unknown): string {
+  if (typeof value === "number") return `#${Math.max(0, value).toString(16).padStart(6, "0").slice(-6)}`
+  return typeof value === "string" && /^#[0-9a-f]{6}$/i.test(value) ? value.toLowerCase() : "#000000"
+}
+
+export function colourValue(field: FormField, text: string): unknown {
+  return field.isNumber ? Number.parseInt(text.slice(1), 16) : text
+}
+
+export interface Takes {
+  kind: string
+  media_types: readonly string[]
+  max_bytes: number
+}
+
+/** Why a file can't be taken; null: it can. Before a byte of it goes out. */
+export function fileMistake(file: { type: string; size: number }, takes: Takes): string | null {
+  const type = file.type.toLowerCase()
+  const isType = takes.media_types.length
+    ? takes.media_types.includes(type)
+    : type.startsWith(`${takes.kind}/`) && !type.startsWith("image/svg")
+  if (!isType) return words.wrongType(typesTold(takes))
+  if (file.size === 0) return words.emptyFile
+  if (file.size > takes.max_bytes) return words.tooLarge(file.size, takes.max_bytes)
+  return null
+}
+
+/** Why the service did not take what is in a file; null: for another reason. */
+export function refusalOf(
+  { details }: { details: Readonly<Record<string, unknown>> },
+  kind: string,
+): string | null {
+  if (details.field !== "content_type") return null
+  const found = typeof details.found === "string" ? details.found : null
+  return found ? words.isOtherType(NAMES[found] ?? found) : words.isNothing(words.noun[kind] ?? "file")
+}
+
+const NAMES: Record<string, string> = {
+  "image/jpeg": "JPEG",
+  "image/png": "PNG",
+  "image/webp": "WebP",
+  "image/gif": "GIF",
+  "video/mp4": "MP4",
+  "video/webm": "WebM",
+  "video/quicktime": "MOV",
+  "audio/mpeg": "MP3",
+  "audio/wav": "WAV",
+}
+
+/** "JPEG, PNG", or the kind where all its types are taken. */
+export function typesTold(takes: Takes): string {
+  if (takes.media_types.length === 0) return words.anyOf(takes.kind)
+  return takes.media_types.map((each) => NAMES[each] ?? each.split("/")[1]?.toUpperCase() ?? each).join(", ")
+}
+
+/** For the browser's own picker. */
+export function acceptOf(takes: Takes): string {
+  return takes.media_types.length ? takes.media_types.join(",") : `${takes.kind}/*`
+}

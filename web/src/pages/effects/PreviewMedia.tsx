@@ -1,0 +1,20 @@
+/** The picture or the silent video that shows what an effect does. */
+
+import type { Preview } from "@/pages/catalogue/effects"
+
+export function PreviewMedia({ preview, alt }: { preview: Preview; alt: string }) {
+  if (!preview.isVideo) return <img src={preview.after} alt={alt} loading="lazy" decoding="async" />
+  const isStill = window.matchMedia("(prefers-reduced-motion: reduce)").matches
+  return (
+    <video
+      src={preview.after}
+      muted
+      loop
+      playsInline
+      autoPlay={!isStill}
+      preload="metadata"
+      aria-label={alt || undefined}
+      aria-hidden={alt === "" || undefined}
+    />
+  )
+}

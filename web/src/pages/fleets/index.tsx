@@ -1,0 +1,147 @@
+/** Fleets: who may join, what they run, and how a worker joins. */
+
+import { useState } from "react"
+import { Link } from "wouter"
+import { useQuery } from "@/api"
+import type { FleetAnswer, FleetDetails, Matrix } from "@/api/schema"
+import { Abilities } from "@/pages/workers/Abilities"
+import { countOf, fleetName } from "@/pages/workers/machines"
+import { useFleets, useMatrix, useWaiting, useWorkers } from "@/pages/workers/useMachines"
+import { Badge, Button, duration, Empty, Loaded, Page, Skeleton, Time } from "@/ui"
+import { words as prompts } from "@/words/en/prompts"
+import { words } from "@/words/en/workers"
+import { type FleetAsked, FleetDialogs, fleetPath, JoinCommand } from "./dialogs"
+import "@/pages/workers/workers.css"
+import "./fleets.css"
+
+export default function FleetsPage() {
+  const fleets = useFleets()
+  const workers = useWorkers().data?.workers
+  const matrix = useMatrix().data
+  const waiting = useWaiting()
+  const [asked, setAsked] = useState<FleetAsked | null>(null)
+  const known = fleets.data?.fleets
+  const make = (kind: "ink" | "go") => (
+    <Button kind={kind} icon="plus" onClick={() => setAsked({ kind: "new" })}>
+      {words.fleets.make}
+    </Button>
+  )
+  return (
+    <Page title={words.fleets.title} className="fleets" actions={known && known.length > 0 && make("ink")}>
+      <Loaded query={fleets} skeleton={<Skeleton height="240px" />}>
+        {({ fleets: found }) =>
+          found.length === 0 ? (
+            <Empty title={words.noFleet} act={make("go")}>
+              {words.noFleetText}
+            </Empty>
+          ) : (
+            <div className="stack">
+              {found.map((each) => {
+                const mine = workers?.filter((worker) => worker.fleet === fleetName(each))
+                return (
+                  <OneFleet
+                    key={fleetName(each)}
+                    fleet={each}
+                    online={mine && countOf(mine, "busy", "idle", "draining")}
+                    pending={mine ? countOf(mine, "pending") : 0}
+                    matrix={matrix}
+                    waiting={waiting?.[fleetName(each)]}
+                    onAsk={setAsked}
+                  />
+                )
+              })}
+            </div>
+          )
+        }
+      </Loaded>
+      <FleetDialogs asked={asked} onAsk={setAsked} fleets={known ?? []} />
+    </Page>
+  )
+}
+
+interface OneFleetProps {
+  fleet: FleetAnswer
+  /** undefined: not known yet. */
+  online: number | undefined
+  pending: number
+  matrix: Matrix | undefined
+  waiting: number | undefined
+  onAsk: (asked: FleetAsked) => void
+}
+
+function OneFleet({ fleet, online, pending, matrix, waiting, onAsk }: OneFleetProps) {
+  const name = fleetName(fleet)
+  return (
+    <section className="panel fleets-one" aria-label={name} id={name}>
+      <header>
+        <h2>
+          {fleet.slug} <span className="faint">/ {fleet.stage}</span>
+        </h2>
+        {pending > 0 && <Badge need>{words.fleets.waits(pending)}</Badge>}
+        <span className="row row-wrap row-end">
+          <Button size="small" icon="plus" onClick={() => onAsk({ kind: "join", fleet })}>
+            {words.add}
+          </Button>
+          <Button size="small" onClick={() => onAsk({ kind: "assign", fleet })}>
+            {words.assign}
+          </Button>
+          <Button size="small" icon="key" onClick={() => onAsk({ kind: "secret", fleet })}>
+            {words.newSecret}
+          </Button>
+          <Button size="small" onClick={() => onAsk({ kind: "prompts", fleet })}>
+            {prompts.open}
+          </Button>
+          <Button size="small" icon="sliders" onClick={() => onAsk({ kind: "settings", fleet })}>
+            {words.fleets.settings}
+          </Button>
+        </span>
+      </header>
+      <p className="fleets-facts">
+        <Link href="/console/workers">{words.fleetFacts(online ?? 0, fleet.workers, fleet.max_workers)}</Link>
+        <Link href="/console/queue">{waiting === undefined ? "…" : words.waiting(waiting)}</Link>
+        <span>{words.fleets.approvals[fleet.approval] ?? fleet.approval}</span>
+        <span className="faint">
+          {words.fleets.made} <Time at={fleet.created_at} />
+        </span>
+      </p>
+      <Abilities matrix={matrix} fleet={name} workflows={fleet.workflows} />
+      <More fleet={fleet} />
+    </section>
+  )
+}
+
+/** Read when it is opened. */
+function More({ fleet }: { fleet: FleetAnswer }) {
+  const [isOpen, setOpen] = useState(false)
+  const details = useQuery<FleetDetails>(isOpen ? fleetPath(fleet) : null, { freshSeconds: 10 })
+  return (
+    <details className="fleets-more" onToggle={(event) => setOpen(event.currentTarget.open)}>
+      <summary>{words.fleets.details}</summary>
+      {isOpen && (
+        <Loaded query={details} skeleton={<Skeleton height="120px" />}>
+          {(found) => (
+            <div className="stack">
+              <p className="quiet">
+                {words.addText} {words.addNoSecret}
+              </p>
+              <JoinCommand text={found.join} />
+              <h3>{words.fleets.switches}</h3>
+              {found.model_switches.length === 0 && <p className="faint">{words.fleets.switchesNone}</p>}
+              <ul className="fleets-switches">
+                {found.model_switches.map((each) => (
+                  <li key={each.model}>
+                    <span className="mono">{each.model}</span>
+                    <span className="quiet">
+                      {each.is_free ? words.fleets.free : words.fleets.switchOf(duration(each.seconds))},{" "}
+                      {words.fleets.runOf(duration(each.run_seconds))}
+                    </span>
+                  </li>
+                ))}
+              </ul>
+            </div>
+          )}
+        </Loaded>
+      )}
+    </details>
+  )
+}

@@ -1,0 +1,94 @@
+/** The terms on which prompts of ComfyUI's clients are run, as they are typed. Pure. */
+
+import type { FleetPrompts } from "@/api/schema"
+
+export type PriceKind = "free" | "each" | "second"
+
+export interface TypedTerms {
+  isOpen: boolean
+  priceKind: PriceKind
+  price: string
+  /** One in each line, as the next two. */
+  allow: string
+  deny: string
+  passthrough: string
+  allowsUnknown: boolean
+  nodes: string
+  bytes: string
+  seconds: string
+}
+
+export type WrongTerm = "price" | "allow" | "deny" | "passthrough" | "nodes" | "bytes" | "seconds"
+
+const PRICE_MAX = 1_000_000_000
+/** As the control plane bounds them. */
+export const BOUNDS = {
+  nodes: [1, 100_000],
+  bytes: [1_000, 64 * 1024 ** 2],
+  seconds: [1, 7 * 24 * 3_600],
+} as const
+const LINES_MAX = { allow: 500, deny: 500, passthrough: 20 }
+// biome-ignore lint/suspicious/noControlCharactersInRegex: they are what is refused
+const NODE_TYPE = /^[^\x00-\x1f\x7f]{1,200}$/
+const ROUTE = /^(\/[A-Za-z0-9_-]{1,60}){1,6}$/
+
+/** Each line once, without what is around it. */
+export function linesOf(text: string): string[] {
+  const all = text.split("\n").map((each) => each.trim())
+  return [...new Set(all.filter(Boolean))]
+}
+
+export function areNodeTypes(text: string): boolean {
+  const lines = linesOf(text)
+  return lines.length <= LINES_MAX.allow && lines.every((each) => NODE_TYPE.test(each))
+}
+
+export function typedTerms(terms: FleetPrompts): TypedTerms {
+  const perSecond = terms.price_per_second
+  return {
+    isOpen: terms.is_open,
+    priceKind: perSecond !== null ? "second" : terms.price_tokens > 0 ? "each" : "free",
+    price: String(perSecond ?? (terms.price_tokens || 1)),
+    allow: terms.allow.join("\n"),
+    deny: terms.deny.join("\n"),
+    passthrough: terms.passthrough.join("\n"),
+    allowsUnknown: terms.allows_unknown,
+    nodes: String(terms.nodes_max),
+    bytes: String(terms.prompt_bytes_max),
+    seconds: String(terms.run_limit_seconds),
+  }
+}
+
+export function termsOf(typed: TypedTerms): { terms: FleetPrompts } | { wrong: ReadonlySet<WrongTerm> } {
+  const price = Number(typed.price)
+  const isWhole = Number.isInteger(price)
+  const routes = linesOf(typed.passthrough)
+  const wrong = new Set<WrongTerm>()
+  if (typed.priceKind !== "free" && !(typed.price.trim() !== "" && price > 0 && price <= PRICE_MAX))
+    wrong.add("price")
+  if (typed.priceKind === "each" && !isWhole) wrong.add("price")
+  if (!areNodeTypes(typed.allow)) wrong.add("allow")
+  if (!areNodeTypes(typed.deny)) wrong.add("deny")
+  if (routes.length > LINES_MAX.passthrough || !routes.every((each) => ROUTE.test(each)))
+    wrong.add("passthrough")
+  for (const key of ["nodes", "bytes", "seconds"] as const) {
+    const [least, most] = BOUNDS[key]
+    const value = Number(typed[key])
+    if (!Number.isInteger(value) || value < least || value > most) wrong.add(key)
+  }
+  if (wrong.size > 0) return { wrong }
+  return {
+    terms: {
+      is_open: typed.isOpen,
+      price_tokens: typed.priceKind === "each" ? price : 0,
+      price_per_second: typed.priceKind === "second" ? price : null,
+      allow: linesOf(typed.allow),
+      deny: linesOf(typed.deny),
+      allows_unknown: typed.allowsUnknown,
+      nodes_max: Number(typed.nodes),
+      prompt_bytes_max: Number(typed.bytes),
+      run_limit_seconds: Number(typed.seconds),
+      passthrough: routes,
+    },
+  }
+}

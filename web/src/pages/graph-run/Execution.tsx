@@ -1,0 +1,135 @@
+/** What happened at one node: its executions, each with inputs, outputs, attempts and times. */
+
+import { useState } from "react"
+import type { ExecutionSeen } from "@/api/schema"
+import { Button, CopyId, duration, Select, Status, Time } from "@/ui"
+import { JsonTree } from "@/ui/JsonTree"
+import { words } from "@/words/en/canvas"
+import { backendName, filesIn, tookSeconds } from "./follow"
+
+interface ExecutionPanelProps {
+  id: string
+  executions: readonly ExecutionSeen[]
+  onClose: () => void
+}
+
+export function ExecutionPanel({ id, executions, onClose }: ExecutionPanelProps) {
+  const [at, setAt] = useState(0)
+  const one = executions[Math.min(at, executions.length - 1)]
+  return (
+    <aside className="canvas-side canvas-panel" aria-label={words.execution(id)}>
+      <div className="row">
+        <h2 className="cut-text">{id}</h2>
+        <Button
+          kind="ghost"
+          size="small"
+          icon="cross"
+          label={words.closePanel}
+          className="row-end"
+          onClick={onClose}
+        />
+      </div>
+      {executions.length > 1 && (
+        <Select
+          label={words.items}
+          options={executions.map((each, place) => ({ value: String(place), label: nameOf(each) }))}
+          value={String(at)}
+          onChange={(value) => setAt(Number(value))}
+        />
+      )}
+      {one ? <Facts execution={one} /> : <p className="faint">{words.nodeStatuses.pending}</p>}
+    </aside>
+  )
+}
+
+function nameOf({ index, status }: ExecutionSeen): string {
+  return `${words.item(index)}, ${words.nodeStatuses[status] ?? status}`
+}
+
+function statusOf(status: string): string {
+  return status === "done" ? "succeeded" : status
+}
+
+function Facts({ execution }: { execution: ExecutionSeen }) {
+  const { status, error, why, notes, inputs, outputs, has_values } = execution
+  return (
+    <>
+      <Status status={statusOf(status)}>{words.nodeStatuses[status] ?? status}</Status>
+      {why && <p>{why}</p>}
+      {error && <p className="field-error">{error}</p>}
+      {filesIn(outputs).map((each) => (
+        <a key={each.file_id} href={each.url} className="canvas-result" target="_blank" rel="noreferrer">
+          {each.mime_type.startsWith("image/") ? <img src={each.url} alt={each.filename} /> : each.filename}
+        </a>
+      ))}
+      {!has_values && <p className="faint">{words.noValues}</p>}
+      {inputs && <Values title={words.inputs} value={inputs} />}
+      {outputs && <Values title={words.outputsOf} value={outputs} />}
+      {notes.length > 0 && <Values title={words.notes} value={notes} />}
+      <Times execution={execution} />
+    </>
+  )
+}
+
+function Values({ title, value }: { title: string; value: unknown }) {
+  return (
+    <details className="canvas-more">
+      <summary>{title}</summary>
+      <JsonTree value={value} openLevels={2} />
+    </details>
+  )
+}
+
+function Times({ execution }: { execution: ExecutionSeen }) {
+  const { attempts, queued_at, started_at, ended_at, backend, job_id, current_step } = execution
+  return (
+    <dl className="canvas-facts">
+      {attempts > 0 && (
+        <>
+          <dt>{words.attempt}</dt>
+          <dd>{attempts}</dd>
+        </>
+      )}
+      {queued_at && (
+        <>
+          <dt>{words.queuedAt}</dt>
+          <dd>
+            <Time at={queued_at} />
+          </dd>
+        </>
+      )}
+      {started_at && queued_at && (
+        <>
+          <dt>{words.waited}</dt>
+          <dd>{duration(tookSeconds(queued_at, started_at))}</dd>
+        </>
+      )}
+      {started_at && ended_at && (
+        <>
+          <dt>{words.took}</dt>
+          <dd>{duration(tookSeconds(started_at, ended_at))}</dd>
+        </>
+      )}
+      {current_step && !ended_at && (
+        <>
+          <dt>{words.step}</dt>
+          <dd>{current_step}</dd>
+        </>
+      )}
+      {backend && (
+        <>
+          <dt>{words.backend}</dt>
+          <dd>{backendName(backend)}</dd>
+        </>
+      )}
+      {job_id && (
+        <>
+          <dt>{words.job}</dt>
+          <dd>
+            <CopyId id={job_id} />
+          </dd>
+        </>
+      )}
+    </dl>
+  )
+}

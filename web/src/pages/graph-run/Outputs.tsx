@@ -1,0 +1,96 @@
+/** All that a run made: a strip while it runs, and a gallery. */
+
+import type { GraphRunAnswer } from "@/api/schema"
+import { Dialog, Empty, LinkButton } from "@/ui"
+import { JsonTree } from "@/ui/JsonTree"
+import { words } from "@/words/en/canvas"
+import { filesIn, filesOf, type MadeFile } from "./follow"
+
+const STRIP_MAX = 5
+
+/** The latest results of nodes. */
+export function madeSoFar(run: GraphRunAnswer): MadeFile[] {
+  const all = run.executions.filter((each) => each.job_id).flatMap(filesOf)
+  return [...new Map(all.map((each) => [each.file_id, each])).values()]
+}
+
+interface StripProps {
+  files: readonly MadeFile[]
+  urlOf: (file: MadeFile) => string
+  onOpen: () => void
+}
+
+export function Strip({ files, urlOf, onOpen }: StripProps) {
+  const shown = files.filter((each) => each.mime_type.startsWith("image/")).slice(-STRIP_MAX)
+  return (
+    <button type="button" className="canvas-strip" onClick={onOpen}>
+      <span className="mono">{words.madeSoFar}</span>
+      {Array.from({ length: STRIP_MAX }, (_, at) => {
+        const file = shown[at]
+        return (
+          // biome-ignore lint/suspicious/noArrayIndexKey: places of a strip
+          <i key={at}>{file && <img src={urlOf(file)} alt={file.filename} decoding="async" />}</i>
+        )
+      })}
+      <span className="badge">{files.length}</span>
+    </button>
+  )
+}
+
+interface GalleryProps {
+  open: boolean
+  onClose: () => void
+  run: GraphRunAnswer
+  urlOf: (file: MadeFile) => string
+}
+
+export function Gallery({ open, onClose, run, urlOf }: GalleryProps) {
+  const entries = Object.entries(run.outputs ?? {})
+  const named = entries.length > 0 ? entries : [["", madeSoFar(run)] as const]
+  const isEmpty = filesIn(named.map(([, value]) => value)).length === 0 && entries.length === 0
+  return (
+    <Dialog open={open} onClose={onClose} title={words.outputsTitle} wide>
+      {isEmpty && <Empty title={words.outputsNone} />}
+      {named.map(([name, value]) => (
+        <section key={name} className="canvas-gallery">
+          {name && <h3>{name}</h3>}
+          <ul>
+            {filesIn(value).map((each) => (
+              <li key={each.file_id}>
+                <Shown file={each} url={urlOf(each)} />
+                <div className="row">
+                  <span className="cut-text faint">{each.filename}</span>
+                  <LinkButton
+                    size="small"
+                    kind="ghost"
+                    icon="download"
+                    href={each.url}
+                    download={each.filename}
+                    label={words.download(each.filename)}
+                    className="row-end"
+                  />
+                </div>
+              </li>
+            ))}
+          </ul>
+          {filesIn(value).length === 0 && <JsonTree value={value} />}
+        </section>
+      ))}
+    </Dialog>
+  )
+}
+
+function Shown({ file, url }: { file: MadeFile; url: string }) {
+  if (file.mime_type.startsWith("image/"))
+    return (
+      <a href={file.url} className="canvas-result" target="_blank" rel="noreferrer">
+        <img src={url} alt={file.filename} loading="lazy" decoding="async" />
+      </a>
+    )
+  if (file.mime_type.startsWith("video/"))
+    // biome-ignore lint/a11y/useMediaCaption: made by machines, without words
+    return <video src={url} controls preload="metadata" />
+  // biome-ignore lint/a11y/useMediaCaption: made by machines, without words
+  if (file.mime_type.startsWith("audio/")) return <audio src={url} controls preload="none" />
+  return <a href={file.url}>{file.filename}</a>
+}

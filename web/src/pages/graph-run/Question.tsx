@@ -1,0 +1,207 @@
+/** A node whose backend went away asks: where shall it go on? */
+
+import { useEffect, useState } from "react"
+import { api, useAct } from "@/api"
+import type { Choice, GraphRunAnswer, QuestionSeen } from "@/api/schema"
+import { Button, Check, Dialog, ErrorNote, Status } from "@/ui"
+import { words } from "@/words/en/canvas"
+import { backendName } from "./follow"
+
+interface QuestionProps {
+  runId: string
+  question: QuestionSeen
+  picture: string | null
+  /** What a person may pick from; undefined: it can't be shown. */
+  pictures: readonly (string | undefined)[]
+  open: boolean
+  onLater: () => void
+  onAnswered: (run: GraphRunAnswer, isForAll: boolean, answer: Answer) => void
+}
+
+export interface Answer {
+  choice: Choice
+  backend: string | null
+  picked?: readonly number[]
+}
+
+export function sendAnswer(runId: string, { node, index }: QuestionSeen, answer: Answer) {
+  return api.post<GraphRunAnswer>(`/api/graph-runs/${runId}/answer`, { node, index, ...answer })
+}
+
+/** The same answer for another question, as far as it may be given there. */
+export function sameAnswer(question: QuestionSeen, { choice, backend }: Answer): Answer | null {
+  if (!question.choices.includes(choice) || typeof question.pick_from === "number") return null
+  return choice !== "backend" || (backend && question.backends.includes(backend)) ? { choice, backend } : null
+}
+
+export function Question({ runId, question, picture, pictures, open, onLater, onAnswered }: QuestionProps) {
+  const options = optionsOf(question)
+  const isApproval = question.choices.includes("approve")
+  const [picked, setPicked] = useState<readonly number[] | null>(null)
+  const [key, setKey] = useState(options[0]?.key ?? "")
+  const [isForAll, setForAll] = useState(false)
+  const chosen = options.find((each) => each.key === key) ?? options[0]
+  const act = useAct(async (answer: Answer) => {
+    onAnswered(await sendAnswer(runId, question, answer), isForAll, answer)
+  })
+  const { forget } = act
+  // biome-ignore lint/correctness/useExhaustiveDependencies: another question begins anew
+  useEffect(() => {
+    forget()
+    setKey(optionsOf(question)[0]?.key ?? "")
+    setPicked(null)
+  }, [question.node, question.index.join(), forget])
+  return (
+    <Dialog
+      open={open}
+      onClose={onLater}
+      title={isApproval ? words.askApprove(question.node) : words.askTitle(question.node)}
+    >
+      <div className="canvas-ask">
+        {picture && <img src={picture} alt="" />}
+        <div>
+          <Status status="waiting" pill />
+          <p>{isApproval ? question.message : words.askText(question.message)}</p>
+        </div>
+      </div>
+      {isApproval && question.pick_from !== null && (
+        <Picks count={question.pick_from} {...{ pictures, picked }} onPick={setPicked} />
+      )}
+      {!isApproval && question.backends.length === 0 && <p className="faint">{words.askNoBackend}</p>}
+      <fieldset className="canvas-choices">
+        <legend className="unseen">{question.message}</legend>
+        {options.map((each) => (
+          <label key={each.key}>
+            <input
+              type="radio"
+              name="backend"
+              checked={each.key === chosen?.key}
+              onChange={() => setKey(each.key)}
+            />
+            <span>
+              <b>{each.title}</b>
+              <span className="faint">{each.hint}</span>
+            </span>
+          </label>
+        ))}
+      </fieldset>
+      {question.pick_from === null && (
+        <Check
+          label={words.sameForRest}
+          checked={isForAll}
+          onChange={(event) => setForAll(event.target.checked)}
+        />
+      )}
+      {act.error && <ErrorNote error={act.error} />}
+      <p className="faint">{words.askWaits}</p>
+      <div className="dialog-actions">
+        <Button
+          kind="stop"
+          busy={act.isRunning}
+          onClick={() => void act.run({ choice: "fail", backend: null })}
+        >
+          {words.giveUp}
+        </Button>
+        <Button kind="ghost" onClick={onLater}>
+          {words.later}
+        </Button>
+        {chosen && (
+          <Button
+            kind="go"
+            busy={act.isRunning}
+            onClick={() => void act.run(withPicked(chosen.answer, picked))}
+          >
+            {chosen.key === "approve" && picked ? words.approvePicked(picked.length) : chosen.act}
+          </Button>
+        )}
+      </div>
+    </Dialog>
+  )
+}
+
+function withPicked(answer: Answer, picked: readonly number[] | null): Answer {
+  return answer.choice === "approve" && picked ? { ...answer, picked } : answer
+}
+
+interface PicksProps {
+  count: number
+  pictures: readonly (string | undefined)[]
+  picked: readonly number[] | null
+  onPick: (picked: readonly number[]) => void
+}
+
+/** Nothing marked: all of it is meant. */
+function Picks({ count, pictures, picked, onPick }: PicksProps) {
+  const toggled = (at: number) =>
+    picked?.includes(at) ? picked.filter((each) => each !== at) : [...(picked ?? []), at]
+  return (
+    <div className="canvas-picks">
+      {Array.from({ length: Math.min(count, PICKS_MAX) }, (_, at) => at).map((at) => (
+        <label key={at}>
+          {pictures[at] && <img src={pictures[at]} alt="" />}
+          <span>
+            <input
+              type="checkbox"
+              checked={picked?.includes(at) ?? false}
+              onChange={() => onPick(toggled(at))}
+            />{" "}
+            {words.pickOne(at + 1)}
+          </span>
+        </label>
+      ))}
+    </div>
+  )
+}
+
+const PICKS_MAX = 200
+
+interface Option {
+  key: string
+  title: string
+  hint: string
+  act: string
+  answer: Answer
+}
+
+function optionsOf({ backends, choices, pick_from }: QuestionSeen): Option[] {
+  const found: Option[] = backends.map((backend, at) => ({
+    key: backend,
+    title: backendName(backend),
+    hint: at === 0 ? words.best : words.fitting,
+    act: words.goOnWith(backendName(backend)),
+    answer: { choice: "backend", backend },
+  }))
+  if (choices.includes("approve"))
+    found.push({
+      key: "approve",
+      title: words.approveAll,
+      hint: pick_from === null ? words.approveHint : words.pickHint,
+      act: words.approveAll,
+      answer: { choice: "approve", backend: null },
+    })
+  if (choices.includes("reject"))
+    found.push({
+      key: "reject",
+      title: words.reject,
+      hint: words.rejectHint,
+      act: words.reject,
+      answer: { choice: "reject", backend: null },
+    })
+  if (choices.includes("retry"))
+    found.push({
+      key: "retry",
+      title: words.choices.retry,
+      hint: words.choices.retryHint,
+      act: words.goOnRetry,
+      answer: { choice: "retry", backend: null },
+    })
+  if (choices.includes("skip"))
+    found.push({
+      key: "skip",
+      title: words.choices.skip,
+      hint: words.choices.skipHint,
+      act: words.goOnSkip,
+      answer: { choice: "skip", backend: null },
+    })
+  return found
+}

@@ -1,0 +1,75 @@
+import { describe, expect, it } from "vitest"
+import type { GraphRunAnswer } from "@/api/schema"
+import { filesIn, nodeRuns, SteadyUrls, stampOf, withEvent } from "./follow"
+import { sameAnswer } from "./Question"
+
+const FILE = { file_id: "f", filename: "a.png", mime_type: "image/png", url: "/f?1" }
+const NODE = { workflow: "draw", effect: null, skipped: 0, failed: 0, cancelled: 0 }
+const EXECUTION = {
+  node: "draw",
+  index: [],
+  status: "done",
+  attempts: 1,
+  outputs: { output: { images: [FILE], files: [FILE] } },
+  started_at: "2026-01-01T00:00:00Z",
+  ended_at: "2026-01-01T00:00:02Z",
+}
+const PROGRESS = {
+  overall_percent: 40,
+  weighted_percent: 40,
+  completed_nodes: 1,
+  total_nodes: 2,
+  running_nodes: [
+    { node_id: "soften", index: [], backend_id: "worker:gpu-7", progress: 0.5, current_step: "4 of 8" },
+  ],
+}
+const RUN = {
+  id: "r",
+  status: "running",
+  questions: [],
+  nodes: [
+    { id: "draw", type: "workflow", status: "done", expected: 1, done: 1, ...NODE },
+    { id: "soften", type: "workflow", status: "running", expected: 1, done: 0, ...NODE },
+  ],
+  executions: [EXECUTION],
+  progress: PROGRESS,
+} as unknown as GraphRunAnswer
+const urls = new SteadyUrls()
+
+describe("a run", () => {
+  it("is told on its nodes", () => {
+    const told = nodeRuns(RUN, urls.of)
+    expect(told.get("draw")).toMatchObject({ status: "done", picture: "/f?1", seconds: 2 })
+    expect(told.get("soften")).toMatchObject({ progress: 0.5, step: "4 of 8", backend: "worker:gpu-7" })
+  })
+
+  it("moves with its events, and its results are asked for when something has ended", () => {
+    const nodes = RUN.nodes.map((each) => ({ ...each, status: "done" as const, done: 1 }))
+    const told = { ...PROGRESS, overall_percent: 100, run_id: "r", nodes, questions: [], error: null }
+    const next = withEvent(RUN, { ...told, status: "completed" })
+    expect(next.progress.overall_percent).toBe(100)
+    expect(next.executions).toBe(RUN.executions)
+    expect(stampOf(next)).not.toBe(stampOf(RUN))
+    expect(stampOf({ ...RUN, progress: next.progress } as GraphRunAnswer)).toBe(stampOf(RUN))
+  })
+
+  it("shows a node that asks", () => {
+    const questions = [
+      { node: "soften", index: [], message: "m", backends: [], choices: [], deadline: null, pick_from: null },
+    ]
+    expect(nodeRuns({ ...RUN, questions }, urls.of).get("soften")?.status).toBe("asking")
+  })
+
+  it("has each file once, and a picture keeps its address", () => {
+    expect(filesIn(EXECUTION.outputs)).toEqual([FILE])
+    expect(urls.of({ ...FILE, url: "/f?2" })).toBe("/f?1")
+  })
+
+  it("gives the same answer only where it may be given", () => {
+    const question = { node: "a", index: [], message: "", backends: ["worker:b"], choices: ["backend"] }
+    const asked = question as unknown as Parameters<typeof sameAnswer>[0]
+    expect(sameAnswer(asked, { choice: "backend", backend: "worker:b" })).not.toBeNull()
+    expect(sameAnswer(asked, { choice: "backend", backend: "worker:c" })).toBeNull()
+    expect(sameAnswer(asked, { choice: "skip", backend: null })).toBeNull()
+  })
+})

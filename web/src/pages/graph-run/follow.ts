@@ -1,0 +1,183 @@
+/** What a run says of each node, from its answer and the events after it. Pure. */
+
+import type { ExecutionSeen, GraphRunAnswer, NodeSeen, ProgressSeen, QuestionSeen } from "@/api/schema"
+import { outerOf } from "../canvas/document"
+import type { NodeRun } from "../canvas/facts"
+
+/** An event of a run. */
+export interface RunEvent extends ProgressSeen {
+  readonly run_id: string
+  readonly status: GraphRunAnswer["status"]
+  readonly nodes: readonly NodeSeen[]
+  readonly questions: readonly QuestionSeen[]
+  readonly error: string | null
+}
+
+export interface MadeFile {
+  readonly file_id: string
+  readonly filename: string
+  readonly mime_type: string
+  readonly url: string
+}
+
+const OVER: ReadonlySet<string> = new Set(["completed", "failed", "cancelled"])
+
+export function isOver(status: string): boolean {
+  return OVER.has(status)
+}
+
+/** The answer with what an event tells. */
+export function withEvent(run: GraphRunAnswer, told: RunEvent): GraphRunAnswer {
+  return {
+    ...run,
+    status: told.status,
+    nodes: [...told.nodes],
+    questions: [...told.questions],
+    progress: {
+      overall_percent: told.overall_percent,
+      weighted_percent: told.weighted_percent,
+      completed_nodes: told.completed_nodes,
+      total_nodes: told.total_nodes,
+      running_nodes: told.running_nodes,
+    },
+  }
+}
+
+/** Changes where executions have: then their results are asked for. */
+export function stampOf(run: Pick<GraphRunAnswer, "status" | "nodes" | "questions">): string {
+  const nodes = run.nodes.map((each) => [each.done, each.failed, each.skipped, each.cancelled].join("/"))
+  return [run.status, run.questions.length, ...nodes].join(" ")
+}
+
+export function nodeRuns(run: GraphRunAnswer, urlOf: (file: MadeFile) => string): Map<string, NodeRun> {
+  const asking = new Set(run.questions.map((each) => each.node))
+  const executionsOf = grouped(run.executions, (each) => each.node)
+  const goingOf = grouped(run.progress.running_nodes, (each) => each.node_id)
+  const found = new Map<string, NodeRun>()
+  for (const node of run.nodes) {
+    const executions = executionsOf.get(node.id) ?? []
+    const going = goingOf.get(node.id) ?? []
+    const picture = pictureOf(executions)
+    const failed = executions.find((each) => each.status === "failed")
+    found.set(node.id, {
+      status: asking.has(node.id) ? "asking" : node.status,
+      progress: progressOf(node, going),
+      step: going[0]?.current_step ?? null,
+      backend: going[0]?.backend_id ?? executions.find((each) => each.backend)?.backend ?? null,
+      done: node.done,
+      expected: node.expected,
+      seconds: secondsOf(node, executions),
+      picture: picture && urlOf(picture),
+      error: node.status === "failed" ? (failed?.error ?? null) : null,
+    })
+  }
+  return withInsides(found)
+}
+
+/** The pictures that a question is about, as far as they can be shown. */
+export function picturesToPick(run: GraphRunAnswer, question: QuestionSeen): (string | undefined)[] {
+  const asked = run.executions.find(
+    (each) => each.node === question.node && each.index.join() === question.index.join(),
+  )
+  const input = asked?.inputs?.input as { images?: unknown } | unknown[] | undefined
+  const items = Array.isArray(input) ? input : Array.isArray(input?.images) ? input.images : []
+  return (items as unknown[]).map((each) => filesIn(each)[0]?.url)
+}
+
+/** A map or a loop is at work while something inside it is. */
+function withInsides(runs: Map<string, NodeRun>): Map<string, NodeRun> {
+  for (const [id, inner] of runs) {
+    const outer = runs.get(outerOf(id))
+    if (!id.includes("/") || !outer || outer.status !== "pending") continue
+    if (inner.status === "pending" || inner.status === "skipped") continue
+    const { step, backend, picture, progress } = inner
+    const status = inner.status === "asking" ? "asking" : "running"
+    runs.set(outerOf(id), { ...outer, status, step, backend, picture, progress })
+  }
+  return runs
+}
+
+function grouped<T>(all: readonly T[], keyOf: (each: T) => string): Map<string, T[]> {
+  const found = new Map<string, T[]>()
+  for (const each of all) {
+    const known = found.get(keyOf(each))
+    if (known) known.push(each)
+    else found.set(keyOf(each), [each])
+  }
+  return found
+}
+
+function progressOf(node: NodeSeen, going: ProgressSeen["running_nodes"]): number | null {
+  if (node.status !== "running") return null
+  const ended = node.done + node.skipped + node.failed + node.cancelled
+  const part = going.reduce((sum, each) => sum + each.progress, ended)
+  return Math.min(1, part / Math.max(1, node.expected))
+}
+
+function secondsOf(node: NodeSeen, executions: readonly ExecutionSeen[]): number | null {
+  const [only] = executions
+  if (node.type !== "workflow" || executions.length !== 1 || !only?.started_at || !only.ended_at) return null
+  return tookSeconds(only.started_at, only.ended_at)
+}
+
+export function tookSeconds(from: string, to: string): number {
+  return Math.max(0, (Date.parse(to) - Date.parse(from)) / 1000)
+}
+
+function pictureOf(executions: readonly ExecutionSeen[]): MadeFile | null {
+  for (const each of executions) {
+    const found = filesOf(each).find((file) => file.mime_type.startsWith("image/"))
+    if (found) return found
+  }
+  return null
+}
+
+const looked = new WeakMap<ExecutionSeen, MadeFile[]>()
+
+/** What an execution has made; looked for once, however often the run is told. */
+export function filesOf(execution: ExecutionSeen): MadeFile[] {
+  const known = looked.get(execution)
+  if (known) return known
+  const found = filesIn(execution.outputs)
+  looked.set(execution, found)
+  return found
+}
+
+/** All files in a value that can be shown, each once. */
+export function filesIn(value: unknown): MadeFile[] {
+  const found = new Map<string, MadeFile>()
+  collect(value, found)
+  return [...found.values()]
+}
+
+function collect(value: unknown, found: Map<string, MadeFile>): void {
+  if (typeof value !== "object" || value === null) return
+  const file = value as Partial<MadeFile>
+  if (typeof file.file_id === "string" && typeof file.url === "string" && !found.has(file.file_id))
+    found.set(file.file_id, {
+      file_id: file.file_id,
+      filename: file.filename ?? file.file_id,
+      mime_type: file.mime_type ?? "",
+      url: file.url,
+    })
+  for (const each of Object.values(value)) collect(each, found)
+}
+
+const URL_MS_MAX = 10 * 60_000
+
+/** URLs are signed anew by each answer; a picture that is shown keeps its own while that is valid. */
+export class SteadyUrls {
+  private readonly known = new Map<string, { url: string; until: number }>()
+
+  of = (file: MadeFile): string => {
+    const kept = this.known.get(file.file_id)
+    if (kept && kept.until > Date.now()) return kept.url
+    this.known.set(file.file_id, { url: file.url, until: Date.now() + URL_MS_MAX })
+    return file.url
+  }
+}
+
+/** A backend as people say it. */
+export function backendName(backend: string): string {
+  return backend.replace(/^(worker|fleet):/, "")
+}

@@ -1,0 +1,377 @@
+/** A run of a graph, live: states and results on the nodes, questions, failure and another try. */
+
+import { useEffect, useMemo, useRef, useState } from "react"
+import { api, cache, useAct, useEvents, useQuery } from "@/api"
+import type { GraphRunAnswer, WorkflowOffers } from "@/api/schema"
+import { graphRunPath, OFFERS } from "@/app/reads"
+import {
+  Button,
+  Confirm,
+  Dialog,
+  ErrorNote,
+  Field,
+  Loaded,
+  Progress,
+  Skeleton,
+  Status,
+  tokens,
+  useTitle,
+} from "@/ui"
+import { words } from "@/words/en/canvas"
+import { Bar } from "../canvas/Bar"
+import { documentOf, type GraphDocument, own, type Places } from "../canvas/document"
+import CanvasFlow from "../canvas/Flow"
+import type { Sheet } from "../canvas/history"
+import { filledPlaces, loadLayout, placesFor, placesOf } from "../canvas/layout"
+import { GraphTypes, offersOf } from "../canvas/types"
+import "../canvas/canvas.css"
+import { ExecutionPanel } from "./Execution"
+import {
+  backendName,
+  isOver,
+  nodeRuns,
+  picturesToPick,
+  type RunEvent,
+  SteadyUrls,
+  stampOf,
+  withEvent,
+} from "./follow"
+import { Gallery, madeSoFar, Strip } from "./Outputs"
+import { type Answer, Question, sameAnswer, sendAnswer } from "./Question"
+
+/** By /graphs/:graph/runs/:id, or by the run alone. */
+export default function GraphRunPage({ id }: { id: string }) {
+  const path = graphRunPath(id)
+  const document = useRef<GraphRunAnswer["document"]>(null)
+  const run = useQuery<GraphRunAnswer>(path, {
+    // The graph of a run never changes: it is read once.
+    read: async (signal) => {
+      const told = await api.get<GraphRunAnswer>(graphRunPath(id, document.current === null), { signal })
+      return { ...told, document: told.document ?? document.current }
+    },
+  })
+  document.current ??= run.data?.document ?? null
+  // Beside what is read: a graph that nobody has drawn by hand has no places yet.
+  useEffect(loadLayout, [])
+  const offers = useQuery<WorkflowOffers>(OFFERS, { freshSeconds: 30 })
+  return (
+    <Loaded query={run} skeleton={<Skeleton height="70vh" />}>
+      {(told) => (
+        <Run
+          key={told.id}
+          run={told}
+          offers={offers.data?.workflows ?? []}
+          put={(next) => cache.set<GraphRunAnswer>(path, () => next)}
+          renew={(next) => {
+            // What an act answers has neither URLs nor the graph: they stay until they come.
+            const made = { ...next, executions: told.executions, document: told.document }
+            cache.set<GraphRunAnswer>(path, () => made)
+            run.reload()
+          }}
+          reload={run.reload}
+        />
+      )}
+    </Loaded>
+  )
+}
+
+interface RunProps {
+  run: GraphRunAnswer
+  offers: WorkflowOffers["workflows"]
+  /** What an event told. */
+  put: (run: GraphRunAnswer) => void
+  /** What an act answered. */
+  renew: (run: GraphRunAnswer) => void
+  reload: () => void
+}
+
+const NOBODY: ReadonlySet<string> = new Set()
+const NO_PROBLEMS: never[] = []
+
+function Run({ run, offers, put, renew, reload }: RunProps) {
+  useTitle(words.runName(run.name))
+  useFollowed(run, put, reload)
+  const [selected, select] = useState(NOBODY)
+  const [isGallery, setGallery] = useState(false)
+  const urls = useRef(new SteadyUrls())
+  const { sheet, isWhole } = useSheet(run)
+  const offerOf = useMemo(() => offersOf(offers), [offers])
+  const types = useMemo(() => new GraphTypes(sheet.document, offerOf), [sheet.document, offerOf])
+  const runs = useMemo(() => nodeRuns(run, urls.current.of), [run])
+  const [only] = selected.size === 1 ? [...selected] : []
+  const { progress } = run
+  const percent = Math.floor(progress.overall_percent)
+  return (
+    <div className="canvas canvas-run">
+      <h1 className="unseen">{words.runName(run.name)}</h1>
+      <Bar
+        name={<b className="cut-text">{run.name}</b>}
+        told={words.version(run.graph_version)}
+        graphId={run.graph_id}
+        view="run"
+        runId={run.id}
+      >
+        <div className="canvas-progress">
+          <Status status={run.status === "waiting_for_user" ? "waiting" : run.status}>
+            {words.statuses[run.status]}
+          </Status>
+          <Progress
+            label={words.progress}
+            value={progress.overall_percent / 100}
+            state={barState(run.status)}
+          />
+          <span className="badge" role="status">
+            {words.nodesDone(progress.completed_nodes, progress.total_nodes, percent)}
+          </span>
+        </div>
+        <div className="canvas-acts">
+          <span className="badge canvas-spent">{words.spent(tokens(run.tokens))}</span>
+          <Button size="small" onClick={() => setGallery(true)}>
+            {words.outputs}
+          </Button>
+          {!isOver(run.status) && <Cancel run={run} renew={renew} />}
+        </div>
+      </Bar>
+      <div className="canvas-body">
+        {only && (
+          <ExecutionPanel
+            key={only}
+            id={only}
+            executions={run.executions.filter((each) => each.node === only)}
+            onClose={() => select(NOBODY)}
+          />
+        )}
+        <CanvasFlow
+          label={words.runName(run.name)}
+          sheet={sheet}
+          types={types}
+          offerOf={offerOf}
+          problems={NO_PROBLEMS}
+          runs={runs}
+          selected={selected}
+          onSelect={select}
+        />
+        <div className="canvas-news">
+          {!isWhole && <p className="canvas-problems">{words.notThere}</p>}
+          {run.is_expired && <p className="canvas-problems">{words.expired}</p>}
+          {run.status === "failed" && (
+            <Failure run={run} renew={renew} onShow={(node) => select(new Set([node]))} />
+          )}
+          <Strip files={madeSoFar(run)} urlOf={urls.current.of} onOpen={() => setGallery(true)} />
+        </div>
+      </div>
+      <Questions run={run} renew={renew} pictureOf={(node) => runs.get(node)?.picture ?? null} />
+      <Gallery open={isGallery} onClose={() => setGallery(false)} run={run} urlOf={urls.current.of} />
+    </div>
+  )
+}
+
+function barState(status: string): "running" | "succeeded" | "failed" | "ink" {
+  if (status === "completed") return "succeeded"
+  if (status === "failed") return "failed"
+  return status === "cancelled" ? "ink" : "running"
+}
+
+const RELOAD_MS = 1_000
+
+/** Events move the figures; results are asked for when something has ended, at most once a second. */
+function useFollowed(run: GraphRunAnswer, put: (run: GraphRunAnswer) => void, reload: () => void): void {
+  const stamp = useRef(stampOf(run))
+  const timer = useRef<ReturnType<typeof setTimeout> | null>(null)
+  useEffect(() => () => clearTimeout(timer.current ?? undefined), [])
+  useEvents<RunEvent>(isOver(run.status) ? null : `/api/graph-runs/${run.id}/events`, (told, { event }) => {
+    const next = withEvent(run, told)
+    put(next)
+    const now = stampOf(next)
+    if (now === stamp.current && event !== "end") return
+    stamp.current = now
+    if (isOver(next.status)) {
+      reload()
+      cache.invalidate("/api/wallet")
+    } else
+      timer.current ??= setTimeout(() => {
+        timer.current = null
+        reload()
+      }, RELOAD_MS)
+  })
+}
+
+/** The graph as it was run, where a person has put its nodes. */
+function useSheet(run: GraphRunAnswer): { sheet: Sheet; isWhole: boolean } {
+  const { graph_id: id, graph_version: version, name } = run
+  const names = run.nodes.map((each) => each.id).join(" ")
+  // biome-ignore lint/correctness/useExhaustiveDependencies: the nodes of a run never change
+  const { document, kept } = useMemo(() => {
+    const found = documentOf(run.document)
+    if (found) return { document: found, kept: placesOf({ id, version, document: run.document }) }
+    const nodes = run.nodes.map(({ id, type, workflow, effect }) =>
+      Object.fromEntries(
+        Object.entries({ id, type, workflow, effect }).filter(([, value]) => value !== null),
+      ),
+    )
+    const bare: GraphDocument = { name, nodes: [], connections: [] }
+    return { document: documentOf({ name, nodes }) ?? bare, kept: {} }
+  }, [run.document, id, version, name, names])
+  const [laid, setLaid] = useState<Places>({})
+  const places = useMemo(() => filledPlaces(kept, laid), [kept, laid])
+  const isPlaced = document.nodes.every((each) => own(places, each.id))
+  useEffect(() => {
+    if (!isPlaced) void placesFor(document).then(setLaid)
+  }, [document, isPlaced])
+  const sheet = useMemo(() => ({ document, places }), [document, places])
+  return { sheet, isWhole: run.document !== null }
+}
+
+function Cancel({ run, renew }: Pick<RunProps, "run" | "renew">) {
+  const [isAsked, setAsked] = useState(false)
+  return (
+    <>
+      <Button size="small" kind="stop" onClick={() => setAsked(true)}>
+        {words.cancel}
+      </Button>
+      <Confirm
+        open={isAsked}
+        onClose={() => setAsked(false)}
+        title={words.cancelTitle}
+        act={words.cancelAct}
+        onConfirm={async () => renew(await api.post<GraphRunAnswer>(`/api/graph-runs/${run.id}/cancel`))}
+      >
+        {words.cancelText}
+      </Confirm>
+    </>
+  )
+}
+
+interface FailureProps extends Pick<RunProps, "run" | "renew"> {
+  onShow: (node: string) => void
+}
+
+function Failure({ run, renew, onShow }: FailureProps) {
+  const [isAsked, setAsked] = useState(false)
+  const retry = useAct(async (backend: string) => {
+    renew(await api.post<GraphRunAnswer>(`/api/graph-runs/${run.id}/retry`, backend ? { backend } : {}))
+    setAsked(false)
+  })
+  const { error } = run
+  return (
+    <div className="canvas-problems" role="alert">
+      <Status status="failed">{words.statuses.failed}</Status>
+      <span className="canvas-problem">
+        {error?.message} {error?.backend && words.failedOn(backendName(error.backend))}
+      </span>
+      {error && (
+        <Button size="small" kind="ghost" onClick={() => onShow(error.node)}>
+          {words.show}
+        </Button>
+      )}
+      <Button size="small" onClick={() => setAsked(true)}>
+        {words.retryOn}
+      </Button>
+      <Button size="small" kind="go" busy={retry.isRunning} onClick={() => void retry.run("")}>
+        {words.retry}
+      </Button>
+      {retry.error && !isAsked && <ErrorNote error={retry.error} />}
+      <RetryOn
+        open={isAsked}
+        alternatives={error?.alternatives ?? []}
+        isRunning={retry.isRunning}
+        onClose={() => setAsked(false)}
+        onRetry={(backend) => void retry.run(backend)}
+      >
+        {retry.error && <ErrorNote error={retry.error} />}
+      </RetryOn>
+    </div>
+  )
+}
+
+interface RetryOnProps {
+  open: boolean
+  alternatives: readonly string[]
+  isRunning: boolean
+  onClose: () => void
+  onRetry: (backend: string) => void
+  children: React.ReactNode
+}
+
+function RetryOn({ open, alternatives, isRunning, onClose, onRetry, children }: RetryOnProps) {
+  const [backend, setBackend] = useState(alternatives[0] ?? "")
+  return (
+    <Dialog
+      open={open}
+      onClose={onClose}
+      title={words.retryTitle}
+      actions={
+        <>
+          <Button onClick={onClose}>{words.notNow}</Button>
+          <Button kind="go" busy={isRunning} onClick={() => onRetry(backend.trim())}>
+            {words.retryAct(backend ? backendName(backend) : words.sameBackend)}
+          </Button>
+        </>
+      }
+    >
+      <p className="quiet">{words.retryText}</p>
+      <Field
+        label={words.retryBackend}
+        hint={words.retryBackendHint}
+        list="canvas-backends"
+        value={backend}
+        onChange={(event) => setBackend(event.target.value)}
+      />
+      <datalist id="canvas-backends">
+        {alternatives.map((each) => (
+          <option key={each} value={each} />
+        ))}
+      </datalist>
+      {children}
+    </Dialog>
+  )
+}
+
+interface QuestionsProps extends Pick<RunProps, "run" | "renew"> {
+  pictureOf: (node: string) => string | null
+}
+
+/** One question after the other; one that was put off stays at hand. */
+function Questions({ run, renew, pictureOf }: QuestionsProps) {
+  const [isLater, setLater] = useState(false)
+  const same = useRef<Answer | null>(null)
+  const sent = useRef(new Set<string>())
+  useEffect(() => {
+    if (!same.current) return
+    for (const each of run.questions) {
+      const answer = sameAnswer(each, same.current)
+      const key = `${each.node} ${each.index.join()}`
+      if (!answer || sent.current.has(key)) continue
+      sent.current.add(key)
+      void sendAnswer(run.id, each, answer).then(renew, () => sent.current.delete(key))
+    }
+  }, [run.questions, run.id, renew])
+  const question = run.questions[0]
+  if (!question) return null
+  return (
+    <>
+      {isLater && (
+        <div className="canvas-asks">
+          <Status status="waiting" pill>
+            {words.asksNow(run.questions.length)}
+          </Status>
+          <Button size="small" kind="go" onClick={() => setLater(false)}>
+            {words.answer}
+          </Button>
+        </div>
+      )}
+      <Question
+        runId={run.id}
+        question={question}
+        picture={pictureOf(question.node)}
+        pictures={picturesToPick(run, question)}
+        open={!isLater}
+        onLater={() => setLater(true)}
+        onAnswered={(next, isForAll, answer) => {
+          if (isForAll) same.current = answer
+          renew(next)
+        }}
+      />
+    </>
+  )
+}

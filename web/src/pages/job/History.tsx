@@ -1,0 +1,60 @@
+import type { EntryAnswer, JobDetails } from "@/api/schema"
+import { exactTime, Panel, shortId } from "@/ui"
+import { words } from "@/words/en/job"
+
+const BAD = new Set(["fail", "expire"])
+const BUSY = new Set(["lease", "start"])
+
+export function History({ job }: { job: JobDetails }) {
+  return (
+    <Panel
+      className="job-history"
+      title={words.history}
+      aside={<span className="mono">{words.events(job.audit.length)}</span>}
+    >
+      {job.audit.length === 0 && <p className="job-none">{words.noAudit}</p>}
+      <ol>
+        {job.audit.map((each) => (
+          <li key={each.id} className={kindOf(each.action)}>
+            <time dateTime={each.at} title={exactTime(new Date(each.at))} className="mono">
+              {clock(each.at)}
+            </time>
+            <i aria-hidden="true" />
+            <b>{actionWord(each.action)}</b>
+            <span>{[words.by(shortActor(each.actor)), factsOf(each)].filter(Boolean).join(", ")}</span>
+          </li>
+        ))}
+      </ol>
+    </Panel>
+  )
+}
+
+function kindOf(action: string): string {
+  if (BAD.has(action)) return "is-failed"
+  return BUSY.has(action) ? "is-running" : "is-plain"
+}
+
+export function actionWord(action: string): string {
+  return words.actions[action] ?? action.replaceAll("_", " ")
+}
+
+/** To the millisecond, in the reader's zone. */
+export function clock(at: string): string {
+  const moment = new Date(at)
+  const two = (value: number, digits = 2) => String(value).padStart(digits, "0")
+  return `${two(moment.getHours())}:${two(moment.getMinutes())}:${two(moment.getSeconds())}.${two(moment.getMilliseconds(), 3)}`
+}
+
+/** tenant:0b783b2d, worker:gpu-7 */
+function shortActor(actor: string): string {
+  const [kind, id] = actor.split(":", 2)
+  return id === undefined ? actor : `${kind} ${shortId(id)}`
+}
+
+function factsOf({ details }: EntryAnswer): string {
+  return Object.entries(details)
+    .filter(([, value]) => ["string", "number", "boolean"].includes(typeof value) && value !== 0)
+    .slice(0, 4)
+    .map(([name, value]) => `${name.replaceAll("_", " ")} ${String(value).slice(0, 120)}`)
+    .join(", ")
+}

@@ -1,0 +1,43 @@
+/** What a backend told about a failure: JSON of its exception, or plain text. */
+
+export interface ReadError {
+  /** "PIL.UnidentifiedImageError: cannot identify image file" */
+  readonly title: string | null
+  readonly nodeId: string | null
+  readonly nodeType: string | null
+  /** As people read it: lines of the traceback are lines. */
+  readonly text: string
+}
+
+function text(value: unknown): string | null {
+  return typeof value === "string" && value.trim() !== "" ? value.trim() : null
+}
+
+function parsed(raw: string): Record<string, unknown> | null {
+  try {
+    const found: unknown = JSON.parse(raw)
+    return found !== null && typeof found === "object" && !Array.isArray(found)
+      ? (found as Record<string, unknown>)
+      : null
+  } catch {
+    return null
+  }
+}
+
+export function readError(raw: string): ReadError {
+  const found = parsed(raw)
+  if (!found) return { title: null, nodeId: null, nodeType: null, text: raw }
+  const title = [text(found.exception_type), text(found.exception_message)].filter(Boolean).join(": ") || null
+  const traceback = Array.isArray(found.traceback)
+    ? found.traceback.map(String).join("")
+    : text(found.traceback)
+  const rest = Object.entries(found)
+    .filter(([name]) => !["exception_type", "exception_message", "traceback"].includes(name))
+    .map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`)
+  return {
+    title,
+    nodeId: text(found.node_id),
+    nodeType: text(found.node_type),
+    text: [title, traceback?.trimEnd(), rest.join("\n")].filter(Boolean).join("\n\n"),
+  }
+}

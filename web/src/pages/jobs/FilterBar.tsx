@@ -1,0 +1,135 @@
+/** One field whose words become chips, with what could be meant below it. */
+
+import { type KeyboardEvent, type Ref, useId, useState } from "react"
+import { useLocation } from "wouter"
+import { Icon } from "@/ui"
+import { words as common } from "@/words/en/common"
+import { words } from "@/words/en/jobs"
+import { type Chip, isJobId, parseTyped, withChips } from "./filter"
+import { type Known, suggest } from "./suggest"
+
+interface FilterBarProps {
+  chips: readonly Chip[]
+  onChange: (chips: Chip[]) => void
+  known: Known
+  ref?: Ref<HTMLInputElement>
+  /** Back to the rows. */
+  onLeave: () => void
+}
+
+export function FilterBar({ chips, onChange, known, ref, onLeave }: FilterBarProps) {
+  const [text, setText] = useState("")
+  const [at, setAt] = useState(-1)
+  const [isOpen, setOpen] = useState(false)
+  const [isWrong, setWrong] = useState("")
+  const [, go] = useLocation()
+  const id = useId()
+  const found = isOpen ? suggest(text, known) : []
+  const type = (value: string) => {
+    setText(value)
+    setAt(-1)
+    setWrong("")
+    setOpen(true)
+  }
+  const take = (typed: string) => {
+    if (typed.endsWith(":")) return type(typed)
+    if (isJobId(typed)) return go(`/console/jobs/${typed.trim()}`)
+    const { chips: added, rest } = parseTyped(typed, known.tenantIds)
+    if (added.length > 0) onChange(withChips(chips, added))
+    setText(rest)
+    setWrong(rest)
+    setAt(-1)
+    setOpen(false)
+  }
+  const handleKey = (event: KeyboardEvent) => {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key]
+    if (step && found.length > 0) {
+      event.preventDefault()
+      setAt((at + step + found.length) % found.length)
+    } else if (event.key === "Enter" && (text.trim() || at >= 0)) {
+      event.preventDefault()
+      take(found[at]?.text ?? text)
+    } else if (event.key === "Backspace" && text === "" && chips.length > 0) {
+      onChange(chips.slice(0, -1))
+    } else if (event.key === "Escape") {
+      if (isOpen && found.length > 0) setOpen(false)
+      else onLeave()
+    }
+  }
+  return (
+    <div className="jobs-filter">
+      <div className="input jobs-field">
+        <Icon name="search" />
+        <ul className="jobs-chips">
+          {chips.map((each) => (
+            <li key={`${each.key}:${each.value}`} className="chip jobs-chip">
+              <span>{words.chips[each.key]}</span> <b>{shown(each, known)}</b>
+              <button
+                type="button"
+                aria-label={words.removeChip(`${words.chips[each.key]} ${shown(each, known)}`)}
+                onClick={() => onChange(chips.filter((other) => other !== each))}
+              >
+                <Icon name="cross" size={12} />
+              </button>
+            </li>
+          ))}
+        </ul>
+        <input
+          ref={ref}
+          role="combobox"
+          aria-label={words.filter}
+          aria-expanded={found.length > 0}
+          aria-controls={`${id}-list`}
+          aria-autocomplete="list"
+          aria-activedescendant={at >= 0 ? `${id}-${at}` : undefined}
+          aria-describedby={isWrong ? `${id}-wrong` : undefined}
+          aria-invalid={isWrong ? true : undefined}
+          autoComplete="off"
+          spellCheck={false}
+          value={text}
+          placeholder={chips.length > 0 ? "" : words.placeholder}
+          onChange={(event) => type(event.target.value)}
+          onKeyDown={handleKey}
+          onFocus={() => setOpen(true)}
+          onBlur={() => setOpen(false)}
+        />
+        <kbd className="wide-only">/</kbd>
+      </div>
+      <div
+        id={`${id}-list`}
+        role="listbox"
+        aria-label={words.filter}
+        className="menu-list jobs-found"
+        hidden={found.length === 0}
+      >
+        {found.map((each, index) => (
+          // biome-ignore lint/a11y/useKeyWithClickEvents: keys are the field's
+          <div
+            key={each.text}
+            id={`${id}-${index}`}
+            role="option"
+            tabIndex={-1}
+            aria-selected={index === at}
+            className="menu-item"
+            onMouseDown={(event) => event.preventDefault()}
+            onClick={() => take(each.text)}
+          >
+            <span className="mono">{each.label}</span>
+          </div>
+        ))}
+      </div>
+      {isWrong && (
+        <p className="field-error" id={`${id}-wrong`} role="alert">
+          {words.notUnderstood(isWrong)}
+        </p>
+      )}
+    </div>
+  )
+}
+
+function shown({ key, value }: Chip, known: Known): string {
+  if (key === "status") return known.statusWord(value)
+  if (key === "tenant") return known.tenantNames.get(value) ?? value.slice(0, 8)
+  if (key === "since" || key === "until") return words.spans[value] ?? new Date(value).toLocaleString()
+  return value || common.loading
+}

@@ -1,0 +1,144 @@
+/** Which jobs are shown: as chips, as the page's address, and as the API asks for it. */
+
+import type { BulkFilter, JobListed, JobStatus } from "@/api/schema"
+
+export const KEYS = ["status", "workflow", "effect", "tenant", "worker", "error", "since", "until"] as const
+export type FilterKey = (typeof KEYS)[number]
+
+export interface Chip {
+  readonly key: FilterKey
+  readonly value: string
+}
+
+export const STATUSES: readonly JobStatus[] = ["queued", "processing", "completed", "failed", "cancelled"]
+export const SPANS: Readonly<Record<string, number>> = { "1h": 3_600, "24h": 86_400, "7d": 604_800 }
+const ALIASES: Readonly<Record<string, FilterKey>> = { state: "status" }
+/** As pages say it, and as the API says it. */
+const STATUS_WORDS: Readonly<Record<string, JobStatus>> = { running: "processing", succeeded: "completed" }
+const UUID = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i
+const WORD = /(?:(\w+):)?(?:"([^"]*)"?|(\S+))/g
+
+export function isJobId(text: string): boolean {
+  return UUID.test(text.trim())
+}
+
+function keyOf(name: string | undefined): FilterKey | null {
+  const key = name && (ALIASES[name.toLowerCase()] ?? name.toLowerCase())
+  return KEYS.find((each) => each === key) ?? null
+}
+
+function isValid({ key, value }: Chip): boolean {
+  if (value === "") return false
+  if (key === "status") return STATUSES.some((each) => each === value)
+  if (key === "tenant") return UUID.test(value)
+  if (key === "since" || key === "until")
+    return Object.hasOwn(SPANS, value) || !Number.isNaN(Date.parse(value))
+  return true
+}
+
+/** Reads `state:failed workflow:relight out of memory`; words without a key are a part of the error.
+ *
+ * `tenants` are their ids by their names, in small letters. What means nothing is given back as `rest`.
+ */
+export function parseTyped(
+  text: string,
+  tenants: ReadonlyMap<string, string> = new Map(),
+): { chips: Chip[]; rest: string } {
+  const chips: Chip[] = []
+  const rest: string[] = []
+  const free: string[] = []
+  for (const [whole, name, quoted, plain] of text.matchAll(WORD)) {
+    const key = keyOf(name)
+    const given = (quoted ?? plain ?? "").trim()
+    if (!key) {
+      free.push(quoted !== undefined && !name ? given : whole)
+      continue
+    }
+    const chip = { key, value: meant(key, given, tenants) }
+    if (isValid(chip)) chips.push(chip)
+    else rest.push(whole)
+  }
+  if (free.length > 0) chips.push({ key: "error", value: free.join(" ") })
+  return { chips, rest: rest.join(" ") }
+}
+
+function meant(key: FilterKey, given: string, tenants: ReadonlyMap<string, string>): string {
+  const small = given.toLowerCase()
+  if (key === "status") return STATUS_WORDS[small] ?? small
+  if (key === "tenant") return tenants.get(small) ?? given
+  return given
+}
+
+/** Several statuses may be chosen; of all else the last counts. */
+export function withChips(chips: readonly Chip[], added: readonly Chip[]): Chip[] {
+  let kept = [...chips]
+  for (const each of added) {
+    kept = kept.filter(({ key, value }) => key !== each.key || (key === "status" && value !== each.value))
+    kept.push(each)
+  }
+  return kept
+}
+
+export function chipsOf(search: string): Chip[] {
+  const given = new URLSearchParams(search)
+  const chips = KEYS.flatMap((key) => given.getAll(key).map((value) => ({ key, value })))
+  return withChips([], chips.filter(isValid))
+}
+
+export function searchOf(chips: readonly Chip[]): string {
+  const given = new URLSearchParams()
+  for (const key of KEYS) for (const each of chips) if (each.key === key) given.append(key, each.value)
+  return given.toString()
+}
+
+/** For the API. Spans of time end now, to the minute: the address of one list stays the same for a while. */
+export function filterOf(chips: readonly Chip[], now: Date): BulkFilter {
+  const filter: BulkFilter = {}
+  const status = chips.filter((each) => each.key === "status").map((each) => each.value as JobStatus)
+  if (status.length > 0) filter.status = status
+  for (const { key, value } of chips) {
+    if (key === "status") continue
+    filter[key] = key === "since" || key === "until" ? momentOf(value, now) : value
+  }
+  return filter
+}
+
+function momentOf(value: string, now: Date): string {
+  const seconds = SPANS[value]
+  if (seconds === undefined) return new Date(value).toISOString()
+  const minute = Math.floor(now.getTime() / 60_000) * 60_000
+  return new Date(minute - seconds * 1000).toISOString()
+}
+
+/** Whether a job whose status has changed is still one of those. */
+export function keeps(filter: BulkFilter, job: Pick<JobListed, "status">): boolean {
+  return !filter.status?.length || filter.status.includes(job.status)
+}
+
+export interface View {
+  readonly name: string
+  readonly search: string
+}
+
+const KEPT_AS = "comfyfleet.views.jobs"
+const VIEWS_MAX = 12
+
+export function keptViews(storage: Pick<Storage, "getItem">): View[] {
+  try {
+    const found: unknown = JSON.parse(storage.getItem(KEPT_AS) ?? "[]")
+    if (!Array.isArray(found)) return []
+    return found
+      .filter((each) => typeof each?.name === "string" && typeof each?.search === "string")
+      .slice(0, VIEWS_MAX)
+  } catch {
+    return []
+  }
+}
+
+export function keepViews(storage: Pick<Storage, "setItem">, views: readonly View[]): void {
+  try {
+    storage.setItem(KEPT_AS, JSON.stringify(views.slice(-VIEWS_MAX)))
+  } catch {
+    // A browser that keeps nothing shows them until the page is left.
+  }
+}

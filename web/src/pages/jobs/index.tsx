@@ -1,0 +1,159 @@
+/** Jobs of all tenants: found by filter and view, and acted on, one or many. */
+
+import { type ReactNode, useEffect, useMemo, useState } from "react"
+import { useQuery } from "@/api"
+import type { JobCountsAnswer } from "@/api/schema"
+import { Badge, Button, Dialog, Empty, Field, LinkButton, Tabs, toast } from "@/ui"
+import { words as common } from "@/words/en/common"
+import { words } from "@/words/en/jobs"
+import { type Chip, filterOf, keepViews, keptViews, searchOf, type View } from "./filter"
+import { JobList } from "./JobList"
+
+const FAILED_TODAY = "status=failed&since=24h"
+
+export default function JobsPage() {
+  return (
+    <JobList
+      title={words.jobs}
+      path="/console/jobs"
+      views={(chips, show, version) => <Views chips={chips} show={show} version={version} />}
+      empty={
+        <Empty
+          title={words.none}
+          act={
+            <LinkButton kind="go" href="/console/workflows">
+              {words.noneAct}
+            </LinkButton>
+          }
+        >
+          {words.noneText}
+        </Empty>
+      }
+    />
+  )
+}
+
+interface ViewsProps {
+  chips: readonly Chip[]
+  show: (search: string) => void
+  /** Counts are read again where it rises. */
+  version: number
+}
+
+function Views({ chips, show, version }: ViewsProps) {
+  const search = searchOf(chips)
+  const [kept, setKept] = useState<View[]>(() => keptViews(localStorage))
+  const [isNaming, setNaming] = useState(false)
+  const day = useMemo(() => filterOf([{ key: "since", value: "24h" }], new Date()), [])
+  const all = useQuery<JobCountsAnswer>("/api/admin/jobs/counts", { freshSeconds: 2 })
+  const today = useQuery<JobCountsAnswer>("/api/admin/jobs/counts", { query: { ...day }, freshSeconds: 2 })
+  // biome-ignore lint/correctness/useExhaustiveDependencies: both are read again when something has changed
+  useEffect(() => {
+    if (version === 0) return
+    all.reload()
+    today.reload()
+  }, [version])
+  const of = all.data?.counts
+  const most = all.data?.counted_max ?? 0
+  const sum = of && Object.values(of).reduce((before, each) => before + each, 0)
+  const isMore = of && Object.values(of).some((each) => each >= most)
+  const tabs = [
+    { key: "", title: titled(words.all, sum, isMore ? sum : undefined) },
+    { key: "status=processing", title: titled(words.running, of?.processing, most) },
+    { key: "status=queued", title: titled(words.queued, of?.queued, most) },
+    { key: FAILED_TODAY, title: titled(words.failedToday, today.data?.counts.failed, most) },
+    ...kept.map((each) => ({ key: each.search, title: each.name })),
+  ]
+  const own = kept.find((each) => each.search === search)
+  const isKnown = tabs.some((each) => each.key === search)
+  const put = (next: View[]) => {
+    keepViews(localStorage, next)
+    setKept(next)
+  }
+  const remove = (view: View) => {
+    put(kept.filter((each) => each !== view))
+    toast({ title: words.removed(view.name), act: { label: words.undo, run: () => put([...kept]) } })
+  }
+  return (
+    <>
+      <Tabs label={words.views} tabs={tabs} value={search} onChange={show} />
+      {!isKnown && (
+        <Button kind="ghost" size="small" icon="plus" onClick={() => setNaming(true)}>
+          {words.saveView}
+        </Button>
+      )}
+      {own && (
+        <Button
+          kind="ghost"
+          size="small"
+          icon="trash"
+          label={words.removeView(own.name)}
+          onClick={() => remove(own)}
+        />
+      )}
+      <NameView
+        open={isNaming}
+        onClose={() => setNaming(false)}
+        onName={(name) => put([...kept, { name, search }])}
+      />
+    </>
+  )
+}
+
+function titled(name: string, count: number | undefined, most: number | undefined): ReactNode {
+  return (
+    <>
+      {name}
+      {count !== undefined && (
+        <Badge>
+          {most !== undefined && count >= most && most > 0 ? words.atLeast(count) : count.toLocaleString()}
+        </Badge>
+      )}
+    </>
+  )
+}
+
+function NameView({
+  open,
+  onClose,
+  onName,
+}: {
+  open: boolean
+  onClose: () => void
+  onName: (name: string) => void
+}) {
+  const [name, setName] = useState("")
+  const save = () => {
+    if (!name.trim()) return
+    onName(name.trim())
+    setName("")
+    onClose()
+  }
+  return (
+    <Dialog
+      open={open}
+      onClose={onClose}
+      title={words.saveView}
+      actions={
+        <>
+          <Button onClick={onClose}>{common.cancel}</Button>
+          <Button kind="ink" onClick={save}>
+            {common.save}
+          </Button>
+        </>
+      }
+    >
+      <Field
+        label={words.viewName}
+        hint={words.viewKept}
+        autoFocus
+        maxLength={40}
+        value={name}
+        onChange={(event) => setName(event.target.value)}
+        onKeyDown={(event) => {
+          if (event.key === "Enter") save()
+        }}
+      />
+    </Dialog>
+  )
+}

@@ -1,0 +1,184 @@
+import { describe, expect, it } from "vitest"
+import type { BulkAnswer, JobListed } from "@/api/schema"
+import { actOn, PART } from "./bulk"
+import { chipsOf, filterOf, isJobId, keepViews, keptViews, parseTyped, searchOf, withChips } from "./filter"
+import { isNews, type JobEvent, spansOf, withEvents, withNewest } from "./rows"
+
+const TENANT = "0197a1b2-0000-7000-8000-000000000001"
+
+function row(number: number, changes: Partial<JobListed> = {}): JobListed {
+  return {
+    id: `job-${number}`,
+    tenant_id: TENANT,
+    user_id: null,
+    workflow: "draw",
+    effect: null,
+    status: "queued",
+    priority: 0,
+    attempt: 0,
+    worker_id: null,
+    percent: null,
+    dispatch_id: number,
+    reserved_tokens: 0,
+    retry_of: null,
+    error: null,
+    submitted_at: `2026-01-01T00:00:${String(number).padStart(2, "0")}Z`,
+    started_at: null,
+    completed_at: null,
+    ...changes,
+  }
+}
+
+function event(number: number, changes: Partial<JobEvent> = {}): JobEvent {
+  return {
+    id: `job-${number}`,
+    tenant_id: TENANT,
+    workflow: "draw",
+    status: "leased",
+    priority: 0,
+    attempt: 1,
+    worker_id: "w1",
+    percent: 40,
+    error: null,
+    started_at: null,
+    ended_at: null,
+    ...changes,
+  }
+}
+
+describe("what is typed into the filter", () => {
+  it("becomes chips", () => {
+    expect(parseTyped('state:failed workflow:relight error:"out of memory"').chips).toEqual([
+      { key: "status", value: "failed" },
+      { key: "workflow", value: "relight" },
+      { key: "error", value: "out of memory" },
+    ])
+  })
+  it("takes the words of the pages for statuses", () => {
+    expect(parseTyped("state:Running").chips).toEqual([{ key: "status", value: "processing" }])
+  })
+  it("looks for words without a key in errors", () => {
+    expect(parseTyped("since:24h CUDA out: of").chips).toEqual([
+      { key: "since", value: "24h" },
+      { key: "error", value: "CUDA out: of" },
+    ])
+  })
+  it("knows tenants by their names", () => {
+    const tenants = new Map([["blitz lab", TENANT]])
+    expect(parseTyped('tenant:"Blitz Lab"', tenants).chips).toEqual([{ key: "tenant", value: TENANT }])
+  })
+  it("stays where it means nothing", () => {
+    expect(parseTyped("state:fine tenant:nobody since:never")).toEqual({
+      chips: [],
+      rest: "state:fine tenant:nobody since:never",
+    })
+  })
+  it("is a job where it is an id", () => {
+    expect(isJobId(` ${TENANT} `)).toBe(true)
+    expect(isJobId("0197a1b2")).toBe(false)
+  })
+})
+
+describe("a filter", () => {
+  it("is the same in the address", () => {
+    const search = "status=failed&status=queued&workflow=a+b&error=out+of+memory&since=24h"
+    expect(searchOf(chipsOf(search))).toBe(search)
+    expect(chipsOf("status=nonsense&tenant=x&page=3")).toEqual([])
+  })
+  it("has several statuses and one of all else", () => {
+    const chips = withChips(
+      [
+        { key: "status", value: "failed" },
+        { key: "worker", value: "a" },
+      ],
+      [
+        { key: "status", value: "queued" },
+        { key: "worker", value: "b" },
+      ],
+    )
+    expect(searchOf(chips)).toBe("status=failed&status=queued&worker=b")
+  })
+  it("ends now, to the minute", () => {
+    const at = (second: number) =>
+      filterOf(chipsOf("since=1h"), new Date(Date.UTC(2026, 0, 1, 12, 0, second)))
+    expect(at(1)).toEqual({ since: "2026-01-01T11:00:00.000Z" })
+    expect(at(59)).toEqual(at(1))
+  })
+  it("is kept under a name", () => {
+    const kept = new Map<string, string>()
+    const storage = {
+      getItem: (key: string) => kept.get(key) ?? null,
+      setItem: (key: string, value: string) => void kept.set(key, value),
+    }
+    keepViews(storage, [{ name: "Mine", search: "status=failed" }])
+    expect(keptViews(storage)).toEqual([{ name: "Mine", search: "status=failed" }])
+    kept.set([...kept.keys()][0] as string, '{"not": "a list"}')
+    expect(keptViews(storage)).toEqual([])
+  })
+})
+
+describe("rows", () => {
+  it("are put in front when the newest are read again, and older ones stay", () => {
+    const rows = [row(9), row(8), row(2), row(1)]
+    const again = withNewest(rows, [row(10), row(8)], false)
+    expect(again.map((each) => each.id)).toEqual(["job-10", "job-8", "job-2", "job-1"])
+    expect(withNewest(rows, [row(10)], true).map((each) => each.id)).toEqual(["job-10"])
+  })
+  it("change with events, and go where they fit no more", () => {
+    const rows = [row(3), row(2)]
+    const all = withEvents(rows, [event(3)], {})
+    expect(all[0]).toMatchObject({ status: "processing", percent: 40, worker_id: "w1" })
+    expect(all[1]).toBe(rows[1])
+    expect(withEvents(rows, [event(3)], { status: ["queued"] }).map((each) => each.id)).toEqual(["job-2"])
+    expect(withEvents(rows, [event(7)], {})).toBe(rows)
+  })
+  it("are missed where an event tells of one that fits", () => {
+    expect(isNews([row(3)], [event(3)], {})).toBe(false)
+    expect(isNews([row(3)], [event(4)], {})).toBe(true)
+    expect(isNews([row(3)], [event(4)], { status: ["failed"] })).toBe(false)
+    expect(isNews([row(3)], [event(4)], { workflow: "other" })).toBe(false)
+  })
+  it("tell how long they waited and ran", () => {
+    const now = new Date("2026-01-01T00:01:00Z")
+    expect(spansOf(row(0), now)).toEqual({ waited: 60, ran: null })
+    const started = { started_at: "2026-01-01T00:00:04Z" }
+    expect(spansOf(row(0, started), now)).toEqual({ waited: 4, ran: 56 })
+    expect(spansOf(row(0, { ...started, completed_at: "2026-01-01T00:00:10Z" }), now).ran).toBe(6)
+  })
+})
+
+describe("an act on many", () => {
+  const answer = (done: number, next: string | null = null): BulkAnswer => ({
+    matched: done,
+    done,
+    failed: [],
+    retries: {},
+    next,
+    pools_left_out: [],
+  })
+  it("is sent in parts", async () => {
+    const sent: unknown[][] = []
+    const ids = Array.from({ length: PART + 1 }, (_, number) => `job-${number}`)
+    const done = await actOn("retry", { ids }, null, undefined, async (body) => {
+      sent.push(body.ids as unknown[])
+      return answer((body.ids as unknown[]).length)
+    })
+    expect(sent.map((each) => each.length)).toEqual([PART, 1])
+    expect(done.done).toBe(PART + 1)
+  })
+  it("follows a filter to its end", async () => {
+    const bodies: Record<string, unknown>[] = []
+    const done = await actOn("reprioritise", { filter: { workflow: "draw" } }, 7, undefined, async (body) => {
+      bodies.push(body)
+      return answer(500, bodies.length < 3 ? `after-${bodies.length}` : null)
+    })
+    expect(bodies.map((each) => each.after)).toEqual([null, "after-1", "after-2"])
+    expect(bodies[0]).toMatchObject({ priority: 7, filter: { workflow: "draw" } })
+    expect(done.done).toBe(1500)
+  })
+})
+
+it("no word of an address that every object has is taken for a time", () => {
+  for (const each of ["__proto__", "constructor", "toString"])
+    expect(chipsOf(`since=${each}&until=${each}`)).toEqual([])
+})

@@ -1,0 +1,112 @@
+/** Rows of the list as they change: pages that follow, the newest ones again, events. */
+
+import type { BulkFilter, DispatchStatus, JobListed, JobStatus } from "@/api/schema"
+import { keeps } from "./filter"
+
+/** What the operators' events tell of a job. */
+export interface JobEvent {
+  id: string
+  tenant_id: string
+  workflow: string
+  status: DispatchStatus
+  priority: number
+  attempt: number
+  worker_id: string | null
+  percent: number | null
+  error: string | null
+  started_at: string | null
+  ended_at: string | null
+}
+
+const STATUS_OF: Readonly<Record<DispatchStatus, JobStatus>> = {
+  queued: "queued",
+  leased: "processing",
+  completed: "completed",
+  failed: "failed",
+  cancelled: "cancelled",
+}
+
+export function statusOf(event: JobEvent): JobStatus {
+  return STATUS_OF[event.status] ?? "queued"
+}
+
+function isOlder(row: JobListed, than: JobListed): boolean {
+  if (row.submitted_at !== than.submitted_at) return row.submitted_at < than.submitted_at
+  return row.id < than.id
+}
+
+export function withPage(rows: readonly JobListed[], page: readonly JobListed[]): JobListed[] {
+  const known = new Set(rows.map((each) => each.id))
+  return [...rows, ...page.filter((each) => !known.has(each.id))]
+}
+
+/** The first page, read again: it tells what is in its span; rows that are older stay as they were. */
+export function withNewest(
+  rows: readonly JobListed[],
+  newest: readonly JobListed[],
+  isWhole: boolean,
+): JobListed[] {
+  const last = newest.at(-1)
+  if (isWhole || !last) return [...newest]
+  return withPage(
+    newest,
+    rows.filter((each) => isOlder(each, last)),
+  )
+}
+
+/** Events change rows in place; a row that fits the filter no more goes. Unchanged rows stay the same objects. */
+export function withEvents(
+  rows: readonly JobListed[],
+  events: readonly JobEvent[],
+  filter: BulkFilter,
+): readonly JobListed[] {
+  const told = new Map(events.map((each) => [each.id, each]))
+  if (!rows.some((row) => told.has(row.id))) return rows
+  return rows
+    .map((row) => {
+      const event = told.get(row.id)
+      return event ? changed(row, event) : row
+    })
+    .filter((row) => keeps(filter, row))
+}
+
+function changed(row: JobListed, event: JobEvent): JobListed {
+  const status = statusOf(event)
+  const isFailed = status === "failed"
+  return {
+    ...row,
+    status,
+    priority: event.priority,
+    attempt: event.attempt,
+    worker_id: event.worker_id ?? row.worker_id,
+    percent: event.percent,
+    error: isFailed ? (row.error ?? event.error) : row.error,
+    started_at: event.started_at ?? row.started_at,
+    completed_at: event.ended_at ?? row.completed_at,
+  }
+}
+
+/** Whether events tell of a job that should be in the list, and isn't. */
+export function isNews(rows: readonly JobListed[], events: readonly JobEvent[], filter: BulkFilter): boolean {
+  const known = new Set(rows.map((each) => each.id))
+  return events.some(
+    (each) =>
+      !known.has(each.id) &&
+      keeps(filter, { status: statusOf(each) }) &&
+      (!filter.tenant || filter.tenant === each.tenant_id) &&
+      (!filter.workflow || filter.workflow === each.workflow) &&
+      (!filter.worker || filter.worker === each.worker_id),
+  )
+}
+
+/** Seconds that a job waited and ran, as far as they are known. */
+export function spansOf(row: JobListed, now: Date): { waited: number | null; ran: number | null } {
+  const [submitted, started, ended] = [row.submitted_at, row.started_at, row.completed_at].map((each) =>
+    each === null ? null : Date.parse(each),
+  ) as [number, number | null, number | null]
+  const until = started ?? ended ?? now.getTime()
+  return {
+    waited: Math.max(0, (until - submitted) / 1000),
+    ran: started === null ? null : Math.max(0, ((ended ?? now.getTime()) - started) / 1000),
+  }
+}

@@ -1,0 +1,145 @@
+/** The rows of one filter: pages of 200 by cursor, kept up to date by the operators' events. */
+
+import { useCallback, useEffect, useRef, useState } from "react"
+import { type ApiError, api, asApiError, useEvents } from "@/api"
+import type { BulkFilter, JobListed, JobPage } from "@/api/schema"
+import { isNews, type JobEvent, withEvents, withNewest, withPage } from "./rows"
+
+export const EVENTS = "/api/admin/events"
+const PAGE = 200
+/** A page of a filter by worker or error may be empty, and the next one not. */
+const PAGES_AT_ONCE_MAX = 20
+const AGAIN_MS = 2_000
+
+export interface Jobs {
+  /** undefined: on their way. */
+  readonly rows: readonly JobListed[] | undefined
+  readonly hasMore: boolean
+  readonly error: ApiError | null
+  /** Pools that are down. */
+  readonly leftOut: readonly string[]
+  readonly loadMore: () => void
+  readonly reload: () => void
+}
+
+interface State {
+  rows: readonly JobListed[] | undefined
+  next: string | null
+  error: ApiError | null
+  leftOut: readonly string[]
+}
+
+const NOTHING: State = { rows: undefined, next: null, error: null, leftOut: [] }
+
+async function readPage(filter: BulkFilter, after: string | null, signal: AbortSignal): Promise<JobPage> {
+  const query = { ...filter, limit: PAGE, after }
+  return await api.get<JobPage>("/api/admin/jobs", { query, signal })
+}
+
+/** Reads on until something is found, or nothing more can be. */
+async function readFound(filter: BulkFilter, after: string | null, signal: AbortSignal): Promise<JobPage> {
+  let page = await readPage(filter, after, signal)
+  for (let read = 1; page.jobs.length === 0 && page.next !== null && read < PAGES_AT_ONCE_MAX; read += 1)
+    page = await readPage(filter, page.next, signal)
+  return page
+}
+
+export function useJobs(filter: BulkFilter, onNews?: () => void): Jobs {
+  const key = JSON.stringify(filter)
+  const [state, setState] = useState<State>(NOTHING)
+  const given = useRef({ filter, state, onNews })
+  given.current = { filter, state, onNews }
+  const abort = useRef(new AbortController())
+  const isReading = useRef(false)
+  const isMissed = useRef(false)
+  const again = useRef<ReturnType<typeof setTimeout> | null>(null)
+
+  const read = useCallback(async (kind: "first" | "more" | "newest") => {
+    if (isReading.current) {
+      isMissed.current ||= kind === "newest"
+      return
+    }
+    isReading.current = true
+    const { signal } = abort.current
+    try {
+      const after = kind === "more" ? given.current.state.next : null
+      const page = await readFound(given.current.filter, after, signal)
+      if (signal.aborted) return
+      setState((old) => merged(old, page, kind))
+    } catch (thrown) {
+      if (!signal.aborted) setState((old) => ({ ...old, error: asApiError(thrown) }))
+    } finally {
+      if (!signal.aborted) {
+        isReading.current = false
+        // What changed while this was read is not in it.
+        if (isMissed.current) {
+          isMissed.current = false
+          void read("newest")
+        }
+      }
+    }
+  }, [])
+
+  // biome-ignore lint/correctness/useExhaustiveDependencies: another filter is another list
+  useEffect(() => {
+    abort.current = new AbortController()
+    isReading.current = false
+    isMissed.current = false
+    setState(NOTHING)
+    void read("first")
+    const { current } = abort
+    return () => {
+      current.abort()
+      if (again.current) clearTimeout(again.current)
+      again.current = null
+    }
+  }, [key, read])
+
+  const readNewest = useCallback(() => {
+    again.current ??= setTimeout(() => {
+      again.current = null
+      void read("newest")
+      given.current.onNews?.()
+    }, AGAIN_MS)
+  }, [read])
+
+  useEvents<{ jobs: JobEvent[] }>(EVENTS, (data, { event }) => {
+    if (event !== "jobs") return
+    const { filter: wanted, state: seen } = given.current
+    if (!seen.rows) {
+      // Events come again: so may the rows.
+      if (seen.error?.isTemporary) void read("first")
+      return
+    }
+    if (isNews(seen.rows, data.jobs, wanted)) readNewest()
+    const rows = withEvents(seen.rows, data.jobs, wanted)
+    if (rows === seen.rows) return
+    if (rows.length !== seen.rows.length) readNewest()
+    setState((old) => (old.rows ? { ...old, rows: withEvents(old.rows, data.jobs, wanted) } : old))
+  })
+
+  return {
+    rows: state.rows,
+    hasMore: state.next !== null,
+    error: state.error,
+    leftOut: state.leftOut,
+    loadMore: useCallback(() => void read("more"), [read]),
+    reload: useCallback(() => {
+      void read(given.current.state.rows ? "newest" : "first")
+      given.current.onNews?.()
+    }, [read]),
+  }
+}
+
+function merged(old: State, page: JobPage, kind: "first" | "more" | "newest"): State {
+  const rest = { error: null, leftOut: page.pools_left_out }
+  if (kind === "first" || !old.rows) return { ...rest, rows: page.jobs, next: page.next }
+  if (kind === "more") return { ...rest, rows: withPage(old.rows, page.jobs), next: page.next }
+  const rows = withNewest(old.rows, page.jobs, page.next === null)
+  // What was read further down is still followed by the same page.
+  return {
+    ...rest,
+    rows,
+    next: page.next === null || rows.length === page.jobs.length ? page.next : old.next,
+  }
+}

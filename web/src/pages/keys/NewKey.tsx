@@ -1,0 +1,153 @@
+/** The dialog that makes a key, and the one that shows it, once. */
+
+import { useState } from "react"
+import { api, cache, useAct } from "@/api"
+import type { KeyAnswer, Scope } from "@/api/schema"
+import { Button, Check, Choices, Dialog, ErrorNote, Field, Icon, Time } from "@/ui"
+import { ShownOnce } from "@/ui/ShownOnce"
+import { words as common } from "@/words/en/common"
+import { words } from "@/words/en/keys"
+import "./keys.css"
+
+/** What customers and operators see of a key alike. */
+export type ShownKey = Pick<
+  KeyAnswer,
+  "id" | "name" | "prefix" | "scopes" | "created_at" | "expires_at" | "revoked_at" | "last_used_at"
+>
+
+export const SCOPES = ["read", "write", "keys"] as const
+const DAYS = { never: null, month: 30, quarter: 90, year: 365 } as const
+type End = keyof typeof DAYS
+const ENDS = (Object.keys(DAYS) as End[]).map((value) => ({ value, label: words.form.endChoices[value] }))
+
+export function scopesOf(key: Pick<ShownKey, "scopes">): string {
+  return SCOPES.filter((each) => key.scopes.includes(each))
+    .map((each) => words.scopes[each].label)
+    .join(", ")
+}
+
+function endOf(end: End): string | null {
+  const days = DAYS[end]
+  return days === null ? null : new Date(Date.now() + days * 86_400_000).toISOString()
+}
+
+interface NewKeyProps<Made> {
+  /** Where keys are made. */
+  path: string
+  /** What whoever makes it may give. */
+  mine: readonly string[]
+  onClose: () => void
+  onMade: (made: Made) => void
+}
+
+export function NewKey<Made extends ShownKey>({ path, mine, onClose, onMade }: NewKeyProps<Made>) {
+  const [name, setName] = useState("")
+  const [end, setEnd] = useState<End>("never")
+  const [scopes, setScopes] = useState<ReadonlySet<Scope>>(
+    () => new Set(SCOPES.filter((each) => each !== "keys" && mine.includes(each))),
+  )
+  const [isChecked, setChecked] = useState(false)
+  const make = useAct(async () => {
+    const body = { name: name.trim(), scopes: [...scopes], expires_at: endOf(end) }
+    const made = await api.post<Made>(path, body)
+    cache.invalidate(path)
+    onMade(made)
+  })
+  const toggle = (scope: Scope) => {
+    const next = new Set(scopes)
+    if (!next.delete(scope)) next.add(scope)
+    setScopes(next)
+  }
+  const submit = () => {
+    setChecked(true)
+    if (name.trim() && scopes.size > 0) void make.run()
+  }
+  return (
+    <Dialog
+      open
+      onClose={onClose}
+      title={words.form.title}
+      actions={
+        <>
+          <Button onClick={onClose}>{common.cancel}</Button>
+          <Button kind="go" type="submit" form="new-key" busy={make.isRunning}>
+            {words.form.act}
+          </Button>
+        </>
+      }
+    >
+      <form
+        id="new-key"
+        className="stack"
+        noValidate
+        onSubmit={(event) => {
+          event.preventDefault()
+          submit()
+        }}
+      >
+        <Field
+          label={words.form.name}
+          hint={words.form.nameHint}
+          placeholder={words.form.namePlaceholder}
+          error={isChecked && !name.trim() && words.form.nameMissing}
+          value={name}
+          maxLength={100}
+          autoComplete="off"
+          autoFocus
+          onChange={(event) => setName(event.target.value)}
+        />
+        <fieldset className="keys-scopes">
+          <legend>{words.may}</legend>
+          {SCOPES.map((each) => (
+            <div key={each}>
+              <Check
+                label={words.scopes[each].label}
+                checked={scopes.has(each)}
+                disabled={!mine.includes(each)}
+                onChange={() => toggle(each)}
+              />
+              <span className="faint">{mine.includes(each) ? words.scopes[each].hint : words.notYours}</span>
+            </div>
+          ))}
+          {isChecked && scopes.size === 0 && <p className="field-error">{words.form.scopeMissing}</p>}
+        </fieldset>
+        <Choices label={words.form.ends} options={ENDS} value={end} onChange={setEnd} />
+        {make.error && <ErrorNote error={make.error} />}
+      </form>
+    </Dialog>
+  )
+}
+
+interface MadeKeyProps {
+  made: ShownKey & { key: string }
+  /** The key in whose place it was made: revoked at the end. */
+  replaces?: ShownKey | undefined
+  onDone: () => unknown
+}
+
+export function KeyShownOnce({ made, replaces, onDone }: MadeKeyProps) {
+  return (
+    <ShownOnce
+      label={common.once.key}
+      secret={made.key}
+      act={replaces && words.once.doneAndRevoke}
+      onDone={onDone}
+    >
+      <p className="keys-made">
+        <Icon name="tick" />
+        <b>{made.name}</b>
+        <span className="faint">
+          {scopesOf(made)},{" "}
+          {made.expires_at ? (
+            <>
+              {words.once.ends} <Time at={made.expires_at} />
+            </>
+          ) : (
+            words.once.noEnd
+          )}
+        </span>
+      </p>
+      {replaces && <p className="dialog-text">{words.once.replaces(replaces.name)}</p>}
+    </ShownOnce>
+  )
+}

@@ -1,0 +1,51 @@
+/** Which media are marked: kept in this browser, for each user. */
+
+const MARKS_MAX = 1000
+
+export class Marks {
+  private readonly key: string
+  private readonly storage: Pick<Storage, "getItem" | "setItem"> | null
+  private ids: readonly string[]
+  private readonly listeners = new Set<() => void>()
+
+  constructor(userId: string, storage: Pick<Storage, "getItem" | "setItem"> | null = ownStorage()) {
+    this.key = `comfyfleet-marks-${userId}`
+    this.storage = storage
+    this.ids = this.read()
+  }
+
+  all = (): readonly string[] => this.ids
+
+  toggle(id: string): void {
+    const without = this.ids.filter((each) => each !== id)
+    this.ids = without.length < this.ids.length ? without : [id, ...this.ids].slice(0, MARKS_MAX)
+    try {
+      this.storage?.setItem(this.key, JSON.stringify(this.ids))
+    } catch {
+      // A full or forbidden storage: the marks last as long as the page.
+    }
+    for (const each of this.listeners) each()
+  }
+
+  subscribe = (listener: () => void): (() => void) => {
+    this.listeners.add(listener)
+    return () => this.listeners.delete(listener)
+  }
+
+  private read(): readonly string[] {
+    try {
+      const kept: unknown = JSON.parse(this.storage?.getItem(this.key) ?? "[]")
+      return Array.isArray(kept) ? kept.filter((each) => typeof each === "string").slice(0, MARKS_MAX) : []
+    } catch {
+      return []
+    }
+  }
+}
+
+function ownStorage(): Storage | null {
+  try {
+    return window.localStorage
+  } catch {
+    return null
+  }
+}

@@ -1,0 +1,106 @@
+/** The settings of an effect as they are typed, and as they are sent. Pure. */
+
+import type { AdminEffectAnswer, FaceBody, PropertyAnswer } from "@/api/schema"
+import { words } from "@/words/en/effects"
+
+export interface Face {
+  title: string
+  description: string
+  tags: string
+  price: string
+  upload: string
+  mediaTypes: string
+  stage: string
+  keepMetadata: boolean
+  reuse: boolean
+  overrides: Readonly<Record<string, unknown>>
+  locked: readonly string[]
+}
+
+const MEGABYTE = 1_000_000
+const MAIN = "input"
+const MEDIA = new Set(["image", "video", "audio"])
+
+export function isMediaProperty(each: PropertyAnswer): boolean {
+  return MEDIA.has(each.type)
+}
+
+/** What the effect is applied to. */
+export function isMain(each: PropertyAnswer): boolean {
+  return each.name === MAIN && isMediaProperty(each)
+}
+
+export function faceOf(effect: AdminEffectAnswer): Face {
+  return {
+    title: effect.title,
+    description: effect.description,
+    tags: effect.tags.join(", "),
+    price: String(effect.price_tokens),
+    upload: effect.max_upload_bytes === null ? "" : String(effect.max_upload_bytes / MEGABYTE),
+    mediaTypes: effect.media_types.join(", "),
+    stage: effect.stage,
+    keepMetadata: effect.keep_metadata,
+    reuse: effect.reuse,
+    overrides: effect.overrides,
+    locked: effect.locked,
+  }
+}
+
+export function listOf(text: string): string[] {
+  const found = text.split(",").map((each) => each.trim().toLowerCase())
+  return [...new Set(found.filter((each) => each !== ""))]
+}
+
+export function bodyOf(face: Face): FaceBody {
+  const known = Object.entries(face.overrides).filter(([, value]) => value !== undefined && value !== null)
+  return {
+    title: face.title.trim(),
+    description: face.description.trim(),
+    tags: listOf(face.tags),
+    price_tokens: Number(face.price),
+    max_upload_bytes: face.upload.trim() === "" ? null : Math.round(Number(face.upload) * MEGABYTE),
+    media_types: listOf(face.mediaTypes),
+    stage: face.stage.trim(),
+    keep_metadata: face.keepMetadata,
+    reuse: face.reuse,
+    overrides: Object.fromEntries(known),
+    locked: [...face.locked],
+  }
+}
+
+export function isChanged(face: Face, effect: AdminEffectAnswer): boolean {
+  return JSON.stringify(bodyOf(face)) !== JSON.stringify(bodyOf(faceOf(effect)))
+}
+
+export type Mistakes = Partial<Record<"title" | "price" | "upload", string>>
+
+export function mistakesOf(face: Face): Mistakes {
+  const found: Mistakes = {}
+  const price = Number(face.price)
+  const upload = Number(face.upload)
+  if (face.title.trim() === "") found.title = words.nameMissing
+  if (face.price.trim() === "" || !Number.isInteger(price) || price < 0) found.price = words.badPrice
+  if (face.upload.trim() !== "" && !(upload > 0)) found.upload = words.badUpload
+  return found
+}
+
+export function toggled(all: readonly string[], one: string): string[] {
+  return all.includes(one) ? all.filter((each) => each !== one) : [...all, one]
+}
+
+/** What customers may set, in the order of the form. */
+export function customersOwn(properties: readonly PropertyAnswer[], face: Face): PropertyAnswer[] {
+  return properties.filter((each) => !isMain(each) && !face.locked.includes(each.name))
+}
+
+/** Settings that were typed and not saved: kept while the tab is open. */
+const unsaved = new Map<string, Face>()
+
+export function unsavedOf(slug: string): Face | null {
+  return unsaved.get(slug) ?? null
+}
+
+export function keepUnsaved(slug: string, face: Face | null): void {
+  if (face) unsaved.set(slug, face)
+  else unsaved.delete(slug)
+}

@@ -1,0 +1,68 @@
+import { expect, test } from "vitest"
+import { actsOn, arranged, customersThings, operatorsThings, placesAndActs, runsNamed } from "./hits"
+
+const JOB = "6a1f0b5c-0000-4000-8000-000000000000"
+const FOUND = {
+  effects: [{ id: "1", slug: "soften", title: "Softened photo" }],
+  media: [{ id: "2", kind: "image", filename: null, created_at: "" }],
+  jobs: [{ id: JOB, status: "failed", effect_id: "1", video_id: null, submitted_at: "" }],
+}
+
+test("things of customers lead to their pages", () => {
+  const things = customersThings(FOUND, new Map([["1", { title: "Softened photo" }]]))
+  expect(things.map((each) => [each.href, each.label])).toEqual([
+    ["/effects/soften", "Softened photo"],
+    ["/media/2", "Without a name"],
+    [`/results/${JOB}`, "Softened photo, 6a1f0b5c"],
+  ])
+})
+
+test("things of operators lead into the console", () => {
+  const things = operatorsThings({
+    found: [
+      { kind: "worker", id: "w1", name: "gpu-05", detail: "online" },
+      { kind: "effect", id: "a b", name: "A b", detail: "active" },
+    ],
+  })
+  expect(things.map((each) => each.href)).toEqual(["/console/workers/w1", "/console/effects/a%20b"])
+  expect(actsOn(things[0] ?? ({} as never)).map((each) => each.act)).toEqual(["drain", "copy"])
+})
+
+test("nobody is led to pages of others", () => {
+  expect(placesAndActs("", [], false).some((each) => each.href === "/wallet")).toBe(false)
+  expect(placesAndActs("", ["customer"], false).some((each) => each.href === "/console")).toBe(false)
+  expect(placesAndActs("wor", ["operator"], true).map((each) => each.href)).toEqual([
+    "/console/workers",
+    "/console/workflows",
+  ])
+})
+
+test("things stand first, then acts on the first one, then places", () => {
+  const things = customersThings(FOUND, new Map())
+  const groups = arranged(things, placesAndActs("", ["customer"], false), "").map((each) => each.group)
+  expect([...new Set(groups)]).toEqual(["things", "acts", "places"])
+  expect(
+    arranged([], placesAndActs("", ["customer"], false), "").every((each) => each.group === "places"),
+  ).toBe(true)
+})
+
+test("runs are found by their name and id, the newest first", () => {
+  const graph = {
+    id: "7f00",
+    graph_id: "g",
+    name: "Two portraits",
+    status: "waiting_for_user",
+    created_at: "2026-01-01",
+  }
+  const pipeline = {
+    id: "8f00",
+    pipeline_id: "p",
+    pipeline: "Portraits",
+    status: "active",
+    created_at: "2026-01-02",
+  }
+  const found = (text: string) => runsNamed(text, [graph as never], [pipeline as never])
+  expect(found("por").map((each) => each.href)).toEqual(["/pipelines/p/runs/8f00", "/graphs/g/runs/7f00"])
+  expect(found("7f").map((each) => each.note)).toEqual(["Graph run, waiting for user"])
+  expect(found("cat")).toEqual([])
+})

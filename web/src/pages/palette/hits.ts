@@ -1,0 +1,168 @@
+/** What the palette lists: things that were found, acts on the first of them, and places. */
+
+import type { FoundThings, GraphRunSummary, PipelineRunSummary, SearchAnswer } from "@/api/schema"
+import type { IconName } from "@/ui"
+import { words as common } from "@/words/en/common"
+import { words } from "@/words/en/palette"
+
+export type ThingKind = keyof typeof words.kinds
+export type Group = "things" | "acts" | "places"
+
+export interface Hit {
+  key: string
+  group: Group
+  label: string
+  /** Beside it: what kind of thing, or what state it is in. */
+  note?: string
+  icon: IconName
+  href?: string
+  thing?: { kind: ThingKind; id: string; isOperators: boolean }
+  act?: "copy" | "drain" | "dark" | "light" | "out"
+}
+
+const ICONS: Record<ThingKind, IconName> = {
+  effect: "grid",
+  media: "picture",
+  job: "play",
+  worker: "bolt",
+  tenant: "person",
+  workflow: "sliders",
+  graphRun: "play",
+  pipelineRun: "play",
+}
+
+function thing(
+  kind: ThingKind,
+  id: string,
+  label: string,
+  note: string,
+  href: string,
+  isOperators = false,
+): Hit {
+  const key = `${isOperators ? "o" : "c"}-${kind}-${id}`
+  return { key, group: "things", label, note, icon: ICONS[kind], href, thing: { kind, id, isOperators } }
+}
+
+export function customersThings(found: SearchAnswer, titles: ReadonlyMap<string, { title: string }>): Hit[] {
+  const { kinds } = words
+  return [
+    ...found.effects.map((each) =>
+      thing("effect", each.id, each.title, kinds.effect, `/effects/${each.slug}`),
+    ),
+    ...found.media.map((each) =>
+      thing("media", each.id, each.filename ?? words.unnamed, kinds.media, `/media/${each.id}`),
+    ),
+    ...found.jobs.map((each) => {
+      const title = titles.get(each.effect_id ?? "")?.title ?? kinds.job
+      return thing("job", each.id, `${title}, ${each.id.slice(0, 8)}`, each.status, `/results/${each.id}`)
+    }),
+  ]
+}
+
+const RUNS_MAX = 5
+
+/** Of the latest runs, those whose name has a word that begins so, or whose id does. */
+export function runsNamed(
+  text: string,
+  graphs: readonly GraphRunSummary[],
+  pipelines: readonly PipelineRunSummary[],
+): Hit[] {
+  const { kinds } = words
+  const found = [
+    ...graphs.map((each) => ({
+      ...each,
+      kind: "graphRun" as const,
+      href: `/graphs/${each.graph_id}/runs/${each.id}`,
+    })),
+    ...pipelines.map((each) => ({
+      ...each,
+      name: each.pipeline ?? "",
+      kind: "pipelineRun" as const,
+      href: `/pipelines/${each.pipeline_id}/runs/${each.id}`,
+    })),
+  ].filter((each) => begins(each.name ?? "", text) || begins(each.id, text))
+  return found
+    .sort((one, other) => Date.parse(other.created_at) - Date.parse(one.created_at))
+    .slice(0, RUNS_MAX)
+    .map(({ kind, id, name, status, href }) => {
+      const note = `${kinds[kind]}, ${status.replaceAll("_", " ")}`
+      return thing(kind, id, `${name || kinds[kind]}, ${id.slice(0, 8)}`, note, href)
+    })
+}
+
+export function operatorsThings(answer: Pick<FoundThings, "found">): Hit[] {
+  return answer.found.map(({ kind, id, name, detail }) => {
+    const label = kind === "job" ? `${name}, ${id.slice(0, 8)}` : name
+    const href = `/console/${kind}s/${encodeURIComponent(id)}`
+    return thing(kind, id, label, `${words.kinds[kind]}, ${detail}`, href, true)
+  })
+}
+
+/** Acts on one thing. */
+export function actsOn(hit: Hit): Hit[] {
+  if (!hit.thing) return []
+  const base = { group: "acts", thing: hit.thing, ...(hit.href ? { href: hit.href } : {}) } as const
+  const copy: Hit = { ...base, key: "copy", label: words.copyLink, icon: "link", act: "copy" }
+  if (hit.thing.kind !== "worker") return [copy]
+  return [{ ...base, key: "drain", label: words.drain, icon: "pause", act: "drain", note: hit.label }, copy]
+}
+
+const GENERAL: readonly Hit[] = [
+  { key: "dark", group: "acts", label: words.dark, icon: "moon", act: "dark" },
+  { key: "light", group: "acts", label: words.light, icon: "sun", act: "light" },
+  { key: "out", group: "acts", label: words.signOut, icon: "out", act: "out" },
+]
+
+function place(href: string, label: string): Hit {
+  return { key: href, group: "places", label, icon: "right", href }
+}
+
+const FOR_ALL = [place("/", common.nav.effects)]
+const FOR_CUSTOMERS = [
+  place("/media", common.nav.media),
+  place("/results", common.nav.results),
+  place("/pipelines", common.nav.pipelines),
+  place("/graphs", common.nav.graphs),
+  place("/graph-runs", words.runs),
+  place("/wallet", common.nav.wallet),
+  place("/keys", common.nav.keys),
+  place("/webhooks", common.nav.webhooks),
+  place("/account", words.account),
+]
+const FOR_OPERATORS = [
+  place("/console", common.console.overview),
+  place("/console/queue", common.console.queue),
+  place("/console/jobs", common.console.jobs),
+  place("/console/workers", common.console.workers),
+  place("/console/fleets", common.console.fleets),
+  place("/console/workflows", common.console.workflows),
+  place("/console/effects", words.consoleOf(common.console.effects)),
+  place("/console/tenants", common.console.tenants),
+  place("/console/audit", common.console.audit),
+  place("/console/settings", common.console.settings),
+]
+
+/** Places and acts whose words begin with what was typed; without text all places. */
+export function placesAndActs(text: string, kinds: readonly string[], isConsole: boolean): Hit[] {
+  const customers = kinds.includes("customer") ? FOR_CUSTOMERS : []
+  const operators = kinds.includes("operator") ? FOR_OPERATORS : []
+  const places = isConsole
+    ? [...operators, ...FOR_ALL, ...customers]
+    : [...FOR_ALL, ...customers, ...operators]
+  const acts = kinds.length > 0 ? GENERAL : GENERAL.filter((each) => each.act !== "out")
+  return [...acts, ...places].filter((each) => begins(each.label, text))
+}
+
+function begins(label: string, text: string): boolean {
+  const wanted = text.trim().toLocaleLowerCase()
+  const name = label.toLocaleLowerCase()
+  return wanted === "" || name.startsWith(wanted) || name.includes(` ${wanted}`)
+}
+
+/** Things first, then acts on the first of them, then the rest. Acts without a thing only where they were asked for. */
+export function arranged(things: readonly Hit[], others: readonly Hit[], text: string): Hit[] {
+  const first = things[0]
+  const acts = others.filter((each) => each.group === "acts" && text.trim() !== "")
+  const places = others.filter((each) => each.group === "places")
+  return [...things, ...(first ? actsOn(first) : []), ...acts, ...places]
+}

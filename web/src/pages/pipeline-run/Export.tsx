@@ -1,0 +1,112 @@
+/** Candidates as one ZIP file, put together in the browser: pictures by step, an index, a contact sheet. */
+
+import { useEffect, useRef, useState } from "react"
+import { useAct } from "@/api"
+import type { PipelineRunAnswer } from "@/api/schema"
+import { Button, bytes, Choices, Code, Dialog, ErrorNote, Progress, saveFile, toast } from "@/ui"
+import { words } from "@/words/en/pipelines"
+import type { Candidate } from "./candidates"
+import { type Part, packed } from "./pack"
+import type { Book } from "./useRun"
+import { BYTES_MAX, FILES_MAX } from "./zip"
+
+type Which = keyof typeof words.exports.choices
+const OPTIONS = (Object.keys(words.exports.choices) as Which[]).map((value) => ({
+  value,
+  label: words.exports.choices[value],
+}))
+
+function isWanted({ status }: Candidate, which: Which): boolean {
+  if (which === "chosen") return status === "approved" || status === "winner"
+  return which === "all" || status !== "rejected"
+}
+
+interface ExportProps {
+  book: Book
+  run: PipelineRunAnswer
+  open: boolean
+  onClose: () => void
+}
+
+export function Export({ book, run, open, onClose }: ExportProps) {
+  const hasChosen = book.all.some((each) => isWanted(each, "chosen"))
+  const [asked, setAsked] = useState<Which | null>(null)
+  const which = asked ?? (hasChosen ? "chosen" : "kept")
+  const [done, setDone] = useState(0)
+  const abort = useRef<AbortController | null>(null)
+  useEffect(() => () => abort.current?.abort(), [])
+  const wanted = book.all.filter((each) => isWanted(each, which) && (each.url !== null || each.text !== null))
+  const size = wanted.reduce((sum, each) => sum + each.size, 0)
+  const isTooLarge = size > BYTES_MAX || wanted.length > FILES_MAX || book.list.data?.next != null
+  const pack = useAct(async () => {
+    const stop = new AbortController()
+    abort.current = stop
+    setDone(0)
+    const parts: Part[] = wanted.map((candidate) => ({
+      candidate,
+      label: book.labels.get(candidate.id) ?? "",
+    }))
+    const zip = await packed(run, parts, setDone, stop.signal).catch((thrown) => {
+      if (stop.signal.aborted) return null
+      throw thrown
+    })
+    if (zip === null) return
+    saveFile(zip, `${fileName(run.pipeline)}-${run.id.slice(0, 8)}.zip`)
+    toast({ title: words.exports.done(wanted.length) })
+    onClose()
+  })
+  const close = () => {
+    abort.current?.abort()
+    pack.forget()
+    onClose()
+  }
+  const off = wanted.length === 0 ? words.exports.nothing : isTooLarge && words.exports.tooLarge
+  return (
+    <Dialog
+      open={open}
+      onClose={close}
+      title={words.exports.title}
+      actions={
+        <>
+          <Button onClick={close}>{pack.isRunning ? words.exports.stop : words.side.close}</Button>
+          <Button
+            kind="go"
+            icon="download"
+            offReason={off}
+            busy={pack.isRunning}
+            onClick={() => void pack.run()}
+          >
+            {words.exports.act}
+          </Button>
+        </>
+      }
+    >
+      <Choices label={words.exports.which} hideLabel options={OPTIONS} value={which} onChange={setAsked} />
+      <p className="dialog-text">
+        <b>{words.exports.counted(wanted.length, bytes(size))}</b>. {words.exports.text}
+      </p>
+      {pack.isRunning && (
+        <div className="stack">
+          <span className="faint">{words.exports.progress(done, wanted.length)}</span>
+          <Progress
+            label={words.exports.label}
+            value={wanted.length ? done / wanted.length : 0}
+            state="ink"
+          />
+        </div>
+      )}
+      {pack.error && <ErrorNote error={pack.error} onRetry={() => void pack.run()} />}
+      {off && <p className="dialog-text">{off}</p>}
+      <Code text={`comfyfleet pipeline export ${run.id} -o results`} label={words.exports.command} />
+    </Dialog>
+  )
+}
+
+function fileName(name: string): string {
+  return (
+    name
+      .toLowerCase()
+      .replace(/[^\p{L}\p{N}]+/gu, "-")
+      .replace(/^-|-$/g, "") || "run"
+  )
+}

@@ -1,0 +1,233 @@
+/** The contact sheet: a part for each step, prints that are judged by keys or in the panel beside them. */
+
+import { type KeyboardEvent as ReactKeyboardEvent, useEffect, useMemo, useRef, useState } from "react"
+import { useAct } from "@/api"
+import type { PipelineRunAnswer, StepAnswer } from "@/api/schema"
+import { Button, Choices, Empty, ErrorNote, Loaded, Select } from "@/ui"
+import { words } from "@/words/en/pipelines"
+import { bestFirst, type Candidate, fits, SHOWS, type Show } from "./candidates"
+import { isElsewhere, useJudge, VERDICT_KEYS } from "./judge"
+import { Drawn, Picture } from "./Print"
+import type { Book } from "./useRun"
+
+type Order = keyof typeof words.grid.orders
+const ORDERS = (Object.keys(words.grid.orders) as Order[]).map((value) => ({
+  value,
+  label: words.grid.orders[value],
+}))
+const SHOWN_FIRST = 60
+
+interface GridProps {
+  book: Book
+  run: PipelineRunAnswer
+  show: Show
+  onShow: (show: Show) => void
+  chosen: string | null
+  onChoose: (id: string) => void
+}
+
+export function Grid({ book, run, show, onShow, chosen, onChoose }: GridProps) {
+  const [order, setOrder] = useState<Order>("best")
+  const more = useAct(book.more)
+  const sheet = useRef<HTMLDivElement>(null)
+  useJudgeKeys(sheet, book)
+  const needsApproval = run.steps.some((each) => each.needs_approval)
+  const options = SHOWS.filter((each) => each !== "judge" || needsApproval || show === "judge").map(
+    (value) => ({
+      value,
+      label: words.grid.shows[value],
+    }),
+  )
+  const shown = useMemo(
+    () => book.all.filter((each) => fits(each, show, book.waiting)),
+    [book.all, show, book.waiting],
+  )
+  return (
+    <>
+      <div className="pipeline-run-tools">
+        <Choices label={words.grid.show} hideLabel options={options} value={show} onChange={onShow} />
+        <Select label={words.grid.order} hideLabel options={ORDERS} value={order} onChange={setOrder} />
+        <Keys />
+      </div>
+      <Loaded query={book.list} skeleton={<Coming />}>
+        {({ all, next }) => (
+          <div ref={sheet}>
+            {all.length > 0 && shown.length === 0 ? (
+              <Empty
+                title={words.grid.noneFits}
+                act={<Button onClick={() => onShow("all")}>{words.grid.showAll}</Button>}
+              >
+                {words.grid.noneFitsText}
+              </Empty>
+            ) : (
+              run.steps.map((step, number) => (
+                <StepSheet
+                  // biome-ignore lint/suspicious/noArrayIndexKey: steps never change their place
+                  key={number}
+                  step={step}
+                  number={number}
+                  isFiltered={show !== "all"}
+                  candidates={ordered(shown, number, order)}
+                  book={book}
+                  chosen={chosen}
+                  onChoose={onChoose}
+                />
+              ))
+            )}
+            {more.error && <ErrorNote error={more.error} />}
+            {next !== null && (
+              <Button busy={more.isRunning} onClick={() => void more.run()}>
+                {words.grid.older}
+              </Button>
+            )}
+          </div>
+        )}
+      </Loaded>
+    </>
+  )
+}
+
+function ordered(all: readonly Candidate[], step: number, order: Order): Candidate[] {
+  const own = all.filter((each) => each.step === step)
+  if (order === "best") return bestFirst(own)
+  return order === "newest" ? own.reverse() : own
+}
+
+function Keys() {
+  const { keys } = words.grid
+  return (
+    <span className="pipeline-run-keys faint wide-only">
+      {(["a", "w", "x", "u"] as const).map((key) => (
+        <span key={key}>
+          <kbd>{key.toUpperCase()}</kbd> {keys[VERDICT_KEYS[key] ?? "undo"]}
+        </span>
+      ))}
+    </span>
+  )
+}
+
+interface StepSheetProps {
+  step: StepAnswer
+  number: number
+  isFiltered: boolean
+  candidates: readonly Candidate[]
+  book: Book
+  chosen: string | null
+  onChoose: (id: string) => void
+}
+
+function StepSheet({ step, number, isFiltered, candidates, book, chosen, onChoose }: StepSheetProps) {
+  const [most, setMost] = useState(SHOWN_FIRST)
+  if (isFiltered && candidates.length === 0) return null
+  const making = isFiltered ? 0 : step.in_flight
+  const rest = candidates.length - most
+  return (
+    <section className="pipeline-run-step">
+      <h2>
+        {step.name} <span className="faint">{toldOf(step)}</span>
+      </h2>
+      {candidates.length === 0 && making === 0 && number === 0 && (
+        <Empty title={words.grid.none}>{words.grid.noneText}</Empty>
+      )}
+      <ul className="pipeline-run-sheet" onKeyDown={moveFocus}>
+        {candidates.slice(0, most).map((each) => (
+          <One key={each.id} candidate={each} book={book} isChosen={each.id === chosen} onChoose={onChoose} />
+        ))}
+        {Array.from({ length: making }, (_, index) => (
+          // biome-ignore lint/suspicious/noArrayIndexKey: they are all alike
+          <li key={index} className="pipeline-run-one">
+            <span className="pipeline-run-frame">{words.grid.beingMade}</span>
+          </li>
+        ))}
+      </ul>
+      {rest > 0 && <Button onClick={() => setMost(candidates.length)}>{words.grid.more(rest)}</Button>}
+    </section>
+  )
+}
+
+function toldOf(step: StepAnswer): string {
+  const parts = [words.grid.made(step.made, step.wanted)]
+  if (step.in_flight > 0) parts.push(words.grid.inFlight(step.in_flight))
+  if (step.failed > 0) parts.push(words.grid.failed(step.failed))
+  return parts.join(", ")
+}
+
+interface OneProps {
+  candidate: Candidate
+  book: Book
+  isChosen: boolean
+  onChoose: (id: string) => void
+}
+
+function One({ candidate, book, isChosen, onChoose }: OneProps) {
+  const { id, status, score } = candidate
+  const label = book.labels.get(id) ?? ""
+  const isWaiting = book.waiting.has(id)
+  const word = isWaiting ? words.toJudge : status === "active" ? "" : words.statuses[status]
+  return (
+    <li className={`pipeline-run-one is-${status}-one${isWaiting ? " is-asking" : ""}`} data-candidate={id}>
+      <button
+        type="button"
+        className="pipeline-run-print print"
+        aria-pressed={isChosen}
+        aria-label={words.grid.told(label, word || words.statuses.active, score)}
+        onClick={() => onChoose(id)}
+      >
+        <Picture candidate={candidate} book={book} alt="" />
+      </button>
+      <Drawn status={status} />
+      <span className="pipeline-run-caption" aria-hidden="true">
+        <b className="mono">{label}</b>
+        <span className="cut-text">{word}</span>
+        <span className="mono faint">{words.grid.score(score)}</span>
+      </span>
+    </li>
+  )
+}
+
+function moveFocus(event: ReactKeyboardEvent<HTMLElement>): void {
+  const here = (event.target as HTMLElement).closest<HTMLElement>("button")
+  const all = [...event.currentTarget.querySelectorAll<HTMLElement>("button")]
+  const at = here ? all.indexOf(here) : -1
+  const row = here?.getBoundingClientRect()
+  if (at < 0 || !row) return
+  const columns = Math.max(
+    1,
+    all.filter((each) => Math.abs(each.getBoundingClientRect().top - row.top) < 4).length,
+  )
+  const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns }[event.key]
+  const next = step === undefined ? undefined : all[at + step]
+  if (!next) return
+  event.preventDefault()
+  next.focus()
+}
+
+/** A, W, X and U judge what has the focus, or else what the pointer is on. */
+export function useJudgeKeys(area: { current: HTMLElement | null }, book: Book): void {
+  const judge = useJudge(book)
+  useEffect(() => {
+    const handle = (event: KeyboardEvent) => {
+      const verdict = VERDICT_KEYS[event.key.toLowerCase()]
+      if (!verdict || isElsewhere(event)) return
+      const focused = (event.target as HTMLElement).closest?.<HTMLElement>("[data-candidate]")
+      const pointed = area.current?.querySelector<HTMLElement>("[data-candidate]:hover")
+      const id = (focused ?? pointed)?.dataset.candidate
+      if (id) judge(id, verdict)
+    }
+    window.addEventListener("keydown", handle)
+    return () => window.removeEventListener("keydown", handle)
+  }, [area, judge])
+}
+
+function Coming() {
+  return (
+    <ul className="pipeline-run-sheet">
+      {["a", "b", "c", "d", "e", "f"].map((each) => (
+        <li key={each} className="pipeline-run-one">
+          <span className="pipeline-run-print print" />
+          <span className="pipeline-run-caption" />
+        </li>
+      ))}
+    </ul>
+  )
+}

@@ -1,0 +1,173 @@
+/** The tree of candidates: steps from left to right, the lineage of the chosen one in ink. */
+
+import { useMemo, useRef, useState } from "react"
+import type { PipelineRunAnswer } from "@/api/schema"
+import { Button, Empty, Loaded, Skeleton, tokens } from "@/ui"
+import { words } from "@/words/en/pipelines"
+import { lineageOf } from "./candidates"
+import { useJudgeKeys } from "./Grid"
+import { Drawn, Picture } from "./Print"
+import { CELL, columnOf, type Layout, layout, line, neighbour, type Place } from "./tree"
+import type { Book } from "./useRun"
+
+interface TreeProps {
+  book: Book
+  run: PipelineRunAnswer
+  chosen: string | null
+  onChoose: (id: string) => void
+}
+
+const START_WIDTH = 150
+
+export function Tree(props: TreeProps) {
+  return (
+    <Loaded query={props.book.list} skeleton={<Skeleton height="60vh" />}>
+      {({ all }) =>
+        all.length > 0 ? <Board {...props} /> : <Empty title={words.grid.none}>{words.grid.noneText}</Empty>
+      }
+    </Loaded>
+  )
+}
+
+function Board({ book, run, chosen, onChoose }: TreeProps) {
+  const [whole, setWhole] = useState<ReadonlySet<number>>(new Set())
+  const board = useRef<HTMLDivElement>(null)
+  useJudgeKeys(board, book)
+  const placed = useMemo(
+    () => layout(book.all, run.steps.length, whole, chosen),
+    [book.all, run.steps.length, whole, chosen],
+  )
+  // Without a choice it is the best one's lineage that is drawn in ink.
+  const winner = book.all.findLast((each) => each.status === "winner")
+  const inInk = new Set(lineageOf(chosen ?? winner?.id ?? null, book.byId).map((each) => each.id))
+  const hiddenOf = (step: number) => placed.rests.find((each) => each.step === step)?.hidden ?? 0
+  const toggle = (step: number) =>
+    setWhole(
+      (before) => new Set(before.has(step) ? [...before].filter((each) => each !== step) : [...before, step]),
+    )
+  return (
+    // biome-ignore lint/a11y/noNoninteractiveTabindex: it is scrolled by keys, too
+    <section ref={board} className="pipeline-run-board" tabIndex={0} aria-label={words.tree.board}>
+      <div className="pipeline-run-columns" style={{ width: placed.width }}>
+        <span style={{ left: 0 }}>
+          <b>{words.tree.start}</b>
+        </span>
+        {run.steps.map((step, number) => (
+          <span key={step.name} style={{ left: columnOf(number) }}>
+            <b>{step.name}</b> <span className="faint">{toldOf(step.made, hiddenOf(number))}</span>
+            {whole.has(number) && (
+              <button type="button" className="link" onClick={() => toggle(number)}>
+                {words.tree.fewer}
+              </button>
+            )}
+          </span>
+        ))}
+      </div>
+      {/* biome-ignore lint/a11y/noStaticElementInteractions: arrow keys move between the buttons inside */}
+      <div
+        className="pipeline-run-plane"
+        style={{ width: placed.width, height: placed.height }}
+        onKeyDown={(event) => {
+          const from = (event.target as HTMLElement).closest<HTMLElement>("[data-candidate]")?.dataset
+            .candidate
+          const next = from && neighbour(placed.places, from, event.key)
+          if (!next) return
+          event.preventDefault()
+          board.current?.querySelector<HTMLElement>(`[data-candidate="${next}"] button`)?.focus()
+        }}
+      >
+        <Lines placed={placed} inInk={inInk} />
+        <Brief run={run} top={placed.start} />
+        {placed.places.map((each) => (
+          <Node
+            key={each.candidate.id}
+            place={each}
+            book={book}
+            isChosen={each.candidate.id === chosen}
+            onChoose={onChoose}
+          />
+        ))}
+        {placed.rests.map((each) => (
+          <div key={each.step} className="pipeline-run-rest" style={{ left: each.x, top: each.y }}>
+            <Button size="small" onClick={() => toggle(each.step)}>
+              {words.tree.rest(each.hidden)}
+            </Button>
+          </div>
+        ))}
+      </div>
+    </section>
+  )
+}
+
+function toldOf(made: number, hidden: number): string {
+  return hidden > 0 ? words.tree.best(made - hidden, made) : words.tree.made(made)
+}
+
+function Lines({ placed, inInk }: { placed: Layout; inInk: ReadonlySet<string> }) {
+  const byId = new Map(placed.places.map((each) => [each.candidate.id, each]))
+  const middle = CELL.height / 2
+  const lines = placed.places.map(({ candidate, x, y }) => {
+    const parent = candidate.parent === null ? undefined : byId.get(candidate.parent)
+    const fromX = parent ? parent.x + CELL.width + 8 : START_WIDTH + 8
+    const fromY = (parent?.y ?? placed.start) + middle
+    return { id: candidate.id, path: line(fromX, fromY, x - 8, y + middle), isInk: inInk.has(candidate.id) }
+  })
+  const sorted = lines.sort((one, other) => Number(one.isInk) - Number(other.isInk))
+  return (
+    <svg width={placed.width} height={placed.height} aria-hidden="true">
+      {sorted.map((each) => (
+        <path key={each.id} d={each.path} className={each.isInk ? "is-ink" : undefined} />
+      ))}
+    </svg>
+  )
+}
+
+function Brief({ run, top }: { run: PipelineRunAnswer; top: number }) {
+  const variables = Object.entries(run.variables)
+  return (
+    <div className="pipeline-run-brief" style={{ top, width: START_WIDTH }}>
+      <b>{words.tree.brief}</b>
+      {variables.length === 0 && <p className="faint">{words.tree.noVariables}</p>}
+      {variables.slice(0, 3).map(([name, value]) => (
+        <p key={name} className="cut-text" title={String(value)}>
+          <span className="faint">{name}</span> {String(value)}
+        </p>
+      ))}
+      <span className="mono faint">{words.tree.tokens(tokens(run.tokens))}</span>
+    </div>
+  )
+}
+
+interface NodeProps {
+  place: Place
+  book: Book
+  isChosen: boolean
+  onChoose: (id: string) => void
+}
+
+function Node({ place: { candidate, x, y }, book, isChosen, onChoose }: NodeProps) {
+  const label = book.labels.get(candidate.id) ?? ""
+  const isWaiting = book.waiting.has(candidate.id)
+  const word = isWaiting ? words.toJudge : words.statuses[candidate.status]
+  return (
+    <div
+      className={`pipeline-run-node is-${candidate.status}-one${isWaiting ? " is-asking" : ""}`}
+      style={{ left: x, top: y, width: CELL.width }}
+      data-candidate={candidate.id}
+    >
+      <button
+        type="button"
+        className="print pipeline-run-print"
+        aria-pressed={isChosen}
+        aria-label={words.grid.told(label, word, candidate.score)}
+        onClick={() => onChoose(candidate.id)}
+      >
+        <Picture candidate={candidate} book={book} alt="" />
+      </button>
+      <Drawn status={candidate.status} />
+      <span className="mono" aria-hidden="true">
+        {label} {isWaiting && words.toJudge}
+      </span>
+    </div>
+  )
+}

@@ -1,0 +1,171 @@
+import { describe, expect, it } from "vitest"
+import type { StepAnswer } from "@/api/schema"
+import {
+  added,
+  bestFirst,
+  type Candidate,
+  factsOf,
+  fits,
+  known,
+  labelsOf,
+  lineageOf,
+  promptOf,
+  stoppedIds,
+  told,
+  waitingIds,
+} from "./candidates"
+import { BEST, CELL, layout, neighbour, STEP_MAX, shownIds } from "./tree"
+
+function made(id: string, step = 0, given: Partial<Candidate> = {}): Candidate {
+  return {
+    id,
+    step,
+    parent: null,
+    status: "active",
+    score: 1000,
+    child_count: 0,
+    seed: null,
+    seed_text: null,
+    properties: {},
+    job_id: null,
+    output_index: 0,
+    path: `runs/${id}.png`,
+    content_type: "image/png",
+    size: 1,
+    url: `/files/${id}`,
+    text: null,
+    created_at: `2026-01-01T00:00:${id.padStart(2, "0")}Z`,
+    urlAt: 0,
+    ...given,
+  }
+}
+
+const TREE = [made("1"), made("2"), made("3", 1, { parent: "1" }), made("4", 2, { parent: "3" })]
+const byId = (all: readonly Candidate[]) => new Map(all.map((each) => [each.id, each]))
+const ids = (all: readonly Candidate[]) => all.map((each) => each.id)
+
+describe("candidates of a run", () => {
+  it("are named by their step and number", () => {
+    expect([...labelsOf(TREE).values()]).toEqual(["1·01", "1·02", "2·01", "3·01"])
+  })
+
+  it("are followed back to their base", () => {
+    expect(ids(lineageOf("4", byId(TREE)))).toEqual(["4", "3", "1"])
+    expect(lineageOf("x", byId(TREE))).toEqual([])
+    const loop = [made("1", 0, { parent: "2" }), made("2", 1, { parent: "1" })]
+    expect(ids(lineageOf("1", byId(loop)))).toEqual(["1", "2"])
+  })
+
+  it("keep the URL that is shown, until it is too old", () => {
+    const again = { ...TREE[0], url: "/files/1?again" } as Candidate
+    expect(known(TREE, [again], 1_000)[0]?.url).toBe("/files/1")
+    expect(known(TREE, [again], 601_000)[0]?.url).toBe("/files/1?again")
+    expect(known(TREE, [{ ...again, url: null }], 1_000)[0]?.url).toBeNull()
+  })
+
+  it("are added behind, or changed in their place", () => {
+    const fresh = [made("2", 0, { status: "winner" }), made("5", 1)]
+    const { all, next } = added({ all: TREE, next: "4" }, fresh, 1)
+    expect(ids(all)).toEqual(["1", "2", "3", "4", "5"])
+    expect([all[1]?.status, next]).toEqual(["winner", "4"])
+  })
+
+  it("are changed by what events tell", () => {
+    const start = { all: TREE, next: null }
+    const crowned = told(start, "crowned", { candidate_id: "1" })
+    expect(crowned.all[0]?.status).toBe("winner")
+    expect(told(crowned, "undone", { candidate_id: "1", after: "approved" }).all[0]?.status).toBe("approved")
+    expect(told(start, "voted", { scores: { "2": 1016 } }).all.map((each) => each.score)).toEqual([
+      1000, 1016, 1000, 1000,
+    ])
+    expect(told(start, "submitted", {})).toBe(start)
+  })
+
+  it("stop with a rejected parent, and wait where approval is needed", () => {
+    const all = TREE.map((each) => (each.id === "1" ? { ...each, status: "rejected" as const } : each))
+    expect([...stoppedIds(all)]).toEqual(["1", "3", "4"])
+    const steps = [true, true, false].map((needs_approval) => ({ needs_approval }) as StepAnswer)
+    expect([...waitingIds(all, steps)]).toEqual(["2"])
+    expect([...waitingIds(TREE, steps)]).toEqual(["1", "2", "3"])
+  })
+
+  it("are ordered as the run chooses whom it gives children", () => {
+    const all = [
+      made("1", 0, { status: "rejected", score: 2000 }),
+      made("2", 0, { score: 1010 }),
+      made("3", 0, { score: 1020 }),
+      made("4", 0, { status: "winner", score: 900 }),
+      made("5", 0, { status: "approved" }),
+    ]
+    expect(ids(bestFirst(all))).toEqual(["4", "5", "3", "2", "1"])
+    const waiting = new Set(["2"])
+    const shown = (show: Parameters<typeof fits>[1]) => ids(all.filter((each) => fits(each, show, waiting)))
+    expect([shown("all").length, shown("judge"), shown("chosen"), shown("open"), shown("rejected")]).toEqual([
+      5,
+      ["2"],
+      ["4", "5"],
+      ["2", "3"],
+      ["1"],
+    ])
+  })
+
+  it("tell their prompt and the rest of what they were made with", () => {
+    const properties = {
+      steps: 28,
+      text: "a wide valley",
+      input: "39d64637-ac33-4ae3-9388-a0d8afdcfa70",
+      mask: null,
+    }
+    expect(promptOf(properties)).toBe("a wide valley")
+    expect(promptOf({ subject: "a cat in a hat", style: "soft light" })).toBe("a cat in a hat")
+    expect(promptOf({ mode: "fast" })).toBeNull()
+    expect(factsOf(properties, "a file")).toEqual([
+      ["steps", "28"],
+      ["input", "a file"],
+    ])
+  })
+})
+
+describe("the tree", () => {
+  it("puts parents in the middle of their children, in a column for each step", () => {
+    const all = [...TREE, made("5", 1, { parent: "1" })]
+    const { places, start } = layout(all, 3, new Set(), null)
+    const at = new Map(places.map((each) => [each.candidate.id, each]))
+    expect(at.get("3")?.y).toBe(at.get("4")?.y)
+    expect(at.get("1")?.y).toBe(((at.get("3")?.y ?? 0) + (at.get("5")?.y ?? 0)) / 2)
+    expect((at.get("4")?.x ?? 0) - (at.get("1")?.x ?? 0)).toBe(2 * CELL.column)
+    expect(start).toBe(((at.get("1")?.y ?? 0) + (at.get("2")?.y ?? 0)) / 2)
+    const lows = places.filter((each) => each.candidate.step === 1).map((each) => each.y)
+    expect(new Set(lows).size).toBe(lows.length)
+  })
+
+  it("is walked by arrow keys", () => {
+    const { places } = layout(TREE, 3, new Set(), null)
+    const go = (id: string, key: string) => neighbour(places, id, `Arrow${key}`)
+    expect([go("1", "Right"), go("3", "Right"), go("3", "Left"), go("1", "Left")]).toEqual([
+      "3",
+      "4",
+      "1",
+      null,
+    ])
+    expect([go("1", "Down"), go("2", "Up"), go("2", "Down"), neighbour(places, "1", "a")]).toEqual([
+      "2",
+      "1",
+      null,
+      null,
+    ])
+  })
+
+  it("shows the best of a large step, whoever they come from, and what is chosen", () => {
+    const base = Array.from({ length: 3 }, (_, index) => made(String(index + 1)))
+    const many = Array.from({ length: STEP_MAX + 1 }, (_, index) =>
+      made(String(index + 10), 1, { parent: String((index % 3) + 1), score: 1000 + index }),
+    )
+    const all = [...base, ...many]
+    expect(shownIds(all, new Set(), null).size).toBe(3 + BEST)
+    expect(shownIds(all, new Set(), "10").has("10")).toBe(true)
+    expect(shownIds(all, new Set([1]), null).size).toBe(all.length)
+    const { rests } = layout(all, 2, new Set(), null)
+    expect(rests.map(({ step, hidden }) => [step, hidden])).toEqual([[1, STEP_MAX + 1 - BEST]])
+  })
+})

@@ -1,0 +1,165 @@
+/** Candidates of a run as the page keeps them: their numbers, order, families, and what events tell of them. */
+
+import type { CandidateAnswer, CandidateStatus, StepAnswer } from "@/api/schema"
+
+export interface Candidate extends CandidateAnswer {
+  /** When its URL was given out, from performance.now(). */
+  urlAt: number
+}
+
+export interface Candidates {
+  /** The oldest first. */
+  all: readonly Candidate[]
+  /** There are more than a page can show at once: read on from here. */
+  next: string | null
+}
+
+/** URLs are valid for 15 minutes. A picture that is shown keeps its URL, or it would be fetched again. */
+const URL_MS_MAX = 600_000
+
+export function known(
+  before: readonly Candidate[],
+  fresh: readonly CandidateAnswer[],
+  now: number,
+): Candidate[] {
+  const old = new Map(before.map((each) => [each.id, each]))
+  return fresh.map((each) => {
+    const kept = old.get(each.id)
+    const isGood = kept?.url && each.url && now - kept.urlAt < URL_MS_MAX
+    return isGood ? { ...each, url: kept.url, urlAt: kept.urlAt } : { ...each, urlAt: now }
+  })
+}
+
+/** With those that are new behind, and those that were read again in their place. */
+export function added(before: Candidates, fresh: readonly CandidateAnswer[], now: number): Candidates {
+  const read = known(before.all, fresh, now)
+  const byId = new Map(read.map((each) => [each.id, each]))
+  const stay = before.all.map((each) => byId.get(each.id) ?? each)
+  const ids = new Set(before.all.map((each) => each.id))
+  return { ...before, all: [...stay, ...read.filter((each) => !ids.has(each.id))] }
+}
+
+export interface Told {
+  candidate_id?: string
+  candidates?: readonly string[]
+  after?: CandidateStatus
+  scores?: Record<string, number>
+}
+
+const VERDICTS: Record<string, CandidateStatus> = {
+  approved: "approved",
+  rejected: "rejected",
+  crowned: "winner",
+}
+
+/** What an event says of candidates that are known. */
+export function told(before: Candidates, event: string, data: Told): Candidates {
+  const status = event === "undone" ? data.after : VERDICTS[event]
+  if (status && data.candidate_id)
+    return {
+      ...before,
+      all: before.all.map((each) => (each.id === data.candidate_id ? { ...each, status } : each)),
+    }
+  const scores = event === "voted" ? data.scores : undefined
+  if (!scores) return before
+  return { ...before, all: before.all.map((each) => ({ ...each, score: scores[each.id] ?? each.score })) }
+}
+
+/** Their names on the page: 2·07 is the seventh of the second step. */
+export function labelsOf(all: readonly Candidate[]): ReadonlyMap<string, string> {
+  const counts = new Map<number, number>()
+  return new Map(
+    all.map((each) => {
+      const number = (counts.get(each.step) ?? 0) + 1
+      counts.set(each.step, number)
+      return [each.id, `${each.step + 1}·${String(number).padStart(2, "0")}`]
+    }),
+  )
+}
+
+/** Itself first, the base last. */
+export function lineageOf(id: string | null, byId: ReadonlyMap<string, Candidate>): Candidate[] {
+  const found: Candidate[] = []
+  let next = id === null ? undefined : byId.get(id)
+  while (next && !found.includes(next)) {
+    found.push(next)
+    next = next.parent === null ? undefined : byId.get(next.parent)
+  }
+  return found
+}
+
+/** Rejected ones and all that came out of them. */
+export function stoppedIds(all: readonly Candidate[]): ReadonlySet<string> {
+  const stopped = new Set<string>()
+  const byStep = [...all].sort((one, other) => one.step - other.step)
+  for (const each of byStep)
+    if (each.status === "rejected" || (each.parent !== null && stopped.has(each.parent))) stopped.add(each.id)
+  return stopped
+}
+
+/** Those that get no children until somebody judges them. */
+export function waitingIds(all: readonly Candidate[], steps: readonly StepAnswer[]): ReadonlySet<string> {
+  const stopped = stoppedIds(all)
+  const waiting = all.filter(
+    (each) => steps[each.step]?.needs_approval && each.status === "active" && !stopped.has(each.id),
+  )
+  return new Set(waiting.map((each) => each.id))
+}
+
+const RANKS: Record<CandidateStatus, number> = { winner: 0, approved: 1, active: 2, rejected: 3 }
+
+/** As the run itself chooses whom it gives children: winners, approved, others; by score; the oldest. */
+export function bestFirst(all: readonly Candidate[]): Candidate[] {
+  return [...all].sort(
+    (one, other) =>
+      RANKS[one.status] - RANKS[other.status] ||
+      other.score - one.score ||
+      one.created_at.localeCompare(other.created_at) ||
+      one.id.localeCompare(other.id),
+  )
+}
+
+export type Show = "all" | "judge" | "chosen" | "open" | "rejected"
+export const SHOWS: readonly Show[] = ["all", "judge", "chosen", "open", "rejected"]
+
+export function fits(candidate: Candidate, show: Show, waiting: ReadonlySet<string>): boolean {
+  if (show === "all") return true
+  if (show === "judge") return waiting.has(candidate.id)
+  if (show === "open") return candidate.status === "active"
+  if (show === "rejected") return candidate.status === "rejected"
+  return candidate.status === "approved" || candidate.status === "winner"
+}
+
+export function isPicture({ content_type }: { content_type: string }): boolean {
+  return content_type.startsWith("image/") && !content_type.startsWith("image/svg")
+}
+
+const PROMPTS = ["prompt", "text", "positive", "positive_prompt", "caption", "description"]
+
+/** The words it was made from: a property called so, or else its longest text. */
+export function promptOf(properties: Record<string, unknown>): string | null {
+  for (const name of PROMPTS) {
+    const value = properties[name]
+    if (typeof value === "string" && value.trim()) return value
+  }
+  const texts = Object.values(properties).filter(
+    (each): each is string => typeof each === "string" && each.includes(" "),
+  )
+  return texts.sort((one, other) => other.length - one.length)[0] ?? null
+}
+
+/** The rest of what it was made with, as short texts; files are told by `aFile`. */
+export function factsOf(properties: Record<string, unknown>, aFile: string): [string, string][] {
+  const prompt = promptOf(properties)
+  return Object.entries(properties)
+    .filter(([, value]) => value !== null && value !== prompt)
+    .map(([name, value]) => [name.replaceAll("_", " "), valueText(value, aFile)])
+}
+
+const ID = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/
+
+function valueText(value: unknown, aFile: string): string {
+  if (typeof value === "string" && ID.test(value)) return aFile
+  if (typeof value !== "object" || value === null) return String(value)
+  return "file_id" in value || "file" in value || "job_id" in value ? aFile : JSON.stringify(value)
+}

@@ -1,0 +1,47 @@
+/** Approve, reject, winner, undo: said once, put at once, and undoable. */
+
+import { useCallback } from "react"
+import { api, asApiError } from "@/api"
+import type { CandidateAnswer } from "@/api/schema"
+import { toast } from "@/ui"
+import { closeToast } from "@/ui/Toast"
+import { words } from "@/words/en/pipelines"
+import type { Book } from "./useRun"
+
+export type Verdict = "approve" | "reject" | "winner" | "undo"
+export const VERDICT_KEYS: Record<string, Verdict> = { a: "approve", w: "winner", x: "reject", u: "undo" }
+
+export async function say(book: Book, id: string, verdict: Verdict): Promise<void> {
+  book.put(await api.post<CandidateAnswer>(`${book.path}/candidates/${id}/${verdict}`))
+}
+
+/** Only the last judgement is told: whoever judges many would see nothing else. */
+let shown = 0
+
+export function useJudge(book: Book): (id: string, verdict: Verdict) => void {
+  return useCallback(
+    (id: string, verdict: Verdict) => {
+      const label = book.labels.get(id) ?? ""
+      const undo = () => void say(book, id, "undo").catch(tellFailure)
+      say(book, id, verdict).then(() => {
+        const act = verdict === "undo" ? undefined : { label: words.judged.undoAct, run: undo }
+        const text = verdict === "reject" ? words.judged.rejectText : undefined
+        closeToast(shown)
+        shown = toast({ title: words.judged[verdict](label), text, ...(act && { act }) })
+      }, tellFailure)
+    },
+    [book],
+  )
+}
+
+export function tellFailure(thrown: unknown): void {
+  const { message } = asApiError(thrown)
+  toast({ state: "failed", title: message.charAt(0).toUpperCase() + message.slice(1) })
+}
+
+/** Keys of a page are not meant where something is typed, or where a layer is open. */
+export function isElsewhere(event: KeyboardEvent): boolean {
+  const target = event.target as HTMLElement
+  if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return true
+  return target.closest?.("input:not([type=radio]), textarea, select, dialog, [role=menu]") !== null
+}

@@ -1,0 +1,121 @@
+/** Where each candidate stands in the tree: a column for each step, parents in the middle of their children. */
+
+import { bestFirst, type Candidate, lineageOf } from "./candidates"
+
+export const CELL = { width: 84, height: 105, row: 140, column: 196, top: 16, left: 210 }
+/** A step with more shows the best few of them, until all are asked for. */
+export const STEP_MAX = 40
+export const BEST = 6
+
+export interface Place {
+  candidate: Candidate
+  x: number
+  y: number
+}
+
+/** A step's candidates that are not shown. */
+export interface Rest {
+  step: number
+  hidden: number
+  x: number
+  y: number
+}
+
+export interface Layout {
+  places: readonly Place[]
+  rests: readonly Rest[]
+  /** The middle of the base candidates: where the lines begin. */
+  start: number
+  width: number
+  height: number
+}
+
+/** Those that are shown: the best of large steps, whoever they come from, and `always`. */
+export function shownIds(
+  all: readonly Candidate[],
+  whole: ReadonlySet<number>,
+  always: string | null,
+): ReadonlySet<string> {
+  const byId = new Map(all.map((each) => [each.id, each]))
+  const bySteps = new Map<number, Candidate[]>()
+  for (const each of all) bySteps.set(each.step, [...(bySteps.get(each.step) ?? []), each])
+  const shown = new Set<string>()
+  const show = (id: string) => {
+    for (const each of lineageOf(id, byId)) shown.add(each.id)
+  }
+  for (const [step, found] of bySteps) {
+    const isWhole = found.length <= STEP_MAX || whole.has(step)
+    for (const each of isWhole ? found : bestFirst(found).slice(0, BEST)) show(each.id)
+  }
+  if (always) show(always)
+  return shown
+}
+
+export function layout(
+  all: readonly Candidate[],
+  steps: number,
+  whole: ReadonlySet<number>,
+  always: string | null,
+): Layout {
+  const shown = shownIds(all, whole, always)
+  const children = new Map<string | null, Candidate[]>()
+  for (const each of all)
+    if (shown.has(each.id)) children.set(each.parent, [...(children.get(each.parent) ?? []), each])
+  const places: Place[] = []
+  let next = CELL.top
+  const put = (candidate: Candidate): number => {
+    const own = (children.get(candidate.id) ?? []).map(put)
+    const y = own.length > 0 ? ((own[0] ?? 0) + (own.at(-1) ?? 0)) / 2 : next
+    if (own.length === 0) next += CELL.row
+    places.push({ candidate, x: columnOf(candidate.step), y })
+    return y
+  }
+  const bases = (children.get(null) ?? []).map(put)
+  const rests = restsOf(all, shown, steps, next)
+  return {
+    places,
+    rests,
+    start: bases.length > 0 ? ((bases[0] ?? 0) + (bases.at(-1) ?? 0)) / 2 : CELL.top,
+    width: columnOf(steps - 1) + CELL.width + 48,
+    height: next + (rests.length > 0 ? 64 : 0),
+  }
+}
+
+export function columnOf(step: number): number {
+  return CELL.left + step * CELL.column
+}
+
+function restsOf(all: readonly Candidate[], shown: ReadonlySet<string>, steps: number, y: number): Rest[] {
+  return Array.from({ length: steps }, (_, step) => ({
+    step,
+    hidden: all.filter((each) => each.step === step && !shown.has(each.id)).length,
+    x: columnOf(step),
+    y,
+  })).filter((each) => each.hidden > 0)
+}
+
+/** Where an arrow key leads: to the parent, the first child, or the next in the same column. */
+export function neighbour(places: readonly Place[], id: string, key: string): string | null {
+  const here = places.find((each) => each.candidate.id === id)
+  if (!here) return null
+  if (key === "ArrowLeft") return here.candidate.parent
+  if (key === "ArrowRight") return higher(places.filter((each) => each.candidate.parent === id))
+  const column = places.filter((each) => each.x === here.x)
+  if (key === "ArrowDown") return higher(column.filter((each) => each.y > here.y))
+  if (key === "ArrowUp") return lower(column.filter((each) => each.y < here.y))
+  return null
+}
+
+function higher(places: readonly Place[]): string | null {
+  return places.toSorted((one, other) => one.y - other.y)[0]?.candidate.id ?? null
+}
+
+function lower(places: readonly Place[]): string | null {
+  return places.toSorted((one, other) => other.y - one.y)[0]?.candidate.id ?? null
+}
+
+/** From the right of one print to the left of another. */
+export function line(fromX: number, fromY: number, toX: number, toY: number): string {
+  const half = (toX - fromX) / 2
+  return `M${fromX} ${fromY}C${fromX + half} ${fromY} ${toX - half} ${toY} ${toX} ${toY}`
+}

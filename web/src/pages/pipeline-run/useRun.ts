@@ -1,0 +1,179 @@
+/** A run and its candidates, live: events change what is known, and only what is new is read. */
+
+import { useEffect, useMemo, useRef, useState } from "react"
+import { api, cache, pathOf, type QueryResult, useEvents, useQuery } from "@/api"
+import type { CandidateAnswer, CandidatePage, PipelineRunAnswer } from "@/api/schema"
+import {
+  added,
+  type Candidate,
+  type Candidates,
+  known,
+  labelsOf,
+  type Told,
+  told,
+  waitingIds,
+} from "./candidates"
+
+const PAGE = 100
+/** Read at once; more are read when they are asked for. */
+const READ_MAX = 1_000
+const TOGETHER_MS = 200
+const URLS_MS = 600_000
+
+export interface Book {
+  id: string
+  path: string
+  run: QueryResult<PipelineRunAnswer>
+  list: QueryResult<Candidates>
+  all: readonly Candidate[]
+  byId: ReadonlyMap<string, Candidate>
+  labels: ReadonlyMap<string, string>
+  waiting: ReadonlySet<string>
+  /** Puts what an answer says of a candidate. */
+  put: (candidate: CandidateAnswer) => void
+  more: () => Promise<void>
+  /** A picture can't be loaded: its URL may be too old. */
+  renew: (candidate: Candidate) => void
+}
+
+const NONE: readonly Candidate[] = []
+
+export function useBook(id: string): Book {
+  const path = `/api/pipeline-runs/${encodeURIComponent(id)}`
+  const run = useQuery<PipelineRunAnswer>(path)
+  // Candidates are read after the run: events after its last one tell what comes later.
+  const list = useQuery<Candidates>(run.data ? `${path}/candidates` : null, {
+    read: (signal) => readAll(path, signal),
+  })
+  useLive(path, run.data?.last_event_id)
+  const all = list.data?.all ?? NONE
+  const steps = run.data?.steps
+  return useMemo(
+    () => ({
+      id,
+      path,
+      run,
+      list,
+      all,
+      byId: new Map(all.map((each) => [each.id, each])),
+      labels: labelsOf(all),
+      waiting: waitingIds(all, steps ?? []),
+      put: (candidate) => keep(path, [candidate]),
+      more: () => readMore(path),
+      renew: (candidate) => renew(path, candidate),
+    }),
+    [id, path, run, list, all, steps],
+  )
+}
+
+function keyOf(path: string): string {
+  return `${path}/candidates`
+}
+
+function keep(path: string, fresh: readonly CandidateAnswer[]): void {
+  cache.set<Candidates>(keyOf(path), (before) => before && added(before, fresh, performance.now()))
+}
+
+async function readAll(path: string, signal: AbortSignal): Promise<Candidates> {
+  const before = cache.entry<Candidates>(keyOf(path)).data?.all ?? NONE
+  const most = Math.max(READ_MAX, before.length)
+  const found: CandidateAnswer[] = []
+  let next: string | null = null
+  do {
+    const page: CandidatePage = await api.get<CandidatePage>(keyOf(path), {
+      query: { limit: PAGE, after: next },
+      signal,
+    })
+    found.push(...page.candidates)
+    next = page.next
+  } while (next !== null && found.length < most)
+  return { all: known(before, found, performance.now()), next }
+}
+
+/** Those behind the last one that is known. */
+async function readMore(path: string): Promise<void> {
+  let after = cache.entry<Candidates>(keyOf(path)).data?.all.at(-1)?.id ?? null
+  for (let read = 0; read < READ_MAX; read += PAGE) {
+    const page: CandidatePage = await api.get<CandidatePage>(pathOf(keyOf(path), { limit: PAGE, after }))
+    keep(path, page.candidates)
+    const { next } = page
+    cache.set<Candidates>(keyOf(path), (before) => before && { ...before, next })
+    if (next === null) return
+    after = next
+  }
+}
+
+const renewed = new Set<string>()
+
+function renew(path: string, { url }: Candidate): void {
+  if (!url || renewed.has(url)) return
+  renewed.add(url)
+  cache.set<Candidates>(
+    keyOf(path),
+    (before) =>
+      before && { ...before, all: before.all.map((each) => ({ ...each, urlAt: Number.NEGATIVE_INFINITY })) },
+  )
+  void cache.reload(keyOf(path))
+}
+
+function useLive(path: string, lastEventId: number | undefined): void {
+  const [from, setFrom] = useState<number | null>(null)
+  useEffect(() => {
+    if (lastEventId !== undefined) setFrom((before) => before ?? lastEventId)
+  }, [lastEventId])
+  const later = useLater(path)
+  useEvents<Told>(from === null ? null : pathOf(`${path}/events`, { after: from }), (data, { event }) => {
+    cache.set<Candidates>(keyOf(path), (before) => before && told(before, event, data))
+    later(event, data)
+  })
+  useEffect(() => {
+    const timer = setInterval(() => cache.reload(keyOf(path)), URLS_MS)
+    return () => clearInterval(timer)
+  }, [path])
+}
+
+interface Wanted {
+  made: readonly string[]
+  isWhole: boolean
+  isVoted: boolean
+  isFailed: boolean
+}
+
+const NOTHING: Wanted = { made: [], isWhole: false, isVoted: false, isFailed: false }
+
+/** New ones stand behind those that are known, except where two were written at the same moment. */
+async function readMade(path: string, made: readonly string[]): Promise<void> {
+  const before = cache.entry<Candidates>(keyOf(path)).data
+  if (before?.next) return
+  await readMore(path).catch(() => undefined)
+  const ids = new Set(cache.entry<Candidates>(keyOf(path)).data?.all.map((each) => each.id))
+  if (!made.every((each) => ids.has(each))) await cache.reload(keyOf(path))
+}
+
+/** What events ask to be read is read once for all that come together. */
+function useLater(path: string): (event: string, data: Told) => void {
+  const timer = useRef<ReturnType<typeof setTimeout> | null>(null)
+  const wanted = useRef<Wanted>({ ...NOTHING })
+  useEffect(() => () => void (timer.current && clearTimeout(timer.current)), [])
+  const read = () => {
+    const { made, isWhole, isVoted, isFailed } = wanted.current
+    wanted.current = { ...NOTHING }
+    timer.current = null
+    void cache.reload(path)
+    cache.invalidate("/api/wallet")
+    if (isWhole) void cache.reload(keyOf(path))
+    else if (made.length > 0) void readMade(path, made)
+    if (isVoted) cache.invalidate(`${keyOf(path)}/`)
+    if (isFailed) cache.invalidate(`${path}/failures`)
+  }
+  return (event, data) => {
+    const now = wanted.current
+    if (event === "candidates") now.made = [...now.made, ...(data.candidates ?? [])]
+    // What is told while the list is read may be missing in it.
+    const isKnown = cache.entry<Candidates>(keyOf(path)).data !== undefined
+    now.isWhole ||= !isKnown || event === "vote_undone" || event === "files_removed"
+    now.isVoted ||= event === "voted" || event === "vote_undone"
+    now.isFailed ||= event === "job_failed" || event === "retried"
+    timer.current ??= setTimeout(read, TOGETHER_MS)
+  }
+}

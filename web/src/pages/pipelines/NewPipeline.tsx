@@ -1,0 +1,77 @@
+/** A pipeline written down: all that is wrong with it is told at once, with its step and field. */
+
+import { useState } from "react"
+import { useLocation } from "wouter"
+import { type ApiError, api, cache, useAct, useQuery } from "@/api"
+import type { PipelineAnswer, PublicEffects } from "@/api/schema"
+import { Button, Dialog, ErrorNote, TextArea } from "@/ui"
+import { words as common } from "@/words/en/common"
+import { words } from "@/words/en/pipelines"
+
+export function NewPipeline({ open, onClose }: { open: boolean; onClose: () => void }) {
+  return (
+    <Dialog open={open} onClose={onClose} title={words.create.title} wide>
+      <Form onClose={onClose} />
+    </Dialog>
+  )
+}
+
+function Form({ onClose }: { onClose: () => void }) {
+  const [, go] = useLocation()
+  const effects = useQuery<PublicEffects>("/api/effects", { query: { limit: 100 }, freshSeconds: 60 })
+  const [typed, setTyped] = useState<string | null>(null)
+  const text = typed ?? words.create.example(effects.data?.effects[0]?.slug ?? words.create.anEffect)
+  const create = useAct(async () => {
+    const made = await api.post<PipelineAnswer>("/api/pipelines", { document: text })
+    cache.invalidate("/api/pipelines")
+    go(`/pipelines/${made.id}`)
+  })
+  return (
+    <form
+      className="stack pipelines-new"
+      onSubmit={(event) => {
+        event.preventDefault()
+        void create.run()
+      }}
+    >
+      <TextArea
+        label={words.create.label}
+        hint={words.create.hint}
+        rows={14}
+        spellCheck={false}
+        value={text}
+        onChange={(event) => setTyped(event.target.value)}
+      />
+      {create.error && <Problems error={create.error} />}
+      <div className="dialog-actions">
+        <Button onClick={onClose}>{common.cancel}</Button>
+        <Button kind="go" type="submit" busy={create.isRunning}>
+          {words.create.act}
+        </Button>
+      </div>
+    </form>
+  )
+}
+
+interface Problem {
+  step: string | null
+  field: string | null
+  message: string
+}
+
+function Problems({ error }: { error: ApiError }) {
+  const problems = Array.isArray(error.details.problems) ? (error.details.problems as Problem[]) : []
+  if (problems.length === 0) return <ErrorNote error={error} />
+  return (
+    <div role="alert" className="pipelines-problems">
+      <strong>{words.create.problems(problems.length)}</strong>
+      <ul>
+        {problems.map((each) => (
+          <li key={`${each.step}.${each.field}.${each.message}`}>
+            <span className="mono">{[each.step, each.field].filter(Boolean).join(".")}</span> {each.message}
+          </li>
+        ))}
+      </ul>
+    </div>
+  )
+}

@@ -1,0 +1,68 @@
+import { describe, expect, it } from "vitest"
+import { filesOf, isWhole, numberOf, readValue, stepsOf, variablesOf } from "./start"
+
+const DOCUMENT = {
+  name: "Soft colours",
+  steps: [
+    {
+      name: "Base",
+      workflow: "negative",
+      properties: { width: "{{ variables.width }}", text: "a {{variables.subject}}, {{ variables.width }}" },
+    },
+    {
+      name: "Soften",
+      effect: "soften",
+      properties: { input: "{{ parent.file }}" },
+      children_per_parent: 2,
+      keep: 4,
+      needs_approval: true,
+    },
+  ],
+}
+
+describe("what a run is started with", () => {
+  it("asks for each variable once, in order", () => {
+    expect(variablesOf(DOCUMENT)).toEqual(["width", "subject"])
+    expect(variablesOf({})).toEqual([])
+  })
+
+  it("reads values as the command line does", () => {
+    expect(["3", "true", "a cat", '"3"'].map(readValue)).toEqual([3, true, "a cat", "3"])
+  })
+
+  it("knows whole numbers from 1 on", () => {
+    expect(["1", " 20 ", "0", "-1", "1.5", "", "x"].map(isWhole)).toEqual([
+      true,
+      true,
+      false,
+      false,
+      false,
+      false,
+      false,
+    ])
+    expect([numberOf(""), numberOf("7")]).toEqual([null, 7])
+  })
+
+  it("tells the steps of a document", () => {
+    const usual = { children: 1, keep: null, needsApproval: false }
+    expect(stepsOf(DOCUMENT)).toEqual([
+      { name: "Base", work: "negative", ...usual },
+      { name: "Soften", work: "soften", children: 2, keep: 4, needsApproval: true },
+    ])
+  })
+})
+
+it("a variable that a step takes as a file is chosen, not typed", () => {
+  const offers = [
+    { kind: "workflow", name: "tint", properties: [{ name: "input", type: "image" }] },
+    { kind: "effect", name: "tint", properties: [{ name: "input", type: "text" }] },
+  ]
+  const step = (input: string, work = "workflow") => ({
+    steps: [{ name: "A", [work]: "tint", properties: { input } }],
+  })
+  expect([...filesOf(step("{{ variables.photo }}"), offers)]).toEqual([["photo", "image"]])
+  expect([...filesOf(step("{{ parent.file }}"), offers)]).toEqual([])
+  expect([...filesOf(step("of {{ variables.photo }}"), offers)]).toEqual([])
+  expect([...filesOf(step("{{ variables.photo }}", "effect"), offers)]).toEqual([])
+  expect([...filesOf({}, offers)]).toEqual([])
+})

@@ -1,0 +1,75 @@
+/** What a run is started with: numbers, and the variables that the steps of a pipeline name. */
+
+const WHOLE = /^[1-9]\d{0,14}$/
+const TEMPLATE = /\{\{\s*variables\.([\p{L}_][\p{L}\p{N}_]*)\s*\}\}/gu
+
+export function isWhole(text: string): boolean {
+  return WHOLE.test(text.trim())
+}
+
+/** null: no limit. */
+export function numberOf(text: string): number | null {
+  return isWhole(text) ? Number(text.trim()) : null
+}
+
+/** In the order in which the document names them. */
+export function variablesOf(document: unknown): string[] {
+  const found = new Set<string>()
+  const look = (value: unknown): void => {
+    if (typeof value === "string") for (const [, name] of value.matchAll(TEMPLATE)) found.add(name ?? "")
+    else if (Array.isArray(value)) value.forEach(look)
+    else if (value !== null && typeof value === "object") Object.values(value).forEach(look)
+  }
+  look(document)
+  return [...found]
+}
+
+const WHOLE_NAME = /^\s*\{\{\s*variables\.([\p{L}_][\p{L}\p{N}_]*)\s*\}\}\s*$/u
+const MEDIA = new Set(["image", "video", "audio"])
+
+type Offer = { kind: string; name: string; properties: readonly { name: string; type: string }[] }
+
+/** Variables that a step takes as a file, with its kind: they are chosen, not typed. */
+export function filesOf(document: Record<string, unknown>, offers: readonly Offer[]): Map<string, string> {
+  const steps = Array.isArray(document.steps) ? (document.steps as Record<string, unknown>[]) : []
+  const found = new Map<string, string>()
+  for (const step of steps) {
+    const [kind, name] = step.effect ? ["effect", step.effect] : ["workflow", step.workflow]
+    const offer = offers.find((each) => each.kind === kind && each.name === name)
+    for (const [property, template] of Object.entries(step.properties ?? {})) {
+      const type = offer?.properties.find((each) => each.name === property)?.type ?? ""
+      const variable = typeof template === "string" ? WHOLE_NAME.exec(template)?.[1] : undefined
+      if (variable && MEDIA.has(type)) found.set(variable, type)
+    }
+  }
+  return found
+}
+
+/** As the command line reads them: JSON if it is any, else a text. */
+export function readValue(text: string): unknown {
+  try {
+    return JSON.parse(text)
+  } catch {
+    return text
+  }
+}
+
+export interface StepFacts {
+  name: string
+  work: string
+  children: number
+  keep: number | null
+  needsApproval: boolean
+}
+
+/** Of a document that the control plane has accepted. */
+export function stepsOf(document: Record<string, unknown>): StepFacts[] {
+  const steps = Array.isArray(document.steps) ? document.steps : []
+  return steps.map((each: Record<string, unknown>) => ({
+    name: String(each.name ?? ""),
+    work: String(each.effect ?? each.workflow ?? ""),
+    children: Number(each.children_per_parent ?? 1),
+    keep: each.keep === undefined || each.keep === null ? null : Number(each.keep),
+    needsApproval: each.needs_approval === true,
+  }))
+}

@@ -1,0 +1,87 @@
+/** A job while somebody waits for it: read once, then told by events. */
+
+import { useEffect, useRef, useState } from "react"
+import { cache, useEvents, useQuery } from "@/api"
+import type { FollowedJob } from "@/api/schema"
+
+export const ACCOUNT_EVENTS = "/api/account/events?previews=true"
+/** Events tell all; this is for a stream that can't be had. */
+const REREAD_MS = 15_000
+const TICK_MS = 250
+
+export function isActive(job: Pick<FollowedJob, "status">): boolean {
+  return job.status === "queued" || job.status === "processing"
+}
+
+/** What was told last wins, but an end is never taken back, and percent only grows. */
+export function merged(before: FollowedJob | undefined, told: FollowedJob): FollowedJob {
+  if (!before || before.id !== told.id) return told
+  if (!isActive(before) && isActive(told)) return before
+  const isSameRun = before.started_at === told.started_at
+  if (!isSameRun || before.progress === null || told.progress === null) return told
+  return { ...told, progress: Math.max(before.progress, told.progress) }
+}
+
+export interface Fill {
+  /** Of 1; how far the line stands. */
+  part: number
+  /** A measured one: only this is told as a percent. */
+  isReal: boolean
+}
+
+/** How far the making is: as measured, or else by the effect's history since `readMs` ago. */
+export function fillOf(job: FollowedJob, readMs: number): Fill {
+  if (job.status === "completed") return { part: 1, isReal: true }
+  if (job.progress !== null) return { part: job.progress / 100, isReal: true }
+  const { expected_progress: expected, seconds_left: left } = job
+  if (expected === null) return { part: 0, isReal: false }
+  const rate = left && left > 0 ? (100 - expected) / (left * 1000) : 0
+  return { part: Math.min(95, expected + rate * readMs) / 100, isReal: false }
+}
+
+export interface Followed {
+  job: FollowedJob | undefined
+  error: ReturnType<typeof useQuery>["error"]
+  preview: string | null
+  reload: () => void
+}
+
+export function useFollowed(id: string): Followed {
+  const path = `/api/ai-jobs/${encodeURIComponent(id)}/progress`
+  const query = useQuery<FollowedJob>(path)
+  const [preview, setPreview] = useState<string | null>(null)
+  const job = query.data
+  const isOn = job === undefined || isActive(job)
+  const reload = useRef(query.reload)
+  reload.current = query.reload
+  useEvents<Told>(isOn && query.error?.status !== 404 ? ACCOUNT_EVENTS : null, (told, { event }) => {
+    if (event === "job" && told.id === id) cache.set<FollowedJob>(path, (before) => merged(before, told))
+    else if (event === "preview" && told.job_id === id) setPreview(told.preview)
+    else if (event === "wallet") {
+      cache.invalidate("/api/wallet")
+      // The first event of a stream: what happened before it began is read.
+      reload.current()
+    }
+  })
+  useEffect(() => {
+    if (!isOn) return undefined
+    const timer = setInterval(() => reload.current(), REREAD_MS)
+    return () => clearInterval(timer)
+  }, [isOn])
+  return { job, error: query.error, preview, reload: query.reload }
+}
+
+type Told = FollowedJob & { job_id: string; preview: string }
+
+/** Milliseconds since `of` was last another one. */
+export function useSince(of: unknown, isOn: boolean): number {
+  const begun = useRef({ of, at: performance.now() })
+  if (begun.current.of !== of) begun.current = { of, at: performance.now() }
+  const [, tick] = useState(0)
+  useEffect(() => {
+    if (!isOn) return undefined
+    const timer = setInterval(() => tick((count) => count + 1), TICK_MS)
+    return () => clearInterval(timer)
+  }, [isOn])
+  return performance.now() - begun.current.at
+}

@@ -1,0 +1,32 @@
+/** Tenants as operators tell them apart. */
+
+import type { TenantAnswer, UserAnswer } from "@/api/schema"
+
+export type TenantState = "active" | "erasing" | "erased"
+
+export function stateOfTenant(tenant: Pick<TenantAnswer, "erasing_at" | "erased_at">): TenantState {
+  if (tenant.erased_at) return "erased"
+  return tenant.erasing_at ? "erasing" : "active"
+}
+
+/** Which icon stands for it. */
+export const ICONS = { active: "online", erasing: "running", erased: "cancelled" } as const
+
+/** Those of which a part of the name or the beginning of the id was typed. */
+export function found<Each extends { id: string; name: string }>(
+  tenants: readonly Each[],
+  text: string,
+): readonly Each[] {
+  const wanted = text.trim().toLowerCase()
+  if (!wanted) return tenants
+  return tenants.filter(({ id, name }) => name.toLowerCase().includes(wanted) || id.startsWith(wanted))
+}
+
+/** As the control plane checks it; whether it exists nobody asks. */
+export function isEmail(text: string): boolean {
+  return /^[^\s@]+@[^\s@]+$/.test(text.trim())
+}
+
+export function nameOfUser(user: Pick<UserAnswer, "id" | "name" | "email">): string {
+  return user.name ?? user.email ?? user.id.slice(0, 8)
+}

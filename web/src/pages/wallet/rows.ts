@@ -1,0 +1,99 @@
+/** Transactions as people read them: what was held and then spent is one line. */
+
+import type { TransactionAnswer, TransactionType } from "@/api/schema"
+
+export type Kind = "held" | "spent" | "back" | "added"
+export type Filter = "all" | "spent" | "back" | "added"
+
+export interface Line {
+  id: number
+  kind: Kind
+  amount: number
+  /** After it; null: unknown, as some kinds are left out. */
+  balance: number | null
+  jobId: string | null
+  effectId: string | null
+  videoId: string | null
+  payment: string | null
+  /** Of what was held: it was given back. */
+  isOver: boolean
+  at: string
+}
+
+const KINDS: Record<TransactionType, Kind> = {
+  PAYMENT_CREDIT: "added",
+  JOB_RESERVE: "held",
+  JOB_CONSUME: "spent",
+  JOB_REFUND: "back",
+}
+
+/** What to ask for: a job's price is in what was held for it. */
+export const TYPES: Record<Filter, readonly TransactionType[]> = {
+  all: [],
+  spent: ["JOB_CONSUME", "JOB_RESERVE"],
+  back: ["JOB_REFUND"],
+  added: ["PAYMENT_CREDIT"],
+}
+
+/** The newest first. `hasMore`: what was held for the last ones may be on the next page; they wait for it. */
+export function linesOf(
+  transactions: readonly TransactionAnswer[],
+  filter: Filter,
+  balance: number | null,
+  hasMore: boolean,
+): Line[] {
+  const reserved = new Map<string, number>()
+  const ended = new Map<string, TransactionType>()
+  for (const each of transactions) {
+    if (!each.job_id) continue
+    if (each.type === "JOB_RESERVE") reserved.set(each.job_id, each.amount)
+    else ended.set(each.job_id, each.type)
+  }
+  const lines: Line[] = []
+  for (const each of transactions) {
+    const job = each.job_id ?? ""
+    if (each.type === "JOB_RESERVE" && ended.get(job) === "JOB_CONSUME") continue
+    if (each.type === "JOB_CONSUME" && hasMore && !reserved.has(job)) continue
+    const held = each.type === "JOB_CONSUME" ? (reserved.get(job) ?? 0) : 0
+    lines.push(lineOf(each, each.amount + held, ended.has(job)))
+  }
+  if (filter !== "all") return lines.filter((each) => each.kind === filter)
+  return balance === null ? lines : withBalance(lines, balance)
+}
+
+function lineOf(from: TransactionAnswer, amount: number, isOver: boolean): Line {
+  return {
+    id: from.id,
+    kind: KINDS[from.type],
+    amount,
+    balance: null,
+    jobId: from.job_id,
+    effectId: from.effect_id,
+    videoId: from.video_id,
+    payment: from.provider_transaction_id,
+    isOver,
+    at: from.created_at,
+  }
+}
+
+function withBalance(lines: readonly Line[], balance: number): Line[] {
+  let after = balance
+  return lines.map((each) => {
+    const line = { ...each, balance: after }
+    after -= each.amount
+    return line
+  })
+}
+
+/** Quoted, and never read as a formula by a spreadsheet. */
+export function csvOf(
+  head: readonly string[],
+  rows: readonly (readonly (string | number | null)[])[],
+): string {
+  const cell = (value: string | number | null) => {
+    const text = String(value ?? "")
+    const safe = typeof value === "string" && /^[=+\-@\t\r]/.test(text) ? `'${text}` : text
+    return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe
+  }
+  return [head, ...rows].map((row) => row.map(cell).join(",")).join("\r\n")
+}

@@ -1,0 +1,155 @@
+import { useState } from "react"
+import { api, cache, useAct, useQuery } from "@/api"
+import type { MadeWebhook, WebhookAnswer, Webhooks } from "@/api/schema"
+import {
+  Badge,
+  Button,
+  Confirm,
+  Dialog,
+  Empty,
+  ErrorNote,
+  Loaded,
+  Page,
+  Skeleton,
+  Status,
+  Time,
+  toast,
+} from "@/ui"
+import { Secret } from "@/ui/ShownOnce"
+import { words } from "@/words/en/webhooks"
+import { DeliveryLog } from "./DeliveryLog"
+import { NewWebhook } from "./NewWebhook"
+import "./webhooks.css"
+
+export default function WebhooksPage() {
+  const webhooks = useQuery<Webhooks>("/api/webhooks")
+  const [isNew, setNew] = useState(false)
+  const [made, setMade] = useState<MadeWebhook | null>(null)
+  const makeOne = (
+    <Button kind="ink" icon="plus" onClick={() => setNew(true)}>
+      {words.make}
+    </Button>
+  )
+  return (
+    <Page title={words.title} className="webhooks" actions={makeOne}>
+      <p className="quiet webhooks-lead">{words.lead}</p>
+      <Loaded query={webhooks} skeleton={<Skeleton height="220px" />}>
+        {(found) =>
+          found.webhooks.length === 0 ? (
+            <Empty
+              title={words.none}
+              act={
+                <Button kind="go" onClick={() => setNew(true)}>
+                  {words.make}
+                </Button>
+              }
+            >
+              {words.noneText}
+            </Empty>
+          ) : (
+            <div className="stack">
+              {found.webhooks.map((each) => (
+                <OneWebhook key={each.id} webhook={each} onSecret={setMade} />
+              ))}
+            </div>
+          )
+        }
+      </Loaded>
+      {isNew && (
+        <NewWebhook
+          onClose={() => setNew(false)}
+          onMade={(webhook) => {
+            setNew(false)
+            setMade(webhook)
+          }}
+        />
+      )}
+      {made && <SecretDialog made={made} onClose={() => setMade(null)} />}
+    </Page>
+  )
+}
+
+function SecretDialog({ made, onClose }: { made: MadeWebhook; onClose: () => void }) {
+  return (
+    <Dialog
+      open
+      onClose={onClose}
+      title={words.once.title}
+      actions={<Button onClick={onClose}>{words.once.done}</Button>}
+    >
+      <p className="dialog-text">{words.once.text}</p>
+      <Secret label={words.once.label} secret={made.secret} />
+    </Dialog>
+  )
+}
+
+interface OneWebhookProps {
+  webhook: WebhookAnswer
+  onSecret: (made: MadeWebhook) => void
+}
+
+function OneWebhook({ webhook, onSecret }: OneWebhookProps) {
+  const path = `/api/webhooks/${webhook.id}`
+  const [isAsked, setAsked] = useState(false)
+  const secret = useAct(async () => onSecret(await api.post<MadeWebhook>(`${path}/secret`)))
+  const activate = useAct(async () => {
+    await api.post(`${path}/activate`)
+    cache.invalidate("/api/webhooks")
+  })
+  const error = secret.error ?? activate.error
+  return (
+    <section className="panel" aria-label={webhook.url}>
+      <header className="webhooks-head">
+        <h2 className="mono">{webhook.url}</h2>
+        <Status status={webhook.is_active ? "online" : "failed"}>
+          {webhook.is_active ? words.on : words.off}
+        </Status>
+        <span className="row row-wrap row-end">
+          {!webhook.is_active && (
+            <Button kind="go" size="small" busy={activate.isRunning} onClick={() => void activate.run()}>
+              {words.switchOn}
+            </Button>
+          )}
+          <Button kind="ghost" size="small" busy={secret.isRunning} onClick={() => void secret.run()}>
+            {words.secret}
+          </Button>
+          <Button kind="ghost" size="small" className="is-danger" onClick={() => setAsked(true)}>
+            {words.remove}
+          </Button>
+        </span>
+      </header>
+      <div className="webhooks-body">
+        {!webhook.is_active && <p className="quiet">{words.offText}</p>}
+        {error && <ErrorNote error={error} />}
+        <p className="webhooks-events">
+          {webhook.events.map((each) => (
+            <Badge key={each}>{each}</Badge>
+          ))}
+          <span className="faint">
+            <Time at={webhook.created_at} />
+          </span>
+        </p>
+        <DeliveryLog webhook={webhook} />
+      </div>
+      <Confirm
+        open={isAsked}
+        onClose={() => setAsked(false)}
+        title={words.removeTitle}
+        act={words.removeAct}
+        onConfirm={async () => {
+          await api.delete(path)
+          toast({ title: words.removed })
+          // Its deliveries are gone with it: they must not be read again.
+          cache.set<Webhooks>("/api/webhooks", (known) => known && without(known, webhook.id))
+        }}
+      >
+        <p className="mono webhooks-url">{webhook.url}</p>
+        <p>{words.removeText}</p>
+      </Confirm>
+    </section>
+  )
+}
+
+function without(known: Webhooks, id: string): Webhooks {
+  return { ...known, webhooks: known.webhooks.filter((each) => each.id !== id) }
+}

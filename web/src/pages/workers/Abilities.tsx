@@ -1,0 +1,50 @@
+/** How many workers of a fleet can run each of its workflows, and what is missing, in words. */
+
+import { Link } from "wouter"
+import type { Matrix } from "@/api/schema"
+import { Badge, StateIcon } from "@/ui"
+import { words } from "@/words/en/workers"
+import { type Ability, abilitiesOf } from "./machines"
+
+interface AbilitiesProps {
+  matrix: Matrix | undefined
+  fleet: string
+  workflows: readonly string[]
+}
+
+export function Abilities({ matrix, fleet, workflows }: AbilitiesProps) {
+  if (workflows.length === 0) return <p className="workers-able faint">{words.noWorkflows}</p>
+  const known = matrix && abilitiesOf(matrix, fleet, workflows)
+  const [first] = known ?? []
+  return (
+    <ul className="workers-able">
+      {first && first.online === 0 && <li className="workers-nobody">{words.nobodyTakes(first.draining)}</li>}
+      {known?.map((each) => (
+        <li key={each.workflow}>
+          <Chip ability={each} />
+        </li>
+      )) ?? workflows.map((each) => <li key={each}>{<span className="chip">{each}</span>}</li>)}
+    </ul>
+  )
+}
+
+function Chip({ ability }: { ability: Ability }) {
+  const { workflow, able, online } = ability
+  const isStuck = online > 0 && able === 0 && ability.notTold < online
+  return (
+    <Link
+      href={`/console/workflows/${encodeURIComponent(workflow)}`}
+      className={isStuck ? "chip workers-stuck" : "chip"}
+    >
+      {isStuck && <StateIcon state="failed" size={13} />}
+      {workflow} {online > 0 && <Badge>{words.able(able, online)}</Badge>}
+      {able < online && <span className="workers-lack">{lackInWords(ability)}</span>}
+    </Link>
+  )
+}
+
+function lackInWords({ everywhere, first, notTold }: Ability): string {
+  if (everywhere) return words.missingEverywhere(everywhere)
+  if (first) return words.lacks(first.worker, first.what, first.more)
+  return notTold > 0 ? words.notTold(notTold) : ""
+}

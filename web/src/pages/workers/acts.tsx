@@ -1,0 +1,208 @@
+/** What is done with a worker: what can be undone at once, the rest after a question. */
+
+import { type ReactNode, useCallback, useState } from "react"
+import { api, useAct } from "@/api"
+import type { NewKey, Revoked, WorkerAnswer } from "@/api/schema"
+import { tellFailed } from "@/pages/jobs/BulkBar"
+import { Button, Choices, Confirm, Dialog, ErrorNote, Menu, toast } from "@/ui"
+import { ShownOnce } from "@/ui/ShownOnce"
+import { words as common } from "@/words/en/common"
+import { words } from "@/words/en/workers"
+import type { Condition } from "./machines"
+import { readAgain, WORKERS } from "./useMachines"
+
+type Asked = { kind: "revoke" | "rotate" | "letIn"; name: string } | null
+
+/** Opens the question before an act that can't be undone. */
+export type Ask = (kind: "revoke" | "rotate" | "letIn", worker: string) => void
+
+async function post<T = WorkerAnswer>(name: string, act: string, body?: unknown): Promise<T> {
+  const answer = await api.post<T>(`${WORKERS}/${encodeURIComponent(name)}/${act}`, body)
+  readAgain()
+  return answer
+}
+
+async function setDraining(name: string, isDraining: boolean): Promise<void> {
+  await post(name, isDraining ? "drain" : "undrain")
+  toast({
+    title: isDraining ? words.drains(name) : words.takenBack(name),
+    ...(isDraining && { text: words.drainsText }),
+    state: isDraining ? "running" : "succeeded",
+    act: { label: words.undo, run: () => void setDraining(name, !isDraining).catch(tellFailed) },
+  })
+}
+
+export async function approve(worker: string): Promise<void> {
+  await post(worker, "approve")
+  toast({ title: words.approved(worker) })
+}
+
+export interface Questions {
+  ask: Ask
+  /** To be put on the page. */
+  dialogs: ReactNode
+}
+
+export function useQuestions(): Questions {
+  const [asked, setAsked] = useState<Asked>(null)
+  const [made, setMade] = useState<(NewKey & { isNow: boolean }) | null>(null)
+  const close = () => setAsked(null)
+  const name = asked?.name ?? ""
+  return {
+    // The same each time: rows are drawn anew only where their worker has changed.
+    ask: useCallback((kind, worker) => setAsked({ kind, name: worker }), []),
+    dialogs: (
+      <>
+        <Confirm
+          open={asked?.kind === "revoke"}
+          onClose={close}
+          title={words.askRevoke(name)}
+          act={words.actRevoke}
+          onConfirm={async () => {
+            const done = await post<Revoked>(name, "revoke")
+            toast({ title: words.revoked(name, done.requeued), text: done.hint, state: "cancelled" })
+          }}
+        >
+          {words.askRevokeText}
+        </Confirm>
+        <Confirm
+          open={asked?.kind === "letIn"}
+          onClose={close}
+          title={words.askLetIn(name)}
+          act={words.actLetIn}
+          kind="ink"
+          onConfirm={() => approve(name)}
+        >
+          {words.askLetInText}
+        </Confirm>
+        {asked?.kind === "rotate" && (
+          <Rotate
+            name={name}
+            onClose={close}
+            onMade={(key, isNow) => {
+              close()
+              setMade({ ...key, isNow })
+            }}
+          />
+        )}
+        {made && (
+          <ShownOnce
+            title={words.newKey(made.worker_id)}
+            text={made.isNow ? words.newKeyNowText : words.newKeyText}
+            label={words.keyLabel}
+            secret={made.token}
+            onDone={() => setMade(null)}
+          />
+        )}
+      </>
+    ),
+  }
+}
+
+interface RotateProps {
+  name: string
+  onClose: () => void
+  onMade: (key: NewKey, isNow: boolean) => void
+}
+
+function Rotate({ name, onClose, onMade }: RotateProps) {
+  const [when, setWhen] = useState<"soon" | "now">("soon")
+  const isNow = when === "now"
+  const rotate = useAct(async () => onMade(await post<NewKey>(name, "rotate-token", { now: isNow }), isNow))
+  return (
+    <Dialog
+      open
+      onClose={onClose}
+      title={words.askRotate(name)}
+      actions={
+        <>
+          <Button onClick={onClose}>{common.cancel}</Button>
+          <Button kind="ink" busy={rotate.isRunning} onClick={() => void rotate.run()}>
+            {words.actRotate}
+          </Button>
+        </>
+      }
+    >
+      <p className="dialog-text">{isNow ? words.rotateNowText : words.askRotateText}</p>
+      <Choices
+        label={words.rotateWhen}
+        options={[
+          { value: "soon", label: words.rotateSoon },
+          { value: "now", label: words.rotateNow },
+        ]}
+        value={when}
+        onChange={setWhen}
+      />
+      {rotate.error && <ErrorNote error={rotate.error} />}
+    </Dialog>
+  )
+}
+
+interface ActsProps {
+  name: string
+  condition: Condition
+  ask: Ask
+  size?: "small" | "normal"
+}
+
+/** The buttons of one worker. */
+export function WorkerButtons({ name, condition, ask, size = "small" }: ActsProps) {
+  const run = (act: (worker: string) => Promise<void>) => () => void act(name).catch(tellFailed)
+  if (condition === "pending")
+    return (
+      <>
+        <Button kind="go" size={size} onClick={run(approve)}>
+          {words.approve}
+        </Button>
+        <Button kind="ghost" size={size} onClick={() => ask("revoke", name)}>
+          {words.refuse}
+        </Button>
+      </>
+    )
+  if (condition === "revoked")
+    return (
+      <Button size={size} onClick={() => ask("letIn", name)}>
+        {words.letIn}
+      </Button>
+    )
+  const isLost = condition === "offline"
+  return (
+    <>
+      {isLost && (
+        <Button kind="stop" size={size} onClick={() => ask("revoke", name)}>
+          {words.revoke}
+        </Button>
+      )}
+      {condition === "draining" && (
+        <Button size={size} onClick={run((worker) => setDraining(worker, false))}>
+          {words.takeBack}
+        </Button>
+      )}
+      {!isLost && condition !== "draining" && (
+        <Button size={size} onClick={run((worker) => setDraining(worker, true))}>
+          {words.drain}
+        </Button>
+      )}
+      <Menu
+        label={words.moreOf(name)}
+        size={size}
+        items={[
+          {
+            key: "jobs",
+            label: words.jobsOf,
+            icon: "play",
+            href: `/console/jobs?worker=${encodeURIComponent(name)}`,
+          },
+          { key: "rotate", label: words.rotate, icon: "key", run: () => ask("rotate", name) },
+          !isLost && {
+            key: "revoke",
+            label: words.revokeItem,
+            icon: "cross",
+            danger: true,
+            run: () => ask("revoke", name),
+          },
+        ]}
+      />
+    </>
+  )
+}

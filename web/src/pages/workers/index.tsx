@@ -1,0 +1,168 @@
+/** All workers: by fleet, in one list, and who can run what. */
+
+import { useState } from "react"
+import { Link, useLocation, useSearch } from "wouter"
+import { type FleetAsked, FleetDialogs } from "@/pages/fleets/dialogs"
+import { Button, Empty, Loaded, Page, Panel, Skeleton, Tabs } from "@/ui"
+import { words } from "@/words/en/workers"
+import { Abilities } from "./Abilities"
+import { type Ask, useQuestions } from "./acts"
+import { MatrixView } from "./MatrixView"
+import { busyOf, byFleet, countOf, type FleetGroup, inOrder } from "./machines"
+import { useFleets, useMatrix, useWaiting, useWorkers } from "./useMachines"
+import { WorkerRows } from "./WorkerRows"
+import "./workers.css"
+
+const VIEWS = [
+  { key: "fleets", title: words.byFleet },
+  { key: "all", title: words.all },
+  { key: "matrix", title: words.matrix },
+] as const
+type View = (typeof VIEWS)[number]["key"]
+
+export default function WorkersPage() {
+  const search = useSearch()
+  const [, go] = useLocation()
+  const view = VIEWS.find((each) => each.key === new URLSearchParams(search).get("view"))?.key ?? "fleets"
+  const workers = useWorkers()
+  const fleets = useFleets()
+  const matrix = useMatrix()
+  const waiting = useWaiting()
+  const questions = useQuestions()
+  const [asked, setAsked] = useState<FleetAsked | null>(null)
+  const all = workers.data?.workers
+  const known = fleets.data?.fleets
+  const show = (next: View) =>
+    go(next === "fleets" ? "/console/workers" : `/console/workers?view=${next}`, { replace: true })
+  return (
+    <Page
+      title={words.title}
+      className="workers"
+      aside={
+        <span className="faint workers-summary">
+          {all && known && words.summary(all.length, known.length, busyOf(all))}
+        </span>
+      }
+      actions={
+        <>
+          <Tabs label={words.views} tabs={VIEWS} value={view} onChange={show} />
+          <Button
+            kind="ink"
+            icon="plus"
+            onClick={() => setAsked(known?.length === 0 ? { kind: "new" } : { kind: "join", fleet: null })}
+          >
+            {words.add}
+          </Button>
+        </>
+      }
+    >
+      {view === "matrix" ? (
+        <Loaded query={matrix} skeleton={<Skeleton height="320px" />}>
+          {(found) => <MatrixView matrix={found} />}
+        </Loaded>
+      ) : (
+        <Loaded query={workers} skeleton={<Coming />}>
+          {({ workers: found }) => (
+            <Loaded query={fleets} skeleton={<Coming />}>
+              {({ fleets: groups }) =>
+                groups.length === 0 ? (
+                  <NoFleet onMake={() => setAsked({ kind: "new" })} />
+                ) : view === "all" && found.length > 0 ? (
+                  <Panel>
+                    <WorkerRows label={words.all} workers={inOrder(found)} ask={questions.ask} withFleet />
+                  </Panel>
+                ) : (
+                  byFleet(found, groups).map((each) => (
+                    <OneFleet
+                      key={each.name}
+                      group={each}
+                      ask={questions.ask}
+                      matrix={matrix.data}
+                      waiting={waiting?.[each.name]}
+                      onAsk={setAsked}
+                    />
+                  ))
+                )
+              }
+            </Loaded>
+          )}
+        </Loaded>
+      )}
+      {questions.dialogs}
+      <FleetDialogs asked={asked} onAsk={setAsked} fleets={known ?? []} />
+    </Page>
+  )
+}
+
+function Coming() {
+  return (
+    <div className="stack">
+      <Skeleton height="220px" />
+      <Skeleton height="220px" />
+    </div>
+  )
+}
+
+function NoFleet({ onMake }: { onMake: () => void }) {
+  return (
+    <Empty
+      title={words.noFleet}
+      act={
+        <Button kind="go" onClick={onMake}>
+          {words.fleets.make}
+        </Button>
+      }
+    >
+      {words.noFleetText}
+    </Empty>
+  )
+}
+
+interface OneFleetProps {
+  group: FleetGroup
+  ask: Ask
+  matrix: ReturnType<typeof useMatrix>["data"]
+  waiting: number | undefined
+  onAsk: (asked: FleetAsked) => void
+}
+
+function OneFleet({ group: { name, fleet, workers }, ask, matrix, waiting, onAsk }: OneFleetProps) {
+  const [slug, stage] = name.split("/")
+  const online = countOf(workers, "busy", "idle", "draining")
+  return (
+    <section className="panel workers-fleet" aria-label={name}>
+      <header>
+        <h2>
+          <Link href={`/console/fleets#${name}`}>{slug}</Link> <span className="faint">/ {stage}</span>
+        </h2>
+        <span className="faint">
+          {words.fleetFacts(online, workers.length, fleet?.max_workers ?? null)}
+          {waiting !== undefined && `, ${words.waiting(waiting)}`}
+        </span>
+        {fleet && (
+          <span className="row row-end">
+            <Button size="small" onClick={() => onAsk({ kind: "assign", fleet })}>
+              {words.assign}
+            </Button>
+            <Button size="small" icon="key" onClick={() => onAsk({ kind: "secret", fleet })}>
+              {words.newSecret}
+            </Button>
+          </span>
+        )}
+      </header>
+      {fleet && <Abilities matrix={matrix} fleet={name} workflows={fleet.workflows} />}
+      {workers.length > 0 ? (
+        <WorkerRows label={name} workers={workers} ask={ask} />
+      ) : (
+        <div className="workers-none">
+          <span className="quiet">{words.noneInFleet}</span>
+          {fleet && (
+            <Button size="small" kind="ink" icon="plus" onClick={() => onAsk({ kind: "join", fleet })}>
+              {words.add}
+            </Button>
+          )}
+        </div>
+      )}
+    </section>
+  )
+}

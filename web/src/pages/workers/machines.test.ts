@@ -1,0 +1,211 @@
+import { expect, test } from "vitest"
+import type { Matrix, MatrixWorker, WorkerJob, WorkerSeen } from "@/api/schema"
+import {
+  abilitiesOf,
+  betterThan,
+  byFleet,
+  cellOf,
+  conditionOf,
+  gapsOf,
+  inOrder,
+  type JobNews,
+  jobAtHand,
+  loopbackIn,
+  modelName,
+  withJobs,
+  withWorkers,
+} from "./machines"
+
+function job(id: string, changes: Partial<WorkerJob> = {}): WorkerJob {
+  return {
+    job_id: id,
+    dispatch_id: 1,
+    tenant_id: "t",
+    workflow: "relight",
+    attempt: 1,
+    started_at: null,
+    percent: null,
+    node: null,
+    ...changes,
+  }
+}
+
+function worker(name: string, changes: Partial<WorkerSeen> = {}): WorkerSeen {
+  return {
+    worker_id: name,
+    fleet: "gpu/production",
+    state: "online",
+    is_approved: true,
+    is_draining: false,
+    current_load: 0,
+    max_concurrency: 1,
+    capabilities: [],
+    providers: [],
+    models_loaded: [],
+    registration_source: "secret",
+    protocol_version: 1,
+    last_seen_at: "2031-05-01T12:00:00Z",
+    created_at: "2031-05-01T12:00:00Z",
+    backend_kind: null,
+    backend_version: null,
+    gpu: null,
+    gpu_memory_bytes: null,
+    reading: null,
+    read_at: null,
+    jobs: [],
+    ...changes,
+  }
+}
+
+function news(id: string, changes: Partial<JobNews> = {}): JobNews {
+  return {
+    id,
+    dispatch_id: 1,
+    tenant_id: "t",
+    workflow: "relight",
+    status: "leased",
+    priority: 0,
+    attempt: 1,
+    worker_id: "gpu-1",
+    percent: 40,
+    node: "KSampler",
+    error: null,
+    started_at: null,
+    ended_at: null,
+    ...changes,
+  }
+}
+
+test("a worker is busy while it holds a job, whatever it last said of its load", () => {
+  expect(conditionOf(worker("a"))).toBe("idle")
+  expect(conditionOf(worker("a", { current_load: 1 }))).toBe("busy")
+  expect(conditionOf(worker("a", { jobs: [job("j")] }))).toBe("busy")
+  expect(conditionOf(worker("a", { state: "draining", jobs: [job("j")] }))).toBe("draining")
+  expect(conditionOf(worker("a", { state: "pending" }))).toBe("pending")
+})
+
+test("what a worker makes now is what has begun, not what it holds for later", () => {
+  const next = job("next")
+  const begun = job("begun", { started_at: "2031-05-01T12:00:00Z" })
+  expect(jobAtHand(worker("a", { jobs: [next, begun] }))).toBe(begun)
+  expect(jobAtHand(worker("a", { jobs: [next] }))).toBe(next)
+  expect(jobAtHand(worker("a"))).toBeUndefined()
+})
+
+test("who waits for a person comes first, who is shut out last, the rest by name as people count", () => {
+  const all = [
+    worker("gpu-10"),
+    worker("gpu-2"),
+    worker("a", { state: "revoked" }),
+    worker("z", { state: "pending" }),
+  ]
+  expect(inOrder(all).map((each) => each.worker_id)).toEqual(["z", "gpu-2", "gpu-10", "a"])
+})
+
+test("a fleet without a worker is listed, too", () => {
+  const fleet = {
+    slug: "video",
+    stage: "staging",
+    max_workers: null,
+    approval: "auto",
+    workers: 0,
+    workflows: [],
+    object_info_hash: null,
+    created_at: "",
+  }
+  const groups = byFleet([worker("a")], [fleet])
+  expect(groups.map((each) => [each.name, each.workers.length])).toEqual([
+    ["gpu/production", 1],
+    ["video/staging", 0],
+  ])
+})
+
+test("events change workers, remove those that left, and tell of those that have to be read", () => {
+  const told = { fleet: "gpu/production", current_load: 0, max_concurrency: 1, models_loaded: ["flux"] }
+  const seen = [worker("gpu-1"), worker("gpu-2")]
+  const changed = withWorkers(seen, {
+    workers: [{ worker_id: "gpu-1", state: "draining", ...told }],
+    gone: ["gpu-2"],
+  })
+  expect(changed.isUnknown).toBe(false)
+  expect(changed.workers.map((each) => [each.worker_id, each.state, each.models_loaded])).toEqual([
+    ["gpu-1", "draining", ["flux"]],
+  ])
+  const joined = withWorkers(seen, { workers: [{ worker_id: "gpu-3", state: "online", ...told }], gone: [] })
+  expect(joined.isUnknown).toBe(true)
+})
+
+test("a job comes to its worker, moves on, goes to another, and ends", () => {
+  const seen = [worker("gpu-1"), worker("gpu-2")]
+  const begun = withJobs(seen, [news("j")])
+  expect(begun[0]?.jobs).toMatchObject([{ job_id: "j", percent: 40, node: "KSampler" }])
+  const further = withJobs(begun, [news("j", { percent: 80 })])
+  expect(further[0]?.jobs).toMatchObject([{ percent: 80 }])
+  const moved = withJobs(further, [news("j", { worker_id: "gpu-2", percent: null })])
+  expect(moved.map((each) => each.jobs.length)).toEqual([0, 1])
+  const ended = withJobs(moved, [news("j", { status: "completed", worker_id: "gpu-2" })])
+  expect(ended.map((each) => each.jobs.length)).toEqual([0, 0])
+  expect(withJobs(ended, [news("other", { status: "completed" })])).toBe(ended)
+})
+
+function row(name: string, changes: Partial<MatrixWorker>): MatrixWorker {
+  const usual = { fleet: "gpu/production", state: "online", can_run: [], missing: {}, unknown: [] }
+  return { worker_id: name, ...usual, ...changes }
+}
+
+const MATRIX: Matrix = {
+  workflows: [
+    { workflow: "relight", fleets: ["gpu/production"], able: 1, online: 2 },
+    { workflow: "upscale", fleets: ["gpu/production"], able: 0, online: 2 },
+  ],
+  workers: [
+    row("gpu-1", { can_run: ["relight"], missing: { upscale: { models: ["4x.pth"], node_types: [] } } }),
+    row("gpu-2", {
+      missing: { relight: { models: ["lamp.safetensors"] }, upscale: { models: ["4x.pth"] } },
+    }),
+    row("gpu-3", { state: "offline", unknown: ["relight", "upscale"] }),
+  ],
+  is_whole: true,
+}
+
+test("of those that are online it is told how many can, and who lacks what", () => {
+  const [relight, upscale] = abilitiesOf(MATRIX, "gpu/production", ["relight", "upscale"])
+  expect(relight).toMatchObject({
+    able: 1,
+    online: 2,
+    everywhere: null,
+    first: { worker: "gpu-2", what: "lamp.safetensors", more: 0 },
+  })
+  expect(upscale).toMatchObject({ able: 0, online: 2, everywhere: "4x.pth" })
+})
+
+test("who drains is not gone", () => {
+  const workers = MATRIX.workers.map((each, at) => ({ ...each, state: at === 0 ? "draining" : "offline" }))
+  const [relight] = abilitiesOf({ ...MATRIX, workers }, "gpu/production", ["relight"])
+  expect(relight).toMatchObject({ able: 0, online: 0, draining: 1 })
+})
+
+test("an address of this machine only is told, with what to put instead", () => {
+  const command = (url: string) => `export A=B\ncomfyfleet worker --control ${url} --fleet gpu`
+  expect(loopbackIn(command("http://127.0.0.1:8000"))).toBe("http://127.0.0.1:8000")
+  expect(loopbackIn(command("'http://[::1]:8000/'"))).toBe("http://[::1]:8000/")
+  expect(loopbackIn(command("https://fleet.example.org"))).toBeNull()
+  expect(betterThan("http://localhost:8000", "http://10.0.0.4:8000")).toBe("http://10.0.0.4:8000")
+  expect(betterThan("http://127.0.0.1:8000", "http://127.0.0.1:8000")).toBe("http://192.168.1.20:8000")
+})
+
+test("what is missing everywhere comes first", () => {
+  expect(gapsOf(MATRIX).map(({ what, workers, isEverywhere }) => [what, workers, isEverywhere])).toEqual([
+    ["4x.pth", ["gpu-1", "gpu-2"], true],
+    ["lamp.safetensors", ["gpu-2"], false],
+  ])
+})
+
+test("each cell says one of four things", () => {
+  const cells = MATRIX.workers.map((each) => cellOf(each, "relight"))
+  expect([...cells, cellOf(row("x", {}), "relight")]).toEqual(["can", "cannot", "unknown", "not"])
+})
+
+test("models are named without folder and ending", () => {
+  expect([modelName("SDXL/base_1.0.safetensors"), modelName("flux")]).toEqual(["base_1.0", "flux"])
+})

@@ -1,0 +1,50 @@
+/** What is different between two versions, for people. Pure. */
+
+import type { WorkflowDiff } from "@/api/schema"
+import type { Change } from "@/pages/workflows/Drawing"
+import { words } from "@/words/en/workflows"
+
+export interface Line {
+  title: string
+  sign: "+" | "−" | ""
+  names: readonly string[]
+}
+
+/** Which nodes of the later version are new, and which have other values. */
+export function changesOf(diff: WorkflowDiff): Map<string, Change> {
+  const found = new Map<string, Change>()
+  for (const each of diff.values_changed) {
+    // Inner nodes are drawn as the one that holds them.
+    const node = each.address.split(".")[0]?.split(":")[0]
+    if (node) found.set(node, "changed")
+  }
+  for (const each of diff.nodes_added) found.set(each.id, "added")
+  return found
+}
+
+export function linesOf(diff: WorkflowDiff): Line[] {
+  const named = (all: WorkflowDiff["nodes_added"]) =>
+    all.map((each) =>
+      each.title === each.type ? `${each.title} ${each.id}` : `${each.title} (${each.type}) ${each.id}`,
+    )
+  const { links_added, links_removed } = diff
+  const lines: Line[] = [
+    { title: words.diff.nodesAdded, sign: "+", names: named(diff.nodes_added) },
+    { title: words.diff.nodesRemoved, sign: "−", names: named(diff.nodes_removed) },
+    { title: words.diff.propertiesAdded, sign: "+", names: diff.properties_added },
+    { title: words.diff.propertiesRemoved, sign: "−", names: diff.properties_removed },
+    { title: words.diff.propertiesChanged, sign: "", names: diff.properties_changed },
+    { title: words.diff.filesAdded, sign: "+", names: diff.files_added },
+    { title: words.diff.filesRemoved, sign: "−", names: diff.files_removed },
+    {
+      title: words.diff.links,
+      sign: "",
+      names: links_added + links_removed > 0 ? [words.wires(links_added, links_removed)] : [],
+    },
+  ]
+  return lines.filter((each) => each.names.length > 0)
+}
+
+export function isSame(diff: WorkflowDiff): boolean {
+  return diff.values_changed.length === 0 && linesOf(diff).length === 0
+}

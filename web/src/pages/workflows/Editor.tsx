@@ -1,0 +1,411 @@
+/** A workflow before it is registered: drawn, with the inputs that customers may set. */
+
+import { useEffect, useMemo, useState } from "react"
+import { useLocation } from "wouter"
+import { type ApiError, api, cache, useAct, useQuery } from "@/api"
+import type {
+  NewWorkflow,
+  PropertyAnswer,
+  RegisteredVersion,
+  SuggestedProperty,
+  WorkflowInspection,
+  Workflows,
+} from "@/api/schema"
+import { Button, Check, Confirm, ErrorNote, Field, Icon, Page, Select, StateIcon, toast } from "@/ui"
+import { words } from "@/words/en/workflows"
+import { Drawing } from "./Drawing"
+import { type Opened, useDropped } from "./Drop"
+import { bodyOf, type Exposed, exposedOf, isSlug, mistakesOf, moved, slugOf, takenOver } from "./draft"
+import { type Draft, draftOf, keepDraft } from "./drafts"
+import { cut, told, topNode } from "./layout"
+import { PropertyForm } from "./PropertyForm"
+import { useKept } from "./useKept"
+
+export interface Base {
+  slug: string
+  properties: readonly PropertyAnswer[]
+  outputNode: string | null
+}
+
+interface EditorProps {
+  opened: Opened
+  /** The workflow whose next version this is; null: it may become any. */
+  base: Base | null
+  onDiscard: () => void
+  onRegistered?: () => void
+}
+
+export function Editor({ opened, base, onDiscard, onRegistered }: EditorProps) {
+  const { inspection, name } = opened
+  const of = base?.slug ?? ""
+  const [before] = useState(() => (draftOf(of)?.opened === opened ? draftOf(of) : null))
+  const { exposed, lost, toggle, change, setExposed } = useExposed(inspection, base, before)
+  const [slug, setSlug] = useState(before?.slug ?? base?.slug ?? slugOf(name))
+  const [output, setOutput] = useState(before?.output ?? base?.outputNode ?? "")
+  useEffect(() => keepDraft(of, { opened, exposed, slug, output }), [of, opened, exposed, slug, output])
+  const [node, setNode] = useState<string | null>(null)
+  const [open, setOpen] = useState<string | null>(null)
+  const [isTried, setTried] = useState(false)
+  const [isAsked, setAsked] = useState(false)
+  const bindings = useMemo(() => new Set(exposed.map((each) => each.binding ?? "")), [exposed])
+  const mistakes = mistakesOf(exposed)
+  const isReady = Object.keys(mistakes).length === 0 && isSlug(slug)
+  const register = useRegister(inspection, exposed, slug, output, () => {
+    keepDraft(of, null)
+    onRegistered?.()
+  })
+  useKept(true)
+  // Else the browser would open it, and leave this page.
+  useDropped((file) =>
+    toast({ title: words.oneAtATime, text: words.discardFirst(file.name), state: "cancelled" }),
+  )
+  const flip = (property: SuggestedProperty) => {
+    setOpen(bindings.has(property.binding) ? null : property.binding)
+    toggle(property)
+  }
+  const submit = (way: Way) => {
+    setTried(true)
+    if (isReady) void register.run(way)
+  }
+  const title = base ? words.newVersion(base.slug) : words.newTitle
+  return (
+    <Page
+      title={title}
+      fill
+      className="workflows-editor"
+      aside={
+        <span className="quiet">
+          {name}{" "}
+          <span className="mono faint">
+            {words.fromFile(inspection.file_kind, inspection.drawing.nodes.length)}
+          </span>
+        </span>
+      }
+      actions={
+        <>
+          <Button kind="ghost" onClick={() => setAsked(true)}>
+            {words.discard}
+          </Button>
+          <Button icon="play" busy={register.isRunning} onClick={() => submit("try")}>
+            {words.tryFirst}
+          </Button>
+          <Button kind="go" busy={register.isRunning} onClick={() => submit("use")}>
+            {base ? words.registerVersion : words.register}
+          </Button>
+        </>
+      }
+    >
+      {register.error && <Refusal error={register.error} onForce={() => submit("force")} />}
+      <div className="workflows-split">
+        <Drawing
+          wheel
+          drawing={inspection.drawing}
+          properties={inspection.properties}
+          exposed={bindings}
+          selected={node}
+          focus={open?.split(/[.:]/)[0]}
+          onNode={(id) => setNode((before) => (before === id ? null : id))}
+          onInput={flip}
+        />
+        <div className="workflows-side">
+          <Troubles inspection={inspection} bindings={bindings} lost={lost} />
+          {!base && <SlugField slug={slug} onChange={setSlug} isTried={isTried} />}
+          <section className="stack" aria-label={words.exposed}>
+            <h2>
+              {words.exposed} <span className="badge">{exposed.length}</span>
+            </h2>
+            {exposed.length === 0 && <p className="quiet">{words.exposedNone}</p>}
+            <ul className="workflows-properties">
+              {exposed.map((each, place) => (
+                <PropertyForm
+                  key={each.key}
+                  property={each}
+                  suggested={inspection.properties.find((one) => one.binding === each.binding)}
+                  error={mistakes[each.key] ?? errorOf(register.error, each)}
+                  isOpen={open === each.key}
+                  isFirst={place === 0}
+                  isLast={place === exposed.length - 1}
+                  onToggle={() => setOpen((before) => (before === each.key ? null : each.key))}
+                  onChange={(given) => change(each.key, given)}
+                  onMove={(by) => setExposed((before) => moved(before, place, by))}
+                  onRemove={() => setExposed((before) => before.filter((one) => one.key !== each.key))}
+                />
+              ))}
+            </ul>
+            {isTried && Object.keys(mistakes).length > 0 && (
+              <p className="field-error" role="alert">
+                {words.mend}
+              </p>
+            )}
+          </section>
+          <Inputs inspection={inspection} bindings={bindings} node={node} onNode={setNode} onInput={flip} />
+          <Outputs inspection={inspection} value={output} onChange={setOutput} />
+        </div>
+      </div>
+      <Confirm
+        open={isAsked}
+        onClose={() => setAsked(false)}
+        title={words.askDiscard}
+        act={words.actDiscard}
+        onConfirm={async () => {
+          keepDraft(of, null)
+          onDiscard()
+        }}
+      >
+        {words.askDiscardText}
+      </Confirm>
+    </Page>
+  )
+}
+
+function useExposed(inspection: WorkflowInspection, base: Base | null, before: Draft | null) {
+  const [start] = useState(() => takenOver(base?.properties ?? [], inspection.properties))
+  const [exposed, setExposed] = useState<readonly Exposed[]>(before?.exposed ?? start.kept)
+  const toggle = (property: SuggestedProperty) =>
+    setExposed((before) => {
+      const rest = before.filter((each) => each.binding !== property.binding)
+      if (rest.length < before.length) return rest
+      return [...before, exposedOf(property, new Set(before.map((each) => each.name)))]
+    })
+  const change = (key: string, given: Partial<Exposed>) =>
+    setExposed((before) => before.map((each) => (each.key === key ? { ...each, ...given } : each)))
+  return { exposed, lost: start.lost, toggle, change, setExposed }
+}
+
+/** To be used by new jobs, also where effects break; or to be tried before that. */
+type Way = "use" | "force" | "try"
+
+function useRegister(
+  inspection: WorkflowInspection,
+  exposed: readonly Exposed[],
+  slug: string,
+  output: string,
+  onRegistered: () => void,
+) {
+  const [, go] = useLocation()
+  return useAct(async (way: Way) => {
+    const of = new Map(inspection.properties.map((each) => [each.binding, each]))
+    const body: NewWorkflow = {
+      slug,
+      document: inspection.document,
+      properties: exposed.map((each) => bodyOf(each, of.get(each.binding ?? ""))),
+      output_node_id: output || null,
+      break_effects: way === "force",
+      is_draft: way === "try",
+    }
+    const made = await api.post<RegisteredVersion>("/api/admin/workflows", body)
+    cache.invalidate("/api/admin/workflows")
+    cache.invalidate("/api/admin/effects")
+    toast({ title: words.registered(made.slug, made.version) })
+    const part = way === "try" ? `?part=test&version=${made.version}` : ""
+    go(`/console/workflows/${made.slug}${part}`, { state: { warnings: [...made.warnings, ...made.notes] } })
+    onRegistered()
+  })
+}
+
+function errorOf(error: ApiError | null, property: Exposed): string | null {
+  return error?.details.property === property.name ? error.message : null
+}
+
+/** Effects that would no longer work are no reason to stop, for those who know. */
+export function Refusal({ error, onForce }: { error: ApiError; onForce: () => void }) {
+  const isBreaking = error.status === 409 && Array.isArray(error.details.effects)
+  return (
+    <ErrorNote error={error}>
+      {isBreaking && (
+        <Button size="small" onClick={onForce}>
+          {words.registerAnyway}
+        </Button>
+      )}
+    </ErrorNote>
+  )
+}
+
+interface TroublesProps {
+  inspection: WorkflowInspection
+  bindings: ReadonlySet<string>
+  lost: readonly string[]
+}
+
+function Troubles({ inspection, bindings, lost }: TroublesProps) {
+  // What customers give is not missing.
+  const given = new Set(
+    inspection.properties.filter((each) => bindings.has(each.binding)).map((each) => each.value),
+  )
+  const missing = [
+    ...(inspection.missing?.node_types ?? []),
+    ...(inspection.missing?.files ?? []).filter((each) => !given.has(each)),
+  ]
+  const lines = [
+    ...(lost.length > 0 ? [words.lost(lost.join(", "))] : []),
+    ...(missing.length > 0 ? [words.missing(missing.join(", "))] : []),
+    ...inspection.notes,
+  ]
+  if (lines.length === 0) return null
+  return (
+    <div className="note note-bad" role="note">
+      <StateIcon state="failed" />
+      <div className="note-text">
+        {missing.length > 0 && <strong>{words.missingTitle}</strong>}
+        {lines.map((each) => (
+          <span key={each}>{each}</span>
+        ))}
+      </div>
+    </div>
+  )
+}
+
+function SlugField({
+  slug,
+  onChange,
+  isTried,
+}: {
+  slug: string
+  onChange: (slug: string) => void
+  isTried: boolean
+}) {
+  const known = useQuery<Workflows>("/api/admin/workflows", { freshSeconds: 10 }).data?.workflows
+  const same = known?.find((each) => each.slug === slug)
+  return (
+    <Field
+      label={words.slug}
+      className="mono"
+      value={slug}
+      hint={same ? words.slugTaken(same.version + 1) : words.slugHint}
+      error={(isTried || slug !== "") && !isSlug(slug) ? words.badSlug : null}
+      onChange={(event) => onChange(event.target.value)}
+    />
+  )
+}
+
+const INPUTS_MAX = 60
+
+interface InputsProps {
+  inspection: WorkflowInspection
+  bindings: ReadonlySet<string>
+  node: string | null
+  onNode: (node: string | null) => void
+  onInput: (property: SuggestedProperty) => void
+}
+
+/** All that can be exposed; of the node that is chosen in the drawing only. */
+function Inputs({ inspection, bindings, node, onNode, onInput }: InputsProps) {
+  const [text, setText] = useState("")
+  const sought = text.toLocaleLowerCase().trim()
+  const fitting = inspection.properties.filter(
+    (each) =>
+      (node === null || topNode(each) === node) &&
+      `${each.node_title} ${each.path.join(" ")} ${each.input}`.toLocaleLowerCase().includes(sought),
+  )
+  const title = inspection.drawing.nodes.find((each) => each.id === node)?.title ?? ""
+  return (
+    <section className="stack" aria-label={words.inputs}>
+      <h2>
+        {words.inputs} <span className="badge">{inspection.properties.length}</span>
+      </h2>
+      <Field
+        label={words.findInput}
+        hideLabel
+        icon="search"
+        type="search"
+        placeholder={words.findInput}
+        value={text}
+        onChange={(event) => setText(event.target.value)}
+      />
+      {node !== null && (
+        <span className="chips">
+          <button
+            type="button"
+            className="chip"
+            aria-label={words.showAllInputs}
+            onClick={() => onNode(null)}
+          >
+            {words.onlyNode(cut(title, 30))}
+            <Icon name="cross" size={12} />
+          </button>
+        </span>
+      )}
+      {fitting.length === 0 && <p className="quiet">{node && !sought ? words.noInputs : words.noInput}</p>}
+      <ul className="workflows-inputs">
+        {fitting.slice(0, INPUTS_MAX).map((each) => (
+          <li key={each.binding}>
+            <Check
+              label={
+                <>
+                  <span className="workflows-input-name">{each.input}</span>{" "}
+                  <span className="faint">
+                    {[...each.path, each.node_title].join(" › ")} {each.node_id}
+                  </span>
+                </>
+              }
+              checked={bindings.has(each.binding)}
+              onChange={() => onInput(each)}
+            />
+            <span className="mono faint cut-text">{cut(told(each.value), 40)}</span>
+          </li>
+        ))}
+      </ul>
+      {fitting.length > INPUTS_MAX && (
+        <p className="faint">{words.moreInputs(fitting.length - INPUTS_MAX)}</p>
+      )}
+    </section>
+  )
+}
+
+function Outputs({
+  inspection,
+  value,
+  onChange,
+}: {
+  inspection: WorkflowInspection
+  value: string
+  onChange: (node: string) => void
+}) {
+  if (inspection.outputs.length < 2 && !value) return null
+  const options = [
+    { value: "", label: words.resultAll },
+    ...inspection.outputs.map((each) => ({
+      value: each.node_id,
+      label: `${each.title} (${each.media}${each.is_saved ? "" : `, ${words.notSaved}`})`,
+    })),
+  ]
+  return (
+    <Select
+      label={words.result}
+      hint={words.resultHint}
+      options={options}
+      value={value}
+      onChange={onChange}
+    />
+  )
+}
+
+/** A draft that waits while its operator looks at something else. */
+export function Unfinished({ of, onOpened }: { of: string; onOpened: (opened: Opened) => void }) {
+  const [draft, setDraft] = useState(() => draftOf(of))
+  if (!draft) return null
+  return (
+    <div className="note workflows-unfinished" role="note">
+      <Icon name="edit" />
+      <div className="note-text">
+        <strong>{words.unfinished(draft.opened.name)}</strong>
+        <span>{words.unfinishedText(draft.exposed.length)}</span>
+      </div>
+      <div className="note-acts">
+        <Button
+          kind="ghost"
+          size="small"
+          onClick={() => {
+            keepDraft(of, null)
+            setDraft(null)
+          }}
+        >
+          {words.discard}
+        </Button>
+        <Button size="small" onClick={() => onOpened(draft.opened)}>
+          {words.goOn}
+        </Button>
+      </div>
+    </div>
+  )
+}

@@ -1,0 +1,253 @@
+/** Where everything of a drawn workflow stands: nodes, the inputs that can be set, wires. Pure. */
+
+import type { Drawing, DrawnNode, DrawnSlot, SuggestedProperty } from "@/api/schema"
+
+export const HEAD = 30
+export const LINE = 22
+const PAD = 8
+const WIDTH_MIN = 190
+const WIDTH_MAX = 420
+const GAP = 24
+/** More of them are in the list beside the drawing. */
+const ROWS_MAX = 12
+/** Beyond this many nodes they stand as they were saved, though some may overlap. */
+const APART_MAX = 800
+const CHARACTER = 6.6
+
+/** An input that can be exposed. */
+export interface InputRow {
+  y: number
+  property: SuggestedProperty
+  name: string
+  value: string
+}
+
+export interface Slot {
+  y: number
+  name: string
+}
+
+export interface Box {
+  node: DrawnNode
+  x: number
+  y: number
+  width: number
+  height: number
+  inputs: readonly Slot[]
+  outputs: readonly Slot[]
+  rows: readonly InputRow[]
+  /** Inputs that can be exposed, and have no row here. */
+  hidden: number
+  /** Of each input slot, by its number. */
+  ins: readonly number[]
+}
+
+export interface Wire {
+  key: string
+  from: string
+  to: string
+  path: string
+}
+
+export interface Area {
+  x: number
+  y: number
+  width: number
+  height: number
+}
+
+export interface Laid {
+  boxes: readonly Box[]
+  wires: readonly Wire[]
+  area: Area
+}
+
+/** The node of the top level that an input is in: ids of inner nodes begin with it. */
+export function topNode(property: SuggestedProperty): string {
+  return property.node_id.split(":")[0] ?? property.node_id
+}
+
+export function layOut(drawing: Drawing, properties: readonly SuggestedProperty[]): Laid {
+  const of = new Map<string, SuggestedProperty[]>()
+  for (const each of properties) {
+    const name = topNode(each)
+    of.set(name, [...(of.get(name) ?? []), each])
+  }
+  const boxes = apart(drawing.nodes.map((each) => boxOf(each, of.get(each.id) ?? [])))
+  const byId = new Map(boxes.map((each) => [each.node.id, each]))
+  return { boxes, wires: wiresOf(drawing, byId), area: areaOf([...boxes, ...drawing.groups]) }
+}
+
+function boxOf(node: DrawnNode, properties: readonly SuggestedProperty[]): Box {
+  const width = Math.max(WIDTH_MIN, Math.min(WIDTH_MAX, node.width))
+  const shown = properties.slice(0, ROWS_MAX)
+  const rowOfSlot = node.inputs.map((slot) => shown.findIndex((each) => isOf(each, slot, node)))
+  const plain = node.inputs.filter((_, place) => (rowOfSlot[place] ?? -1) < 0)
+  const lineY = (line: number) => HEAD + 4 + (line + 0.5) * LINE
+  const slotLines = Math.max(plain.length, node.outputs.length)
+  let free = 0
+  const ins = rowOfSlot.map((row) => {
+    if (row >= 0) return lineY(slotLines + row)
+    free += 1
+    return lineY(free - 1)
+  })
+  return {
+    node,
+    x: node.x,
+    y: node.y - HEAD,
+    width,
+    height: HEAD + PAD + (slotLines + shown.length + (properties.length > shown.length ? 1 : 0)) * LINE,
+    inputs: plain.map(({ name }, line) => ({ name, y: lineY(line) })),
+    outputs: node.outputs.map(({ name }, line) => ({ name, y: lineY(line) })),
+    rows: shown.map((property, row) => rowOf(property, lineY(slotLines + row), width)),
+    hidden: properties.length - shown.length,
+    ins,
+  }
+}
+
+/** Editors draw an input that can be connected and typed once; so do we. */
+function isOf(property: SuggestedProperty, slot: DrawnSlot, node: DrawnNode): boolean {
+  if (property.node_id === node.id) return property.input === slot.name
+  return node.is_subgraph && (property.input === slot.name || property.name === slot.name)
+}
+
+function rowOf(property: SuggestedProperty, y: number, width: number): InputRow {
+  const room = Math.floor((width - 52) / CHARACTER)
+  const name = cut(property.input, Math.ceil(room * 0.62))
+  return { y, property, name, value: cut(told(property.value), Math.max(4, room - name.length - 1)) }
+}
+
+export function told(value: unknown): string {
+  return typeof value === "string" ? value : value === undefined ? "" : (JSON.stringify(value) ?? "")
+}
+
+export function cut(text: string, most: number): string {
+  const line = text.replace(/\s+/g, " ")
+  return line.length > most ? `${line.slice(0, Math.max(1, most - 1))}…` : line
+}
+
+/** Boxes are not as high as the editor's: those that would lie over another move down. */
+function apart(boxes: readonly Box[]): Box[] {
+  if (boxes.length > APART_MAX) return [...boxes]
+  const placed: Box[] = []
+  for (const each of [...boxes].sort((a, b) => a.y - b.y || a.x - b.x)) {
+    let y = each.y
+    for (let moved = true; moved; ) {
+      const below = placed
+        .filter((other) => isOver({ ...each, y }, other))
+        .map((other) => other.y + other.height)
+      moved = below.length > 0
+      if (moved) y = Math.max(...below) + GAP
+    }
+    placed.push({ ...each, y })
+  }
+  return placed
+}
+
+function isOver(one: Area, other: Area): boolean {
+  return (
+    one.x < other.x + other.width &&
+    other.x < one.x + one.width &&
+    one.y < other.y + other.height &&
+    other.y < one.y + one.height
+  )
+}
+
+function wiresOf(drawing: Drawing, boxes: ReadonlyMap<string, Box>): Wire[] {
+  return drawing.links.flatMap((link) => {
+    const from = boxes.get(link.from_node)
+    const to = boxes.get(link.to_node)
+    if (!from || !to) return []
+    const x1 = from.x + from.width
+    const y1 = from.y + (from.outputs[link.from_slot]?.y ?? HEAD / 2)
+    const x2 = to.x
+    const y2 = to.y + (to.ins[link.to_slot] ?? HEAD / 2)
+    const bend = Math.max(30, Math.min(160, Math.abs(x2 - x1) / 2))
+    const key = `${link.from_node}.${link.from_slot} ${link.to_node}.${link.to_slot}`
+    const path = `M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}`
+    return [{ key, from: link.from_node, to: link.to_node, path }]
+  })
+}
+
+const MARGIN = 24
+const NOTHING: Area = { x: 0, y: 0, width: 400, height: 240 }
+
+function areaOf(parts: readonly Area[]): Area {
+  if (parts.length === 0) return NOTHING
+  let [left, top, right, bottom] = [Infinity, Infinity, -Infinity, -Infinity]
+  for (const each of parts) {
+    left = Math.min(left, each.x)
+    top = Math.min(top, each.y)
+    right = Math.max(right, each.x + each.width)
+    bottom = Math.max(bottom, each.y + each.height)
+  }
+  return {
+    x: left - MARGIN,
+    y: top - MARGIN,
+    width: right - left + 2 * MARGIN,
+    height: bottom - top + 2 * MARGIN,
+  }
+}
+
+/** How much of the drawing a pixel may show, for its texts to be read. */
+const UNIT_MIN = 0.8
+const UNIT_MAX = 1.4
+
+export interface Room {
+  width: number
+  height: number
+}
+
+/** All of it, but never larger than life. */
+export function wholeView(all: Area, room: Room): Area {
+  return viewAt(all, room, Math.max(UNIT_MIN, all.width / room.width, all.height / room.height))
+}
+
+/** All of it where that can be read, else its beginning. */
+export function firstView(all: Area, room: Room): Area {
+  const whole = Math.max(all.width / room.width, all.height / room.height)
+  return viewAt(all, room, Math.max(UNIT_MIN, Math.min(UNIT_MAX, whole)))
+}
+
+/** The same view, moved so that a node is in its middle, if it isn't seen already. */
+export function showing(view: Area, box: Area): Area {
+  const isSeen =
+    box.x >= view.x &&
+    box.y >= view.y &&
+    box.x + box.width <= view.x + view.width &&
+    box.y + box.height <= view.y + view.height
+  if (isSeen) return view
+  return {
+    ...view,
+    x: box.x + box.width / 2 - view.width / 2,
+    y: box.y + box.height / 2 - view.height / 2,
+  }
+}
+
+/** In the middle where there is room for all, else from the left and the top. */
+function viewAt(all: Area, room: Room, unit: number): Area {
+  const width = room.width * unit
+  const height = room.height * unit
+  return {
+    x: all.x + Math.min(0, (all.width - width) / 2),
+    y: all.y + Math.min(0, (all.height - height) / 2),
+    width,
+    height,
+  }
+}
+
+/** About one node. */
+const SEEN_MIN = 240
+
+/** What is seen after a zoom that keeps a point where it is; never more than all, never too near. */
+export function zoomed(view: Area, all: Area, factor: number, at: { x: number; y: number }): Area {
+  const most = 1.5 * Math.max(all.width, (all.height * view.width) / view.height)
+  const width = Math.max(SEEN_MIN, Math.min(most, view.width / factor))
+  const scale = width / view.width
+  return {
+    x: at.x - (at.x - view.x) * scale,
+    y: at.y - (at.y - view.y) * scale,
+    width,
+    height: view.height * scale,
+  }
+}

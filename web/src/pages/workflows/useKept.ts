@@ -1,0 +1,11 @@
+import { useEffect } from "react"
+
+/** The browser asks before it leaves a page with something that is kept nowhere else. */
+export function useKept(isUnsaved: boolean): void {
+  useEffect(() => {
+    if (!isUnsaved) return undefined
+    const ask = (event: BeforeUnloadEvent) => event.preventDefault()
+    window.addEventListener("beforeunload", ask)
+    return () => window.removeEventListener("beforeunload", ask)
+  }, [isUnsaved])
+}

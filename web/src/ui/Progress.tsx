@@ -1,0 +1,29 @@
+/** A bar; `value` of 1, null: nobody knows yet. */
+
+interface ProgressProps {
+  label: string
+  value: number | null
+  state?: "running" | "succeeded" | "failed" | "ink"
+  /** With the percent beside it. */
+  told?: boolean
+}
+
+export function Progress({ label, value, state = "running", told = false }: ProgressProps) {
+  const part = value === null ? null : Math.max(0, Math.min(1, value))
+  const text = part === null ? "" : `${Math.floor(part * 100)}%`
+  return (
+    <div className="progress">
+      <div
+        className={`bar bar-${state}${part === null ? " bar-unknown" : ""}`}
+        role="progressbar"
+        aria-label={label}
+        aria-valuemin={0}
+        aria-valuemax={100}
+        aria-valuenow={part === null ? undefined : Math.floor(part * 100)}
+      >
+        <i style={{ width: part === null ? undefined : `${part * 100}%` }} />
+      </div>
+      {told && <span className="progress-told mono">{text}</span>}
+    </div>
+  )
+}

@@ -1,0 +1,260 @@
+/** A table that draws only the rows in view: 100,000 of them cost as much as 30.
+ *
+ * Keys while it has the focus: J and K or the arrows move, X or Space selects, Enter opens.
+ */
+
+import { useVirtualizer } from "@tanstack/react-virtual"
+import { type KeyboardEvent, type ReactNode, useEffect, useId, useRef, useState } from "react"
+import { words } from "@/words/en/common"
+import { Skeleton } from "./Skeleton"
+
+export interface Column<Row> {
+  key: string
+  title: ReactNode
+  /** A track of a CSS grid: "120px", "minmax(0, 1fr)". */
+  width: string
+  cell: (row: Row) => ReactNode
+  align?: "right"
+  /** Left out at 700 px and below. */
+  wideOnly?: boolean
+  sort?: "ascending" | "descending" | null
+  onSort?: () => void
+}
+
+interface TableProps<Row> {
+  label: string
+  columns: readonly Column<Row>[]
+  /** undefined: on their way. */
+  rows: readonly Row[] | undefined
+  rowKey: (row: Row) => string
+  onOpen?: (row: Row) => void
+  selected?: ReadonlySet<string>
+  onSelect?: (selected: Set<string>) => void
+  /** How many there are in all; the last loaded row asks for more by `onEnd`. */
+  total?: number
+  onEnd?: () => void
+  empty?: ReactNode
+  /** Other keys, with the current row: R, P … */
+  onKey?: (key: string, row: Row) => void
+  /** Fills the height that its parent gives it, instead of growing up to most of the window. */
+  fill?: boolean
+}
+
+const OVERSCAN = 8
+const SKELETON_ROWS = 8
+
+export function Table<Row>(props: TableProps<Row>) {
+  const { label, rows, rowKey, onOpen, selected, onSelect, total, onEnd, empty, onKey, fill } = props
+  const columns = useColumns(props.columns)
+  const scroller = useRef<HTMLDivElement>(null)
+  const [current, setCurrent] = useState(0)
+  const id = useId()
+  const height = useRowHeight(scroller)
+  const count = rows?.length ?? 0
+  const virtual = useVirtualizer({
+    count,
+    getScrollElement: () => scroller.current,
+    estimateSize: () => height,
+    overscan: OVERSCAN,
+  })
+  const items = virtual.getVirtualItems()
+  const lastSeen = items.at(-1)?.index ?? -1
+  useEffect(() => {
+    if (count > 0 && lastSeen >= count - OVERSCAN - 1 && count < (total ?? count)) onEnd?.()
+  }, [lastSeen, count, total, onEnd])
+  // biome-ignore lint/correctness/useExhaustiveDependencies: measured again only where the height changes
+  useEffect(() => virtual.measure(), [height])
+
+  const toggle = (row: Row) => {
+    if (!onSelect) return
+    const next = new Set(selected)
+    if (!next.delete(rowKey(row))) next.add(rowKey(row))
+    onSelect(next)
+  }
+  const move = (to: number) => {
+    const index = Math.max(0, Math.min(count - 1, to))
+    setCurrent(index)
+    virtual.scrollToIndex(index)
+  }
+  const handleKey = (event: KeyboardEvent) => {
+    if (event.target !== event.currentTarget || event.ctrlKey || event.metaKey || event.altKey) return
+    const row = rows?.[current]
+    const page = Math.max(1, Math.floor((scroller.current?.clientHeight ?? height) / height) - 2)
+    const acts: Record<string, () => void> = {
+      ArrowDown: () => move(current + 1),
+      j: () => move(current + 1),
+      ArrowUp: () => move(current - 1),
+      k: () => move(current - 1),
+      PageDown: () => move(current + page),
+      PageUp: () => move(current - page),
+      Home: () => move(0),
+      End: () => move(count - 1),
+      ...(row && { Enter: () => onOpen?.(row), x: () => toggle(row), " ": () => toggle(row) }),
+    }
+    const act = acts[event.key] ?? (row && onKey && (() => onKey(event.key, row)))
+    if (!act) return
+    if (acts[event.key]) event.preventDefault()
+    act()
+  }
+
+  const template = [...(onSelect ? ["36px"] : []), ...columns.map((each) => each.width)].join(" ")
+  const line = { gridTemplateColumns: template }
+  if (rows && count === 0 && empty) return <>{empty}</>
+  return (
+    <div
+      ref={scroller}
+      role="grid"
+      className={fill ? "table table-fill" : "table"}
+      aria-label={label}
+      aria-rowcount={(total ?? count) + 1}
+      aria-busy={rows === undefined}
+      aria-multiselectable={onSelect ? true : undefined}
+      aria-activedescendant={
+        count > 0 && items.some((each) => each.index === current) ? `${id}-${current}` : undefined
+      }
+      tabIndex={0}
+      onKeyDown={handleKey}
+    >
+      <Head
+        columns={columns}
+        line={line}
+        select={
+          onSelect && rows
+            ? {
+                all: count > 0 && selected?.size === count,
+                some: (selected?.size ?? 0) > 0,
+                set: (all) => onSelect(new Set(all ? rows.map(rowKey) : [])),
+              }
+            : undefined
+        }
+      />
+      {rows === undefined && <LoadingRows height={height} />}
+      <div className="table-space" role="rowgroup" style={{ height: virtual.getTotalSize() }}>
+        {items.map(({ index, start }) => {
+          const row = rows?.[index]
+          if (row === undefined) return null
+          const isSelected = selected?.has(rowKey(row)) ?? false
+          return (
+            // biome-ignore lint/a11y/useKeyWithClickEvents: keys are the grid's
+            <div
+              key={rowKey(row)}
+              id={`${id}-${index}`}
+              role="row"
+              aria-rowindex={index + 2}
+              aria-selected={onSelect ? isSelected : undefined}
+              className={`table-row${index === current ? " is-current" : ""}${onOpen ? " is-link" : ""}`}
+              style={{ ...line, height, transform: `translateY(${start}px)` }}
+              onClick={(event) => {
+                setCurrent(index)
+                if (!(event.target as Element).closest("a, button, input, label")) onOpen?.(row)
+              }}
+            >
+              {onSelect && (
+                <div role="gridcell" className="table-cell">
+                  <label className="check">
+                    <input type="checkbox" tabIndex={-1} checked={isSelected} onChange={() => toggle(row)} />
+                    <span className="unseen">{words.select}</span>
+                  </label>
+                </div>
+              )}
+              {columns.map((each) => (
+                <div
+                  key={each.key}
+                  role="gridcell"
+                  className={each.align ? "table-cell is-right" : "table-cell"}
+                >
+                  {each.cell(row)}
+                </div>
+              ))}
+            </div>
+          )
+        })}
+      </div>
+    </div>
+  )
+}
+
+interface HeadProps<Row> {
+  columns: readonly Column<Row>[]
+  line: { gridTemplateColumns: string }
+  select: { all: boolean; some: boolean; set: (all: boolean) => void } | undefined
+}
+
+function Head<Row>({ columns, line, select }: HeadProps<Row>) {
+  const setMixed = (box: HTMLInputElement | null) => {
+    if (box && select) box.indeterminate = select.some && !select.all
+  }
+  return (
+    <div role="rowgroup" className="table-head">
+      <div role="row" className="table-line" aria-rowindex={1} style={line}>
+        {select && (
+          <div role="columnheader" className="table-cell">
+            <label className="check">
+              <input
+                ref={setMixed}
+                type="checkbox"
+                checked={select.all}
+                onChange={() => select.set(!select.all)}
+              />
+              <span className="unseen">{words.selectAll}</span>
+            </label>
+          </div>
+        )}
+        {columns.map((each) => (
+          <div
+            key={each.key}
+            role="columnheader"
+            aria-sort={each.sort ?? undefined}
+            className={each.align ? "table-cell is-right" : "table-cell"}
+          >
+            {each.onSort ? (
+              <button type="button" className="table-sort" onClick={each.onSort}>
+                {each.title}
+                <span aria-hidden="true">{each.sort ? (each.sort === "ascending" ? " ↑" : " ↓") : ""}</span>
+              </button>
+            ) : (
+              each.title
+            )}
+          </div>
+        ))}
+      </div>
+    </div>
+  )
+}
+
+function LoadingRows({ height }: { height: number }) {
+  return (
+    <div aria-hidden="true">
+      {Array.from({ length: SKELETON_ROWS }, (_, index) => (
+        // biome-ignore lint/suspicious/noArrayIndexKey: they are all the same
+        <div key={index} className="table-loading" style={{ height }}>
+          <Skeleton width={`${80 - index * 6}%`} />
+        </div>
+      ))}
+    </div>
+  )
+}
+
+/** As the style sheet says for the density that is set. */
+function useRowHeight(of: { current: HTMLElement | null }): number {
+  const [height, setHeight] = useState(40)
+  useEffect(() => {
+    if (!of.current) return
+    const told = Number.parseFloat(getComputedStyle(of.current).getPropertyValue("--row-h"))
+    if (told > 0) setHeight(told)
+  })
+  return height
+}
+
+const NARROW = "(max-width: 700px)"
+
+function useColumns<Row>(columns: readonly Column<Row>[]): readonly Column<Row>[] {
+  const [isNarrow, setNarrow] = useState(() => window.matchMedia(NARROW).matches)
+  useEffect(() => {
+    const media = window.matchMedia(NARROW)
+    const note = () => setNarrow(media.matches)
+    media.addEventListener("change", note)
+    return () => media.removeEventListener("change", note)
+  }, [])
+  return isNarrow ? columns.filter((each) => !each.wideOnly) : columns
+}

@@ -1,0 +1,67 @@
+/** Moments in the reader's zone: relative, the exact one on hover. One clock ticks for all of them. */
+
+import { useSyncExternalStore } from "react"
+
+const relative = new Intl.RelativeTimeFormat(undefined, { numeric: "auto", style: "short" })
+const exact = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long" })
+const UNITS: readonly [Intl.RelativeTimeFormatUnit, number][] = [
+  ["year", 31_536_000],
+  ["month", 2_592_000],
+  ["day", 86_400],
+  ["hour", 3_600],
+  ["minute", 60],
+  ["second", 1],
+]
+
+/** What comes is rounded: a link that was made for seven days expires in seven, not in six and a bit. */
+export function relativeTime(moment: Date, now: Date): string {
+  const seconds = Math.round((moment.getTime() - now.getTime()) / 1000)
+  const isToCome = seconds > 0
+  const [unit, size] = UNITS.find(([, size]) => (isToCome ? seconds / size > 0.95 : -seconds >= size)) ?? [
+    "second",
+    1,
+  ]
+  return relative.format(isToCome ? Math.round(seconds / size) : Math.trunc(seconds / size), unit)
+}
+
+export function exactTime(moment: Date): string {
+  return exact.format(moment)
+}
+
+const TICK_MS = 5_000
+let tick = Date.now()
+const listeners = new Set<() => void>()
+let timer: ReturnType<typeof setInterval> | null = null
+
+function subscribe(listener: () => void): () => void {
+  listeners.add(listener)
+  if (timer === null) tick = Date.now() // it stood still while nobody looked
+  timer ??= setInterval(() => {
+    tick = Date.now()
+    for (const each of listeners) each()
+  }, TICK_MS)
+  return () => {
+    listeners.delete(listener)
+    if (listeners.size === 0 && timer) {
+      clearInterval(timer)
+      timer = null
+    }
+  }
+}
+
+/** The time now, which moves every few seconds. */
+export function useNow(): Date {
+  return new Date(useSyncExternalStore(subscribe, () => tick))
+}
+
+export function Time({ at }: { at: string | Date }) {
+  const now = useNow()
+  const moment = typeof at === "string" ? new Date(at) : at
+  // What has just happened is never told as in the future, whatever the two clocks say.
+  const shown = Math.abs(moment.getTime() - now.getTime()) < TICK_MS ? now : moment
+  return (
+    <time dateTime={moment.toISOString()} title={exactTime(moment)} className="time">
+      {relativeTime(shown, now)}
+    </time>
+  )
+}
