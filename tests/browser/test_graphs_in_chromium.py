@@ -361,7 +361,7 @@ def test_runs_are_listed_as_they_come_and_end(
     run(web, graph_id)
     expect(row).to_contain_text("Succeeded")
     page.keyboard.press("Control+k")
-    page.get_by_role("combobox").fill("listed")
+    page.get_by_role("combobox", name="Find or do").fill("listed")
     page.get_by_role("option", name=re.compile("Graph run, completed")).click()
     expect(page).to_have_url(re.compile(rf"/graphs/{graph_id}/runs/"))
 

@@ -166,7 +166,7 @@ def test_the_palette_finds_and_acts_by_keyboard(
     page = customer.page
     customer.open("/wallet")
     page.keyboard.press("Control+k")
-    expect(page.get_by_role("combobox")).to_be_focused()
+    expect(page.get_by_role("combobox", name="Find or do")).to_be_focused()
     page.keyboard.type("beach")
     expect(page.get_by_role("option", name=re.compile(NAME))).to_have_attribute(
         "aria-selected", "true"
@@ -179,17 +179,17 @@ def test_the_palette_finds_and_acts_by_keyboard(
     expect(page.get_by_text("The link is copied")).to_be_visible()
     assert page.evaluate("navigator.clipboard.readText()").endswith(f"/media/{soft_photo['media']}")
     page.keyboard.press("Control+k")
-    expect(page.get_by_role("combobox")).to_be_focused()
+    expect(page.get_by_role("combobox", name="Find or do")).to_be_focused()
     page.keyboard.type(soft_photo["job"][:8])
     expect(page.get_by_role("option", name=re.compile("Softened photo"))).to_be_visible()
-    page.get_by_role("combobox").fill("")
+    page.get_by_role("combobox", name="Find or do").fill("")
     page.keyboard.type("keys")
     expect(page.get_by_role("option", name="Keys", exact=True)).to_be_visible()
     expect(page.get_by_role("option").first).to_have_attribute("aria-selected", "true")
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile("/keys$"))
     page.keyboard.press("Control+k")
-    expect(page.get_by_role("combobox")).to_be_focused()
+    expect(page.get_by_role("combobox", name="Find or do")).to_be_focused()
     page.keyboard.type("zzzz")
     expect(page.get_by_text("Nothing fits.")).to_be_visible()
     page.keyboard.press("Escape")
@@ -199,7 +199,7 @@ def test_the_palette_finds_and_acts_by_keyboard(
 def test_the_palette_of_operators_leads_through_the_console(operator: WebPage) -> None:
     page = operator.page
     page.keyboard.press("Control+k")
-    expect(page.get_by_role("combobox")).to_be_focused()
+    expect(page.get_by_role("combobox", name="Find or do")).to_be_focused()
     page.keyboard.type("soften")
     page.get_by_role("option", name=re.compile("soften.*Workflow")).click()
     expect(page).to_have_url(re.compile("/console/workflows/soften$"))

@@ -181,7 +181,7 @@ def test_the_keyboard_alone_is_enough(stranger: WebPage, web: WebServer) -> None
     page.keyboard.press("Enter")
     expect(page.get_by_role("link", name="Balance")).to_be_visible()
     page.keyboard.press("Control+k")
-    page.get_by_role("combobox").press_sequentially("wall")
+    page.get_by_role("combobox", name="Find or do").press_sequentially("wall")
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile("/wallet$"))
     expect(page.locator("#content")).to_be_focused()
