@@ -6,25 +6,30 @@ first that is free, and goes on to the next layer when a layer is done; it uploa
 nothing. Both are timed from outside, one after the other, on the same engines; of three rounds the
 quickest counts.
 
-The third figure needs no engine: a fan-out is advanced job by job to its end, each job as its control
+Then a loop, whose rounds come one after the other, and a map, whose items go to whichever engine is free, against
+programs of the same kind: what a round costs, and what an item costs.
+
+The last figure needs no engine: a fan-out is advanced job by job to its end, each job as its control
 plane would hear of it, on SQLite. The time of a job must not grow with the size of the run.
 
     python bench/graphs.py            all of it
-    python bench/graphs.py layers     only the layers; `fanout`: only the fan-out
+    python bench/graphs.py layers     only the layers; `rounds`, `items`, `fanout`: only that
     python bench/graphs.py --quick    of each fan-out only the first 100 jobs, so nothing is said of memory
 """
 
 import asyncio
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import httpx
@@ -41,6 +46,7 @@ from support import (
 
 ENGINES = 4
 LAYERS, WIDTH = 15, ENGINES  # 60 nodes
+LOOP_ROUNDS, MAP_ITEMS, JOB_MS = 30, 200, 100
 ROUNDS = 3
 MAKESPAN_MAX = 1.05
 LAYER_MS_MAX = 30.0
@@ -51,8 +57,22 @@ FLEET = "gpus"
 QUICK_JOBS = 100
 
 
+# Another color is another picture: nothing comes from the engine's cache.
+COLORS = itertools.count(10_000, 10_000)
+
+
+class Pair(NamedTuple):
+    """Seconds of the graph, and of the program."""
+
+    ours: float
+    plain: float
+
+    @property
+    def told(self) -> str:
+        return f"{self.ours:.2f} s, the program {self.plain:.2f} s: {self.ours / self.plain:.3f} x"
+
+
 def prompt(color: int, milliseconds: int) -> dict[str, Any]:
-    """Another color is another picture: nothing comes from the engine's cache."""
     return {
         "1": {
             "class_type": "EmptyImage",
@@ -101,44 +121,113 @@ def layered(layers: int, milliseconds: int, first_color: int) -> dict[str, Any]:
     return {"name": "layers", "nodes": nodes, "connections": connections}
 
 
+def looped(rounds: int, milliseconds: int, first_color: int) -> dict[str, Any]:
+    given = {"color": f"{{{{ {first_color} + round }}}}", "milliseconds": milliseconds}
+    do = {"workflow": "wait", "properties": given}
+    loop = {
+        "id": "again",
+        "type": "loop",
+        "at_most": rounds,
+        "until": f"round >= {rounds}",
+        "do": do,
+    }
+    return one_node(loop)
+
+
+def mapped(items: int, milliseconds: int, first_color: int) -> dict[str, Any]:
+    given = {"color": "{{ item }}", "milliseconds": milliseconds}
+    do = {"workflow": "wait", "properties": given}
+    colors = list(range(first_color, first_color + items))
+    over = {"id": "colors", "type": "input", "value_type": "integer[]", "default": colors}
+    each = {"id": "again", "type": "map", "over": "input.colors", "max_items": items, "do": do}
+    return one_node(each, over)
+
+
+def one_node(node: dict[str, Any], *inputs: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": str(node["type"]),
+        "nodes": [*inputs, node, {"id": "end", "type": "output"}],
+        "connections": [{"from": f"{node['id']}.output", "to": "end.value"}],
+    }
+
+
 # Directly
 
 
-async def direct(engines: list[str], layers: int, milliseconds: int, first_color: int) -> float:
-    """One open websocket per engine, as in a well-written program."""
+@dataclass(frozen=True)
+class Engine:
+    """An engine with an open websocket, as a well-written program has it."""
+
+    client: httpx.AsyncClient
+    url: str
+    client_id: str
+    socket: Any
+
+    async def execute(self, wanted: dict[str, Any]) -> None:
+        """Waits for the messages on the websocket, as every client of ComfyUI does."""
+        body = {"prompt": wanted, "client_id": self.client_id}
+        sent = await self.client.post(f"{self.url}/prompt", json=body)
+        prompt_id = sent.raise_for_status().json()["prompt_id"]
+        async for message in self.socket:
+            if is_over(message, prompt_id):
+                break
+        found = (await self.client.get(f"{self.url}/history/{prompt_id}")).json()
+        (picture,) = found[prompt_id]["outputs"]["3"]["images"]
+        (await self.client.get(f"{self.url}/view", params=picture)).raise_for_status()
+
+
+Program = Callable[[list[Engine]], Awaitable[None]]
+# Of a size, the milliseconds of a job and the first of its colors.
+MakeProgram = Callable[[int, int, int], Program]
+MakeGraph = Callable[[int, int, int], dict[str, Any]]
+
+
+async def direct(urls: list[str], program: Program) -> float:
+    """The seconds that the program takes once it is connected."""
     from websockets.asyncio.client import connect
 
     async with httpx.AsyncClient(timeout=60) as client, AsyncExitStack() as stack:
-        sockets = []
-        for url in engines:
+        engines = []
+        for url in urls:
             client_id = uuid4().hex
-            told = connect(f"{url.replace('http', 'ws', 1)}/ws?clientId={client_id}")
-            sockets.append((client_id, await stack.enter_async_context(told)))
+            socket = connect(f"{url.replace('http', 'ws', 1)}/ws?clientId={client_id}")
+            engines.append(Engine(client, url, client_id, await stack.enter_async_context(socket)))
         began = time.perf_counter()
-        for layer in range(layers):
-            colors = range(first_color + layer * WIDTH, first_color + (layer + 1) * WIDTH)
-            work = zip(engines, sockets, colors, strict=True)
-            await asyncio.gather(
-                *(
-                    executed(client, url, *socket, prompt(color, milliseconds))
-                    for url, socket, color in work
-                )
-            )
+        await program(engines)
         return time.perf_counter() - began
 
 
-async def executed(
-    client: httpx.AsyncClient, url: str, client_id: str, socket: Any, wanted: dict[str, Any]
-) -> None:
-    """Waits for the messages on the websocket, as every client of ComfyUI does."""
-    sent = await client.post(f"{url}/prompt", json={"prompt": wanted, "client_id": client_id})
-    prompt_id = sent.raise_for_status().json()["prompt_id"]
-    async for message in socket:
-        if is_over(message, prompt_id):
-            break
-    found = (await client.get(f"{url}/history/{prompt_id}")).json()
-    (picture,) = found[prompt_id]["outputs"]["3"]["images"]
-    (await client.get(f"{url}/view", params=picture)).raise_for_status()
+def by_layers(layers: int, milliseconds: int, first_color: int) -> Program:
+    async def program(engines: list[Engine]) -> None:
+        for layer in range(layers):
+            colors = range(first_color + layer * WIDTH, first_color + (layer + 1) * WIDTH)
+            work = zip(engines, colors, strict=True)
+            await asyncio.gather(
+                *(each.execute(prompt(color, milliseconds)) for each, color in work)
+            )
+
+    return program
+
+
+def by_rounds(rounds: int, milliseconds: int, first_color: int) -> Program:
+    async def program(engines: list[Engine]) -> None:
+        for color in range(first_color, first_color + rounds):
+            await engines[0].execute(prompt(color, milliseconds))
+
+    return program
+
+
+def by_items(items: int, milliseconds: int, first_color: int) -> Program:
+    async def program(engines: list[Engine]) -> None:
+        colors = iter(range(first_color, first_color + items))
+
+        async def work_off(engine: Engine) -> None:
+            for color in colors:
+                await engine.execute(prompt(color, milliseconds))
+
+        await asyncio.gather(*map(work_off, engines))
+
+    return program
 
 
 def is_over(message: str | bytes, prompt_id: str) -> bool:
@@ -223,31 +312,68 @@ def engines_in(folder: Path) -> Iterator[list[str]]:
         yield [first_url(each) for each in started]
 
 
-def layers() -> bool:
+class Bench(NamedTuple):
+    """A control plane with a worker for each engine, and the engines themselves."""
+
+    customer: httpx.Client
+    engines: list[str]
+
+    def compare(self, graph: MakeGraph, program: MakeProgram, size: int, milliseconds: int) -> Pair:
+        """One after the other, several times, and the quickest of each, because other load disturbs."""
+        pairs = []
+        for _ in range(ROUNDS):
+            ours = as_graph(self.customer, graph(size, milliseconds, next(COLORS)))
+            plain = asyncio.run(direct(self.engines, program(size, milliseconds, next(COLORS))))
+            pairs.append((ours, plain))
+        return Pair(min(ours for ours, _ in pairs), min(plain for _, plain in pairs))
+
+
+@contextmanager
+def bench() -> Iterator[Bench]:
     with (
         tempfile.TemporaryDirectory() as name,
         engines_in(Path(name)) as engines,
         fleet(Path(name), engines) as customer,
     ):
-        as_graph(customer, layered(2, 10, 1_000_000))  # everything is loaded once
-        asyncio.run(direct(engines, 2, 10, 2_000_000))
-        return not [each for each in (1000, 100) if not compared(customer, engines, each)]
+        as_graph(customer, layered(2, 10, next(COLORS)))  # everything is loaded once
+        asyncio.run(direct(engines, by_layers(2, 10, next(COLORS))))
+        yield Bench(customer, engines)
 
 
-def compared(customer: httpx.Client, engines: list[str], milliseconds: int) -> bool:
-    """One after the other, several times, and the quickest of each, because other load disturbs."""
-    rounds = [
-        (
-            as_graph(customer, layered(LAYERS, milliseconds, colors)),
-            asyncio.run(direct(engines, LAYERS, milliseconds, colors + 5_000)),
-        )
-        for colors in range(10_000 * milliseconds, 10_000 * (milliseconds + ROUNDS), 10_000)
-    ]
-    ours, plain = min(graph for graph, _ in rounds), min(program for _, program in rounds)
+def layers() -> bool:
+    with bench() as opened:
+        return not [each for each in (1000, 100) if not compare_layers(opened, each)]
+
+
+def rounds() -> bool:
+    with bench() as opened:
+        found = opened.compare(looped, by_rounds, LOOP_ROUNDS, JOB_MS)
+    per_round = 1000 * (found.ours - found.plain) / LOOP_ROUNDS
+    print(
+        f"a loop of {LOOP_ROUNDS} rounds, {JOB_MS} ms each: {found.told}, {per_round:.1f} ms a round\n"
+        f"  at most {LAYER_MS_MAX:.0f} ms a round"
+    )
+    return per_round <= LAYER_MS_MAX
+
+
+def items() -> bool:
+    with bench() as opened:
+        found = opened.compare(mapped, by_items, MAP_ITEMS, JOB_MS)
+    per_item = 1000 * (found.ours - found.plain) / MAP_ITEMS
+    print(
+        f"a map of {MAP_ITEMS} items over {ENGINES} engines, {JOB_MS} ms each: "
+        f"{found.told}, {per_item:.1f} ms an item"
+    )
+    return True
+
+
+def compare_layers(opened: Bench, milliseconds: int) -> bool:
+    found = opened.compare(layered, by_layers, LAYERS, milliseconds)
+    ours, plain = found
     per_layer = 1000 * (ours - plain) / LAYERS
     print(
         f"{LAYERS * WIDTH} nodes in {LAYERS} layers over {ENGINES} engines, {milliseconds} ms each: "
-        f"{ours:.2f} s, the program {plain:.2f} s: {ours / plain:.3f} x, {per_layer:.1f} ms a layer"
+        f"{found.told}, {per_layer:.1f} ms a layer"
     )
     if milliseconds == 1000:
         print(f"  makespan at most {MAKESPAN_MAX} x")
@@ -299,8 +425,8 @@ def fan_out_of(items: int) -> dict[str, float]:
 def main() -> int:
     exit_on_sigterm()
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
-    wanted = [each for each in sys.argv[1:] if each in ("layers", "fanout")] or ["layers", "fanout"]
-    parts = {"layers": layers, "fanout": fanout}
+    parts = {"layers": layers, "rounds": rounds, "items": items, "fanout": fanout}
+    wanted = [each for each in sys.argv[1:] if each in parts] or list(parts)
     return 1 if [each for each in wanted if not parts[each]()] else 0
 
 
