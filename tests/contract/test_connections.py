@@ -3,21 +3,31 @@
 import asyncio
 import contextlib
 import random
+import sqlite3
+import threading
 import uuid
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 from sqlalchemy import bindparam, func, select, text, update
 
 from comfyfleet.errors import Unavailable
-from comfyfleet.server.db import Database, Tx
-from comfyfleet.server.db.database import KEPT_MAX, driver_of
+from comfyfleet.server.db import Database, Tx, database, liveness
+from comfyfleet.server.db.coordination import NotifyChannel
+from comfyfleet.server.db.database import KEPT_MAX, driver_of, dsn, open_sqlite
 from comfyfleet.server.db.driver import PreparedInsert, PreparedStatement
 from comfyfleet.server.db.tenant_tables import token_wallets
 
 NOW = datetime(2026, 11, 15, tzinfo=UTC)
 CANCELLED = 500
+WAIT_SECONDS_MAX = 30
+# The server notices within 50 ms that nobody waits for it any longer.
+SLEEPS = "SET client_connection_check_interval = 50; SELECT pg_sleep(600)"
+OTHERS = """SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE $1"""
 TURNS_MAX = 150
 WALLET = {"tenant_id": uuid.uuid4(), "user_id": uuid.uuid4(), "balance": 0, "created_at": NOW}
 OPEN = PreparedInsert(token_wallets, list(WALLET), returning=[token_wallets.c.balance])
@@ -128,6 +138,82 @@ async def test_what_is_given_back_after_the_close_is_closed(pool: Database) -> N
         await pool.close()
     assert tx.closed
     assert pool.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+
+
+async def _count_in_postgres(pool: Database, query: str = "%") -> int:
+    """Connections to the database, other than the one that asks."""
+    other = await asyncpg.connect(dsn(pool.url))
+    try:
+        found: int = await other.fetchval(OTHERS, query)
+        return found
+    finally:
+        await other.close()
+
+
+async def _wait_until_postgres_has(pool: Database, connections: int, query: str = "%") -> None:
+    async with asyncio.timeout(WAIT_SECONDS_MAX):
+        while await _count_in_postgres(pool, query) != connections:  # noqa: ASYNC110  (its own event)
+            await asyncio.sleep(0.02)
+
+
+async def test_what_is_given_back_after_the_close_leaves_no_session(pool: Database) -> None:
+    if pool.is_sqlite:
+        return
+    async with pool.read() as tx:
+        await READ.first(tx, OF)
+        await pool.close()
+    await _wait_until_postgres_has(pool, 0)
+
+
+async def test_a_connection_whose_opening_is_cancelled_is_closed(
+    pool: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if pool.is_sqlite:
+        return
+    monkeypatch.setattr(liveness, "SESSION_SETTINGS", SLEEPS)
+    opening = asyncio.ensure_future(_look(pool))
+    await _wait_until_postgres_has(pool, 1, SLEEPS)
+    opening.cancel()
+    await asyncio.wait([opening])
+    assert opening.cancelled()
+    await _wait_until_postgres_has(pool, 0)
+
+
+async def test_a_file_whose_opening_is_cancelled_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on, before = threading.Event(), threading.Event(), {*threading.enumerate()}
+
+    def open_slowly(path: str) -> sqlite3.Connection:
+        began.set()
+        go_on.wait(WAIT_SECONDS_MAX)
+        return open_sqlite(path)
+
+    monkeypatch.setattr(database, "open_sqlite", open_slowly)
+    opening = asyncio.ensure_future(database.connect(str(tmp_path / "slow.sqlite3")))
+    await asyncio.to_thread(began.wait, WAIT_SECONDS_MAX)
+    opening.cancel()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    # The thread would tell of the file when nobody is there any more to hear of it.
+    assert not opening.done()
+    go_on.set()
+    await asyncio.wait([opening])
+    assert opening.cancelled()
+    for each in {*threading.enumerate()} - before:
+        if "connection" in each.name:
+            each.join(WAIT_SECONDS_MAX)
+            assert not each.is_alive()
+
+
+async def test_messages_to_others_share_one_connection(central: Database) -> None:
+    if central.is_sqlite:
+        return
+    channel = NotifyChannel(central, "tests")
+    await asyncio.gather(*(channel.send(str(number)) for number in range(10)))
+    assert await _count_in_postgres(central) == 1
+    await channel.close()
+    await _wait_until_postgres_has(central, 0)
 
 
 async def test_a_failed_write_is_undone_before_its_connection_is_used_again(pool: Database) -> None:

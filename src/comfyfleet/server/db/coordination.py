@@ -121,20 +121,22 @@ class NotifyChannel:
         self._dsn = dsn(database.url) if self.reach_others else None
         self._channel = channel
         self._sender: Any = None
+        self._one_at_a_time = asyncio.Lock()
         self.is_listening = False
 
     async def send(self, payload: str) -> None:
         if self._dsn is None:
             return
-        if self._sender is None or self._sender.is_closed():
-            self._sender = await connect(self._dsn, {})
-        try:
-            await self._sender.execute(
-                "SELECT pg_notify($1, $2)", self._channel, payload, timeout=CHECK_SECONDS
-            )
-        except BaseException:
-            self._sender.terminate()
-            raise
+        async with self._one_at_a_time:
+            if self._sender is None or self._sender.is_closed():
+                self._sender = await connect(self._dsn, {})
+            try:
+                await self._sender.execute(
+                    "SELECT pg_notify($1, $2)", self._channel, payload, timeout=CHECK_SECONDS
+                )
+            except BaseException:
+                self._sender.terminate()
+                raise
 
     async def listen(
         self, on_hint: Callable[[str], None], on_reconnect: Callable[[], None]

@@ -103,7 +103,7 @@ class ConnectionPool:
                 await asyncio.shield(self._close_in_background(tx))
             else:
                 # Closing sends nothing to the server, so it can't be cancelled half-way.
-                await tx.close()
+                await self._close_one(tx)
         finally:
             self._room.release()
 
@@ -127,10 +127,16 @@ class ConnectionPool:
             raise Unavailable(ALL_IN_USE) from None
 
     def _close_in_background(self, tx: Tx) -> "asyncio.Task[None]":
-        task = asyncio.get_running_loop().create_task(tx.close())
+        task = asyncio.get_running_loop().create_task(self._close_one(tx))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         return task
+
+    async def _close_one(self, tx: Tx) -> None:
+        if self._is_closed:
+            # SQLAlchemy's own pool was emptied already, and would keep it open for ever.
+            await tx.invalidate()
+        await tx.close()
 
 
 def dsn(url: str) -> str:
@@ -197,12 +203,36 @@ BUSY_MS = 30_000
 
 
 async def connect(path: str) -> "SqliteConnection":
-    opened = functools.partial(sqlite3.connect, path, check_same_thread=False)
-    connection = SqliteConnection(opened, iter_chunk_size=64)
+    connection = SqliteConnection(functools.partial(open_sqlite, path), iter_chunk_size=64)
     connection._thread.daemon = True
-    await connection
+    await _open_to_end(connection)
     connection._conn.set_progress_handler(connection.is_late, INSTRUCTIONS_BETWEEN_LOOKS)
     return connection
+
+
+def open_sqlite(path: str) -> sqlite3.Connection:
+    # Transactions are begun by us, with BEGIN IMMEDIATE; the driver must not begin its own.
+    connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+    for pragma in (
+        "journal_mode=WAL",
+        "synchronous=FULL",
+        "foreign_keys=ON",
+        f"busy_timeout={BUSY_MS}",
+    ):
+        connection.execute(f"PRAGMA {pragma}")
+    return connection
+
+
+async def _open_to_end(connection: "SqliteConnection") -> None:
+    """A caller that is cancelled waits until the thread has opened the file, and closes it: nobody
+    else would, and the thread would live on."""
+    opening = asyncio.ensure_future(connection)
+    try:
+        await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        await opening
+        await connection.close()
+        raise
 
 
 class SqliteConnection(aiosqlite.Connection):
@@ -674,8 +704,6 @@ def open_database(url: str, limits: LivenessLimits | None = None) -> Database:
     if kind == "postgresql":
         event.listen(engine.sync_engine, "connect", set_limits)
         event.listen(engine.sync_engine, "checkout", _require_open)
-    if kind == "sqlite":
-        event.listen(engine.sync_engine, "connect", prepare_sqlite)
     return Database(url, engine, limits)
 
 
@@ -685,20 +713,6 @@ def _require_open(connection: Any, _record: Any, _proxy: Any) -> None:
     """
     if connection.driver_connection.is_closed():
         raise DisconnectionError("the server has closed the connection")
-
-
-def prepare_sqlite(connection: Any, _record: Any) -> None:
-    # Transactions are begun by us, with BEGIN IMMEDIATE; the driver must not begin its own.
-    connection.isolation_level = None
-    cursor = connection.cursor()
-    for pragma in (
-        "journal_mode=WAL",
-        "synchronous=FULL",
-        "foreign_keys=ON",
-        f"busy_timeout={BUSY_MS}",
-    ):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
 
 
 class Pools:
@@ -762,4 +776,4 @@ async def for_each_pool(
     return done
 
 
-__all__ = ["Database", "Tx", "driver_of", "dsn", "open_database", "prepare_sqlite"]
+__all__ = ["Database", "Tx", "driver_of", "dsn", "open_database", "open_sqlite"]

@@ -20,7 +20,7 @@ from comfyfleet.server.db.database import (
     Tx,
     driver_of,
     dsn,
-    prepare_sqlite,
+    open_sqlite,
 )
 from comfyfleet.server.db.dialect import Moment, insert_if_new, is_sqlite
 from comfyfleet.server.db.errors import is_disconnect, to_sqlalchemy_error
@@ -94,8 +94,7 @@ class SqliteDriver:
 
     def _in_transaction(self, act: Callable[[sqlite3.Connection], T]) -> T:
         if self._connection is None:
-            self._connection = sqlite3.connect(self._path)
-            prepare_sqlite(self._connection, None)
+            self._connection = open_sqlite(self._path)
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         try:
