@@ -29,6 +29,7 @@ from comfyfleet.api.graph_model import (
 from comfyfleet.errors import Conflict
 from comfyfleet.server.graphs.catalogue import WorkflowFacts
 from comfyfleet.server.graphs.draft import (
+    RerunDecision,
     RunDecision,
     RunDraft,
     cancel_job,
@@ -48,6 +49,7 @@ from comfyfleet.server.graphs.nodes import (
     value_arriving,
 )
 from comfyfleet.server.graphs.plan import RunPlan
+from comfyfleet.server.graphs.rerun import EarlierRun, decides_anew
 from comfyfleet.server.graphs.run import (
     AskUser,
     CancelRun,
@@ -314,6 +316,52 @@ def decide_retry(
     return _decided(draft)
 
 
+def decide_rerun(
+    plan: RunPlan, run: GraphRunState, earlier: EarlierRun, environment: Environment
+) -> RerunDecision:
+    """Begins a run with the results of an earlier one. No job is started: that is the next decision's."""
+    draft = RunDraft(plan, run, replace(environment, in_queue_max=0), earlier)
+    _begin(draft)
+    return RerunDecision(_decided(draft), frozenset(draft.kept))
+
+
+def _take_earlier(draft: RunDraft, earlier: EarlierRun, key: ExecutionKey) -> bool:
+    """Takes what an earlier run has of an execution, if all that it depends on is as it was there."""
+    if not _is_as_before(draft, earlier, key):
+        return False
+    record = earlier.result_of(key)
+    if record is None:
+        if not decides_anew(draft.plan.node(key.node)):
+            draft.kept.add(key)  # computed again, it comes out the same
+        return False
+    draft.kept.add(key)
+    if record.status == ExecutionStatus.SKIPPED:
+        skip_node(draft, key, "; ".join(record.notes))
+    elif why := draft.refusal(key, record.outputs, record.inputs):
+        fail_node(draft, key, why)
+    else:
+        draft.end(
+            key,
+            ExecutionStatus.DONE,
+            waiting=0,
+            inputs=record.inputs,
+            outputs=record.outputs,
+            notes=record.notes,
+            progress=record.progress,
+            reused_from=earlier.source_of(key),
+        )
+        _start_next_round(draft, key)
+    return True
+
+
+def _is_as_before(draft: RunDraft, earlier: EarlierRun, key: ExecutionKey) -> bool:
+    if key.node in earlier.changed:
+        return False
+    sources = draft.plan.shape.sources[key.node]
+    needed = (each for source in sources for each in _keys_of(draft, source, key))
+    return all(each in draft.kept for each in (*earlier.rounds_before(key), *needed))
+
+
 def _is_to_be_retried(draft: RunDraft, key: ExecutionKey) -> bool:
     status = draft.record(key).status
     if status == ExecutionStatus.FAILED:
@@ -410,6 +458,8 @@ def _keys_of(draft: RunDraft, source: str, key: ExecutionKey) -> Iterator[Execut
 
 
 def _ready(draft: RunDraft, key: ExecutionKey) -> None:
+    if draft.earlier and _take_earlier(draft, draft.earlier, key):
+        return
     fired = run_node(draft, key)
     if isinstance(fired, NodeFired | JobNeeded | NodeAsks):
         why = draft.refusal(key, *fired.values)

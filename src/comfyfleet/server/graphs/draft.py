@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from comfyfleet.api.expressions import StepCount
 from comfyfleet.api.graph_model import ITEM_PORT, OutputNode, WorkflowNode, opens_scope
 from comfyfleet.server.graphs.plan import RunPlan
+from comfyfleet.server.graphs.rerun import EarlierRun
 from comfyfleet.server.graphs.run import (
     OUTPUTS_SIZE_MAX,
     RUN_SIZE_MAX,
@@ -46,9 +47,25 @@ class RunDecision(NamedTuple):
     changed: tuple[ExecutionKey, ...] = ()
 
 
+class RerunDecision(NamedTuple):
+    """How a run begins that takes results of an earlier one, and the executions that are as they were there."""
+
+    decision: RunDecision
+    kept: frozenset[ExecutionKey]
+
+
 class RunDraft:
-    def __init__(self, plan: RunPlan, run: GraphRunState, environment: Environment) -> None:
+    def __init__(
+        self,
+        plan: RunPlan,
+        run: GraphRunState,
+        environment: Environment,
+        earlier: EarlierRun | None = None,
+    ) -> None:
         self.plan = plan
+        # In the first decision of a rerun: what results are taken from, and what is as it was there.
+        self.earlier = earlier
+        self.kept: set[ExecutionKey] = set()
         self.was = run
         self.environment = environment
         self.status = run.status
