@@ -230,7 +230,9 @@ class NodeSeen(Response):
 class ReusedFrom(Response):
     """Where a result came from that was there already, and so was not run again."""
 
-    job_id: UUID
+    job_id: UUID | None = Field(
+        default=None, description="null: it was no job that made it, but a person's answer."
+    )
     run_id: UUID | None = Field(default=None, description="The graph run that made it, if one did.")
 
 
@@ -260,6 +262,20 @@ class ExecutionSeen(Response):
     ended_at: datetime | None = None
 
 
+class RerunOf(Response):
+    """The run whose results were taken, and what is different from it."""
+
+    run_id: UUID
+    node: str | None = Field(
+        default=None,
+        description="From which on everything ran again; null: only what had no result, or changed.",
+    )
+    inputs: tuple[str, ...] = Field(default=(), description="The inputs that were given anew.")
+    set: dict[str, Any] = Field(
+        default_factory=dict, description="Properties that were set for this run, as node.property."
+    )
+
+
 class GraphRunSummary(Response):
     id: UUID
     graph_id: UUID
@@ -271,6 +287,7 @@ class GraphRunSummary(Response):
     error: str | None = Field(default=None, description="Why it failed, for people.")
     created_at: datetime
     ended_at: datetime | None = None
+    rerun_of: UUID | None = Field(default=None, description="The run whose results it has taken.")
 
 
 class GraphRunSummaries(Page):
@@ -317,6 +334,9 @@ class GraphRunAnswer(Response):
     is_expired: bool = Field(
         default=False,
         description="Its retention time is over: inputs, outputs and records were deleted.",
+    )
+    rerun_of: RerunOf | None = Field(
+        default=None, description="The run whose results it has taken, if it is a rerun."
     )
 
     @property

@@ -104,6 +104,8 @@ def _reused(sources: Sequence[ReusedFrom]) -> str:
         runs = {each.run_id for each in sources if each.run_id}
         return f"{len(sources)} results reused from {counted(len(runs), 'run', 'runs')}"
     (one,) = sources
+    if one.job_id is None:
+        return f"answered in run {one.run_id}"
     of_run = f" of run {one.run_id}" if one.run_id else ""
     return f"reused from job {one.job_id}{of_run}"
 
@@ -157,6 +159,9 @@ def _job(job: RunningNodeSeen) -> Text:
 def _remarks(run: GraphRun) -> Iterator[str]:
     if run.is_expired:
         yield "its time was up: what went in, came out and was recorded is gone"
+    if run.rerun_of:
+        node = f" from {run.rerun_of.node}" if run.rerun_of.node else ""
+        yield f"run {run.rerun_of.run_id} again{node}"
     for each in run.questions:
         others = f" (backends: {', '.join(each.backends)})" if each.backends else ""
         yield f"{each.node} asks: {each.message}; answer {', '.join(each.choices)}{others}"
@@ -182,6 +187,13 @@ Inputs = Annotated[
         name=["--input", "-i"],
         metavar="NAME=VALUE",
         help="The value of an input node: JSON or a text; @FILE uploads a file; @a.png,@b.png is a list of files, and @a.png, (with a comma) a list of one; @rows.csv or @rows.jsonl is a table: a list of rows.",
+    ),
+]
+Watch = Annotated[bool, Parameter(help="Follow the run to its end, as a live tree.")]
+OutputFolder = Annotated[
+    Path | None,
+    Parameter(
+        name=["--output", "-o"], metavar="DIR", help="Follow the run, then save its files there."
     ),
 ]
 Most = Annotated[int, Parameter(help="Maximum number of rows.")]
@@ -241,6 +253,7 @@ def runs(
     status: Annotated[
         str | None, Parameter(help="Only runs with this status, such as running or failed.")
     ] = None,
+    rerun_of: Annotated[UUID | None, Parameter(metavar="RUN", help="Only its reruns.")] = None,
     limit: Most = 50,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
@@ -248,7 +261,8 @@ def runs(
     """Your runs, the newest first."""
     with _public(options, context) as plane:
         graph_id = plane.get("graphs", graph)["id"] if graph else None
-        found = plane.pages("runs", "graph-runs", limit=limit, graph_id=graph_id, status=status)
+        wanted = {"graph_id": graph_id, "status": status, "rerun_of": rerun_of}
+        found = plane.pages("runs", "graph-runs", limit=limit, **wanted)
     if options.as_json:
         print_json(found, context)
     else:
@@ -298,15 +312,8 @@ def run(
     max_tokens: Annotated[
         int | None, Parameter(help="Spending limit: no job starts that could exceed it.")
     ] = None,
-    watch: Annotated[bool, Parameter(help="Follow the run to its end, as a live tree.")] = False,
-    output: Annotated[
-        Path | None,
-        Parameter(
-            name=["--output", "-o"],
-            metavar="DIR",
-            help="Follow the run, then save its files there.",
-        ),
-    ] = None,
+    watch: Watch = False,
+    output: OutputFolder = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
@@ -317,13 +324,25 @@ def run(
         if not options.as_json:
             context.say(f"graph {handle.run.graph_id} ({handle.run.name})")
             context.print_line(str(handle.id))
-        seen = _watched(plane, handle, context) if watch or output else handle.run
-        if output:
-            save_files(plane, handle, output, context)
+        seen = _followed(plane, handle, context, watch=watch, output=output)
     if options.as_json:
         print_json(seen, context)
     if (watch or output) and seen.status != "completed":
         raise RunFailed(_reason(seen))
+
+
+def _followed(
+    plane: ApiSession,
+    handle: GraphRunHandle,
+    context: CliContext,
+    *,
+    watch: bool,
+    output: Path | None,
+) -> GraphRun:
+    seen = _watched(plane, handle, context) if watch or output else handle.run
+    if output:
+        save_files(plane, handle, output, context)
+    return seen
 
 
 def _started(plane: ApiSession, graph: str, **given: Any) -> GraphRunHandle:
@@ -385,10 +404,10 @@ def _reason(seen: GraphRun) -> str:
     return seen.error.message if seen.error else f"the run is {seen.status}"
 
 
-def _named(text: str) -> tuple[str, str]:
+def _named(text: str, option: str = "--input", form: str = "NAME=VALUE") -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise InvalidInput(f"--input {text}: it must be NAME=VALUE")
+        raise InvalidInput(f"{option} {text}: it must be {form}")
     return name, value
 
 
@@ -448,6 +467,10 @@ def _value(plane: ApiSession, text: str) -> Any:
         names = [each.removeprefix("@") for each in text.split(",")]
         files = [_uploaded(plane, Path(name)) for name in names if name]
         return files if len(names) > 1 else files[0]
+    return _json_or_text(text)
+
+
+def _json_or_text(text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -574,6 +597,71 @@ def retry(
         if watch:
             _watched(plane, handle, context)
     _told(handle.run, options, context)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class _RerunChanges:
+    """What is different from the earlier run."""
+
+    start: Annotated[
+        str | None,
+        Parameter(
+            name="--from",
+            metavar="NODE",
+            help="Run this node again, and all that depends on it. Without it: what has no result, or has changed.",
+        ),
+    ] = None
+    input: Inputs = ()
+    set_: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--set",
+            metavar="NODE.PROPERTY=VALUE",
+            help="A property of a node, for this run only: JSON or a text.",
+        ),
+    ] = ()
+    version: Annotated[
+        int | None, Parameter(help="The graph's version; default: as it was run.")
+    ] = None
+
+
+_AS_IT_WAS = _RerunChanges()
+
+
+@app.command
+def rerun(
+    run_id: RunId,
+    /,
+    *,
+    changes: _RerunChanges = _AS_IT_WAS,
+    max_tokens: Annotated[
+        int | None, Parameter(help="Spending limit of the new run; default: that of the earlier.")
+    ] = None,
+    watch: Watch = False,
+    output: OutputFolder = None,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Start a new run that keeps results of one that is over; prints its id. What is kept is not paid again."""
+    values = dict(_named(each, "--set", "NODE.PROPERTY=VALUE") for each in changes.set_)
+    with _public(options, context) as plane:
+        earlier = _run(plane, run_id)
+        new = earlier.rerun(
+            changes.start,
+            _inputs(plane, str(earlier.run.graph_id), changes.input),
+            changes={name: _json_or_text(text) for name, text in values.items()},
+            version=changes.version,
+            max_tokens=max_tokens,
+        )
+        handle = plane.run(new)
+        if not options.as_json:
+            context.print_line(str(handle.id))
+        seen = _followed(plane, handle, context, watch=watch, output=output)
+    if options.as_json:
+        print_json(seen, context)
+    if (watch or output) and seen.status != "completed":
+        raise RunFailed(_reason(seen))
 
 
 @Parameter(name="*")

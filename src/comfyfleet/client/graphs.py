@@ -168,6 +168,33 @@ class GraphRunHandle:
         """
         return await self._act("retry", {"backend": backend, "max_tokens": max_tokens})
 
+    async def rerun(
+        self,
+        start: str | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        changes: Mapping[str, Any] | None = None,
+        version: int | None = None,
+        max_tokens: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> "GraphRunHandle":
+        """A new run that keeps what comes before the node `start`; without it, all results that it can.
+
+        `inputs` are those that are others than before, `changes` are properties to set, as `node.property`.
+        """
+        key = idempotency_key or str(uuid4())
+        body = {
+            "from": start,
+            "inputs": _plain(inputs or {}),
+            "set": _plain(changes or {}),
+            "version": version,
+            "max_tokens": max_tokens,
+            "idempotency_key": key,
+        }
+        call = Call("POST", f"{self._path}/rerun", body, is_repeatable=True)
+        run = parse_answer(GraphRun, await self._calls.ask(call))
+        return GraphRunHandle(self._calls, run, idempotency_key=key)
+
     async def answer(
         self,
         choice: Choice | str,
@@ -350,11 +377,13 @@ class GraphsApi:
         *,
         graph: Graph | UUID | str | None = None,
         status: str | None = None,
+        rerun_of: UUID | str | None = None,
         page_size: int = PAGE,
     ) -> AsyncIterator[GraphRunSummary]:
-        """All of this user's, the newest first."""
+        """All of this user's, the newest first; with `rerun_of`, only those that took results of that run."""
         graph_id = None if graph is None else _id(graph)
         query = {"graph_id": graph_id, "status": status, "limit": page_size}
+        query["rerun_of"] = None if rerun_of is None else str(rerun_of)
         async for page in fetch_pages(self._calls, "/api/graph-runs", GraphRunSummaries, query):
             for each in page.runs:
                 yield each

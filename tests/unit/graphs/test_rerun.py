@@ -1,7 +1,6 @@
 """Reruns: what is kept, what runs again, and that the values are those of a fresh run."""
 
 import json
-from dataclasses import replace
 from random import Random
 from typing import Any
 from uuid import UUID
@@ -15,7 +14,7 @@ from tests.unit.graphs.simulation import NOW, RUN_ID, Simulation, plan_for, simu
 from tests.unit.graphs.test_decide_random import check_kept
 from tests.unit.graphs.test_deciding_random import Maker, nobody_asks, outcome
 
-from comfyfleet.api.graph_model import RoundEndNode, RoundsNode, is_hidden
+from comfyfleet.api.graph_model import RoundEndNode, is_hidden
 from comfyfleet.api.graph_parse import parse_graph, write_graph
 from comfyfleet.errors import InvalidInput
 from comfyfleet.server.graphs.decide import decide_rerun
@@ -283,6 +282,49 @@ def test_a_round_runs_again_if_the_round_before_it_does() -> None:
     assert set(again.jobs) == {ExecutionKey("refine/a", (1,))}, "it reads what the first round gave"
 
 
+def with_loop(**fields: Any) -> RunPlan:
+    loop = next(each for each in REFINE["nodes"] if each["id"] == "refine")
+    nodes = [{**each, **fields} if each is loop else each for each in REFINE["nodes"]]
+    return plan_for({**REFINE, "nodes": nodes})
+
+
+def test_a_loop_that_may_go_on_for_longer_keeps_its_rounds() -> None:
+    loop = refined(3)
+    longer, _ = rerun(loop, with_loop(until="output.width > 2000"))
+    longer.tell()
+    assert set(longer.jobs) == {ExecutionKey("refine/a", (3,))}
+    loop = Simulation(with_loop(at_most=2))
+    loop.start()
+    for number in range(2):
+        loop.done("refine/a", number)
+        loop.done("refine/b", number, width=number)
+    assert loop.run.status == GraphRunStatus.COMPLETED
+    longer, _ = rerun(loop, with_loop(at_most=3))
+    longer.tell()
+    assert set(longer.jobs) == {ExecutionKey("refine/a", (2,))}
+    shorter, _ = rerun(loop, with_loop(at_most=1))
+    assert shorter.run.status == GraphRunStatus.COMPLETED
+    assert shorter.run.outputs == {"result": loop.run.record(ExecutionKey("refine/b", (0,))).outputs["output"]}  # type: ignore[index]  # fmt: skip
+
+
+def test_a_round_runs_again_if_what_the_round_before_gave_is_computed_anew() -> None:
+    def plan(more: int) -> RunPlan:
+        inside = [
+            work("a", "draw", properties={"text": "{{ previous.width }}"}),
+            node("sum", "value", values={"width": f"{{{{ a.output.width + {more} }}}}"}),
+        ]
+        return with_loop(do={"nodes": inside, "result": "sum.outputs"}, at_most=3)
+
+    loop = Simulation(plan(1))
+    loop.start()
+    for number in range(3):
+        loop.done("refine/a", number, width=number)
+    assert loop.run.status == GraphRunStatus.COMPLETED
+    again, _ = rerun(loop, plan(2))
+    again.tell()
+    assert set(again.jobs) == {ExecutionKey("refine/a", (1,))}, "its sum is another"
+
+
 def test_an_approval_stays_given_unless_what_it_was_about_is_new() -> None:
     asks = document(
         work("draw", "draw"),
@@ -352,17 +394,15 @@ def test_a_property_that_cannot_be_set_is_refused_by_name(name: str) -> None:
 
 def depends(plan: RunPlan, first: ExecutionKey, then: ExecutionKey) -> bool:
     """Whether one execution reads another, or is in a round that the other has decided on."""
-    judge = plan.node(first.node)
-    if isinstance(judge, RoundEndNode):
-        scope = plan.scope(then.node)
-        depth = len(first.at) - 1
-        if len(scope) > depth and scope[depth] == judge.rounds:
-            if then.at[: depth + 1] == (*first.at[:-1], first.at[-1] + 1):
-                return True
+    for judge in plan.graph.nodes.values():
+        if not isinstance(judge, RoundEndNode) or judge.rounds not in plan.scope(then.node):
+            continue
+        depth = plan.scope(then.node).index(judge.rounds)
+        is_result = first.node in {each.source.node for each in plan.shape.incoming[judge.id]}
+        if is_result and (*first.at[:depth], first.at[depth] + 1) == then.at[: depth + 1]:
+            return True
     length = min(len(first.at), len(then.at))
-    return (
-        first.node in plan.shape.sources[then.node] and first.at[:length] == then.at[:length]
-    )
+    return first.node in plan.shape.sources[then.node] and first.at[:length] == then.at[:length]
 
 
 def run_again(plan: RunPlan, run: GraphRunState, starts: set[ExecutionKey]) -> set[ExecutionKey]:

@@ -597,6 +597,8 @@ graph_runs = Table(
     Column("changed_at", Moment, nullable=False),
     Column("ended_at", Moment),
     Column("deadline_at", Moment),  # then it fails; none: it may take as long as it takes
+    Column("rerun_of", Uuid),  # the run whose results it has taken
+    Column("rerun", Document),  # from which node, and what was changed
     CheckConstraint(
         "status IN ('pending', 'running', 'waiting_for_user', 'completed', 'failed', 'cancelled')",
         name="status",
@@ -607,6 +609,7 @@ graph_runs = Table(
         "id",
         where="status IN ('pending', 'running', 'waiting_for_user')",
     ),
+    partial_index("graph_runs_reruns", "rerun_of", where="rerun_of IS NOT NULL"),
 )
 
 graph_executions = Table(

@@ -43,7 +43,13 @@ from comfyfleet.server.graphs.decide import (
 )
 from comfyfleet.server.graphs.draft import RunDecision
 from comfyfleet.server.graphs.environment import read_graph_catalogue
-from comfyfleet.server.graphs.expand import GraphLibrary, GraphName, expand, subgraph_names
+from comfyfleet.server.graphs.expand import (
+    NO_GRAPHS,
+    GraphLibrary,
+    GraphName,
+    expand,
+    subgraph_names,
+)
 from comfyfleet.server.graphs.plan import RunPlan, RunQuote, plan_of, quote_plan, raise_problems
 from comfyfleet.server.graphs.run import (
     Choice,
@@ -101,9 +107,12 @@ class CheckedDocument(NamedTuple):
         return plan_of(self.check.graph, self.catalogue, self.library)
 
 
-async def check_document(graphs: GraphContext, owner: Owner, document: Any) -> CheckedDocument:
+async def check_document(
+    graphs: GraphContext, owner: Owner, document: Any, *, known: GraphLibrary = NO_GRAPHS
+) -> CheckedDocument:
+    """Validates a graph; `known` are graphs inside it that are not looked up, as they may be deleted by now."""
     parsed = parse_graph(document)
-    library = await _read_library(graphs, owner, parsed.graph)
+    library = {**await _read_library(graphs, owner, parsed.graph), **known}
     expanded = expand(parsed.graph, library).graph
     async with graphs.context.central.read() as tx:
         catalogue = await read_graph_catalogue(tx, expanded, graphs.context)
@@ -292,7 +301,7 @@ async def start_run(
 ) -> tuple[LoadedRun, bool]:
     """Starts a run; returns it and whether it is new: the same idempotency key gives the same run."""
     run_id = _run_id(graphs, owner, graph_id, wanted.idempotency_key)
-    if wanted.idempotency_key and (before := await _find(graphs, owner, run_id)):
+    if wanted.idempotency_key and (before := await find_run(graphs, owner, run_id)):
         await _require_same(graphs, owner, before, wanted)
         return before, False
     stored = await get_graph(graphs, owner, graph_id, wanted.version)
@@ -316,7 +325,7 @@ async def start_run(
         graphs.runs.keep(LoadedRun(head, plan, run, 0))
     else:  # another call with the same key was faster
         await _require_same(graphs, owner, await get_run(graphs, owner, run_id), wanted)
-    return await _advance_new(graphs, owner, run_id), is_new
+    return await advance_new(graphs, owner, run_id), is_new
 
 
 async def start_document_run(
@@ -341,18 +350,17 @@ async def _prepare_run(
 ) -> tuple[RunPlan, GraphRunState]:
     """Plans the run and raises whatever prevents it; writes nothing."""
     plan = await _plan(graphs, owner, document, wanted.inputs)
-    inputs = await _replace_files(graphs, owner, plan.graph, wanted.inputs)
+    inputs = await replace_files(graphs, owner, plan.graph, wanted.inputs)
     run = new_run(plan, run_id, inputs, max_tokens=wanted.max_tokens)
     run = replace(run, deadline_at=deadline_from(plan, graphs.context.clock()))
-    await _require_payable(graphs, owner, plan, run)
+    await require_payable(graphs, owner, run, quote_plan(plan, run.inputs).tokens_min)
     return plan, run
 
 
-async def _require_payable(
-    graphs: GraphContext, owner: Owner, plan: RunPlan, run: GraphRunState
+async def require_payable(
+    graphs: GraphContext, owner: Owner, run: GraphRunState, least: int
 ) -> None:
     """Refuses a run that surely can't be paid to its end, so that nothing is spent on half of it."""
-    least = quote_plan(plan, run.inputs).tokens_min
     if run.max_tokens is not None and least > run.max_tokens:
         raise Conflict(
             f"the run costs at least {least:,} tokens, and may spend {run.max_tokens:,}",
@@ -372,7 +380,7 @@ def _run_id(graphs: GraphContext, owner: Owner, graph_id: UUID, key: str | None)
     return uuid5(graph_id, f"{owner.tenant_id}/{owner.user_id}/{key}")
 
 
-async def _find(graphs: GraphContext, owner: Owner, run_id: UUID) -> LoadedRun | None:
+async def find_run(graphs: GraphContext, owner: Owner, run_id: UUID) -> LoadedRun | None:
     try:
         return await get_run(graphs, owner, run_id)
     except NotFound:
@@ -394,12 +402,12 @@ async def _require_same(
         and bounds.max_tokens == before.head.max_tokens
     )
     if given != known and given.keys() == known.keys():
-        given = _file_ids(await _replace_files(graphs, owner, before.plan.graph, wanted.inputs))
+        given = _file_ids(await replace_files(graphs, owner, before.plan.graph, wanted.inputs))
     if given != known or not is_same:
         raise key_conflict()
 
 
-async def _advance_new(graphs: GraphContext, owner: Owner, run_id: UUID) -> LoadedRun:
+async def advance_new(graphs: GraphContext, owner: Owner, run_id: UUID) -> LoadedRun:
     """Advances a stored run; what can't be done now is left to the sweep."""
     try:
         return await advance(graphs, owner.tenant_id, run_id)
@@ -407,7 +415,7 @@ async def _advance_new(graphs: GraphContext, owner: Owner, run_id: UUID) -> Load
         return await get_run(graphs, owner, run_id)
 
 
-async def _replace_files(
+async def replace_files(
     graphs: GraphContext, owner: Owner, graph: GraphDefinition, inputs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Replaces files in inputs by references, wherever they stand, if they are the user's own."""
@@ -583,7 +591,7 @@ async def retry_graph_run(
         return decide_retry(loaded.plan, run, environment, backend=backend)
 
     await apply_decision(graphs, owner.tenant_id, run_id, decide, fresh=True)
-    return await _advance_new(graphs, owner, run_id)
+    return await advance_new(graphs, owner, run_id)
 
 
 async def answer_question(
@@ -608,7 +616,7 @@ async def answer_question(
         return next_actions(loaded.plan, loaded.run, answers, environment)
 
     await apply_decision(graphs, owner.tenant_id, run_id, decide, fresh=True)
-    return await _advance_new(graphs, owner, run_id)
+    return await advance_new(graphs, owner, run_id)
 
 
 def only_question(loaded: LoadedRun) -> ExecutionKey:
@@ -683,6 +691,7 @@ async def list_runs(
     *,
     graph_id: UUID | None = None,
     status: GraphRunStatus | None = None,
+    rerun_of: UUID | None = None,
     before: UUID | None = None,
     limit: int,
 ) -> list[RunListItem]:
@@ -693,7 +702,13 @@ async def list_runs(
         if before and last is None:
             raise NotFound(f"there is no graph run {before}")
         return await store.list_runs(
-            tx, *whose, graph_id=graph_id, status=status, before=last, limit=min(limit, PAGE_MAX)
+            tx,
+            *whose,
+            graph_id=graph_id,
+            status=status,
+            rerun_of=rerun_of,
+            before=last,
+            limit=min(limit, PAGE_MAX),
         )
 
 

@@ -193,7 +193,7 @@ async def apply_decision(
         )
         outcome = await step.commit()
         if outcome is not None:
-            _count(graphs, loaded.run.status, outcome.loaded.run.status)
+            count_end(graphs, loaded.run.status, outcome.loaded.run.status)
             await _follow_up(graphs, pool, outcome)
             return outcome.loaded
         graphs.runs.drop(run_id)
@@ -201,7 +201,7 @@ async def apply_decision(
     raise Conflict(f"the graph run {run_id} is being changed by others; try again")
 
 
-def _count(graphs: GraphContext, before: GraphRunStatus, after: GraphRunStatus) -> None:
+def count_end(graphs: GraphContext, before: GraphRunStatus, after: GraphRunStatus) -> None:
     if after.is_over and not before.is_over:
         graphs.context.run_metrics.graph_runs.labels(after).inc()
 
@@ -296,23 +296,7 @@ class _DecisionApplier:
             outcome.outbox_ids += outbox_ids
         reused = self._reused(found)
         decision = await self._decide_further(tx, [*reused, *refused, *unpaid], outcome)
-        await self._write(tx, decision, outcome)
-        await self._announce(tx, decision, outcome)
-
-    async def _announce(self, tx: Tx, decision: RunDecision, outcome: _Outcome) -> None:
-        """Enqueues webhooks for the run's end and its new questions, once: this transaction is the
-        only one that makes the revision.
-        """
-        context, head = self.graphs.context, outcome.loaded.head
-        if events := run_events(self.loaded, outcome.loaded, decision.changed):
-            await webhooks.enqueue_all(
-                tx,
-                head.tenant_id,
-                head.user_id,
-                events,
-                new_id=context.new_id,
-                now=context.clock(),
-            )
+        outcome.loaded = await write_decision(self.graphs, tx, self.loaded, decision)
 
     async def _split_affordable(
         self, tx: Tx, specs: Mapping[UUID, JobSpec]
@@ -394,27 +378,34 @@ class _DecisionApplier:
             outcome.jobs = [each for each in outcome.jobs if each.id != job.id] + [job]
             outcome.outbox_ids += outbox_ids
 
-    async def _write(self, tx: Tx, decision: RunDecision, outcome: _Outcome) -> None:
-        now, revision = self.graphs.context.clock(), self.loaded.revision + 1
-        run, head = decision.run, self.loaded.head
-        await store.write_run(tx, head, run, decision.changed, revision=revision, now=now)
-        outcome.loaded = LoadedRun(
-            replace(
-                head,
-                status=run.status,
-                revision=revision,
-                tokens=run.tokens,
-                max_tokens=run.max_tokens,
-                error=run.error,
-                outputs=run.outputs,
-                changed_at=now,
-                ended_at=now if run.status.is_over else None,
-                deadline_at=run.deadline_at,
-            ),
-            self.loaded.plan,
-            run,
-            revision,
+
+async def write_decision(
+    graphs: GraphContext, tx: Tx, loaded: LoadedRun, decision: RunDecision
+) -> LoadedRun:
+    """Writes a run as it is after a decision. Webhooks for its end and its new questions are enqueued once: this
+    transaction is the only one that makes the revision.
+    """
+    context, run, head = graphs.context, decision.run, loaded.head
+    now, revision = context.clock(), loaded.revision + 1
+    await store.write_run(tx, head, run, decision.changed, revision=revision, now=now)
+    head = replace(
+        head,
+        status=run.status,
+        revision=revision,
+        tokens=run.tokens,
+        max_tokens=run.max_tokens,
+        error=run.error,
+        outputs=run.outputs,
+        changed_at=now,
+        ended_at=now if run.status.is_over else None,
+        deadline_at=run.deadline_at,
+    )
+    after = LoadedRun(head, loaded.plan, run, revision)
+    if events := run_events(loaded, after, decision.changed):
+        await webhooks.enqueue_all(
+            tx, head.tenant_id, head.user_id, events, new_id=context.new_id, now=now
         )
+    return after
 
 
 def run_events(

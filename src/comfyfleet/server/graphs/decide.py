@@ -355,8 +355,11 @@ def _take_earlier(draft: RunDraft, earlier: EarlierRun, key: ExecutionKey) -> bo
 
 
 def _is_as_before(draft: RunDraft, earlier: EarlierRun, key: ExecutionKey) -> bool:
+    over = closes_over(draft.plan.node(key.node))
     if key.node in earlier.changed:
         return False
+    if over and draft.width(over, key.at) != earlier.width(over, key.at):
+        return False  # a loop may go on for more or fewer rounds
     sources = draft.plan.shape.sources[key.node]
     needed = (each for source in sources for each in _keys_of(draft, source, key))
     return all(each in draft.kept for each in (*earlier.rounds_before(key), *needed))

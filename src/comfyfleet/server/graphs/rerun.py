@@ -4,29 +4,33 @@ An execution is kept if neither its node nor anything that it depends on has cha
 executions that depend on it are looked at when it is decided, so items and rounds are kept one by one."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from comfyfleet.api.graph_model import (
+    ITEM_PORT,
     OUTPUT_PORT,
     ApproveNode,
     InputNode,
     Node,
+    OutputNode,
     RoundEndNode,
     RoundsNode,
     WorkflowNode,
     is_hidden,
 )
 from comfyfleet.errors import InvalidInput
-from comfyfleet.server.graphs.plan import RunPlan
+from comfyfleet.server.graphs.plan import RunPlan, quote_plan
 from comfyfleet.server.graphs.run import (
     ExecutionKey,
     ExecutionRecord,
     ExecutionStatus,
     GraphRunState,
+    Index,
     job_id,
 )
 
@@ -43,17 +47,27 @@ class EarlierRun:
     changed: frozenset[str]
 
     @cached_property
-    def _judges(self) -> Mapping[str, str]:
-        """The nodes that decide about another round, by the node that begins the rounds."""
-        nodes = self.plan.graph.nodes.values()
-        return {each.rounds: each.id for each in nodes if isinstance(each, RoundEndNode)}
+    def _results(self) -> Mapping[str, tuple[str, ...]]:
+        """The nodes that give the result of a round, by the node that begins the rounds."""
+        nodes, incoming = self.plan.graph.nodes.values(), self.plan.shape.incoming
+        return {
+            each.rounds: tuple(wire.source.node for wire in incoming[each.id])
+            for each in nodes
+            if isinstance(each, RoundEndNode)
+        }
 
     def rounds_before(self, key: ExecutionKey) -> Iterator[ExecutionKey]:
-        """Yields what decided that an execution's rounds take place: the ends of the rounds before."""
+        """Yields what an execution in a later round may read of the round before."""
         for depth, opener in enumerate(self.plan.scope(key.node)):
-            number = key.at[depth]
-            if number and opener in self._judges:
-                yield ExecutionKey(self._judges[opener], (*key.at[:depth], number - 1))
+            if number := key.at[depth]:
+                for source in self._results.get(opener, ()):
+                    at = (*key.at[:depth], number - 1)
+                    yield ExecutionKey(source, at[: len(self.plan.scope(source))])
+
+    def width(self, opener: str, at: Index) -> int:
+        """Returns how many items or rounds there were."""
+        outputs = self.run.record(ExecutionKey(opener, at)).outputs or {}
+        return len(outputs.get(ITEM_PORT, ()))
 
     def result_of(self, key: ExecutionKey) -> ExecutionRecord | None:
         """Returns the record of an execution that had a result, or was skipped for want of inputs."""
@@ -91,6 +105,34 @@ def files_made(record: ExecutionRecord) -> tuple[UUID, ...]:
     output = (record.outputs or {}).get(OUTPUT_PORT)
     made = output.get("files", ()) if isinstance(output, Mapping) else ()
     return tuple(UUID(each["file_id"]) for each in made)
+
+
+def least_tokens(plan: RunPlan, run: GraphRunState, kept: Collection[ExecutionKey]) -> int:
+    """Returns what a run that has begun with kept results costs at least."""
+    if run.status.is_over:
+        return 0
+    has_kept = {key.node for key in kept}
+    facts = {
+        node: replace(each, price_tokens=0) if node in has_kept else each
+        for node, each in plan.workflows.items()
+    }
+    # Of nodes with some results, only what is about to start is certain.
+    held = (key.node for key in run.held.values() if key.node in has_kept)
+    certain = [node for node in held if not plan.workflow_node(node).reuse]
+    others = quote_plan(replace(plan, workflows=facts), run.inputs).tokens_min
+    return others + sum(plan.workflows[node].price_tokens for node in certain)
+
+
+def inputs_read(plan: RunPlan, run: GraphRunState, kept: Collection[ExecutionKey]) -> set[str]:
+    """Returns the inputs whose values jobs still need, or that the run puts out."""
+    had = Counter(key.node for key in kept)
+    read: dict[str, bool] = {}
+    for node in reversed(plan.shape.order):
+        if isinstance(plan.node(node), WorkflowNode | OutputNode):
+            read[node] = had[node] < max(1, run.tally(node).expected)
+        else:
+            read[node] = any(read[target] for target in plan.shape.targets[node])
+    return {node for node in plan.roots if isinstance(plan.node(node), InputNode) and read[node]}
 
 
 # What has changed
@@ -142,6 +184,8 @@ def _given(of: RerunFrom, node: InputNode) -> Any:
 
 
 def _definition(node: Node) -> str:
+    if isinstance(node, RoundsNode):
+        node = replace(node, at_most=1)  # how many rounds there were is compared where they end
     if isinstance(node, WorkflowNode):
         node = replace(node, **{name: getattr(_USUAL, name) for name in _HOW_IT_RUNS})
     return type(node).__name__ + _text(asdict(node))

@@ -371,6 +371,8 @@ class RunRow:
     changed_at: datetime | None = None
     ended_at: datetime | None = None
     deadline_at: datetime | None = None
+    rerun_of: UUID | None = None  # the run whose results it has taken
+    rerun: Mapping[str, Any] | None = None  # from which node, and what was changed
 
     @property
     def is_expired(self) -> bool:
@@ -415,6 +417,7 @@ class RunListItem:
     error: RunError | None
     created_at: datetime
     ended_at: datetime | None
+    rerun_of: UUID | None = None
 
 
 IN_QUEUE_MAX = 5

@@ -188,6 +188,8 @@ async def add_run(tx: Tx, head: RunRow) -> bool:
         "created_at": head.created_at,
         "changed_at": head.created_at,
         "deadline_at": head.deadline_at,
+        "rerun_of": head.rerun_of,
+        "rerun": head.rerun,
     }
     added = await tx.execute(insert_if_new(tx, graph_runs, [row]).returning(graph_runs.c.id))
     return added.one_or_none() is not None
@@ -343,6 +345,7 @@ async def list_runs(
     *,
     graph_id: UUID | None,
     status: GraphRunStatus | None,
+    rerun_of: UUID | None,
     before: RunListItem | None,
     limit: int,
 ) -> list[RunListItem]:
@@ -354,6 +357,8 @@ async def list_runs(
         query = query.where(graph_runs.c.graph_id == graph_id)
     if status:
         query = query.where(graph_runs.c.status == status)
+    if rerun_of:
+        query = query.where(graph_runs.c.rerun_of == rerun_of)
     found = await tx.execute(_newest(graph_runs, query, before, limit))
     return [_run_entry(row) for row in found.mappings()]
 
@@ -416,7 +421,7 @@ async def expire_runs(tx: Tx, tenant_id: UUID, *, ended_before: datetime, limit:
     ids = list((await tx.execute(for_update(tx, old, skip_locked=True))).scalars())
     if not ids:
         return []
-    lost = {"snapshot": {}, "inputs": {}, "outputs": null(), "error": null()}
+    lost = {"snapshot": {}, "inputs": {}, "outputs": null(), "error": null(), "rerun": null()}
     # A retry clears ended_at; a run that was retried meanwhile is kept.
     over = (is_one_of(tx, graph_runs.c.id, ids), graph_runs.c.ended_at < ended_before)
     changed = update(graph_runs).where(*over).values({**lost, "revision": EXPIRED_REVISION})

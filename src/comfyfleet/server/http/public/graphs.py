@@ -38,6 +38,8 @@ from comfyfleet.server.graphs.apply import LoadedRun
 from comfyfleet.server.graphs.catalogue import WorkflowFacts
 from comfyfleet.server.graphs.environment import all_offered
 from comfyfleet.server.graphs.plan import RunQuote, is_required
+from comfyfleet.server.graphs.rerun import CHANGES_MAX
+from comfyfleet.server.graphs.rerun_actions import NewRerun, rerun_graph_run
 from comfyfleet.server.graphs.run import (
     Choice,
     ExecutionKey,
@@ -332,6 +334,37 @@ class RetryBody(Body):
     backend: Text | None = Field(default=None, examples=["worker:gpu-7"])
 
 
+class RerunBody(Body):
+    start: Text | None = Field(
+        default=None,
+        alias="from",
+        max_length=200,
+        description="The node from which on everything runs again; without it, what has no result or has changed.",
+        examples=["soften"],
+    )
+    inputs: dict[str, Any] = Field(
+        default_factory=dict, description="Inputs that are others than in the earlier run."
+    )
+    set: dict[str, Any] = Field(
+        default_factory=dict,
+        max_length=CHANGES_MAX,
+        description="Properties of nodes for this run only, each as `node.property`.",
+        examples=[{"soften.radius": 4}],
+    )
+    version: VersionNumber | None = Field(
+        default=None, description="Of the graph; default: as it was run."
+    )
+    max_tokens: Tokens | None = Field(
+        default=None,
+        ge=0,
+        le=TOKENS_MAX,
+        description="Spending limit of the new run; default: that of the earlier one.",
+    )
+    idempotency_key: Text | None = Field(
+        default=None, min_length=1, max_length=200, description="The same key gives the same run."
+    )
+
+
 class AnswerBody(Body):
     node: Text | None = Field(default=None, description="May be left out if one node asks.")
     index: list[ItemIndex] = Field(default_factory=list, max_length=10)
@@ -405,6 +438,7 @@ async def list_runs(
     caller: Reader,
     graph_id: UUID | None = None,
     status: GraphRunStatus | None = None,
+    rerun_of: Annotated[UUID | None, Query(description="Only reruns of this run.")] = None,
     before: UUID | None = None,
     limit: Limit = PAGE_USUAL,
 ) -> GraphRunSummaries:
@@ -414,6 +448,7 @@ async def list_runs(
         owner_of(caller),
         graph_id=graph_id,
         status=status,
+        rerun_of=rerun_of,
         before=before,
         limit=limit + 1,
     )
@@ -527,6 +562,38 @@ async def retry(
         backend=wanted.backend,
         max_tokens=wanted.max_tokens,
     )
+    return await _run_answer(plane, kept)
+
+
+@router.post(
+    "/graph-runs/{run_id}/rerun",
+    status_code=status.HTTP_201_CREATED,
+    responses={
+        200: {"model": GraphRunAnswer, "description": "It was started before, by the same key"},
+        **problems(404, 409),
+    },
+)
+async def rerun(
+    run_id: UUID,
+    plane: PlaneDep,
+    caller: Writer,
+    response: Response,
+    body: RerunBody | None = None,
+    idempotency_header: IdempotencyHeader = None,
+) -> GraphRunAnswer:
+    """Starts a new run with the results of one that is over. What comes before the node is kept and not paid
+    again; the node, all that depends on it, and what had no result, runs."""
+    wanted = body or RerunBody()
+    new = NewRerun(
+        wanted.start,
+        wanted.inputs,
+        wanted.set,
+        wanted.version,
+        wanted.max_tokens,
+        idempotency_key(wanted.idempotency_key, idempotency_header),
+    )
+    kept, is_new = await rerun_graph_run(plane.graphs, owner_of(caller), run_id, new)
+    response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
     return await _run_answer(plane, kept)
 
 

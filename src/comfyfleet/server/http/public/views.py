@@ -16,6 +16,7 @@ from comfyfleet.api.graphs import (
     NodeSeen,
     ProgressSeen,
     QuestionSeen,
+    RerunOf,
     ReusedFrom,
     RunningNodeSeen,
 )
@@ -177,6 +178,19 @@ async def run_view(
         created_at=head.created_at,
         ended_at=head.ended_at,
         is_expired=head.is_expired,
+        rerun_of=_rerun_of(head),
+    )
+
+
+def _rerun_of(head: RunRow) -> RerunOf | None:
+    if head.rerun_of is None:
+        return None
+    changes = head.rerun or {}  # gone when it expires
+    return RerunOf(
+        run_id=head.rerun_of,
+        node=changes.get("from"),
+        inputs=tuple(changes.get("inputs", ())),
+        set=dict(changes.get("set", {})),
     )
 
 

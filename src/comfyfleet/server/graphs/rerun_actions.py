@@ -1,0 +1,275 @@
+"""Starts a run with the results of an earlier one: from a node on, or with what is lacking or has changed.
+
+The new run is written with all that it has kept in one transaction, in which the earlier run and the files of the
+results are locked. Jobs are started afterwards, as in any other run."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+from uuid import UUID, uuid5
+
+from comfyfleet.api.graph_model import InputNode
+from comfyfleet.api.graph_parse import write_graph
+from comfyfleet.errors import Conflict
+from comfyfleet.server.graphs import store
+from comfyfleet.server.graphs.actions import (
+    CheckedDocument,
+    Owner,
+    advance_new,
+    check_document,
+    file_ids_in,
+    find_run,
+    get_graph,
+    get_run,
+    replace_files,
+    require_payable,
+)
+from comfyfleet.server.graphs.apply import GraphContext, LoadedRun, count_end, write_decision
+from comfyfleet.server.graphs.decide import deadline_from, decide_rerun, new_run
+from comfyfleet.server.graphs.draft import RerunDecision
+from comfyfleet.server.graphs.plan import RunPlan, raise_problems
+from comfyfleet.server.graphs.rerun import (
+    EarlierRun,
+    RerunFrom,
+    changed_nodes,
+    files_made,
+    inputs_read,
+    least_tokens,
+    require_node,
+    with_properties,
+)
+from comfyfleet.server.graphs.run import ExecutionKey, GraphRunState, GraphRunStatus, RunRow
+from comfyfleet.server.graphs.snapshot import dump_plan
+from comfyfleet.server.graphs.validate import check_inputs
+from comfyfleet.server.jobs import reuse
+from comfyfleet.server.jobs.idempotency import key_conflict
+from comfyfleet.server.media import service as media
+
+TRIES_MAX = 5
+NODES_NAMED_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class NewRerun:
+    start: str | None = None  # the node from which on everything runs
+    inputs: Mapping[str, Any] = field(default_factory=dict)  # those that are others than before
+    values: Mapping[str, Any] = field(default_factory=dict)  # properties to set, as node.property
+    version: int | None = None  # None: the graph as it was run
+    max_tokens: int | None = None
+    idempotency_key: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """By which a repeated request is known."""
+        whole = (self.start, self.inputs, self.values, self.version, self.max_tokens)
+        return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+
+
+class _PreparedRerun(NamedTuple):
+    earlier: LoadedRun
+    head: RunRow
+    plan: RunPlan
+    begun: RerunDecision
+    needed: Mapping[UUID, str]  # files, by who has made or given them
+
+
+async def rerun_graph_run(
+    graphs: GraphContext, owner: Owner, run_id: UUID, wanted: NewRerun
+) -> tuple[LoadedRun, bool]:
+    """Starts a run from an earlier one; returns it and whether it is new: the same idempotency key gives the same run."""
+    await get_run(graphs, owner, run_id)
+    new_id = _rerun_id(graphs, owner, run_id, wanted.idempotency_key)
+    if wanted.idempotency_key and (before := await find_run(graphs, owner, new_id)):
+        return _require_same(before, wanted), False
+    for _ in range(TRIES_MAX):
+        earlier = await get_run(graphs, owner, run_id)
+        made = await _prepare(graphs, owner, earlier, new_id, wanted)
+        loaded = await _store(graphs, made)
+        if loaded is None:
+            continue  # the earlier run has changed
+        if loaded.revision:
+            graphs.runs.keep(loaded)
+            count_end(graphs, GraphRunStatus.PENDING, loaded.run.status)
+            return await advance_new(graphs, owner, new_id), True
+        # Another call with the same key was faster.
+        return _require_same(await get_run(graphs, owner, new_id), wanted), False
+    raise Conflict(f"the graph run {run_id} is being changed by others; try again")
+
+
+def _rerun_id(graphs: GraphContext, owner: Owner, run_id: UUID, key: str | None) -> UUID:
+    if key is None:
+        return graphs.context.new_id()
+    return uuid5(run_id, f"rerun/{owner.tenant_id}/{owner.user_id}/{key}")
+
+
+def _require_same(before: LoadedRun, wanted: NewRerun) -> LoadedRun:
+    if not before.head.is_expired and (before.head.rerun or {}).get("digest") != wanted.digest:
+        raise key_conflict()
+    return before
+
+
+async def _prepare(
+    graphs: GraphContext, owner: Owner, earlier: LoadedRun, new_id: UUID, wanted: NewRerun
+) -> _PreparedRerun:
+    """Plans the run and raises whatever prevents it; writes nothing."""
+    _require_ended(earlier)
+    checked, version = await _checked(graphs, owner, earlier, wanted)
+    inputs = _merged_inputs(checked, earlier, wanted)
+    raise_problems([*checked.check.problems, *check_inputs(checked.check.graph, inputs)])
+    plan = checked.plan
+    if wanted.start is not None:
+        require_node(plan, wanted.start)
+    inputs |= await replace_files(graphs, owner, plan.graph, wanted.inputs)
+    run = _new_state(graphs, earlier, plan, new_id, inputs, wanted)
+    begun = await _begin(graphs, owner, earlier, plan, run, wanted)
+    now = graphs.context.clock()
+    head = RunRow(
+        id=new_id,
+        tenant_id=owner.tenant_id,
+        user_id=owner.user_id,
+        graph_id=earlier.head.graph_id,
+        graph_version=version,
+        snapshot=dump_plan(plan),
+        inputs=inputs,
+        max_tokens=run.max_tokens,
+        created_at=now,
+        changed_at=now,
+        deadline_at=run.deadline_at,
+        rerun_of=earlier.head.id,
+        rerun={
+            "from": wanted.start,
+            "inputs": sorted(wanted.inputs),
+            "set": dict(wanted.values),
+            "digest": wanted.digest,
+        },
+    )
+    return _PreparedRerun(earlier, head, plan, begun, _files_needed(plan, begun, inputs))
+
+
+def _require_ended(earlier: LoadedRun) -> None:
+    if earlier.head.is_expired:
+        raise Conflict("the time of this run is up: what it had done is gone")
+    if not earlier.run.status.is_over:
+        raise Conflict(
+            f"only a run that is over can be run again; this one is {earlier.run.status}: cancel it, or wait"
+        )
+
+
+async def _checked(
+    graphs: GraphContext, owner: Owner, earlier: LoadedRun, wanted: NewRerun
+) -> tuple[CheckedDocument, int]:
+    """Validates the graph anew, as its workflows may have changed; returns it with its version."""
+    head = earlier.head
+    if wanted.version is None:
+        changed = with_properties(write_graph(earlier.plan.source), wanted.values)
+        known = earlier.plan.library  # as it was run, whatever its names mean by now
+        return await check_document(graphs, owner, changed, known=known), head.graph_version
+    stored = await get_graph(graphs, owner, head.graph_id, wanted.version)
+    changed = with_properties(stored.document, wanted.values)
+    return await check_document(graphs, owner, changed), stored.version
+
+
+def _merged_inputs(
+    checked: CheckedDocument, earlier: LoadedRun, wanted: NewRerun
+) -> dict[str, Any]:
+    """Returns the inputs of the earlier run that the graph still has, and those that are given now."""
+    nodes = checked.check.graph.nodes
+    kept = {
+        name: value
+        for name, value in earlier.head.inputs.items()
+        if isinstance(nodes.get(name), InputNode)
+    }
+    return {**kept, **wanted.inputs}
+
+
+def _new_state(
+    graphs: GraphContext,
+    earlier: LoadedRun,
+    plan: RunPlan,
+    new_id: UUID,
+    inputs: Mapping[str, Any],
+    wanted: NewRerun,
+) -> GraphRunState:
+    """Returns the run before anything has happened. It may spend what is given now, or what the earlier run might."""
+    was = earlier.run.max_tokens
+    asked = was if was != earlier.plan.graph.max_tokens else None
+    run = new_run(plan, new_id, inputs, max_tokens=asked)
+    if wanted.max_tokens is not None:
+        run = replace(run, max_tokens=wanted.max_tokens)
+    return replace(run, deadline_at=deadline_from(plan, graphs.context.clock()))
+
+
+async def _begin(
+    graphs: GraphContext,
+    owner: Owner,
+    earlier: LoadedRun,
+    plan: RunPlan,
+    run: GraphRunState,
+    wanted: NewRerun,
+) -> RerunDecision:
+    before, after = RerunFrom(earlier.plan, earlier.run.inputs), RerunFrom(plan, run.inputs)
+    changed = changed_nodes(before, after, start=wanted.start)
+    environment = await graphs.environment.now(graphs.context, owner.tenant_id)
+    begun = decide_rerun(
+        plan, run, EarlierRun(plan, earlier.plan, earlier.run, changed), environment
+    )
+    after_it = begun.decision.run
+    if after_it.status.is_over and len(begun.kept) == len(after_it.records):
+        raise Conflict(
+            "nothing is left to run: all nodes have their results; name the node to run from",
+            field="from",
+        )
+    await require_payable(graphs, owner, after_it, least_tokens(plan, after_it, begun.kept))
+    return begun
+
+
+def _files_needed(
+    plan: RunPlan, begun: RerunDecision, inputs: Mapping[str, Any]
+) -> dict[UUID, str]:
+    """Returns the files that the run needs, by the node that made them or the input that they were given as."""
+    run = begun.decision.run
+    needed = {
+        UUID(file_id): name
+        for name in inputs_read(plan, run, begun.kept)
+        for file_id in file_ids_in(inputs.get(name))
+    }
+    kept: list[ExecutionKey] = [key for key in begun.kept if key.node in plan.workflows]
+    return needed | {made: str(key) for key in kept for made in files_made(run.record(key))}
+
+
+async def _store(graphs: GraphContext, made: _PreparedRerun) -> LoadedRun | None:
+    """Writes the run with what it has kept. None: the earlier run has changed; at revision 0: there is such a run."""
+    context, head = graphs.context, made.head
+    kept_since = await reuse.files_kept_since(context, head.tenant_id)
+    first = LoadedRun(
+        head,
+        made.plan,
+        GraphRunState(head.id, head.inputs, head.max_tokens, deadline_at=head.deadline_at),
+        0,
+    )
+    async with context.tenant_transaction(head.tenant_id) as tx:
+        revision = await store.lock_revision(tx, head.tenant_id, made.earlier.head.id)
+        if revision != made.earlier.revision:
+            return None
+        if not await store.add_run(tx, head):
+            return first
+        found = await media.lock_kept(
+            tx, head.tenant_id, head.user_id, list(made.needed), since=kept_since
+        )
+        _require_files(made, set(found))
+        await media.keep_longer(tx, head.tenant_id, found, now=context.clock())
+        return await write_decision(graphs, tx, first, made.begun.decision)
+
+
+def _require_files(made: _PreparedRerun, found: set[UUID]) -> None:
+    lost = sorted({name for file_id, name in made.needed.items() if file_id not in found})
+    if not lost:
+        return
+    named = ", ".join(lost[:NODES_NAMED_MAX]) + (" and others" if lost[NODES_NAMED_MAX:] else "")
+    raise Conflict(
+        f"files of {named} have expired or were deleted, and so can't be kept: run again from there, or from before it",
+        nodes=lost[:NODES_NAMED_MAX],
+        field="from",
+    )
