@@ -60,6 +60,20 @@ connections:
   - {from: soften.output, to: picture.value}
 """
 
+SOFTEN_AND_DRAW = """
+name: Soften and draw
+nodes:
+  - {id: photo, type: input, value_type: image}
+  - {id: radius, type: input, value_type: integer}
+  - {id: soften, type: workflow, workflow: soften, properties: {radius: {from: radius.value}}}
+  - {id: draw, type: workflow, workflow: negative, properties: {width: {from: soften.output.width}}}
+  - {id: soft, type: output}
+  - {id: picture, type: output}
+connections:
+  - {from: photo.value, to: soften.input}
+  - {from: soften.output, to: soft.value}
+  - {from: draw.output, to: picture.value}
+"""
 FROM_TABLE = """
 name: From a table
 reuse: true
@@ -240,6 +254,31 @@ def test_a_failed_run_is_retried_to_its_end(tmp_path: Path, local_server: LocalS
     (drawn,) = [each for each in ada.run(run_id)["executions"] if each["node"] == "draw"]
     assert drawn["backend"] == "worker:built-in"
     assert "only" in ada.says("retry", run_id, code=1).err
+
+
+def test_a_run_is_run_again_from_a_node(
+    tmp_path: Path, local_server: LocalServer, ada: Customer
+) -> None:
+    photo, file = f"photo=@{PHOTO}", written(tmp_path, SOFTEN_AND_DRAW)
+    run = ada.says("run", file, "-i", photo, "-i", "radius=1", "--watch", "--json").json
+    again = ada.says("rerun", run["id"], "--from", "draw", "--set", "draw.width=30", "-o", str(tmp_path / "out"))  # fmt: skip
+    run_id, *saved = again.out.split()
+    assert saved
+    assert all(Path(each).is_file() for each in saved)
+    seen = ada.run(run_id)
+    assert (seen["status"], seen["rerun_of"]["run_id"]) == ("completed", run["id"])
+    assert seen["outputs"]["picture"]["width"] == 15
+    shown = ada.says("show", run_id).out
+    assert f"run {run['id']} again from draw" in shown
+    assert f"of run {run['id']}" in shown, "the softened one was kept"
+    assert [each["id"] for each in ada.says("runs", "--rerun-of", run["id"], "--json").json] == [run_id]  # fmt: skip
+    all_of_it = ada.says("rerun", run["id"], "-i", "radius=2", "--watch", "--json").json
+    assert all_of_it["tokens"] == run["tokens"]
+    assert "nothing is left to run" in ada.says("rerun", run["id"], code=1).err
+    assert "it must be NODE.PROPERTY=VALUE" in ada.says("rerun", run["id"], "--set", "x", code=1).err  # fmt: skip
+    assert "no node 'paint'" in ada.says("rerun", run["id"], "--from", "paint", code=1).err
+    stranger = Customer(local_server)
+    stranger.says("rerun", run["id"], "--from", "draw", code=1)
 
 
 def test_a_question_is_answered(tmp_path: Path, local_server: LocalServer, ada: Customer) -> None:

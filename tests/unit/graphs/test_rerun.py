@@ -460,7 +460,7 @@ def check_taken_up(seed: int, size: int, order: int) -> None:
     while cut.jobs and rng.random() < 0.9:
         cut.tell(outcome(cut.jobs.pop(rng.choice(sorted(cut.jobs)))))
     cut.cancel()
-    changes = {"number": seed % 7} if rng.random() < 0.5 else {}
+    changes: dict[str, Any] = {"number": seed % 7} if rng.random() < 0.5 else {}
     again, kept = rerun(cut, start=None, **changes)
     check_kept(again)
     again = simulate(again, rng, outcome, nobody_asks)
