@@ -388,6 +388,39 @@ def test_what_failed_is_told_and_tried_again(
     expect(panel.get_by_text("2", exact=True)).to_be_visible()
 
 
+def test_a_run_is_run_again_from_a_node_and_leads_back(
+    customer: WebPage, web: WebServer, workflows: None
+) -> None:
+    page = customer.page
+    then = {**DRAW, "id": "then", "workflow": "slow", "properties": {}}
+    look = {"id": "look", "type": "condition", "condition": "output.images.count > 0"}
+    wires = (
+        {"from": "draw.output", "to": "look.input"},
+        {"from": "look.true", "to": "picture.value"},
+        {"from": "then.output", "to": "other.value"},
+    )
+    graph_id = graph(web, "Again", DRAW, look, then, {"id": "other", "type": "output"}, wires=wires)
+    first = run(web, graph_id)
+    customer.open(f"/graphs/{graph_id}/runs/{first}")
+    expect(page.get_by_text("Succeeded", exact=True)).to_be_visible(timeout=60_000)
+    page.get_by_role("group", name="then, Workflow, Done").click()
+    panel = page.get_by_role("complementary", name="What happened at then")
+    panel.get_by_role("button", name="Run again from here").click()
+    expect(page.get_by_text("Run again from then.")).to_be_visible(timeout=60_000)
+    expect(page).not_to_have_url(re.compile(first))
+    expect(page.get_by_text("Succeeded", exact=True)).to_be_visible(timeout=60_000)
+    expect(page.get_by_text("1 token so far")).to_be_visible()
+    page.get_by_role("group", name="draw, Workflow, Done").click()
+    kept = page.get_by_role("complementary", name="What happened at draw")
+    expect(kept.get_by_role("link", name="an earlier run")).to_be_visible()
+    customer.screenshot("canvas again")
+    assert customer.serious_findings() == []
+    page.get_by_role("link", name="To the earlier run").click()
+    expect(page).to_have_url(re.compile(first))
+    expect(page.get_by_text("2 tokens so far")).to_be_visible(timeout=60_000)
+    expect(page.get_by_text("Run again from then.")).to_be_hidden()
+
+
 def test_a_run_is_followed_and_cancelled_on_a_phone(
     web: WebServer, phone: WebPage, workflows: None
 ) -> None:

@@ -1010,6 +1010,8 @@ export interface GraphRunAnswer {
   ended_at: string | null
   /** Its retention time is over: inputs, outputs and records were deleted. */
   is_expired: boolean
+  /** The run whose results it has taken, if it is a rerun. */
+  rerun_of: RerunOf | null
 }
 
 export type GraphRunStatus = "pending" | "running" | "waiting_for_user" | "completed" | "failed" | "cancelled"
@@ -1035,6 +1037,8 @@ export interface GraphRunSummary {
   error: string | null
   created_at: string
   ended_at: string | null
+  /** The run whose results it has taken. */
+  rerun_of: string | null
 }
 
 export interface GraphSummary {
@@ -2284,6 +2288,32 @@ export interface Requeue {
   lacking?: Lacking | null
 }
 
+export interface RerunBody {
+  /** The node from which on everything runs again; without it, what has no result or has changed. */
+  from?: string | null
+  /** Inputs that are others than in the earlier run. */
+  inputs?: Record<string, unknown>
+  /** Properties of nodes for this run only, each as `node.property`. */
+  set?: Record<string, unknown>
+  /** Of the graph; default: as it was run. */
+  version?: number | null
+  /** Spending limit of the new run; default: that of the earlier one. */
+  max_tokens?: number | null
+  /** The same key gives the same run. */
+  idempotency_key?: string | null
+}
+
+/** The run whose results were taken, and what is different from it. */
+export interface RerunOf {
+  run_id: string
+  /** From which on everything ran again; null: only what had no result, or changed. */
+  node: string | null
+  /** The inputs that were given anew. */
+  inputs: (string)[]
+  /** Properties that were set for this run, as node.property. */
+  set: Record<string, unknown>
+}
+
 export interface Retention {
   /** Media and files are deleted after so many days; null: COMFYFLEET_RETENTION_DAYS. */
   retention_days: number | null
@@ -2311,7 +2341,8 @@ export interface RetryBody {
 
 /** Where a result came from that was there already, and so was not run again. */
 export interface ReusedFrom {
-  job_id: string
+  /** null: it was no job that made it, but a person's answer. */
+  job_id: string | null
   /** The graph run that made it, if one did. */
   run_id: string | null
 }

@@ -1,6 +1,7 @@
 /** What happened at one node: its executions, each with inputs, outputs, attempts and times. */
 
-import { useState } from "react"
+import { type ReactNode, useState } from "react"
+import { Link } from "wouter"
 import type { ExecutionSeen } from "@/api/schema"
 import { Button, CopyId, duration, Select, Status, Time } from "@/ui"
 import { JsonTree } from "@/ui/JsonTree"
@@ -11,9 +12,11 @@ interface ExecutionPanelProps {
   id: string
   executions: readonly ExecutionSeen[]
   onClose: () => void
+  /** What can be done with the node. */
+  children?: ReactNode
 }
 
-export function ExecutionPanel({ id, executions, onClose }: ExecutionPanelProps) {
+export function ExecutionPanel({ id, executions, onClose, children }: ExecutionPanelProps) {
   const [at, setAt] = useState(0)
   const one = executions[Math.min(at, executions.length - 1)]
   return (
@@ -38,6 +41,7 @@ export function ExecutionPanel({ id, executions, onClose }: ExecutionPanelProps)
         />
       )}
       {one ? <Facts execution={one} /> : <p className="faint">{words.nodeStatuses.pending}</p>}
+      {children}
     </aside>
   )
 }
@@ -81,7 +85,7 @@ function Values({ title, value }: { title: string; value: unknown }) {
 }
 
 function Times({ execution }: { execution: ExecutionSeen }) {
-  const { attempts, queued_at, started_at, ended_at, backend, job_id, current_step } = execution
+  const { attempts, queued_at, started_at, ended_at, backend, job_id, current_step, reused_from } = execution
   return (
     <dl className="canvas-facts">
       {attempts > 0 && (
@@ -120,6 +124,14 @@ function Times({ execution }: { execution: ExecutionSeen }) {
         <>
           <dt>{words.backend}</dt>
           <dd>{backendName(backend)}</dd>
+        </>
+      )}
+      {reused_from?.run_id && (
+        <>
+          <dt>{words.takenFrom}</dt>
+          <dd>
+            <Link href={`/graph-runs/${reused_from.run_id}`}>{words.earlierResult}</Link>
+          </dd>
         </>
       )}
       {job_id && (

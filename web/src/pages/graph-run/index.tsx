@@ -38,9 +38,14 @@ import {
 } from "./follow"
 import { Gallery, madeSoFar, Strip } from "./Outputs"
 import { type Answer, Question, sameAnswer, sendAnswer } from "./Question"
+import { EarlierRun, RunAgain } from "./RunAgain"
 
-/** By /graphs/:graph/runs/:id, or by the run alone. */
+/** By /graphs/:graph/runs/:id, or by the run alone. One run leads to another, which may be of another version. */
 export default function GraphRunPage({ id }: { id: string }) {
+  return <GraphRun key={id} id={id} />
+}
+
+function GraphRun({ id }: { id: string }) {
   const path = graphRunPath(id)
   const document = useRef<GraphRunAnswer["document"]>(null)
   const run = useQuery<GraphRunAnswer>(path, {
@@ -139,7 +144,9 @@ function Run({ run, offers, put, renew, reload }: RunProps) {
             id={only}
             executions={run.executions.filter((each) => each.node === only)}
             onClose={() => select(NOBODY)}
-          />
+          >
+            {isOver(run.status) && !run.is_expired && <RunAgain run={run} node={only} />}
+          </ExecutionPanel>
         )}
         <CanvasFlow
           label={words.runName(run.name)}
@@ -154,6 +161,7 @@ function Run({ run, offers, put, renew, reload }: RunProps) {
         <div className="canvas-news">
           {!isWhole && <p className="canvas-problems">{words.notThere}</p>}
           {run.is_expired && <p className="canvas-problems">{words.expired}</p>}
+          <EarlierRun run={run} />
           {run.status === "failed" && (
             <Failure run={run} renew={renew} onShow={(node) => select(new Set([node]))} />
           )}

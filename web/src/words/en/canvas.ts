@@ -278,6 +278,12 @@ export const words = {
   retryBackend: "Backend",
   retryBackendHint: "worker:NAME or fleet:NAME/STAGE.",
   sameBackend: "as the graph says",
+  again: "Run again from here",
+  againHint: "What comes before it is kept and not paid for again.",
+  againOf: (node: string | null) => (node ? `Run again from ${node}. ` : "Taken up again. "),
+  earlierRun: "To the earlier run",
+  takenFrom: "Taken from",
+  earlierResult: "an earlier run",
   askTitle: (node: string) => `Where shall ${node} go on?`,
   askText: (message: string) =>
     `${message.replace(/^Backend (?:worker|fleet):/, "")}. This node begins again where you choose; it is paid for once.`,
