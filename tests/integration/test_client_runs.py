@@ -10,7 +10,7 @@ import PIL.Image
 import pytest
 from tests.support.server.local_server import PHOTO, LocalServer, local_server_in
 
-from comfyfleet.client import Client, GraphEvent, PipelineRun
+from comfyfleet.client import Client, GraphEvent, GraphRunHandle, PipelineRun
 from comfyfleet.errors import Conflict, InvalidInput, NotFound, RunFailed, RunTimedOut
 
 TWO = """
@@ -41,6 +41,18 @@ steps:
     properties: {input: "{{ parent.file }}"}
     images_per_job: 2
     children_per_parent: 2
+"""
+
+
+AGAIN = """
+name: Again
+nodes:
+  - {id: draw, type: workflow, workflow: negative, properties: {width: 32}}
+  - {id: soften, type: workflow, workflow: soften, properties: {radius: 1}}
+  - {id: picture, type: output}
+connections:
+  - {from: draw.output, to: soften.input}
+  - {from: soften.output, to: picture.value}
 """
 
 
@@ -86,6 +98,28 @@ async def test_a_graph_is_priced_run_followed_and_downloaded(
     assert [each.name.partition("_")[0] for each in files] == ["1", "2", "3"]
     with PIL.Image.open(files[0]) as picture:
         assert picture.format == "PNG"
+
+
+async def test_a_run_is_run_again_from_a_node(local_server: LocalServer) -> None:
+    async with local_server.client() as client, local_server.client() as other:
+        first = await client.graphs.run_document(AGAIN)
+        run = await first.wait(timeout_seconds=60)
+        again = await first.rerun("soften", changes={"soften.radius": 2}, idempotency_key="once")
+        same = await first.rerun("soften", changes={"soften.radius": 2}, idempotency_key="once")
+        assert (same.id, again.idempotency_key) == (again.id, "once")
+        made = await again.wait(timeout_seconds=60)
+        assert made.rerun_of is not None
+        assert (made.rerun_of.run_id, made.rerun_of.node) == (first.id, "soften")
+        sources = {each.node: each.reused_from for each in made.executions if each.reused_from}
+        assert {node: each.run_id for node, each in sources.items()} == {"draw": first.id}
+        assert (await client.wallet()).balance == 1_000 - run.tokens - made.tokens
+        assert 0 < made.tokens < run.tokens
+        listed = [each.id async for each in client.graphs.runs(rerun_of=first.id)]
+        assert listed == [again.id]
+        with pytest.raises(Conflict, match="nothing is left to run"):
+            await first.rerun()
+        with pytest.raises(NotFound):
+            await GraphRunHandle(other.calls, run).rerun("soften")
 
 
 async def test_a_graph_with_problems_is_told_all_of_them(local_server: LocalServer) -> None:

@@ -216,6 +216,12 @@ async def test_kept_files_stay_as_long_as_the_new_run_needs_them(
         error = await refused(setup, run, "second")
         assert isinstance(error, Conflict)
         assert "the time of this run is up" in error.message
+        long_ago = run.head.created_at.replace(year=2000)
+        async with setup.plane.pools["main"].transaction() as tx:
+            await tx.execute(update(graph_runs).values(ended_at=long_ago))
+        await expire_old(setup.plane.context)
+        expired = (await setup.now(again)).head
+        assert (expired.rerun_of, expired.rerun) == (run.head.id, None), "what was set is gone"
 
 
 async def test_what_cannot_be_run_again_is_refused_and_changes_nothing(

@@ -3,6 +3,7 @@
 The new run is written with all that it has kept in one transaction, in which the earlier run and the files of the
 results are locked. Jobs are started afterwards, as in any other run."""
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Mapping
@@ -212,9 +213,9 @@ async def _begin(
     before, after = RerunFrom(earlier.plan, earlier.run.inputs), RerunFrom(plan, run.inputs)
     changed = changed_nodes(before, after, start=wanted.start)
     environment = await graphs.environment.now(graphs.context, owner.tenant_id)
-    begun = decide_rerun(
-        plan, run, EarlierRun(plan, earlier.plan, earlier.run, changed), environment
-    )
+    source = EarlierRun(plan, earlier.plan, earlier.run, changed)
+    # It may have the results of ten thousand jobs: nobody else should wait for that.
+    begun = await asyncio.to_thread(decide_rerun, plan, run, source, environment)
     after_it = begun.decision.run
     if after_it.status.is_over and len(begun.kept) == len(after_it.records):
         raise Conflict(
