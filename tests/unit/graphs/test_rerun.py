@@ -1,6 +1,7 @@
 """Reruns: what is kept, what runs again, and that the values are those of a fresh run."""
 
 import json
+from collections.abc import Callable
 from random import Random
 from typing import Any
 from uuid import UUID
@@ -9,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.graphs.builders import document, node, work
-from tests.unit.graphs.random_graphs import BACKENDS, RANDOM_CATALOGUE
+from tests.unit.graphs.random_graphs import BACKENDS, RANDOM_CATALOGUE, GraphMaker
 from tests.unit.graphs.simulation import NOW, RUN_ID, Simulation, plan_for, simulate
-from tests.unit.graphs.test_decide_random import check_kept
+from tests.unit.graphs.test_decide_random import answers, check_kept, outcomes, played
 from tests.unit.graphs.test_deciding_random import Maker, nobody_asks, outcome
 
 from comfyfleet.api.graph_model import RoundEndNode, is_hidden
@@ -29,11 +30,14 @@ from comfyfleet.server.graphs.rerun import (
 from comfyfleet.server.graphs.run import (
     Choice,
     Environment,
+    Event,
     ExecutionKey,
+    ExecutionRecord,
     ExecutionStatus,
     GraphRunState,
     GraphRunStatus,
     QuestionAnswered,
+    StartJob,
     job_id,
 )
 
@@ -349,6 +353,33 @@ def test_an_approval_stays_given_unless_what_it_was_about_is_new() -> None:
     assert not ran(again)
 
 
+def test_a_graph_inside_is_run_again_from_one_of_its_nodes() -> None:
+    inner = document(
+        node("photo", "input", value_type="image"),
+        work("soft"),
+        work("hard"),
+        node("made", "output"),
+        links=("photo.value > soft.input", "soft.output > hard.input", "hard.output > made.value"),
+    )
+    outer = document(
+        work("draw", "draw"),
+        node("framed", "graph", graph="Frame", version=1, inputs={"photo": "{{ draw.output.images.0 }}"}),
+        node("result", "output"),
+        links=("framed.made > result.value",),
+    )  # fmt: skip
+    run = Simulation(plan_for(outer, library={("Frame", 1): parse_graph(inner).graph}))
+    run.start()
+    for name in ("draw", "framed/soft", "framed/hard"):
+        run.done(name)
+    assert run.run.status == GraphRunStatus.COMPLETED
+    for start, first in (("framed", "framed/soft"), ("framed/hard", "framed/hard")):
+        again, _ = rerun(run, start=start)
+        again.tell()
+        assert set(again.jobs) == {ExecutionKey(first)}
+    with pytest.raises(InvalidInput, match="inside a map or a loop"):
+        with_properties(outer, {"framed/soft.mode": "b"})
+
+
 def test_a_node_that_is_not_there_is_refused_by_name() -> None:
     plan = plan_for(ALBUM)
     require_node(plan, "draw/do")
@@ -424,24 +455,58 @@ def check_rerun(seed: int, size: int, order: int) -> None:
     whole = simulate(
         Simulation(plan, GraphRunState(RUN_ID, inputs), environment), rng, outcome, nobody_asks
     )
+    check_rerun_of(whole, rng, outcome, nobody_asks)
+
+
+def check_rerun_of(
+    whole: Simulation,
+    rng: Random,
+    outcome: Callable[[StartJob], Event],
+    answer: Callable[[ExecutionKey, int], QuestionAnswered],
+) -> None:
+    plan, was = whole.plan, whole.run.records
     start = rng.choice([each for each in plan.shape.order if not is_hidden(plan.node(each))])
     again, kept = rerun(whole, start=start)
     check_kept(again)
-    again = simulate(again, rng, outcome, nobody_asks)
+    again = simulate(again, rng, outcome, answer)
     assert again.run.status == GraphRunStatus.COMPLETED, again.run.error
     assert again.run.outputs == whole.run.outputs
-    inside = {key for key in whole.run.records if f"{key.node}/".startswith(f"{start}/")}
-    failed = {key for key, each in whole.run.records.items() if each.status == "failed"}
-    expected = run_again(plan, whole.run, inside | failed)
-    tried = {key for key in expected if whole.run.record(key).attempt}
+    inside = {key for key in was if f"{key.node}/".startswith(f"{start}/")}
+    lacking = {key for key, each in was.items() if each.status == "failed" or is_put_off(each)}
+    expected = run_again(plan, whole.run, inside | lacking)
+    tried = {key for key in expected if was[key].attempt}
     assert {key for key, each in again.run.records.items() if each.attempt} == tried
-    assert kept == whole.run.records.keys() - expected
-    for key, record in whole.run.records.items():
+    assert kept == was.keys() - expected
+    for key, record in was.items():
         new = again.run.record(key)
-        assert (new.status, new.outputs, new.inputs) == (record.status, record.outputs, record.inputs)  # fmt: skip
+        assert (new.status, new.outputs, new.inputs) == (
+            record.status,
+            record.outputs,
+            record.inputs,
+        )
 
 
-@settings(max_examples=40, deadline=None)
+def is_put_off(record: ExecutionRecord) -> bool:
+    """Whether a person has skipped it, who may choose otherwise now."""
+    return record.status == ExecutionStatus.SKIPPED and record.inputs is not None
+
+
+@settings(max_examples=15, deadline=None)
+@given(SEEDS, st.integers(2, 80), SEEDS)
+def test_a_rerun_of_fan_outs_conditions_and_answers_gives_what_a_fresh_run_gives(
+    seed: int, size: int, order: int
+) -> None:
+    check_older_kinds(seed, size, order)
+
+
+def check_older_kinds(seed: int, size: int, order: int) -> None:
+    maker = GraphMaker(Random(seed), size, may_fail=False)
+    plan = plan_for(maker.document(), RANDOM_CATALOGUE)
+    whole = played(plan, seed, order, may_fail=False)
+    check_rerun_of(whole, Random(order), outcomes(seed, 0.3), answers(seed, may_fail=False))
+
+
+@settings(max_examples=15, deadline=None)
 @given(SEEDS, st.integers(1, 20), SEEDS)
 def test_a_rerun_gives_what_a_fresh_run_gives_and_runs_only_what_depends_on_the_node(
     seed: int, size: int, order: int
@@ -479,9 +544,18 @@ def check_taken_up(seed: int, size: int, order: int) -> None:
     assert not {key for key in kept if again.run.record(key).attempt}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(SEEDS, st.integers(1, 20), SEEDS)
 def test_a_run_that_was_cut_is_taken_up_as_if_it_had_not_been(
     seed: int, size: int, order: int
 ) -> None:
     check_taken_up(seed, size, order)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(SEEDS, st.integers(2, 60), SEEDS)
+def test_reruns_of_all_kinds_deep(seed: int, size: int, order: int) -> None:
+    check_older_kinds(seed, size, order)
+    check_rerun(seed, size // 2, order)
+    check_taken_up(seed, size // 2, order)
