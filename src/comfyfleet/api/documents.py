@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from comfyfleet.api.functions import is_finite_number
 from comfyfleet.api.graph_model import DEFAULT_LIMITS
 from comfyfleet.api.values import problem_with_text
 from comfyfleet.errors import InvalidInput, LimitExceeded
@@ -199,6 +200,15 @@ class FieldReader:
         if self.take(name) is None:
             return None
         return self.whole(name, least, least=least, most=most)
+
+    def optional_number(self, name: str) -> float | None:
+        value = self.take(name)
+        if value is None:
+            return None
+        if not is_finite_number(value):
+            self.wrong(name, "a number")
+            return None
+        return float(value)
 
     def truth(self, name: str, default: bool) -> bool:
         value = self.take(name, default)

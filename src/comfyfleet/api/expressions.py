@@ -28,6 +28,7 @@ from comfyfleet.api.functions import (
     WrongValueError,
     bounded,
     calculate,
+    is_finite_number,
     is_number,
     kind_name,
 )
@@ -444,6 +445,15 @@ def compute(expression: Expression, read: Read, steps: StepCount | None = None) 
     if found is MISSING:
         raise InvalidInput(evaluation.notes[0] if evaluation.notes else "it has no value")
     return found
+
+
+def compute_score(expression: Expression, output: Any, steps: StepCount | None = None) -> float:
+    """Returns the number that an expression finds in the `output` of a judge's job."""
+    named = {ROOT: output}
+    score = compute(expression, lambda path: value_at(named, (path.root, *path.segments)), steps)
+    if not is_finite_number(score):
+        raise InvalidInput(f"{score!r:.60} is no number")
+    return score  # type: ignore[no-any-return]
 
 
 def value_at(value: Any, segments: tuple[str, ...]) -> Any:

@@ -26,6 +26,13 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def is_finite_number(value: Any) -> bool:
+    try:
+        return is_number(value) and math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
+
+
 def kind_name(value: Any) -> str:
     if value is None:
         return "null"

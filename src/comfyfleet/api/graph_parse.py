@@ -307,15 +307,7 @@ class _Parser:
         return ValueNode(node_id, values)
 
     def expression(self, fields: FieldReader, name: str, roots: tuple[str, ...]) -> Expression:
-        text = fields.take(name)
-        if not isinstance(text, str):
-            fields.report("missing_field", f"{name} must be a text", name)
-            return LiteralValue(False)
-        try:
-            return parse_condition(text, roots)
-        except FleetError as problem:
-            fields.report("invalid_condition", problem.message, name)
-            return LiteralValue(False)
+        return read_expression(fields, name, roots)
 
     def switch(self, node_id: str, fields: FieldReader) -> Node:
         cases: list[SwitchCase] = []
@@ -439,23 +431,16 @@ class _Parser:
         return SubgraphNode(node_id, self.written(fields), graph, version, inputs)
 
     def score(self, node_id: str, fields: FieldReader) -> Node:
-        """Reads a judge: a workflow of one's own, or `measure`, which the workflow `measure` takes."""
-        measure, into = fields.text("measure"), fields.text("property") or "image"
-        own = {name: fields.take(name) for name in ("workflow", "effect", "version", "reuse")}
-        work = {name: value for name, value in own.items() if value is not None}
-        properties = dict(fields.mapping("properties"))
-        if measure:
-            work.setdefault("workflow", "measure")
-            properties["measure"] = measure
-        work["properties"] = {**properties, into: "{{ item }}"}
+        judge = read_judge(fields, ("workflow", "effect", "version", "reuse"))
+        work = dict(judge.work)
+        work["properties"] = {**work["properties"], judge.into: "{{ item }}"}
         body = self.body(node_id, FieldReader({"do": work}, fields.report))
-        has_score = fields.values.get("score") is not None
         return ScoreNode(
             node_id,
             self.written(fields),
             self.path(fields, "over"),
             body,
-            self.expression(fields, "score", (ROOT,)) if has_score else FieldPath(ROOT, ("json",)),
+            judge.score,
             fields.optional_whole("keep", least=1, most=self.limits.fanout_items_max),
             **self.list_fields(fields),
         )
@@ -501,6 +486,39 @@ def read_work(fields: FieldReader) -> tuple[str, str | None]:
     elif not workflow and not effect and not {"workflow", "effect"} & set(fields.values):
         fields.report("missing_field", "effect or workflow is missing", "workflow")
     return workflow, effect or None
+
+
+def read_expression(fields: FieldReader, name: str, roots: tuple[str, ...]) -> Expression:
+    text = fields.take(name)
+    if not isinstance(text, str):
+        fields.report("missing_field", f"{name} must be a text", name)
+        return LiteralValue(False)
+    try:
+        return parse_condition(text, roots)
+    except FleetError as problem:
+        fields.report("invalid_condition", problem.message, name)
+        return LiteralValue(False)
+
+
+class JudgeFields(NamedTuple):
+    work: Mapping[str, Any]  # effect or workflow and version, with its properties
+    into: str  # the property that takes the picture
+    score: Expression
+    measure: str = ""
+
+
+def read_judge(fields: FieldReader, work_fields: tuple[str, ...]) -> JudgeFields:
+    """Reads a judge: a workflow of one's own, or `measure`, which the workflow `measure` takes."""
+    measure, into = fields.text("measure"), fields.text("property") or "image"
+    own = {name: fields.take(name) for name in work_fields}
+    work = {name: value for name, value in own.items() if value is not None}
+    properties = dict(fields.mapping("properties"))
+    if measure:
+        work.setdefault("workflow", "measure")
+        properties["measure"] = measure
+    has_score = fields.take("score") is not None
+    score = read_expression(fields, "score", (ROOT,)) if has_score else FieldPath(ROOT, ("json",))
+    return JudgeFields({**work, "properties": properties}, into, score, measure)
 
 
 def read_version(fields: FieldReader) -> int | None:

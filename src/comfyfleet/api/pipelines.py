@@ -27,6 +27,21 @@ class CandidateStatus(StrEnum):
     WINNER = "winner"
 
 
+class JudgedBy(StrEnum):
+    """Whose judgement a candidate's status is."""
+
+    JUDGE = "judge"  # of its step
+    PERSON = "person"
+
+
+class CandidateSort(StrEnum):
+    """How candidates are listed."""
+
+    OLDEST = "oldest"
+    BEST = "best"  # winners, approved ones, later steps, high ratings
+    SCORE = "score"  # of the judge, the highest first; those without one last
+
+
 class PipelineRunStatus(StrEnum):
     ACTIVE = "active"
     PAUSED = "paused"
@@ -61,6 +76,18 @@ class PipelineLimits(Response):
     )
 
 
+class StepJudgeAnswer(Response):
+    """The judge of a step, and from which score on it decides."""
+
+    name: str = Field(description="Its measure, effect or workflow.")
+    approve_above: float | None = Field(
+        default=None, description="From here on it approves; null: it approves nothing."
+    )
+    reject_below: float | None = Field(
+        default=None, description="Below this it rejects; null: it rejects nothing."
+    )
+
+
 class StepAnswer(Response):
     name: str
     wanted: int = Field(description="For the parents that exist now.")
@@ -71,8 +98,12 @@ class StepAnswer(Response):
     failed: int
     needs_approval: bool = False
     waiting: int = Field(
-        default=0, description="Candidates to be judged; 0 where no approval is needed."
+        default=0,
+        description="Candidates that a person is to judge; 0 where no approval is needed.",
     )
+    judge: StepJudgeAnswer | None = None
+    judging: int = Field(default=0, description="Of the jobs in flight, those of the judge.")
+    unjudged: int = Field(default=0, description="Candidates that the judge has still to look at.")
 
 
 class PipelineRunSummary(Response):
@@ -136,6 +167,9 @@ class FailureAnswer(Response):
     job_id: UUID
     step: str
     parent: UUID | None = None
+    is_judge: bool = Field(
+        default=False, description="It should have judged `parent`, which a person judges now."
+    )
     error: str | None = None
     ended_at: datetime | None = None
 
@@ -151,7 +185,16 @@ class CandidateAnswer(Response):
     step: int = Field(description="Its number; 0 is the base.")
     parent: UUID | None = None
     status: CandidateStatus
-    score: float
+    judged_by: JudgedBy | None = Field(
+        default=None, description="Whose judgement the status is; null while nobody has judged it."
+    )
+    score: float = Field(description="Its rating by votes.")
+    judge_score: float | None = Field(
+        default=None, description="What the judge of its step gave it; null if there is none."
+    )
+    judge_error: str | None = Field(
+        default=None, description="Why the judge gave it none, so that a person is asked."
+    )
     child_count: int = 0
     seed: int | None = None
     seed_text: str | None = Field(
@@ -175,7 +218,9 @@ class CandidateAnswer(Response):
 
 
 class CandidatePage(Page):
-    candidates: tuple[CandidateAnswer, ...] = Field(description="The oldest first.")
+    candidates: tuple[CandidateAnswer, ...] = Field(
+        description="The oldest first, unless `sort` says otherwise."
+    )
     next: UUID | None = Field(default=None, description="The next page: after=next; null: no more.")
 
 
@@ -194,7 +239,9 @@ class Branch(Response):
     id: UUID
     step: int
     status: CandidateStatus
+    judged_by: JudgedBy | None = None
     score: float
+    judge_score: float | None = None
     children: tuple["Branch", ...] = ()
 
 
@@ -223,5 +270,5 @@ class PipelineEvent(Message):
     """One event of a pipeline run. A reader reconnects with the last `id`."""
 
     id: int
-    kind: str  # started, submitted, candidates, job_failed, approved, voted, paused …
+    kind: str  # started, submitted, candidates, scored, job_failed, approved, voted, paused …
     data: dict[str, Any]

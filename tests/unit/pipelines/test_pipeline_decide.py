@@ -34,6 +34,7 @@ from comfyfleet.server.pipelines.model import (
     RunLimits,
     RunTree,
     StoredPipelineRun,
+    WorkKey,
 )
 
 TWO = steps({}, {"children_per_parent": 2})
@@ -142,7 +143,7 @@ def test_the_last_job_is_made_even_if_it_makes_more_than_is_wanted() -> None:
 
 def test_a_step_that_cannot_be_made_leaves_the_others() -> None:
     given = tree(candidate(1))
-    assert next_jobs(TWO, run(2), given, [], now=NOW, without={1}) == [BaseGeneration()]
+    assert next_jobs(TWO, run(2), given, [], now=NOW, without={WorkKey(1)}) == [BaseGeneration()]
 
 
 @pytest.mark.parametrize(
@@ -165,11 +166,11 @@ def test_every_limit_has_its_reason() -> None:
         NoWork(NoWorkReason.CANDIDATES_LIMIT)
     ]
     found = next_jobs(
-        TWO, run(3, tokens=25, concurrent_jobs=9), tree(), (), now=NOW, prices={0: 10}
+        TWO, run(3, tokens=25, concurrent_jobs=9), tree(), (), now=NOW, prices={WorkKey(0): 10}
     )
     assert found == [BaseGeneration()] * 2
     spent = replace(run(3, tokens=25), tokens=20)
-    assert next_jobs(TWO, spent, tree(), (), now=NOW, prices={0: 10}) == [
+    assert next_jobs(TWO, spent, tree(), (), now=NOW, prices={WorkKey(0): 10}) == [
         NoWork(NoWorkReason.TOKENS_LIMIT)
     ]
 
@@ -237,7 +238,7 @@ class Loop:
     price: int = 7
 
     def submit(self) -> list[Generation | NoWork]:
-        prices = dict.fromkeys(range(len(self.pipeline.steps)), self.price)
+        prices = dict.fromkeys(self.pipeline.works, self.price)
         found = next_jobs(
             self.pipeline, self.run, self.tree, self.in_flight, now=NOW, prices=prices
         )

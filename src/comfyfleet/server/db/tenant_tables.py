@@ -92,6 +92,8 @@ pipeline_jobs = Table(
     Column("error", Text),
     Column("created_at", Moment, nullable=False),
     Column("ended_at", Moment),
+    # Judges the candidate parent_id instead of making children of it.
+    Column("is_judge", Boolean, nullable=False, server_default=text("false")),
     CheckConstraint(
         "status IN ('in_flight', 'done', 'failed', 'retried', 'cancelled')", name="status"
     ),
@@ -121,6 +123,9 @@ pipeline_candidates = Table(
     Column("child_count", Integer, nullable=False),
     Column("created_at", Moment, nullable=False),
     Column("text", Text),  # what its job showed, beside the file or in its place
+    Column("judged_by", String(20)),  # a judge or a person; none while nobody has judged it
+    Column("judge_score", Double),
+    Column("judge_error", Text),  # why the judge gave it no score
     UniqueConstraint("job_id", "output_index"),
     UniqueConstraint("run_id", "path"),
     CheckConstraint("status IN ('active', 'approved', 'rejected', 'winner')", name="status"),
@@ -139,6 +144,7 @@ pipeline_judgements = Table(
     Column("after", String(20), nullable=False),
     Column("created_at", Moment, nullable=False),
     Column("undone_at", Moment),
+    Column("judged_by", String(20), nullable=False, server_default=text("'person'")),
     Index(None, "candidate_id", "id"),
     sqlite_autoincrement=True,
 )

@@ -14,6 +14,7 @@ from comfyfleet.api.expressions import (
     Read,
     StepCount,
     compute,
+    compute_score,
     evaluate,
     evaluate_condition,
     value_at,
@@ -476,11 +477,9 @@ def _rank(
         if not _is_value(value):
             continue
         try:
-            score = compute(node.score, _reader({ROOT: value}), StepCount(draft.steps))
+            score = compute_score(node.score, value, StepCount(draft.steps))
         except FleetError as problem:
             return NodeImpossible(f"item {index} has no score: {problem.message}")
-        if not is_number(score):
-            return NodeImpossible(f"the score of item {index} is no number: {score!r:.60}")
         scored.append({"index": index, "item": item, "score": score})
     scored.sort(key=lambda row: (-row["score"], row["index"]))
     best = scored[: node.keep]

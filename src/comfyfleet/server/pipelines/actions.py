@@ -18,10 +18,12 @@ from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.idempotency import hash_request, require_same_request
 from comfyfleet.server.media import service as media
 from comfyfleet.server.pipelines import decide, run_state, store, store_candidates
-from comfyfleet.server.pipelines.decide import PairVote, next_pair, to_cancel
+from comfyfleet.server.pipelines.decide import PairVote, next_pair
+from comfyfleet.server.pipelines.judgements import VERDICT_EVENTS, set_status, set_verdict
 from comfyfleet.server.pipelines.model import (
     START_SCORE,
     CandidateStatus,
+    JudgedBy,
     PipelineCandidate,
     PipelineDefinition,
     PipelineRunStatus,
@@ -40,9 +42,8 @@ from comfyfleet.server.pipelines.parse import (
 from comfyfleet.server.pipelines.run_state import (
     PIPELINE_RUN_KIND,
     RunTransaction,
-    facts_by_step,
+    facts_by_work,
     get_own_run,
-    read_state,
     run_transaction,
 )
 
@@ -95,7 +96,8 @@ async def create_pipeline(
     """
     parsed = parse_pipeline(document)
     async with context.central.read() as tx:
-        catalogue = await with_offered_names(tx, await read_catalogue(tx, parsed.pipeline.steps))
+        named = parsed.pipeline.works.values()
+        catalogue = await with_offered_names(tx, await read_catalogue(tx, named))
     raise_problems([*parsed.problems, *validate(parsed.pipeline, catalogue)])
     stored = StoredPipeline(
         context.new_id(), tenant_id, user_id, parsed.pipeline, document, context.clock()
@@ -207,7 +209,7 @@ async def _checked_variables(
 ) -> dict[str, Any]:
     """Returns the variables as jobs take them: media of the user as their files."""
     async with context.central.read() as tx:
-        facts = await facts_by_step(tx, pipeline)
+        facts = await facts_by_work(tx, pipeline)
     raise_problems(variable_problems(pipeline, variables, facts))
     found = dict(variables)
     if named := media_variables(pipeline, facts) & found.keys():
@@ -416,16 +418,11 @@ async def retry_jobs(
         freed = await store_candidates.release_failed(act.tx, run_id, job_id)
         if job_id and not freed:
             raise NotFound(f"the run has no failed job {job_id}")
+        unjudged = [each.parent for each in freed if each.is_judge and each.parent]
+        await store_candidates.set_judge_result(act.tx, unjudged, score=None, error=None)
         if freed:
-            await act.record("retried", jobs=[str(each) for each in freed])
-    return freed
-
-
-_EVENT_KINDS = {
-    CandidateStatus.APPROVED: "approved",
-    CandidateStatus.REJECTED: "rejected",
-    CandidateStatus.WINNER: "crowned",
-}
+            await act.record("retried", jobs=[str(each.job_id) for each in freed])
+    return [each.job_id for each in freed]
 
 
 class CandidateRef(NamedTuple):
@@ -440,22 +437,14 @@ class CandidateRef(NamedTuple):
 async def judge_candidate(
     context: JobContext, ref: CandidateRef, verdict: CandidateStatus
 ) -> PipelineCandidate:
-    """Judges a candidate; repeating it changes nothing. Rejecting cancels the queued jobs of its
-    branch."""
-    if verdict not in _EVENT_KINDS:
+    """Judges a candidate, whatever a judge has said of it; repeating it changes nothing. Rejecting cancels the queued
+    jobs of its branch."""
+    if verdict not in VERDICT_EVENTS:
         raise InvalidInput(f"a candidate can't be made {verdict}; undo what was said of it")
     async with run_transaction(context, ref.tenant_id, ref.user_id, ref.run_id) as act:
         found = await _get_candidate(act, ref.candidate_id)
-        if found.status != verdict:
-            await _set_candidate_status(act, found, verdict)
-            await store.add_judgement(act.tx, _judgement_row(act, found, verdict))
-            stopped = await _stop_branches(act) if verdict == CandidateStatus.REJECTED else 0
-            await act.record(
-                _EVENT_KINDS[verdict],
-                candidate_id=str(found.id),
-                before=found.status,
-                jobs_cancelled=stopped,
-            )
+        if (found.status, found.judged_by) != (verdict, JudgedBy.PERSON):
+            await set_verdict(act, found, verdict, JudgedBy.PERSON)
         return await _get_candidate(act, ref.candidate_id)
 
 
@@ -466,53 +455,24 @@ async def _get_candidate(act: RunTransaction, candidate_id: UUID) -> PipelineCan
     return found
 
 
-async def _set_candidate_status(
-    act: RunTransaction, found: PipelineCandidate, status: CandidateStatus
-) -> None:
-    if not await store_candidates.set_status(act.tx, found.id, before=found.status, after=status):
-        raise Conflict("somebody else has just judged it; reload it first")
-
-
-def _judgement_row(
-    act: RunTransaction, found: PipelineCandidate, verdict: CandidateStatus
-) -> dict[str, object]:
-    return {
-        "tenant_id": act.stored.tenant_id,
-        "run_id": act.stored.id,
-        "candidate_id": found.id,
-        "before": found.status,
-        "after": verdict,
-        "created_at": act.now,
-    }
-
-
-async def _stop_branches(act: RunTransaction) -> int:
-    """Cancels the queued jobs of rejected branches, under a lock; jobs that have started meanwhile
-    finish."""
-    state = await read_state(act.tx, act.stored.tenant_id, act.stored.id)
-    queued = set(await store_candidates.queued_of(act.tx, act.stored.id))
-    stopped = [each for each in to_cancel(state.tree, state.in_flight) if each.job_id in queued]
-    for each in stopped:
-        await act.cancel_job(each.job_id)
-    return len(stopped)
-
-
 async def undo_judgement(context: JobContext, ref: CandidateRef) -> PipelineCandidate:
     """Undoes the last judgement of a candidate."""
     async with run_transaction(context, ref.tenant_id, ref.user_id, ref.run_id) as act:
         found = await _get_candidate(act, ref.candidate_id)
-        last = await store.last_judgement(act.tx, found.id)
-        if last is None:
+        said = await store.last_judgements(act.tx, found.id, limit=2)
+        if not said:
             raise Conflict("nothing was said of this candidate that could be undone")
-        await _set_candidate_status(act, found, last.before)
+        last, judged_by = said[0], said[1].judged_by if len(said) > 1 else None
+        await set_status(act, found, last.before, judged_by)
         await store.undo_judgement(act.tx, last.id, now=act.now)
-        stopped = await _stop_branches(act) if last.before == CandidateStatus.REJECTED else 0
+        stopped = last.before == CandidateStatus.REJECTED and await act.cancel_unneeded()
         await act.record(
             "undone",
             candidate_id=str(found.id),
             before=found.status,
             after=last.before,
-            jobs_cancelled=stopped,
+            judged_by=judged_by,
+            jobs_cancelled=int(stopped),
         )
         return await _get_candidate(act, ref.candidate_id)
 

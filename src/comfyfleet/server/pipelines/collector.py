@@ -24,6 +24,7 @@ from comfyfleet.server.notifications.model import EndOfJob, WebhookEvent
 from comfyfleet.server.pipelines import run_state, store, store_candidates
 from comfyfleet.server.pipelines import store_candidates as job_rows
 from comfyfleet.server.pipelines.decide import wanted_of
+from comfyfleet.server.pipelines.judgements import write_score
 from comfyfleet.server.pipelines.model import (
     JobState,
     PipelineCandidate,
@@ -33,12 +34,13 @@ from comfyfleet.server.pipelines.model import (
     StoredRun,
     candidate_path,
 )
-from comfyfleet.server.pipelines.run_state import PIPELINE_RUN_KIND
+from comfyfleet.server.pipelines.run_state import PIPELINE_RUN_KIND, RunTransaction
 from comfyfleet.server.pipelines.store_candidates import UnderwayJob
 
 PICTURE_BYTES_MAX = 256 * 1024**2
 log = logging.getLogger(__name__)
 STORAGE_LIMIT = "storage_limit"
+NO_PICTURE = "it is a text, and the judge looks at pictures"
 
 
 async def raise_alert(
@@ -185,13 +187,18 @@ async def collect_job(
     """Writes the candidates of a job; returns how many, 0 if they were written before."""
     outcome = await _read_outcome(context, pool, tenant_id, job_id)
     written: WriteResult = (0, None)
+    act: RunTransaction | None = None
     async with pool.transaction() as tx:
         stored = await store.get_run(tx, tenant_id, run_id, is_locked=True)
         row = await job_rows.get_job(tx, run_id, job_id) if stored else None
         if stored and row and outcome and not outcome.job.status.is_active:
-            written = await _write_candidates(tx, context, stored, row, outcome)
+            act = RunTransaction(context, tx, stored, context.clock())
+            write = _write_score if row.is_judge else _write_candidates
+            written = await write(act, row, outcome)
         if outbox_id is not None:
             await jobs.delete_outbox(tx, [outbox_id])
+    if act:
+        await act.flush_cancelled(pool)
     context.notifier.tell(run_id)
     count, state = written
     if state is not None:
@@ -251,13 +258,30 @@ async def _file_problem(context: JobContext, file: File | None) -> str | None:
         return "its object is gone"
 
 
+async def _write_score(act: RunTransaction, row: PipelineJob, outcome: CollectedJob) -> WriteResult:
+    made_with = await _pipeline_of(act)
+    files = {each.id: each for each in outcome.pictures.values()}
+    ended = await write_score(act, made_with.pipeline, row, outcome.job, files)
+    if ended is None:
+        return 0, None
+    state, error = ended
+    if error is not None:
+        await raise_alert(act.tx, act.context, act.stored, row, error, now=act.now)
+    return 0, state
+
+
+async def _pipeline_of(act: RunTransaction) -> StoredPipeline:
+    found = await store.get_pipeline(act.tx, act.stored.tenant_id, act.stored.pipeline_id)
+    if found is None:
+        raise NotFound(f"there is no pipeline {act.stored.pipeline_id}")
+    return found
+
+
 async def _write_candidates(
-    tx: Tx, context: JobContext, stored: StoredRun, row: PipelineJob, outcome: CollectedJob
+    act: RunTransaction, row: PipelineJob, outcome: CollectedJob
 ) -> WriteResult:
-    now = context.clock()
-    made_with = await store.get_pipeline(tx, stored.tenant_id, stored.pipeline_id)
-    if made_with is None:
-        raise NotFound(f"there is no pipeline {stored.pipeline_id}")
+    tx, context, stored, now = act.tx, act.context, act.stored, act.now
+    made_with = await _pipeline_of(act)
     outcome = await _drop_unwanted(tx, stored, made_with, row, outcome)
     is_done = bool(outcome.pictures or outcome.texts)
     is_paid = outcome.job.status == JobStatus.COMPLETED
@@ -332,9 +356,10 @@ def _candidate(
     # Of one job, the first output is the oldest.
     created_at = now + timedelta(microseconds=index)
     file = made if isinstance(made, File) else None
+    step = made_with.pipeline.steps[row.step]
     path = candidate_path(
         target_folder=stored.run.target_folder,
-        step=made_with.pipeline.steps[row.step].name,
+        step=step.name,
         candidate_id=candidate_id,
         created_at=created_at,
         extension=_suffix(file) if file else ".txt",
@@ -355,6 +380,7 @@ def _candidate(
         properties=job.asked.properties,
         job_id=row.id,
         output_index=index,
+        judge_error=NO_PICTURE if step.judge and not file else None,
     )
 
 

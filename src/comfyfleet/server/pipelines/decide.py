@@ -5,21 +5,24 @@ Pure: the same run and the same tree give the same answer, so that a sweep may b
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
 from comfyfleet.server.pipelines.model import (
     START_SCORE,
     CandidateStatus,
     JobInFlight,
+    JudgedBy,
     PipelineCandidate,
     PipelineDefinition,
     PipelineRunStatus,
     RunTree,
     Step,
     StoredPipelineRun,
+    WorkKey,
 )
 
 
@@ -27,9 +30,30 @@ class ChildGeneration(NamedTuple):
     parent: UUID
     step: int
 
+    @property
+    def work(self) -> WorkKey:
+        return WorkKey(self.step)
+
 
 class BaseGeneration(NamedTuple):
     step: int = 0
+    parent: None = None
+
+    @property
+    def work(self) -> WorkKey:
+        return WorkKey(self.step)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeGeneration:
+    """A score, of a candidate that its step's judge has not seen."""
+
+    parent: UUID  # the candidate
+    step: int  # the candidate's own
+
+    @property
+    def work(self) -> WorkKey:
+        return WorkKey(self.step, is_judge=True)
 
 
 class NoWorkReason(StrEnum):
@@ -49,7 +73,7 @@ class NoWork(NamedTuple):
     reason: NoWorkReason
 
 
-Generation: TypeAlias = ChildGeneration | BaseGeneration
+Generation: TypeAlias = ChildGeneration | BaseGeneration | JudgeGeneration
 _RANKS = {CandidateStatus.WINNER: 0, CandidateStatus.APPROVED: 1, CandidateStatus.ACTIVE: 2}
 
 
@@ -60,12 +84,12 @@ def next_jobs(
     in_flight: Sequence[JobInFlight],
     *,
     now: datetime,
-    prices: Mapping[int, int] | None = None,
-    without: Collection[int] = (),
+    prices: Mapping[WorkKey, int] | None = None,
+    without: Collection[WorkKey] = (),
 ) -> list[Generation | NoWork]:
-    """Returns the jobs that may be started now; `prices` are the tokens of a job by step.
+    """Returns the jobs that may be started now; `prices` are the tokens of a job of each kind.
 
-    `without` are steps that can't be generated now.
+    `without` are kinds of jobs that can't be submitted now.
     """
     stopped = _stopped(run, now)
     if stopped is not None:
@@ -103,9 +127,11 @@ class _Demand:
         run: StoredPipelineRun,
         tree: RunTree,
         in_flight: Sequence[JobInFlight],
-        prices: Mapping[int, int],
+        prices: Mapping[WorkKey, int],
     ) -> None:
         self.pipeline, self.run, self.tree, self.prices = pipeline, run, tree, prices
+        self.to_judge = to_judge(pipeline, tree, in_flight)
+        making = [job for job in in_flight if not job.is_judge]
         self.tokens = run.tokens
         self.total = len(tree.candidates)
         # By parent; None: the base. A failed job holds its place.
@@ -115,19 +141,26 @@ class _Demand:
             self.used[None] += candidate.step == 0
         self.failed: Counter[UUID | None] = Counter()
         for lost in tree.failed:
-            self.failed[lost.parent] += pipeline.steps[lost.step].images_per_job
-        for job in in_flight:
+            if not lost.is_judge:
+                self.failed[lost.parent] += pipeline.steps[lost.step].images_per_job
+        for job in making:
             self.used[job.parent] += pipeline.steps[job.step].images_per_job
         self.used += self.failed
-        self.total += sum(pipeline.steps[job.step].images_per_job for job in in_flight)
+        self.total += sum(pipeline.steps[job.step].images_per_job for job in making)
 
-    def generations(self, without: Collection[int] = ()) -> Iterator[Generation]:
-        """Yields the jobs to be started, in order, each as often as it is wanted."""
+    def generations(self, without: Collection[WorkKey] = ()) -> Iterator[Generation]:
+        """Yields the jobs to be started, in order, each as often as it is wanted.
+
+        Judges come first: what they say decides what else is made.
+        """
+        for each in self.to_judge:
+            if WorkKey(each.step, is_judge=True) not in without:
+                yield JudgeGeneration(each.id, each.step)
         for parent in parents_in_order(self.pipeline, self.tree):
             number = parent.step + 1
-            while number not in without and self.lacks(parent.id, number):
+            while WorkKey(number) not in without and self.lacks(parent.id, number):
                 yield ChildGeneration(parent.id, number)
-        while 0 not in without and self.lacks(None, 0):
+        while WorkKey(0) not in without and self.lacks(None, 0):
             yield BaseGeneration()
 
     def lacks(self, parent: UUID | None, number: int) -> bool:
@@ -140,25 +173,25 @@ class _Demand:
     def gain(self, generation: Generation) -> int:
         """Returns how many candidates a job adds at most; failed jobs keep their places, and add
         none."""
-        parent = generation.parent if isinstance(generation, ChildGeneration) else None
-        images = self.pipeline.steps[generation.step].images_per_job
+        if isinstance(generation, JudgeGeneration):
+            return 0
+        parent, images = generation.parent, self.pipeline.steps[generation.step].images_per_job
         return min(images, self.lacking(parent, generation.step) + self.failed[parent])
 
     def refusal(self, generation: Generation) -> NoWorkReason | None:
         limits = self.run.limits
         if limits.candidates is not None and self.total + self.gain(generation) > limits.candidates:
             return NoWorkReason.CANDIDATES_LIMIT
-        price = self.prices.get(generation.step, 0)
+        price = self.prices.get(generation.work, 0)
         if limits.tokens is not None and self.tokens + price > limits.tokens:
             return NoWorkReason.TOKENS_LIMIT
         return None
 
     def count(self, generation: Generation) -> None:
         gain = self.gain(generation)
-        parent = generation.parent if isinstance(generation, ChildGeneration) else None
-        self.used[parent] += gain
+        self.used[generation.parent] += gain
         self.total += gain
-        self.tokens += self.prices.get(generation.step, 0)
+        self.tokens += self.prices.get(generation.work, 0)
 
     def why_nothing(self, in_flight: Sequence[JobInFlight]) -> NoWorkReason:
         if in_flight:
@@ -188,6 +221,37 @@ def _awaits_judgement(
     return step.needs_approval and is_open
 
 
+def is_unjudged(pipeline: PipelineDefinition, candidate: PipelineCandidate) -> bool:
+    """Whether the judge of its step is to look at a candidate. What a person has judged, and what the judge could not
+    judge, is left to people."""
+    is_open = candidate.status == CandidateStatus.ACTIVE and candidate.judged_by is None
+    is_new = candidate.judge_score is None and candidate.judge_error is None
+    return pipeline.steps[candidate.step].judge is not None and is_open and is_new
+
+
+def to_judge(
+    pipeline: PipelineDefinition, tree: RunTree, in_flight: Iterable[JobInFlight]
+) -> list[PipelineCandidate]:
+    """Returns the candidates that no judge's job is under way for: of the deepest step first, then the oldest."""
+    underway = {each.parent for each in in_flight if each.is_judge}
+    found = [
+        each
+        for each in tree.candidates.values()
+        if is_unjudged(pipeline, each) and each.id not in underway and each.id not in tree.stopped
+    ]
+    return sorted(found, key=lambda each: (-each.step, each.created_at, each.id))
+
+
+def judged_verdict(
+    pipeline: PipelineDefinition, candidate: PipelineCandidate, score: float
+) -> CandidateStatus | None:
+    """Returns what a judge's score makes of a candidate; None if a person is asked, or has judged it meanwhile."""
+    judge = pipeline.steps[candidate.step].judge
+    if judge is None or candidate.judged_by or candidate.status != CandidateStatus.ACTIVE:
+        return None
+    return judge.verdict(score)
+
+
 def parents_in_order(pipeline: PipelineDefinition, tree: RunTree) -> list[PipelineCandidate]:
     """Returns the candidates that get children: the deepest step first, then the best judged, then
     the oldest."""
@@ -211,15 +275,23 @@ def _may_have_children(
 
 
 def _best(step: Step, candidates: Iterable[PipelineCandidate]) -> list[PipelineCandidate]:
-    best = sorted(
-        candidates, key=lambda each: (_RANKS[each.status], -each.score, each.created_at, each.id)
-    )
-    return best[: step.keep]
+    def place(each: PipelineCandidate) -> tuple[Any, ...]:
+        """What people have voted comes before what a judge has found."""
+        judged = -math.inf if each.judge_score is None else each.judge_score
+        return _RANKS[each.status], -each.score, -judged, each.created_at, each.id
+
+    return sorted(candidates, key=place)[: step.keep]
 
 
 def to_cancel(tree: RunTree, in_flight: Iterable[JobInFlight]) -> list[JobInFlight]:
-    """Returns the queued jobs below rejected candidates."""
-    return [each for each in in_flight if each.is_queued and each.parent in tree.stopped]
+    """Returns the queued jobs below rejected candidates, and of judges whose candidate a person has judged."""
+    judged = {each.id for each in tree.candidates.values() if each.judged_by}
+    return [
+        each
+        for each in in_flight
+        if each.is_queued
+        and (each.parent in tree.stopped or (each.is_judge and each.parent in judged))
+    ]
 
 
 def take_turns(
@@ -248,7 +320,9 @@ class StepProgress(NamedTuple):
     in_flight: int
     failed: int
     needs_approval: bool
-    waiting: int  # for a judgement, where one is needed
+    waiting: int  # for a person's judgement, where one is needed
+    judging: int  # of those in flight
+    unjudged: int  # candidates that the judge has still to look at
 
 
 def count_steps(
@@ -259,8 +333,10 @@ def count_steps(
 ) -> list[StepProgress]:
     parents = parents_in_order(pipeline, tree)
     rows: list[StepProgress] = []
+    unjudged = to_judge(pipeline, tree, ())
     for number, step in enumerate(pipeline.steps):
         made = [each.status for each in tree.candidates.values() if each.step == number]
+        to_come = sum(each.step == number for each in unjudged)
         parents_of_step = [each for each in parents if each.step == number - 1]
         wanted = len(parents_of_step) * step.children_per_parent if number else run.base_candidates
         row = StepProgress(
@@ -277,7 +353,10 @@ def count_steps(
             waiting=sum(
                 each.step == number and _awaits_judgement(pipeline, each, tree)
                 for each in tree.candidates.values()
-            ),
+            )
+            - to_come,
+            judging=sum(each.is_judge and each.step == number for each in in_flight),
+            unjudged=to_come,
         )
         rows.append(row)
     return rows
@@ -346,7 +425,7 @@ def next_pair(
     if len(able) < 2:
         return None
     times = Counter(side for vote in votes for side in (vote.winner, vote.loser))
-    first = min(able, key=lambda each: (times[each.id], each.created_at, each.id))
+    first = min(able, key=lambda each: (times[each.id], _is_clear(each), each.created_at, each.id))
     met = Counter(
         vote.loser if vote.winner == first.id else vote.winner
         for vote in votes
@@ -359,6 +438,11 @@ def next_pair(
         default=None,
     )
     return None if second is None else (first, second)
+
+
+def _is_clear(candidate: PipelineCandidate) -> bool:
+    """Whether a judge was sure of it: people are asked about the others first."""
+    return candidate.judged_by == JudgedBy.JUDGE
 
 
 COMPARISONS_EACH = 5

@@ -36,8 +36,8 @@ from comfyfleet.server.jobs.submit import JobRequest, resolve
 from comfyfleet.server.pipelines import run_state, store, store_candidates
 from comfyfleet.server.pipelines import store_candidates as job_rows
 from comfyfleet.server.pipelines.decide import (
-    ChildGeneration,
     Generation,
+    JudgeGeneration,
     NoWork,
     NoWorkReason,
     next_jobs,
@@ -49,19 +49,20 @@ from comfyfleet.server.pipelines.model import (
     PipelineJob,
     Step,
     StoredRun,
+    WorkKey,
 )
 from comfyfleet.server.pipelines.parse import names_in, render, whole_name
 from comfyfleet.server.pipelines.run_state import (
     PIPELINE_RUN_KIND,
     PipelineRunState,
-    facts_by_step,
+    facts_by_work,
     read_state,
 )
 
 log = logging.getLogger(__name__)
 RUNS_PER_PASS_MAX = 200
 JOBS_PER_PASS_MAX = 200
-STEPS_MAX = 50
+WORKS_MAX = 100  # of 50 steps and their judges
 # Errors that a user or operator must fix (a price, a workflow, a variable) are retried this late.
 RETRY_SECONDS = 60
 # Checked again after an interval; the end of a job makes the run due in any case.
@@ -78,10 +79,11 @@ class PreparedJob(NamedTuple):
     timeout_seconds: int
 
 
-def job_id_of(run_id: UUID, step: int, parent: UUID | None, number: int) -> UUID:
+def job_id_of(run_id: UUID, work: WorkKey, parent: UUID | None, number: int) -> UUID:
     """Returns the id of a job; the same for the same place in the tree, so a repeated submit adds
     nothing."""
-    return uuid5(run_id, f"{step}/{parent or 'base'}/{number}")
+    kind = "judge" if work.is_judge else str(work.step)
+    return uuid5(run_id, f"{kind}/{parent or 'base'}/{number}")
 
 
 async def submit_due(context: JobContext, pool: Database) -> bool:
@@ -109,7 +111,7 @@ async def _submit_for_tenant(
             work[stored.id] = generations
     async with pool.read() as tx:
         after = await store.last_served(tx, tenant_id)
-    stuck: defaultdict[UUID, dict[int, FleetError]] = defaultdict(dict)
+    stuck: defaultdict[UUID, dict[WorkKey, FleetError]] = defaultdict(dict)
     for run_id, generation in take_turns(work, after=after, limit=JOBS_PER_PASS_MAX):
         await _submit_safely(context, pool, seen[run_id], generation, stuck[run_id])
     for run_id, troubles in stuck.items():
@@ -119,10 +121,10 @@ async def _submit_for_tenant(
 
 
 async def _submit_other_steps(
-    context: JobContext, pool: Database, stored: StoredRun, troubles: dict[int, FleetError]
+    context: JobContext, pool: Database, stored: StoredRun, troubles: dict[WorkKey, FleetError]
 ) -> None:
-    """Submits jobs of steps that have no error; records the error afterwards."""
-    for _ in range(STEPS_MAX):
+    """Submits jobs of steps and judges that have no error; records the error afterwards."""
+    for _ in range(WORKS_MAX):
         known = len(troubles)
         async with pool.read() as tx:
             state = await read_state(tx, stored.tenant_id, stored.id)
@@ -139,10 +141,10 @@ async def _submit_safely(
     pool: Database,
     stored: StoredRun,
     generation: Generation,
-    troubles: dict[int, FleetError],
+    troubles: dict[WorkKey, FleetError],
 ) -> None:
-    """Submits a job, or notes the error of its step, which is then skipped in this pass."""
-    if generation.step in troubles:
+    """Submits a job, or notes the error of its kind, which is then skipped in this pass."""
+    if generation.work in troubles:
         return
     without = frozenset(troubles)
     try:
@@ -150,9 +152,9 @@ async def _submit_safely(
             context, pool, stored.tenant_id, stored.id, generation, without=without
         )
     except FleetError as error:
-        troubles[generation.step] = error
+        troubles[generation.work] = error
     except Exception:
-        troubles[generation.step] = Unavailable("it can't be made at present")
+        troubles[generation.work] = Unavailable("it can't be made at present")
         log.exception("pipeline run %s: a job could not be submitted", stored.id)
 
 
@@ -169,7 +171,7 @@ async def _generations_of(
 
 
 async def _next_jobs(
-    context: JobContext, state: PipelineRunState, without: frozenset[int] = frozenset()
+    context: JobContext, state: PipelineRunState, without: frozenset[WorkKey] = frozenset()
 ) -> list[Generation | NoWork]:
     return next_jobs(
         state.pipeline,
@@ -182,10 +184,10 @@ async def _next_jobs(
     )
 
 
-async def _prices(context: JobContext, state: PipelineRunState) -> dict[int, int]:
+async def _prices(context: JobContext, state: PipelineRunState) -> dict[WorkKey, int]:
     async with context.central.read() as tx:
-        facts = await facts_by_step(tx, state.pipeline)
-    return {number: each.price_tokens for number, each in facts.items()}
+        facts = await facts_by_work(tx, state.pipeline)
+    return {key: each.price_tokens for key, each in facts.items()}
 
 
 async def _record_no_work(
@@ -213,12 +215,14 @@ async def _record_no_work(
 
 
 async def _unservable_step(context: JobContext, state: PipelineRunState) -> str | None:
-    """Returns a message about the first step in flight that no backend can run now."""
+    """Returns a message about the first step or judge in flight that no backend can run now."""
     async with context.central.read() as tx:
-        facts = await facts_by_step(tx, state.pipeline)
+        facts = await facts_by_work(tx, state.pipeline)
         there = await read_backends(tx, context)
-    for number in sorted({each.step for each in state.in_flight} & facts.keys()):
-        each, step = facts[number], state.pipeline.steps[number]
+    flying = {WorkKey(each.step, each.is_judge) for each in state.in_flight}
+    works = state.pipeline.works
+    for key in sorted(flying & facts.keys()):
+        each, step = facts[key], works[key]
         # What a template makes is not known here.
         said = {name: "" if "{{" in str(text) else text for name, text in step.properties.items()}
         if is_self_hosted(each) and not alternatives(each.need_for(said), there):
@@ -248,14 +252,14 @@ async def submit_generation(
     run_id: UUID,
     generation: Generation,
     *,
-    without: frozenset[int] = frozenset(),
+    without: frozenset[WorkKey] = frozenset(),
 ) -> Job | None:
-    """Submits a job; None if it is no longer wanted, or exists already. `without` are steps with
-    errors."""
+    """Submits a job; None if it is no longer wanted, or exists already. `without` are kinds of jobs
+    with errors."""
     async with pool.read() as tx:
         state = await read_state(tx, tenant_id, run_id)
-        parent = await _parent(tx, run_id, generation)
-    made = await _prepare(context, state, generation, parent)
+        ancestors = await _ancestors(tx, run_id, generation)
+    made = await _prepare(context, state, generation, ancestors)
     wanted = await submit.check_admission(context, tenant_id, {context.new_id(): made.asked})
     made = made._replace(asked=next(iter(wanted.values())))
     prices = await _prices(context, state)
@@ -279,21 +283,31 @@ async def submit_generation(
     return added[0] if added else None
 
 
-async def _parent(tx: Tx, run_id: UUID, generation: Generation) -> PipelineCandidate | None:
-    if not isinstance(generation, ChildGeneration):
-        return None
-    return await store_candidates.get_candidate(tx, run_id, generation.parent)
+class JobAncestors(NamedTuple):
+    """What a job starts from. A judge sees a candidate, and the parent that it was made from."""
+
+    judged: PipelineCandidate | None
+    parent: PipelineCandidate | None
+
+
+async def _ancestors(tx: Tx, run_id: UUID, generation: Generation) -> JobAncestors:
+    if generation.parent is None:
+        return JobAncestors(None, None)
+    found = await store_candidates.get_candidate(tx, run_id, generation.parent)
+    if not isinstance(generation, JudgeGeneration) or found is None:
+        return JobAncestors(None, found)
+    parent = (
+        await store_candidates.get_candidate(tx, run_id, found.parent) if found.parent else None
+    )
+    return JobAncestors(found, parent)
 
 
 async def _prepare(
-    context: JobContext,
-    state: PipelineRunState,
-    generation: Generation,
-    parent: PipelineCandidate | None,
+    context: JobContext, state: PipelineRunState, generation: Generation, ancestors: JobAncestors
 ) -> PreparedJob:
-    step = state.pipeline.steps[generation.step]
+    step, parent = state.pipeline.works[generation.work], ancestors.parent
     async with context.central.read() as tx:
-        facts = (await facts_by_step(tx, state.pipeline)).get(generation.step)
+        facts = (await facts_by_work(tx, state.pipeline)).get(generation.work)
     if facts is None:
         what = f"the {step.work_field} {step.effect or step.workflow}"
         raise Refused(f"step {step.name!r}: {what} is not offered at present")
@@ -301,6 +315,7 @@ async def _prepare(
     if parent is not None and not (parent.file or {}).get("file_id") and _needs_file(step):
         raise Refused(f"step {step.name!r}: the file of the parent {parent.id} was removed")
     values = render(step, variables=state.run.variables, parent=parent, seed=seed)
+    values |= _picture_to_judge(state, ancestors.judged)
     order = JobRequest(
         slug=facts.slug,
         version=facts.version,
@@ -317,6 +332,18 @@ async def _prepare(
         asked, price_tokens=facts.price_tokens, run_kind=PIPELINE_RUN_KIND, run_id=state.stored.id
     )
     return PreparedJob(generation, asked, seed, step.timeout_seconds)
+
+
+def _picture_to_judge(
+    state: PipelineRunState, judged: PipelineCandidate | None
+) -> dict[str, Mapping[str, Any]]:
+    judge = state.pipeline.steps[judged.step].judge if judged else None
+    if judged is None or judge is None:
+        return {}
+    file = judged.file or {}
+    if not file.get("file_id"):
+        raise Refused(f"step {judge.work.name!r}: the file of the candidate {judged.id} is gone")
+    return {judge.picture_property: file}
 
 
 def _needs_file(step: Step) -> bool:
@@ -353,10 +380,9 @@ async def _submit(
     tx: Tx, state: PipelineRunState, made: PreparedJob, now: datetime, active_max: ActiveJobLimits
 ) -> tuple[list[Job], list[int]]:
     run_id, tenant_id = state.stored.id, state.stored.tenant_id
-    step = made.generation.step
-    parent = made.generation.parent if isinstance(made.generation, ChildGeneration) else None
-    number = await job_rows.next_number(tx, run_id, step, parent)
-    job_id = job_id_of(run_id, step, parent, number)
+    work, parent = made.generation.work, made.generation.parent
+    number = await job_rows.next_number(tx, run_id, work.step, parent)
+    job_id = job_id_of(run_id, work, parent, number)
     asked = {job_id: made.asked}
     added, outbox_ids = await jobs.submit(tx, tenant_id, asked, now=now, active_max=active_max)
     if not added:
@@ -364,7 +390,7 @@ async def _submit(
     row = PipelineJob(
         id=job_id,
         run_id=run_id,
-        step=step,
+        step=work.step,
         parent=parent,
         number=number,
         seed=made.seed,
@@ -374,11 +400,17 @@ async def _submit(
         error=None,
         created_at=now,
         ended_at=None,
+        is_judge=work.is_judge,
     )
     await job_rows.add_job(tx, tenant_id, row)
     await store.change_run(
         tx, run_id, {"served_at": now, "changed_at": now, "trouble": None, "reason": None}
     )
-    told = {"job_id": str(job_id), "step": step, "parent": str(parent) if parent else None}
+    told = {
+        "job_id": str(job_id),
+        "step": work.step,
+        "parent": str(parent) if parent else None,
+        "is_judge": work.is_judge,
+    }
     await run_state.record_event(tx, state.stored, "submitted", told, now=now)
     return added, outbox_ids

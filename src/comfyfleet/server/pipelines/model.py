@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
+from comfyfleet.api.expressions import Expression
 from comfyfleet.api.pipelines import CandidateStatus as CandidateStatus
+from comfyfleet.api.pipelines import JudgedBy as JudgedBy
 from comfyfleet.api.pipelines import PipelineRunStatus as PipelineRunStatus
 from comfyfleet.errors import InvalidInput
 
@@ -33,6 +35,7 @@ class Step:
     images_per_job: int = 1  # each becomes a candidate
     seed: int | None = None  # None: a new one each time
     timeout_seconds: int = 300
+    judge: "StepJudge | None" = None
 
     @property
     def work_field(self) -> str:
@@ -41,9 +44,55 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class StepJudge:
+    """Gives each candidate of a step a score, by a job of its own.
+
+    From `approve_above` on a candidate is approved, below `reject_below` it is rejected; about the others a person is
+    asked.
+    """
+
+    work: Step  # what its jobs run
+    picture_property: str  # takes the candidate's picture
+    score: Expression  # finds the number in what the job showed
+    approve_above: float | None = None
+    reject_below: float | None = None
+    measure: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.measure or self.work.effect or self.work.workflow
+
+    def verdict(self, score: float) -> CandidateStatus | None:
+        """None: a person is asked."""
+        if self.approve_above is not None and score >= self.approve_above:
+            return CandidateStatus.APPROVED
+        if self.reject_below is not None and score < self.reject_below:
+            return CandidateStatus.REJECTED
+        return None
+
+
+class WorkKey(NamedTuple):
+    """Names one kind of jobs of a run: those that make the candidates of a step, or those that judge them."""
+
+    step: int
+    is_judge: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineDefinition:
     name: str
     steps: tuple[Step, ...]
+
+    @property
+    def works(self) -> dict[WorkKey, Step]:
+        """What the jobs of its steps and of their judges run."""
+        own = {WorkKey(number): step for number, step in enumerate(self.steps)}
+        judges = {
+            WorkKey(number, is_judge=True): step.judge.work
+            for number, step in enumerate(self.steps)
+            if step.judge
+        }
+        return own | judges
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +130,9 @@ class PipelineCandidate:
     properties: Mapping[str, Any] = field(default_factory=dict)
     job_id: UUID | None = None
     output_index: int = 0
+    judged_by: JudgedBy | None = None  # None while nobody has judged it
+    judge_score: float | None = None
+    judge_error: str | None = None  # why its step's judge gave it no score
 
 
 class JobState(StrEnum):
@@ -107,6 +159,7 @@ class PipelineJob:
     error: str | None
     created_at: datetime
     ended_at: datetime | None
+    is_judge: bool = False  # then `parent` is the candidate that it judges
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +223,7 @@ class JobInFlight:
     step: int
     parent: UUID | None = None
     is_queued: bool = False
+    is_judge: bool = False  # then `parent` is the candidate that it judges
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +234,7 @@ class FailedJob:
     job_id: UUID
     step: int
     parent: UUID | None = None
+    is_judge: bool = False  # then `parent` is the candidate that it should judge
 
 
 @dataclass(frozen=True)

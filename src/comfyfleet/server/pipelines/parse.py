@@ -1,12 +1,13 @@
 """Parses and validates pipeline documents and run variables, reporting every problem with its step and field."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from comfyfleet.api.documents import FieldReader, read_document
 from comfyfleet.api.expressions import MISSING, Expression, FieldPath, value_at
 from comfyfleet.api.graph_model import DocumentProblem
-from comfyfleet.api.graph_parse import read_version, read_work
+from comfyfleet.api.graph_parse import read_judge, read_version, read_work
 from comfyfleet.api.templates import (
     fill,
     is_template,
@@ -23,6 +24,8 @@ from comfyfleet.server.pipelines.model import (
     PipelineCandidate,
     PipelineDefinition,
     Step,
+    StepJudge,
+    WorkKey,
     step_folder,
 )
 
@@ -92,12 +95,20 @@ def _whole(template: Any) -> Expression | None:
 def template_problems(pipeline: PipelineDefinition) -> list[DocumentProblem]:
     """Returns templates that can't be parsed, or have names that can never have a value."""
     found: list[DocumentProblem] = []
-    for number, step in enumerate(pipeline.steps):
-        for name, template in step.properties.items():
-            wrong = _template_problem(template, is_first=number == 0)
+    for key, work in pipeline.works.items():
+        for name, template in work.properties.items():
+            wrong = _template_problem(template, is_first=key.step == 0)
             if wrong:
-                found.append(DocumentProblem("invalid_template", wrong, step.name, name))
+                found.append(_problem(pipeline, key, "invalid_template", wrong, name))
     return found
+
+
+def _problem(
+    pipeline: PipelineDefinition, key: WorkKey, code: str, message: str, field: str
+) -> DocumentProblem:
+    """A problem with a field of a step, or of its judge."""
+    where = f"judge.{field}" if key.is_judge else field
+    return DocumentProblem(code, message, pipeline.steps[key.step].name, where)
 
 
 def _template_problem(template: Any, *, is_first: bool) -> str:
@@ -172,12 +183,65 @@ def _step(row: Any, number: int, problems: list[DocumentProblem]) -> Step:
         images_per_job=fields.whole("images_per_job", 1, least=1, most=IMAGES_MAX),
         seed=fields.optional_whole("seed", least=0, most=SEED_MAX),
         timeout_seconds=fields.whole("timeout", 300, least=1, most=TIMEOUT_SECONDS_MAX),
+        judge=_judge(fields),
     )
+    if step.judge:
+        if fields.values.get("needs_approval") is False:
+            message = "a step with a judge needs approval, by the judge or by a person"
+            fields.report("invalid_field", message, "needs_approval")
+        step = replace(step, needs_approval=True)
     if number and step.children_per_parent % step.images_per_job:
         message = f"must be a multiple of images_per_job ({step.images_per_job})"
         fields.report("invalid_field", f"children_per_parent {message}", "children_per_parent")
     fields.refuse_others()
     return step
+
+
+def _judge(step_fields: FieldReader) -> StepJudge | None:
+    row = step_fields.take("judge")
+    if row is None:
+        return None
+    if not isinstance(row, dict):
+        step_fields.wrong("judge", "an object")
+        return None
+
+    def report(code: str, message: str, field: str) -> None:
+        step_fields.report(code, message, f"judge.{field}")
+
+    fields = FieldReader(row, report)
+    read = read_judge(fields, ("workflow", "effect", "version"))
+    work_fields = FieldReader(read.work, report)
+    workflow, effect = read_work(work_fields)
+    name = step_fields.values.get("name")
+    judge = StepJudge(
+        Step(
+            name=f"{name}, judge",
+            workflow=workflow,
+            effect=effect,
+            version=read_version(work_fields),
+            properties=read.work["properties"],
+            timeout_seconds=fields.whole("timeout", 300, least=1, most=TIMEOUT_SECONDS_MAX),
+        ),
+        read.into,
+        read.score,
+        fields.optional_number("approve_above"),
+        fields.optional_number("reject_below"),
+        read.measure,
+    )
+    _check_thresholds(judge, fields)
+    fields.refuse_others()
+    return judge
+
+
+def _check_thresholds(judge: StepJudge, fields: FieldReader) -> None:
+    """Without any it would decide nothing; in the wrong order it would approve what it rejects."""
+    highest, lowest = judge.approve_above, judge.reject_below
+    if all(fields.values.get(name) is None for name in ("approve_above", "reject_below")):
+        message = "approve_above, reject_below or both are missing: from which score on it decides"
+        fields.report("missing_field", message, "approve_above")
+    if highest is not None and lowest is not None and lowest > highest:
+        message = f"reject_below ({lowest:g}) must not be above approve_above ({highest:g})"
+        fields.report("invalid_field", message, "reject_below")
 
 
 def _duplicate_names(steps: list[Step]) -> list[DocumentProblem]:
@@ -206,30 +270,51 @@ def validate(
     """Returns unknown workflows and properties, values that don't fit, and missing required
     properties."""
     found: list[DocumentProblem] = []
-    for step in pipeline.steps:
-        if not (step.workflow or step.effect):
+    for key, work in pipeline.works.items():
+        if not (work.workflow or work.effect):
             continue  # reported when it was parsed
-        facts = catalogue.facts_for(step)
+        judge = pipeline.steps[key.step].judge if key.is_judge else None
+        facts = catalogue.facts_for(work)
         if facts is None:
-            why = catalogue.why_unknown(step)
-            found.append(DocumentProblem("unknown_workflow", why, step.name, step.work_field))
-        else:
-            found += _property_problems(step, facts)
+            named = "measure" if judge and judge.measure else work.work_field
+            why = catalogue.why_unknown(work)
+            found.append(_problem(pipeline, key, "unknown_workflow", why, named))
+            continue
+        problems = [*(_picture_problems(judge, facts) if judge else ())]
+        problems += _property_problems(work, facts, judge.picture_property if judge else None)
+        found += [_problem(pipeline, key, *each) for each in problems]
     return tuple(found)
 
 
-def _property_problems(step: Step, facts: WorkflowFacts) -> Iterator[DocumentProblem]:
-    for name, value in step.properties.items():
+def _picture_problems(judge: StepJudge, facts: WorkflowFacts) -> Iterator[tuple[str, str, str]]:
+    """Yields a problem, as its code, message and field, if the judge can't be shown a picture."""
+    name = judge.picture_property
+    each = facts.property_named(name)
+    if each is None:
+        yield "unknown_property", _no_property(facts, name), "property"
+    elif each.type != "image":
+        message = f"{facts.name} takes {each.type} as {name!r}; a judge must take an image"
+        yield "type_mismatch", message, "property"
+
+
+def _no_property(facts: WorkflowFacts, name: str) -> str:
+    known = ", ".join(known.name for known in facts.properties) or "none"
+    return f"{facts.name} has no property {name!r}; it has {known}"
+
+
+def _property_problems(
+    work: Step, facts: WorkflowFacts, given: str | None
+) -> Iterator[tuple[str, str, str]]:
+    """Yields problems with properties, as code, message and field; `given` is filled by us."""
+    for name, value in work.properties.items():
         each = facts.property_named(name)
         if each is None:
-            known = ", ".join(known.name for known in facts.properties) or "none"
-            message = f"{facts.name} has no property {name!r}; it has {known}"
-            yield DocumentProblem("unknown_property", message, step.name, name)
-        elif wrong := _mismatch(step, each, value):
-            yield DocumentProblem("type_mismatch", wrong, step.name, name)
+            yield "unknown_property", _no_property(facts, name), name
+        elif wrong := _mismatch(work, each, value):
+            yield "type_mismatch", wrong, name
     for each in facts.properties:
-        if is_required(each) and each.name not in step.properties:
-            yield DocumentProblem("missing_input", "needs a value", step.name, each.name)
+        if is_required(each) and each.name not in work.properties and each.name != given:
+            yield "missing_input", "needs a value", each.name
 
 
 def _mismatch(step: Step, each: Property, value: Any) -> str:
@@ -251,32 +336,32 @@ def _mismatch(step: Step, each: Property, value: Any) -> str:
 def variable_problems(
     pipeline: PipelineDefinition,
     variables: Mapping[str, Any],
-    facts: Mapping[int, WorkflowFacts] | None = None,
+    facts: Mapping[WorkKey, WorkflowFacts] | None = None,
 ) -> tuple[DocumentProblem, ...]:
     """Returns variables that the templates use and that are missing, or that the property can't
     take."""
-    found: list[DocumentProblem] = []
-    for number, step in enumerate(pipeline.steps):
-        for name, template in step.properties.items():
+    known, found = facts or {}, list[DocumentProblem]()
+    for key, work in pipeline.works.items():
+        for name, template in work.properties.items():
             missing = [
-                DocumentProblem("missing_variable", message, step.name, name)
+                _problem(pipeline, key, "missing_variable", message, name)
                 for message in _missing_variables(template, variables)
             ]
             found += missing
-            each = (facts or {})[number].property_named(name) if number in (facts or {}) else None
+            each = known[key].property_named(name) if key in known else None
             if each and not missing and (wrong := _variable_mismatch(each, template, variables)):
-                found.append(DocumentProblem("type_mismatch", wrong, step.name, name))
+                found.append(_problem(pipeline, key, "type_mismatch", wrong, name))
     return tuple(dict.fromkeys(found))
 
 
 def media_variables(
-    pipeline: PipelineDefinition, facts: Mapping[int, WorkflowFacts]
+    pipeline: PipelineDefinition, facts: Mapping[WorkKey, WorkflowFacts]
 ) -> frozenset[str]:
     """Returns the variables that are a file wherever a step takes one."""
     found: set[str] = set()
-    for number, step in enumerate(pipeline.steps):
-        for name, template in step.properties.items():
-            each = facts[number].property_named(name) if number in facts else None
+    for key, work in pipeline.works.items():
+        for name, template in work.properties.items():
+            each = facts[key].property_named(name) if key in facts else None
             root, *path = (whole_name(template) or "").split(".")
             if each and each.is_media and root == "variables" and len(path) == 1:
                 found.add(path[0])

@@ -30,6 +30,7 @@ from comfyfleet.server.pipelines.decide import (
     VoteTally,
     count_steps,
     tally_votes,
+    to_cancel,
 )
 from comfyfleet.server.pipelines.model import (
     JobInFlight,
@@ -41,6 +42,7 @@ from comfyfleet.server.pipelines.model import (
     RunTree,
     StoredPipelineRun,
     StoredRun,
+    WorkKey,
 )
 from comfyfleet.server.pipelines.store_candidates import CandidateFilter
 
@@ -73,15 +75,16 @@ async def read_state(
     )
 
 
-async def facts_by_step(tx: Tx, pipeline: PipelineDefinition) -> dict[int, WorkflowFacts]:
-    """Returns the workflow facts of each step; those not on offer are left out."""
-    catalogue = await read_catalogue(tx, pipeline.steps)
-    found = {number: catalogue.facts_for(step) for number, step in enumerate(pipeline.steps)}
-    return {number: facts for number, facts in found.items() if facts}
+async def facts_by_work(tx: Tx, pipeline: PipelineDefinition) -> dict[WorkKey, WorkflowFacts]:
+    """Returns the workflow facts of each step and judge; those not on offer are left out."""
+    works = pipeline.works
+    catalogue = await read_catalogue(tx, works.values())
+    found = {key: catalogue.facts_for(work) for key, work in works.items()}
+    return {key: facts for key, facts in found.items() if facts}
 
 
 # Frequent automatic events are not copied to the audit log.
-UNAUDITED_EVENTS = frozenset({"submitted", "candidates", "job_failed"})
+UNAUDITED_EVENTS = frozenset({"submitted", "candidates", "scored", "job_failed"})
 AUDITED_PER_PASS_MAX = 200
 SWEEP = "sweep"
 
@@ -163,6 +166,24 @@ class RunTransaction:
         self.ended.append(job)
         self.outbox_ids += outbox_ids
 
+    async def cancel_unneeded(self) -> int:
+        """Cancels the queued jobs of rejected branches, and those that judge what a person has judged, under a lock;
+        jobs that have started meanwhile finish."""
+        state = await read_state(self.tx, self.stored.tenant_id, self.stored.id)
+        queued = set(await store_candidates.queued_of(self.tx, self.stored.id))
+        unneeded = [
+            each for each in to_cancel(state.tree, state.in_flight) if each.job_id in queued
+        ]
+        for each in unneeded:
+            await self.cancel_job(each.job_id)
+        return len(unneeded)
+
+    async def flush_cancelled(self, pool: Database) -> None:
+        """Tells the queue what was cancelled, after the transaction."""
+        self.context.run_metrics.pipeline_jobs.labels(JobState.CANCELLED).inc(len(self.ended))
+        if self.outbox_ids:
+            await flush(self.context, pool, self.ended, self.outbox_ids)
+
 
 @asynccontextmanager
 async def run_transaction(
@@ -177,9 +198,7 @@ async def run_transaction(
         yield act
         touched: Mapping[str, Any] = {"look_at": act.now, "changed_at": act.now}
         await store.change_run(tx, run_id, {**touched, **act.changes})
-    context.run_metrics.pipeline_jobs.labels(JobState.CANCELLED).inc(len(act.ended))
-    if act.outbox_ids:
-        await flush(context, pool, act.ended, act.outbox_ids)
+    await act.flush_cancelled(pool)
     context.notifier.tell(run_id)
     context.notifier.notify_run(PIPELINE_RUN_KIND)
     await flush_audit(context, pool)
@@ -253,6 +272,8 @@ def _seconds_left(
                 expected if keep is None else min(keep, expected)
             ) * step.children_per_parent
         left += math.ceil(max(0, expected - row.made) / step.images_per_job)
+        if step.judge:
+            left += max(0, expected - row.made) + row.unjudged
     return round(left * mean / stored.run.limits.concurrent_jobs, 1)
 
 
@@ -266,7 +287,7 @@ async def list_candidates(
     after: UUID | None,
     limit: int,
 ) -> tuple[list[PipelineCandidate], dict[UUID, File]]:
-    """Returns a page with files, the oldest first; `after` is the id of the last page's last."""
+    """Returns a page with files; `after` is the id of the last page's last."""
     async with context.tenant(tenant_id) as tx:
         await get_own_run(tx, tenant_id, user_id, run_id)
         last = await _get_candidate(tx, run_id, after) if after else None

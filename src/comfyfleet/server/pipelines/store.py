@@ -21,6 +21,7 @@ from comfyfleet.server.db.tenant_tables import (
 from comfyfleet.server.pipelines.decide import PairVote
 from comfyfleet.server.pipelines.model import (
     CandidateStatus,
+    JudgedBy,
     PipelineRunEvent,
     PipelineRunStatus,
     RunLimits,
@@ -34,7 +35,7 @@ from comfyfleet.server.pipelines.parse import parse_pipeline
 class Judgement(NamedTuple):
     id: int
     before: CandidateStatus
-    after: CandidateStatus
+    judged_by: JudgedBy
 
 
 async def add_event(tx: Tx, row: Mapping[str, Any]) -> None:
@@ -91,8 +92,8 @@ async def add_judgement(tx: Tx, row: Mapping[str, Any]) -> None:
     await tx.execute(insert(pipeline_judgements).values(dict(row)))
 
 
-async def last_judgement(tx: Tx, candidate_id: UUID) -> Judgement | None:
-    """Returns the last judgement that was not undone."""
+async def last_judgements(tx: Tx, candidate_id: UUID, *, limit: int) -> list[Judgement]:
+    """Returns the last judgements that were not undone, the newest first."""
     found = await tx.execute(
         select(pipeline_judgements)
         .where(
@@ -100,12 +101,11 @@ async def last_judgement(tx: Tx, candidate_id: UUID) -> Judgement | None:
             pipeline_judgements.c.undone_at.is_(None),
         )
         .order_by(pipeline_judgements.c.id.desc())
-        .limit(1)
+        .limit(limit)
     )
-    row = found.first()
-    return (
-        Judgement(row.id, CandidateStatus(row.before), CandidateStatus(row.after)) if row else None
-    )
+    return [
+        Judgement(row.id, CandidateStatus(row.before), JudgedBy(row.judged_by)) for row in found
+    ]
 
 
 async def undo_judgement(tx: Tx, judgement_id: int, *, now: datetime) -> None:

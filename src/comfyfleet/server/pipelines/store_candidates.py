@@ -1,5 +1,6 @@
 """The SQL of candidates and of the jobs that make them."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -8,8 +9,9 @@ from uuid import UUID
 
 from sqlalchemy import RowMapping, case, func, insert, literal, select, tuple_, update
 
+from comfyfleet.api.pipelines import CandidateSort
 from comfyfleet.server.db import Tx
-from comfyfleet.server.db.dialect import Moment, for_update
+from comfyfleet.server.db.dialect import Moment, for_update, is_one_of
 from comfyfleet.server.db.tenant_tables import ai_jobs, pipeline_jobs
 from comfyfleet.server.db.tenant_tables import pipeline_candidates as candidates
 from comfyfleet.server.pipelines.model import (
@@ -17,6 +19,7 @@ from comfyfleet.server.pipelines.model import (
     FailedJob,
     JobInFlight,
     JobState,
+    JudgedBy,
     PipelineCandidate,
     PipelineJob,
 )
@@ -32,9 +35,13 @@ _DECIDING = (
     "job_id",
     "output_index",
     "created_at",
+    "judged_by",
+    "judge_score",
+    "judge_error",
 )
 
 
+_NO_SCORE = -sys.float_info.max  # below what any judge gives
 _BEST_FIRST = ("winner", "approved", "active", "rejected")
 
 
@@ -44,7 +51,7 @@ class CandidateFilter:
     status: CandidateStatus | None = None
     parent: UUID | None = None
     is_base: bool = False  # only those without a parent
-    is_best_first: bool = False  # by judgement, step and score, instead of age
+    sort: CandidateSort = CandidateSort.OLDEST
 
 
 def _light(row: RowMapping) -> PipelineCandidate:
@@ -58,7 +65,16 @@ def _light(row: RowMapping) -> PipelineCandidate:
         child_count=row["child_count"],
         job_id=row["job_id"],
         output_index=row["output_index"],
+        **_judged(row),
     )
+
+
+def _judged(row: RowMapping) -> dict[str, Any]:
+    return {
+        "judged_by": JudgedBy(row["judged_by"]) if row["judged_by"] else None,
+        "judge_score": row["judge_score"],
+        "judge_error": row["judge_error"],
+    }
 
 
 def _whole(row: RowMapping) -> PipelineCandidate:
@@ -82,6 +98,7 @@ def _whole(row: RowMapping) -> PipelineCandidate:
         properties=row["properties"],
         job_id=row["job_id"],
         output_index=row["output_index"],
+        **_judged(row),
     )
 
 
@@ -112,6 +129,7 @@ def _row(tenant_id: UUID, run_id: UUID, each: PipelineCandidate) -> dict[str, An
         "child_count": 0,
         "created_at": each.created_at,
         "text": each.text,
+        "judge_error": each.judge_error,
     }
 
 
@@ -149,7 +167,7 @@ async def run_of(tx: Tx, tenant_id: UUID, candidate_id: UUID) -> UUID | None:
 async def list_page(
     tx: Tx, run_id: UUID, wanted: CandidateFilter, *, after: PipelineCandidate | None, limit: int
 ) -> list[PipelineCandidate]:
-    """The oldest first, or the best."""
+    """Returns a page; the best come on one page only."""
     query = select(candidates).where(candidates.c.run_id == run_id)
     if wanted.step is not None:
         query = query.where(candidates.c.step == wanted.step)
@@ -159,11 +177,12 @@ async def list_page(
         query = query.where(candidates.c.parent_id == wanted.parent)
     if wanted.is_base:
         query = query.where(candidates.c.parent_id.is_(None))
-    place = tuple_(candidates.c.created_at, candidates.c.id)
-    if after:
-        query = query.where(place > tuple_(literal(after.created_at, Moment()), after.id))
     order: tuple[Any, ...] = (candidates.c.created_at, candidates.c.id)
-    if wanted.is_best_first:
+    if wanted.sort == CandidateSort.SCORE:
+        order = (-func.coalesce(candidates.c.judge_score, _NO_SCORE), *order)
+    if after and wanted.sort != CandidateSort.BEST:
+        query = query.where(tuple_(*order) > tuple_(*_place(after, wanted.sort)))
+    if wanted.sort == CandidateSort.BEST:
         ranks = {status: rank for rank, status in enumerate(_BEST_FIRST)}
         rank = case(ranks, value=candidates.c.status)
         order = (rank, candidates.c.step.desc(), candidates.c.score.desc(), *order)
@@ -171,15 +190,37 @@ async def list_page(
     return [_whole(row) for row in found.mappings()]
 
 
+def _place(after: PipelineCandidate, sort: CandidateSort) -> tuple[Any, ...]:
+    age = (literal(after.created_at, Moment()), after.id)
+    score = _NO_SCORE if after.judge_score is None else after.judge_score
+    return (-score, *age) if sort == CandidateSort.SCORE else age
+
+
 async def set_status(
-    tx: Tx, candidate_id: UUID, *, before: CandidateStatus, after: CandidateStatus
+    tx: Tx,
+    candidate_id: UUID,
+    *,
+    before: CandidateStatus,
+    after: CandidateStatus,
+    judged_by: JudgedBy | None,
 ) -> bool:
     done = await tx.execute(
         update(candidates)
         .where(candidates.c.id == candidate_id, candidates.c.status == before)
-        .values(status=after)
+        .values(status=after, judged_by=judged_by)
     )
     return bool(done.rowcount)
+
+
+async def set_judge_result(
+    tx: Tx, candidate_ids: Sequence[UUID], *, score: float | None, error: str | None
+) -> None:
+    """Writes what a judge found; neither a score nor an error: it is to look at them again."""
+    await tx.execute(
+        update(candidates)
+        .where(is_one_of(tx, candidates.c.id, candidate_ids))
+        .values(judge_score=score, judge_error=error)
+    )
 
 
 async def set_scores(tx: Tx, scores: Mapping[UUID, float]) -> None:
@@ -246,6 +287,7 @@ def _job(row: RowMapping) -> PipelineJob:
         error=row["error"],
         created_at=row["created_at"],
         ended_at=row["ended_at"],
+        is_judge=row["is_judge"],
     )
 
 
@@ -262,6 +304,7 @@ async def add_job(tx: Tx, tenant_id: UUID, job: PipelineJob) -> None:
         "tokens": job.tokens,
         "timeout_seconds": job.timeout_seconds,
         "created_at": job.created_at,
+        "is_judge": job.is_judge,
     }
     await tx.execute(insert(pipeline_jobs).values(row))
 
@@ -289,24 +332,31 @@ async def in_flight(tx: Tx, run_id: UUID) -> list[JobInFlight]:
     """Returns the jobs in flight, including ended ones whose candidates are not written yet."""
     found = await tx.execute(
         select(
-            pipeline_jobs.c.id, pipeline_jobs.c.step, pipeline_jobs.c.parent_id, ai_jobs.c.status
+            pipeline_jobs.c.id,
+            pipeline_jobs.c.step,
+            pipeline_jobs.c.parent_id,
+            pipeline_jobs.c.is_judge,
+            ai_jobs.c.status,
         )
         .join(ai_jobs, ai_jobs.c.id == pipeline_jobs.c.id)
         .where(pipeline_jobs.c.run_id == run_id, pipeline_jobs.c.status == JobState.IN_FLIGHT)
     )
     return [
-        JobInFlight(row.id, row.step, row.parent_id, is_queued=row.status == "queued")
+        JobInFlight(row.id, row.step, row.parent_id, row.status == "queued", row.is_judge)
         for row in found
     ]
 
 
 async def list_failed(tx: Tx, run_id: UUID) -> tuple[FailedJob, ...]:
     found = await tx.execute(
-        select(pipeline_jobs.c.id, pipeline_jobs.c.step, pipeline_jobs.c.parent_id).where(
-            pipeline_jobs.c.run_id == run_id, pipeline_jobs.c.status == JobState.FAILED
-        )
+        select(
+            pipeline_jobs.c.id,
+            pipeline_jobs.c.step,
+            pipeline_jobs.c.parent_id,
+            pipeline_jobs.c.is_judge,
+        ).where(pipeline_jobs.c.run_id == run_id, pipeline_jobs.c.status == JobState.FAILED)
     )
-    return tuple(FailedJob(row.id, row.step, row.parent_id) for row in found)
+    return tuple(FailedJob(row.id, row.step, row.parent_id, row.is_judge) for row in found)
 
 
 async def page_of_failed(tx: Tx, run_id: UUID, *, limit: int) -> list[PipelineJob]:
@@ -388,7 +438,7 @@ async def end_job(
     return bool(done.rowcount)
 
 
-async def release_failed(tx: Tx, run_id: UUID, job_id: UUID | None) -> list[UUID]:
+async def release_failed(tx: Tx, run_id: UUID, job_id: UUID | None) -> list[FailedJob]:
     """Marks one failed job or all as retried, which frees their places."""
     failed_ones = update(pipeline_jobs).where(
         pipeline_jobs.c.run_id == run_id, pipeline_jobs.c.status == JobState.FAILED
@@ -396,9 +446,14 @@ async def release_failed(tx: Tx, run_id: UUID, job_id: UUID | None) -> list[UUID
     if job_id:
         failed_ones = failed_ones.where(pipeline_jobs.c.id == job_id)
     done = await tx.execute(
-        failed_ones.values(status=JobState.RETRIED).returning(pipeline_jobs.c.id)
+        failed_ones.values(status=JobState.RETRIED).returning(
+            pipeline_jobs.c.id,
+            pipeline_jobs.c.step,
+            pipeline_jobs.c.parent_id,
+            pipeline_jobs.c.is_judge,
+        )
     )
-    return [row.id for row in done]
+    return [FailedJob(row.id, row.step, row.parent_id, row.is_judge) for row in done]
 
 
 _UNDERWAY = (

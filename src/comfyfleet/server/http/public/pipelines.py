@@ -15,6 +15,7 @@ from comfyfleet.api.pipelines import (
     Branch,
     CandidateAnswer,
     CandidatePage,
+    CandidateSort,
     FailureAnswer,
     Failures,
     LineageAnswer,
@@ -26,6 +27,7 @@ from comfyfleet.api.pipelines import (
     PipelineRunSummary,
     RetriedJobs,
     StepAnswer,
+    StepJudgeAnswer,
     TreeAnswer,
     VoteAnswer,
 )
@@ -59,10 +61,12 @@ from comfyfleet.server.http.streams import MEDIA_TYPE, EventStream, StreamKeyChe
 from comfyfleet.server.media.model import File
 from comfyfleet.server.pipelines import actions, run_state
 from comfyfleet.server.pipelines.actions import CandidateRef, NewPipelineRun, limits_data
+from comfyfleet.server.pipelines.decide import StepProgress
 from comfyfleet.server.pipelines.model import (
     CandidateStatus,
     PipelineCandidate,
     PipelineRunEvent,
+    Step,
     StoredPipeline,
     StoredRun,
 )
@@ -300,6 +304,7 @@ async def failures(
             job_id=each.id,
             step=seen.pipeline.steps[each.step].name,
             parent=each.parent,
+            is_judge=each.is_judge,
             error=each.error,
             ended_at=each.ended_at,
         )
@@ -326,7 +331,7 @@ def _run_view_answer(seen: RunView, now: datetime) -> PipelineRunAnswer:
     return PipelineRunAnswer(
         **_summary_fields(seen.stored, now),
         pipeline=seen.pipeline.name,
-        steps=tuple(StepAnswer(**each._asdict()) for each in seen.steps),
+        steps=tuple(map(_step_answer, seen.steps, seen.pipeline.steps)),
         jobs={str(state): count for state, count in seen.jobs.items()},
         queued=seen.queued,
         success_rate=seen.success_rate,
@@ -334,6 +339,17 @@ def _run_view_answer(seen: RunView, now: datetime) -> PipelineRunAnswer:
         seconds_left=seen.seconds_left,
         last_event_id=seen.last_event_id,
     )
+
+
+def _step_answer(progress: StepProgress, step: Step) -> StepAnswer:
+    judge = None
+    if step.judge:
+        judge = StepJudgeAnswer(
+            name=step.judge.name,
+            approve_above=step.judge.approve_above,
+            reject_below=step.judge.reject_below,
+        )
+    return StepAnswer(**progress._asdict(), judge=judge)
 
 
 def _summary_fields(stored: StoredRun, now: datetime) -> dict[str, Any]:
@@ -361,7 +377,7 @@ STEPS_MAX = 1000
 SKIPPED_MAX = 40
 DESCRIBED: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "`submitted`, `candidates`, `job_failed`, `no_work` and every act.",
+        "description": "`submitted`, `candidates`, `scored`, `job_failed`, `no_work` and every act.",
         "content": {MEDIA_TYPE: {"schema": {"type": "string"}}},
     }
 }
@@ -380,11 +396,17 @@ async def candidate_filter(
     step: Annotated[int | None, Query(ge=0, le=STEPS_MAX)] = None,
     status: CandidateStatus | None = None,
     parent: Annotated[UUID | None, Query(description="Only its children.")] = None,
-    best: Annotated[
-        bool, Query(description="Winners, approved ones, later steps, high scores first; one page.")
-    ] = False,
+    sort: Annotated[
+        CandidateSort,
+        Query(
+            description="`best`: winners, approved ones, later steps, high ratings first; one page. "
+            "`score`: by the judge's score, the highest first; those without one last."
+        ),
+    ] = CandidateSort.OLDEST,
+    best: Annotated[bool, Query(description="The same as sort=best.")] = False,
 ) -> CandidateFilter:
-    return CandidateFilter(step=step, status=status, parent=parent, is_best_first=best)
+    sort = CandidateSort.BEST if best else sort
+    return CandidateFilter(step=step, status=status, parent=parent, sort=sort)
 
 
 @router.get("/pipeline-runs/{run_id}/candidates", responses=problems(404))
@@ -402,11 +424,11 @@ async def list_candidates(
         caller.user_id,
         run_id,
         wanted,
-        after=None if wanted.is_best_first else after,
+        after=None if wanted.sort == CandidateSort.BEST else after,
         limit=limit + 1,
     )
     rows = [await _candidate_answer(plane, each, files) for each in found[:limit]]
-    is_more = len(found) > limit and not wanted.is_best_first
+    is_more = len(found) > limit and wanted.sort != CandidateSort.BEST
     return CandidatePage(candidates=tuple(rows), next=rows[-1].id if is_more else None)
 
 
@@ -429,7 +451,9 @@ def _branches(
             id=each.id,
             step=each.step,
             status=each.status,
+            judged_by=each.judged_by,
             score=each.score,
+            judge_score=each.judge_score,
             children=_branches(children, each.id),
         )
         for each in children.get(parent, [])
@@ -619,7 +643,10 @@ async def _candidate_answer(
         step=candidate.step,
         parent=candidate.parent,
         status=candidate.status,
+        judged_by=candidate.judged_by,
         score=candidate.score,
+        judge_score=candidate.judge_score,
+        judge_error=candidate.judge_error,
         child_count=candidate.child_count,
         seed=candidate.seed,
         seed_text=None if candidate.seed is None else str(candidate.seed),

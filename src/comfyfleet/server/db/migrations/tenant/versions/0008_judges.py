@@ -1,0 +1,25 @@
+"""Judges of pipelines: their jobs, their scores, and whose judgement a candidate's status is."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "judges_1"
+down_revision = "rerun_1"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column(
+        "pipeline_jobs",
+        sa.Column("is_judge", sa.Boolean, nullable=False, server_default=sa.text("false")),
+    )
+    op.add_column("pipeline_candidates", sa.Column("judged_by", sa.String(20)))
+    op.add_column("pipeline_candidates", sa.Column("judge_score", sa.Double))
+    op.add_column("pipeline_candidates", sa.Column("judge_error", sa.Text))
+    op.add_column(
+        "pipeline_judgements",
+        sa.Column("judged_by", sa.String(20), nullable=False, server_default=sa.text("'person'")),
+    )
+    # Until now only people have judged.
+    op.execute("UPDATE pipeline_candidates SET judged_by = 'person' WHERE status <> 'active'")
