@@ -38,7 +38,7 @@ from comfyfleet.server.pipelines.run_state import PipelineRunState, read_state
 from comfyfleet.server.pipelines.store_candidates import CandidateFilter
 from comfyfleet.server.queue.model import QueueLane, Waiter
 
-PRICES = {"draw": 3, "fix": 2, "upscale": 1}
+PRICES = {"draw": 3, "fix": 2, "upscale": 1, "rate": 1}
 TOKENS = 1000
 DRAW = {
     "1": {

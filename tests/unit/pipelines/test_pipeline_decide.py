@@ -191,8 +191,8 @@ def test_the_board_counts_each_step() -> None:
         failed=(FailedJob(UUID(int=9), 0),),
     )  # fmt: skip
     first, second = count_steps(TWO, run(3), given, [flying(1, 1, parent=1)])
-    assert first[1:] == (3, 1, 1, 0, 0, 1, False, 0)
-    assert second[1:] == (2, 1, 0, 0, 1, 0, False, 0)
+    assert first[1:] == (3, 1, 1, 0, 0, 1, False, 0, 0, 0)
+    assert second[1:] == (2, 1, 0, 0, 1, 0, False, 0, 0, 0)
     judged = PipelineDefinition(
         "judged", (replace(TWO.steps[0], needs_approval=True), TWO.steps[1])
     )

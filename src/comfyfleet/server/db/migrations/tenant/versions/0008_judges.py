@@ -23,3 +23,10 @@ def upgrade() -> None:
     )
     # Until now only people have judged.
     op.execute("UPDATE pipeline_candidates SET judged_by = 'person' WHERE status <> 'active'")
+
+
+def downgrade() -> None:
+    op.drop_column("pipeline_judgements", "judged_by")
+    for name in ("judge_error", "judge_score", "judged_by"):
+        op.drop_column("pipeline_candidates", name)
+    op.drop_column("pipeline_jobs", "is_judge")
