@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -13,6 +14,7 @@ from rich.console import Group
 from rich.text import Text
 from rich.tree import Tree
 
+from comfyfleet.api.pipelines import CandidateSort
 from comfyfleet.cli import help_texts
 from comfyfleet.cli.context import CliContext, InjectedContext, counted, read_text
 from comfyfleet.cli.control_plane import API_DEFAULTS, PUBLIC_BASE, ApiOptions, ApiSession, connect
@@ -121,6 +123,11 @@ app = App(name="pipeline", help=help_texts.PIPELINE, help_format="markdown")
 control = partial(connect, base=PUBLIC_BASE)
 COLUMNS = ("name", "wanted", "made", "approved", "rejected", "in_flight", "failed")
 STYLES = {"approved": "green", "winner": "bold yellow", "rejected": "red"}
+CANDIDATE_COLUMNS = (
+    *("id", "step", "status", "judged_by", "score:judge_score", "rating:score"),
+    "note:judge_error",
+)
+PAGE_MAX = 100  # candidates that are asked for at once
 RUN_COLUMNS = ("id", "pipeline", "status", "reason", "tokens", "created_at")
 Run = Annotated[str, Parameter(help="The run's id.")]
 Candidates = Annotated[
@@ -278,7 +285,25 @@ def render_board(run: PipelineRun) -> Group:
     listing = TextTable(headings, right=[heading for heading in headings if heading != "name"])
     for step in run.steps:
         listing.add(*(table_cell(getattr(step, name)) for name in COLUMNS))
-    return Group(listing, Text(" · ".join(_figures(run)), style="dim"))
+    judges = [Text(line, style="dim") for line in _judges(run)]
+    return Group(listing, *judges, Text(" · ".join(_figures(run)), style="dim"))
+
+
+def _judges(run: PipelineRun) -> Iterator[str]:
+    """What the judge of each step does, and what is left to it and to people."""
+    for step in run.steps:
+        if step.judge is None:
+            continue
+        decides = [
+            f"{word} {score:g}"
+            for word, score in (
+                ("approves from", step.judge.approve_above),
+                ("rejects below", step.judge.reject_below),
+            )
+            if score is not None
+        ]
+        left = f"{step.unjudged} left to judge, {step.waiting} left to people"
+        yield f"{step.name}: {step.judge.name} {', '.join(decides)}; {left}"
 
 
 def _figures(run: PipelineRun) -> Iterator[str]:
@@ -496,6 +521,37 @@ def retry(
 
 
 @app.command
+def candidates(
+    run: Run,
+    /,
+    *,
+    step: Annotated[
+        int | None, Parameter(help="Only candidates of this step; the first is 0.")
+    ] = None,
+    status: Annotated[
+        str | None, Parameter(help="Only those that are approved, winner, active or rejected.")
+    ] = None,
+    sort: Annotated[
+        CandidateSort, Parameter(help="By age, by judgement, or by the score of the judge.")
+    ] = CandidateSort.OLDEST,
+    limit: Most = 50,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Candidates with their scores, and who judged them."""
+    with control(options, context) as plane:
+        handle = plane.run(plane.client.pipelines.get_run(run))
+        wanted = handle.candidates(
+            step=step, status=status, sort=sort, page_size=min(limit, PAGE_MAX)
+        )
+        found = [each.model_dump(mode="json") for each in islice(plane.iterate(wanted), limit)]
+    if options.as_json:
+        print_json(found, context)
+    else:
+        print_rows(found, CANDIDATE_COLUMNS, context, none="there are no such candidates")
+
+
+@app.command
 def tree(run: Run, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext) -> None:
     """Parents and children, with scores and judgements."""
     with control(options, context) as plane:
@@ -512,7 +568,11 @@ def tree(run: Run, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedCo
 def _grow(tree: Tree, branch: Mapping[str, Any]) -> None:
     status = branch["status"]
     text = Text.assemble(
-        branch["id"], f"  {branch['score']:.0f}  ", (status, STYLES.get(status, ""))
+        branch["id"],
+        f"  {branch['score']:.0f}  ",
+        (status, STYLES.get(status, "")),
+        " by the judge" if branch["judged_by"] == "judge" else "",
+        "" if branch["judge_score"] is None else f"  score {branch['judge_score']:g}",
     )
     grown = tree.add(text)
     for child in branch["children"]:

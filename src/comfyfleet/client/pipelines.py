@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from comfyfleet.api.pipelines import (
     Branch,
     CandidatePage,
+    CandidateSort,
     CandidateStatus,
     FailureAnswer,
     Failures,
@@ -170,10 +171,17 @@ class PipelineRunHandle:
         step: int | None = None,
         status: CandidateStatus | str | None = None,
         parent: UUID | None = None,
+        sort: CandidateSort | str = CandidateSort.OLDEST,
         page_size: int = PAGE,
     ) -> AsyncGenerator[Candidate, None]:
-        """The oldest first."""
-        wanted = {"step": step, "status": status, "parent": parent, "limit": page_size}
+        """The oldest first; by `score` those first to which the judge gave most; `best` is one page."""
+        wanted = {
+            "step": step,
+            "status": status,
+            "parent": parent,
+            "sort": sort,
+            "limit": page_size,
+        }
         path = f"{self._path}/candidates"
         async for page in fetch_pages(self._calls, path, CandidatePage, wanted, by="after"):
             for each in page.candidates:

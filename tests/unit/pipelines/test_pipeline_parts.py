@@ -251,14 +251,15 @@ def test_every_pair_comes_up() -> None:
     assert len(seen) == 10
 
 
-def test_the_example_is_sound_and_asks_for_properties_that_are_there() -> None:
-    text = (EXAMPLES / "pipelines/soft-colours.yaml").read_text("utf-8")
+@pytest.mark.parametrize("name", ["soft-colours", "well-exposed"])
+def test_an_example_is_sound_and_asks_for_properties_that_are_there(name: str) -> None:
+    text = (EXAMPLES / f"pipelines/{name}.yaml").read_text("utf-8")
     parsed = parse_pipeline_text(text)
     assert parsed.problems == ()
     registered = read_document((EXAMPLES / "properties.yaml").read_text("utf-8"))
-    for step in parsed.pipeline.steps:
-        known = {each["name"] for each in registered[step.workflow]["properties"]}
-        assert set(step.properties) <= known
+    for work in parsed.pipeline.works.values():
+        known = {each["name"] for each in registered[work.workflow]["properties"]}
+        assert set(work.properties) <= known
 
 
 def test_workflows_and_properties_of_a_pipeline_are_checked() -> None:

@@ -329,7 +329,9 @@ export interface Branch {
   id: string
   step: number
   status: CandidateStatus
+  judged_by: JudgedBy | null
   score: number
+  judge_score: number | null
   children: (Branch)[]
 }
 
@@ -390,7 +392,14 @@ export interface CandidateAnswer {
   step: number
   parent: string | null
   status: CandidateStatus
+  /** Whose judgement the status is; null while nobody has judged it. */
+  judged_by: JudgedBy | null
+  /** Its rating by votes. */
   score: number
+  /** What the judge of its step gave it; null if there is none. */
+  judge_score: number | null
+  /** Why the judge gave it none, so that a person is asked. */
+  judge_error: string | null
   child_count: number
   seed: number | null
   /** The same as a text: seeds are too large for JavaScript's numbers. */
@@ -411,11 +420,14 @@ export interface CandidateAnswer {
 }
 
 export interface CandidatePage {
-  /** The oldest first. */
+  /** The oldest first, unless `sort` says otherwise. */
   candidates: (CandidateAnswer)[]
   /** The next page: after=next; null: no more. */
   next: string | null
 }
+
+/** How candidates are listed. */
+export type CandidateSort = "oldest" | "best" | "score"
 
 /** How a candidate was judged. */
 export type CandidateStatus = "active" | "approved" | "rejected" | "winner"
@@ -754,6 +766,8 @@ export interface FailureAnswer {
   job_id: string
   step: string
   parent: string | null
+  /** It should have judged `parent`, which a person judges now. */
+  is_judge: boolean
   error: string | null
   ended_at: string | null
 }
@@ -1337,6 +1351,9 @@ export interface Jobs {
   /** The next page: before=next; null: no more. */
   next: string | null
 }
+
+/** Whose judgement a candidate's status is. */
+export type JudgedBy = "judge" | "person"
 
 export interface KeyAnswer {
   id: string
@@ -2570,8 +2587,23 @@ export interface StepAnswer {
   in_flight: number
   failed: number
   needs_approval: boolean
-  /** Candidates to be judged; 0 where no approval is needed. */
+  /** Candidates that a person is to judge; 0 where no approval is needed. */
   waiting: number
+  judge: StepJudgeAnswer | null
+  /** Of the jobs in flight, those of the judge. */
+  judging: number
+  /** Candidates that the judge has still to look at. */
+  unjudged: number
+}
+
+/** The judge of a step, and from which score on it decides. */
+export interface StepJudgeAnswer {
+  /** Its measure, effect or workflow. */
+  name: string
+  /** From here on it approves; null: it approves nothing. */
+  approve_above: number | null
+  /** Below this it rejects; null: it rejects nothing. */
+  reject_below: number | null
 }
 
 export interface Storage {

@@ -63,6 +63,7 @@ def parent_values(parent: PipelineCandidate) -> dict[str, Any]:
         "text": parent.text,
         "seed": parent.seed,
         "score": parent.score,
+        "judge_score": parent.judge_score,
         "properties": parent.properties,
     }
 
