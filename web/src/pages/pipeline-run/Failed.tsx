@@ -58,7 +58,7 @@ function Row({ failure, book, onRetry }: { failure: FailureAnswer; book: Book; o
       <StateIcon state="failed" />
       <span className="pipeline-run-failed-what">
         <strong>{failure.step}</strong>
-        <span className="faint">{parent ? words.failed.of(parent) : words.failed.base}</span>
+        <span className="faint">{whatFailed(failure, parent)}</span>
       </span>
       <span className="pipeline-run-failed-why">{failure.error ?? words.failed.unknown}</span>
       <span className="faint">
@@ -69,4 +69,9 @@ function Row({ failure, book, onRetry }: { failure: FailureAnswer; book: Book; o
       </Button>
     </li>
   )
+}
+
+function whatFailed({ is_judge }: FailureAnswer, parent: string | undefined): string {
+  if (!parent) return words.failed.base
+  return is_judge ? words.failed.judge(parent) : words.failed.of(parent)
 }

@@ -5,9 +5,9 @@ import { useAct } from "@/api"
 import type { PipelineRunAnswer, StepAnswer } from "@/api/schema"
 import { Button, Choices, Empty, ErrorNote, Loaded, Select } from "@/ui"
 import { words } from "@/words/en/pipelines"
-import { bestFirst, type Candidate, fits, SHOWS, type Show } from "./candidates"
+import { bestFirst, type Candidate, fits, highestFirst, SHOWS, type Show } from "./candidates"
 import { isElsewhere, useJudge, VERDICT_KEYS } from "./judge"
-import { Drawn, Picture } from "./Print"
+import { Drawn, judgedWord, Picture } from "./Print"
 import type { Book } from "./useRun"
 
 type Order = keyof typeof words.grid.orders
@@ -32,6 +32,8 @@ export function Grid({ book, run, show, onShow, chosen, onChoose }: GridProps) {
   const sheet = useRef<HTMLDivElement>(null)
   useJudgeKeys(sheet, book)
   const needsApproval = run.steps.some((each) => each.needs_approval)
+  const hasJudge = run.steps.some((each) => each.judge !== null)
+  const orders = ORDERS.filter((each) => each.value !== "score" || hasJudge)
   const options = SHOWS.filter((each) => each !== "judge" || needsApproval || show === "judge").map(
     (value) => ({
       value,
@@ -46,7 +48,7 @@ export function Grid({ book, run, show, onShow, chosen, onChoose }: GridProps) {
     <>
       <div className="pipeline-run-tools">
         <Choices label={words.grid.show} hideLabel options={options} value={show} onChange={onShow} />
-        <Select label={words.grid.order} hideLabel options={ORDERS} value={order} onChange={setOrder} />
+        <Select label={words.grid.order} hideLabel options={orders} value={order} onChange={setOrder} />
         <Keys />
       </div>
       <Loaded query={book.list} skeleton={<Coming />}>
@@ -90,6 +92,7 @@ export function Grid({ book, run, show, onShow, chosen, onChoose }: GridProps) {
 function ordered(all: readonly Candidate[], step: number, order: Order): Candidate[] {
   const own = all.filter((each) => each.step === step)
   if (order === "best") return bestFirst(own)
+  if (order === "score") return highestFirst(own)
   return order === "newest" ? own.reverse() : own
 }
 
@@ -119,7 +122,7 @@ interface StepSheetProps {
 function StepSheet({ step, number, isFiltered, candidates, book, chosen, onChoose }: StepSheetProps) {
   const [most, setMost] = useState(SHOWN_FIRST)
   if (isFiltered && candidates.length === 0) return null
-  const making = isFiltered ? 0 : step.in_flight
+  const making = isFiltered ? 0 : step.in_flight - step.judging
   const rest = candidates.length - most
   return (
     <section className="pipeline-run-step">
@@ -147,9 +150,12 @@ function StepSheet({ step, number, isFiltered, candidates, book, chosen, onChoos
 
 function toldOf(step: StepAnswer): string {
   const parts = [words.grid.made(step.made, step.wanted)]
-  if (step.in_flight > 0) parts.push(words.grid.inFlight(step.in_flight))
+  const { judge, judging, unjudged } = step
+  if (step.in_flight > judging) parts.push(words.grid.inFlight(step.in_flight - judging))
   if (step.failed > 0) parts.push(words.grid.failed(step.failed))
-  return parts.join(", ")
+  if (unjudged > 0) parts.push(words.judge.left(unjudged))
+  const told = parts.join(", ")
+  return judge ? `${told}; ${words.judge.step(judge.name, judge.approve_above, judge.reject_below)}` : told
 }
 
 interface OneProps {
@@ -160,26 +166,39 @@ interface OneProps {
 }
 
 function One({ candidate, book, isChosen, onChoose }: OneProps) {
-  const { id, status, score } = candidate
+  const { id, status, score, judge_score: given } = candidate
   const label = book.labels.get(id) ?? ""
   const isWaiting = book.waiting.has(id)
-  const word = isWaiting ? words.toJudge : status === "active" ? "" : words.statuses[status]
+  const judged = judgedWord(candidate, book.run.data?.steps ?? [])
+  const isPersons = candidate.judged_by !== "judge" && status !== "active"
+  const word = isWaiting ? words.toJudge : isPersons ? words.statuses[status] : ""
+  const told = words.grid.told(
+    label,
+    [judged, word].filter(Boolean).join(", ") || words.statuses.active,
+    score,
+  )
+  const scoreText = given === null ? "" : words.judge.score(given)
   return (
     <li className={`pipeline-run-one is-${status}-one${isWaiting ? " is-asking" : ""}`} data-candidate={id}>
       <button
         type="button"
         className="pipeline-run-print print"
         aria-pressed={isChosen}
-        aria-label={words.grid.told(label, word || words.statuses.active, score)}
+        aria-label={scoreText ? `${told}, ${words.judge.told(scoreText)}` : told}
         onClick={() => onChoose(id)}
       >
         <Picture candidate={candidate} book={book} alt="" />
       </button>
-      <Drawn status={status} />
+      <Drawn candidate={candidate} />
+      {judged && (
+        <span className="pipeline-run-judged" aria-hidden="true">
+          {judged}
+        </span>
+      )}
       <span className="pipeline-run-caption" aria-hidden="true">
         <b className="mono">{label}</b>
         <span className="cut-text">{word}</span>
-        <span className="mono faint">{words.grid.score(score)}</span>
+        <span className={scoreText ? "mono" : "mono faint"}>{scoreText || words.grid.score(score)}</span>
       </span>
     </li>
   )

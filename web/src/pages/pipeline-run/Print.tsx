@@ -1,8 +1,9 @@
-/** One candidate as a print, with what people have drawn over it. */
+/** One candidate as a print, with what people have drawn over it, and what a judge says of it. */
 
+import type { StepAnswer } from "@/api/schema"
 import { Icon, Pencil } from "@/ui"
 import { words } from "@/words/en/pipelines"
-import { type Candidate, isPicture } from "./candidates"
+import { type Candidate, isPicture, isUnjudged } from "./candidates"
 import type { Book } from "./useRun"
 
 interface PictureProps {
@@ -36,10 +37,19 @@ export function Picture({ candidate, book, alt, eager }: PictureProps) {
   )
 }
 
-/** Drawn by a person: a loop around winners, a tick on approved ones, a cross over rejected ones. */
-export function Drawn({ status }: { status: Candidate["status"] }) {
+/** Drawn by a person, not by a judge: a loop around winners, a tick on approved ones, a cross over rejected ones. */
+export function Drawn({ candidate: { status, judged_by } }: { candidate: Candidate }) {
+  if (judged_by === "judge") return null
   if (status === "winner") return <Pencil kind="frame" />
   if (status === "approved") return <Pencil kind="tick" />
   if (status === "rejected") return <Pencil kind="cross" />
   return null
+}
+
+/** What the judge of its step does or did with a candidate; empty where it left the word to people. */
+export function judgedWord(candidate: Candidate, steps: readonly StepAnswer[]): string {
+  const { status, judged_by, judge_error } = candidate
+  if (judged_by === "judge") return words.judge.verdicts[status] ?? ""
+  if (judged_by === null && judge_error !== null) return words.judge.failed
+  return isUnjudged(candidate, steps) ? words.judge.coming : ""
 }

@@ -62,23 +62,24 @@ export function Side({ candidate, book, run, onChoose, onClose }: SideProps) {
 }
 
 function Verdict({ candidate, step, book }: { candidate: Candidate; step: string; book: Book }) {
-  const { status } = candidate
+  const { status, judged_by } = candidate
   if (status === "winner")
     return (
       <Status status="succeeded" pill>
         {words.winnerOf(step)}
       </Status>
     )
+  const verdict = (judged_by === "judge" && words.judge.verdicts[status]) || words.statuses[status]
   if (status === "approved")
     return (
       <Status status="succeeded" pill>
-        {words.statuses.approved}
+        {verdict}
       </Status>
     )
   if (status === "rejected")
     return (
       <Status status="cancelled" pill>
-        {words.statuses.rejected}
+        {verdict}
       </Status>
     )
   if (book.waiting.has(candidate.id)) return <Status status="waiting" pill />
@@ -136,11 +137,13 @@ interface FactsProps {
 function Facts({ candidate, book, run, onChoose }: FactsProps) {
   const lineage = useQuery<LineageAnswer>(`${book.path}/candidates/${candidate.id}/lineage`)
   const { won, lost, tied } = lineage.data ?? {}
+  const { judge_score: given, judge_error: judgeError } = candidate
   const scores = [
     [won, words.side.won],
     [lost, words.side.lost],
     [tied, words.side.tied(tied ?? 0)],
     [Math.round(candidate.score), words.side.rating],
+    ...(given === null ? [] : [[words.judge.score(given), words.side.score] as const]),
   ] as const
   const { properties, seed_text: seed, text, url } = candidate
   return (
@@ -167,6 +170,7 @@ function Facts({ candidate, book, run, onChoose }: FactsProps) {
           <Fact key={name} name={name} value={value} />
         ))}
         {text !== null && url !== null && <Fact name={words.side.text} value={text} />}
+        {judgeError !== null && <Fact name={words.side.judge} value={judgeError} />}
         {candidate.job_id && (
           <>
             <dt>{words.side.job}</dt>

@@ -6,7 +6,7 @@ import { Button, Empty, Loaded, Skeleton, tokens } from "@/ui"
 import { words } from "@/words/en/pipelines"
 import { lineageOf } from "./candidates"
 import { useJudgeKeys } from "./Grid"
-import { Drawn, Picture } from "./Print"
+import { Drawn, judgedWord, Picture } from "./Print"
 import { CELL, columnOf, type Layout, layout, line, neighbour, type Place } from "./tree"
 import type { Book } from "./useRun"
 
@@ -148,7 +148,8 @@ interface NodeProps {
 function Node({ place: { candidate, x, y }, book, isChosen, onChoose }: NodeProps) {
   const label = book.labels.get(candidate.id) ?? ""
   const isWaiting = book.waiting.has(candidate.id)
-  const word = isWaiting ? words.toJudge : words.statuses[candidate.status]
+  const judged = judgedWord(candidate, book.run.data?.steps ?? [])
+  const word = judged || (isWaiting ? words.toJudge : words.statuses[candidate.status])
   return (
     <div
       className={`pipeline-run-node is-${candidate.status}-one${isWaiting ? " is-asking" : ""}`}
@@ -164,9 +165,10 @@ function Node({ place: { candidate, x, y }, book, isChosen, onChoose }: NodeProp
       >
         <Picture candidate={candidate} book={book} alt="" />
       </button>
-      <Drawn status={candidate.status} />
+      <Drawn candidate={candidate} />
       <span className="mono" aria-hidden="true">
         {label} {isWaiting && words.toJudge}
+        {!isWaiting && candidate.judge_score !== null && words.judge.score(candidate.judge_score)}
       </span>
     </div>
   )

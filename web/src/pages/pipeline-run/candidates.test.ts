@@ -6,6 +6,8 @@ import {
   type Candidate,
   factsOf,
   fits,
+  highestFirst,
+  isUnjudged,
   known,
   labelsOf,
   lineageOf,
@@ -22,7 +24,10 @@ function made(id: string, step = 0, given: Partial<Candidate> = {}): Candidate {
     step,
     parent: null,
     status: "active",
+    judged_by: null,
     score: 1000,
+    judge_score: null,
+    judge_error: null,
     child_count: 0,
     seed: null,
     seed_text: null,
@@ -87,6 +92,25 @@ describe("candidates of a run", () => {
     const steps = [true, true, false].map((needs_approval) => ({ needs_approval }) as StepAnswer)
     expect([...waitingIds(all, steps)]).toEqual(["2"])
     expect([...waitingIds(TREE, steps)]).toEqual(["1", "2", "3"])
+  })
+
+  it("are told what a judge found, who judged, and whom a person has to look at", () => {
+    const judge = { name: "exposure", approve_above: 0.7, reject_below: null }
+    const steps = [{ needs_approval: true, judge } as unknown as StepAnswer]
+    const start = { all: [made("1"), made("2"), made("3")], next: null }
+    expect([...waitingIds(start.all, steps)]).toEqual([])
+    const scored = told(start, "scored", { candidate_id: "1", score: 0.9 })
+    const judged = told(scored, "approved", { candidate_id: "1", judged_by: "judge" })
+    expect([judged.all[0]?.judge_score, judged.all[0]?.judged_by]).toEqual([0.9, "judge"])
+    const unclear = told(judged, "scored", { candidate_id: "3", score: 0.5 })
+    const failed = told(unclear, "job_failed", { candidate_id: "2", is_judge: true, error: "out of memory" })
+    expect(failed.all[1]?.judge_error).toBe("out of memory")
+    expect([...waitingIds(failed.all, steps)]).toEqual(["2", "3"])
+    expect(ids(highestFirst(failed.all))).toEqual(["1", "3", "2"])
+    expect(failed.all.map((each) => isUnjudged(each, steps))).toEqual([false, false, false])
+    const undone = told(failed, "undone", { candidate_id: "1", after: "active", judged_by: null })
+    expect([undone.all[0]?.status, undone.all[0]?.judged_by]).toEqual(["active", null])
+    expect(told(start, "job_failed", { error: "broken" })).toBe(start)
   })
 
   it("are ordered as the run chooses whom it gives children", () => {

@@ -1,6 +1,6 @@
 /** Candidates of a run as the page keeps them: their numbers, order, families, and what events tell of them. */
 
-import type { CandidateAnswer, CandidateStatus, StepAnswer } from "@/api/schema"
+import type { CandidateAnswer, CandidateStatus, JudgedBy, StepAnswer } from "@/api/schema"
 
 export interface Candidate extends CandidateAnswer {
   /** When its URL was given out, from performance.now(). */
@@ -43,7 +43,12 @@ export interface Told {
   candidate_id?: string
   candidates?: readonly string[]
   after?: CandidateStatus
+  judged_by?: JudgedBy | null
   scores?: Record<string, number>
+  /** Of a judge. */
+  score?: number
+  is_judge?: boolean
+  error?: string | null
 }
 
 const VERDICTS: Record<string, CandidateStatus> = {
@@ -54,15 +59,22 @@ const VERDICTS: Record<string, CandidateStatus> = {
 
 /** What an event says of candidates that are known. */
 export function told(before: Candidates, event: string, data: Told): Candidates {
-  const status = event === "undone" ? data.after : VERDICTS[event]
-  if (status && data.candidate_id)
+  const change = changeOf(event, data)
+  if (change && data.candidate_id)
     return {
       ...before,
-      all: before.all.map((each) => (each.id === data.candidate_id ? { ...each, status } : each)),
+      all: before.all.map((each) => (each.id === data.candidate_id ? { ...each, ...change } : each)),
     }
   const scores = event === "voted" ? data.scores : undefined
   if (!scores) return before
   return { ...before, all: before.all.map((each) => ({ ...each, score: scores[each.id] ?? each.score })) }
+}
+
+function changeOf(event: string, data: Told): Partial<Candidate> | null {
+  if (event === "scored") return { judge_score: data.score ?? null, judge_error: null }
+  if (event === "job_failed") return data.is_judge ? { judge_error: data.error ?? "" } : null
+  const status = event === "undone" ? data.after : VERDICTS[event]
+  return status ? { status, judged_by: data.judged_by ?? null } : null
 }
 
 /** Their names on the page: 2·07 is the seventh of the second step. */
@@ -97,11 +109,26 @@ export function stoppedIds(all: readonly Candidate[]): ReadonlySet<string> {
   return stopped
 }
 
-/** Those that get no children until somebody judges them. */
+/** Whether the judge of its step has still to look at it. */
+export function isUnjudged(candidate: Candidate, steps: readonly StepAnswer[]): boolean {
+  const { status, judge_score, judge_error } = candidate
+  return (
+    steps[candidate.step]?.judge != null &&
+    status === "active" &&
+    judge_score === null &&
+    judge_error === null
+  )
+}
+
+/** Those that get no children until a person judges them. */
 export function waitingIds(all: readonly Candidate[], steps: readonly StepAnswer[]): ReadonlySet<string> {
   const stopped = stoppedIds(all)
   const waiting = all.filter(
-    (each) => steps[each.step]?.needs_approval && each.status === "active" && !stopped.has(each.id),
+    (each) =>
+      steps[each.step]?.needs_approval &&
+      each.status === "active" &&
+      !stopped.has(each.id) &&
+      !isUnjudged(each, steps),
   )
   return new Set(waiting.map((each) => each.id))
 }
@@ -114,9 +141,16 @@ export function bestFirst(all: readonly Candidate[]): Candidate[] {
     (one, other) =>
       RANKS[one.status] - RANKS[other.status] ||
       other.score - one.score ||
+      (other.judge_score ?? -Number.MAX_VALUE) - (one.judge_score ?? -Number.MAX_VALUE) ||
       one.created_at.localeCompare(other.created_at) ||
       one.id.localeCompare(other.id),
   )
+}
+
+/** By what the judge gave them; those without a score last, in the order in which they were made. */
+export function highestFirst(all: readonly Candidate[]): Candidate[] {
+  const score = (each: Candidate) => each.judge_score ?? Number.NEGATIVE_INFINITY
+  return [...all].sort((one, other) => (score(one) === score(other) ? 0 : score(other) - score(one)))
 }
 
 export type Show = "all" | "judge" | "chosen" | "open" | "rejected"

@@ -171,7 +171,7 @@ function useLater(path: string): (event: string, data: Told) => void {
     if (event === "candidates") now.made = [...now.made, ...(data.candidates ?? [])]
     // What is told while the list is read may be missing in it.
     const isKnown = cache.entry<Candidates>(keyOf(path)).data !== undefined
-    now.isWhole ||= !isKnown || event === "vote_undone" || event === "files_removed"
+    now.isWhole ||= !isKnown || event === "vote_undone" || event === "files_removed" || event === "retried"
     now.isVoted ||= event === "voted" || event === "vote_undone"
     now.isFailed ||= event === "job_failed" || event === "retried"
     timer.current ??= setTimeout(read, TOGETHER_MS)

@@ -105,7 +105,8 @@ function Step({ step, number }: { step: StepFacts; number: number }) {
   const { pipeline } = words
   const facts = [number === 0 ? pipeline.base : pipeline.perParent(step.children)]
   if (step.keep !== null) facts.push(pipeline.keep(step.keep))
-  if (step.needsApproval) facts.push(pipeline.approval)
+  if (step.judge !== null) facts.push(pipeline.judge(step.judge))
+  else if (step.needsApproval) facts.push(pipeline.approval)
   return (
     <li className="panel">
       <strong>

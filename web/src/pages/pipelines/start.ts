@@ -33,7 +33,8 @@ type Offer = { kind: string; name: string; properties: readonly { name: string; 
 export function filesOf(document: Record<string, unknown>, offers: readonly Offer[]): Map<string, string> {
   const steps = Array.isArray(document.steps) ? (document.steps as Record<string, unknown>[]) : []
   const found = new Map<string, string>()
-  for (const step of steps) {
+  const judges = steps.map((each) => each.judge as Record<string, unknown> | undefined)
+  for (const step of [...steps, ...judges.filter((each) => each !== undefined && each !== null)]) {
     const [kind, name] = step.effect ? ["effect", step.effect] : ["workflow", step.workflow]
     const offer = offers.find((each) => each.kind === kind && each.name === name)
     for (const [property, template] of Object.entries(step.properties ?? {})) {
@@ -60,6 +61,8 @@ export interface StepFacts {
   children: number
   keep: number | null
   needsApproval: boolean
+  /** The name of what judges its candidates. */
+  judge: string | null
 }
 
 /** Of a document that the control plane has accepted. */
@@ -71,5 +74,12 @@ export function stepsOf(document: Record<string, unknown>): StepFacts[] {
     children: Number(each.children_per_parent ?? 1),
     keep: each.keep === undefined || each.keep === null ? null : Number(each.keep),
     needsApproval: each.needs_approval === true,
+    judge: judgeOf(each.judge),
   }))
+}
+
+function judgeOf(judge: unknown): string | null {
+  if (judge === null || typeof judge !== "object") return null
+  const { measure, effect, workflow } = judge as Record<string, unknown>
+  return String(measure ?? effect ?? workflow ?? "")
 }

@@ -52,6 +52,7 @@ export const words = {
     base: "from nothing",
     keep: (count: number) => `the best ${count} get children`,
     approval: "waits for your approval",
+    judge: (name: string) => `judged by ${name}`,
     remove: "Delete the pipeline",
     removeTitle: (name: string) => `Delete ${name}?`,
     removeText: "Its runs stay, and go on until they are cancelled.",
@@ -108,11 +109,29 @@ export const words = {
   statuses: { active: "Open", approved: "Approved", rejected: "Rejected", winner: "Winner" },
   winnerOf: (step: string) => `Winner of ${step}`,
   toJudge: "to judge",
+  /** What the judge of a step says of a candidate. */
+  judge: {
+    verdicts: {
+      approved: "Approved by the judge",
+      rejected: "Rejected by the judge",
+    } as Record<string, string>,
+    coming: "With the judge",
+    failed: "The judge failed",
+    score: (score: number) => Number(score.toPrecision(3)).toString(),
+    told: (score: string) => `score ${score}`,
+    step: (name: string, approve: number | null, reject: number | null) => {
+      const parts = []
+      if (approve !== null) parts.push(`approves from ${approve}`)
+      if (reject !== null) parts.push(`rejects below ${reject}`)
+      return `${name} ${parts.join(", ")}`
+    },
+    left: (count: number) => `${count} with the judge`,
+  },
   grid: {
     show: "Which candidates",
     shows: { all: "All", judge: "To judge", chosen: "Chosen", open: "Open", rejected: "Rejected" },
     order: "Order",
-    orders: { best: "Best first", newest: "Newest first", oldest: "As made" },
+    orders: { best: "Best first", score: "Highest score", newest: "Newest first", oldest: "As made" },
     made: (made: number, wanted: number) => (wanted > made ? `${made} of ${wanted} made` : `${made} made`),
     inFlight: (count: number) => `${count} being made`,
     failed: (count: number) => `${count} failed`,
@@ -149,6 +168,8 @@ export const words = {
     lost: "lost",
     tied: (count: number) => (count === 1 ? "tie" : "ties"),
     rating: "rating",
+    score: "score",
+    judge: "Judge",
     prompt: "Prompt",
     noPrompt: "None",
     seed: "Seed",
@@ -218,6 +239,7 @@ export const words = {
     noneText: "Jobs that fail come here, with the reason and a button to try again.",
     of: (label: string) => `child of ${label}`,
     base: "base candidate",
+    judge: (label: string) => `judge of ${label}`,
     unknown: "No reason was told.",
     shown: (shown: number, all: number) => `The newest ${shown} of ${all} are shown.`,
   },
