@@ -58,6 +58,22 @@ JUDGED = {
     "name": "Judged",
     "steps": [{**POSTER["steps"][0], "name": "Base", "needs_approval": True}, POSTER["steps"][1]],
 }
+EXPOSED = {
+    "name": "Exposed",
+    "steps": [
+        {
+            "name": "Base",
+            "effect": "paint",
+            "properties": {"colour": "{{ variables.colour }}"},
+            "judge": {"measure": "exposure", "approve_above": 0.8, "reject_below": 0.3},
+        },
+        {"name": "Light", "effect": "light", "properties": {"input": "{{ parent.file }}"}},
+    ],
+}
+MEASURE_TAKES = [
+    {"name": "image", "type": "image", "binding": "1.image", "required": True},
+    {"name": "measure", "type": "text", "binding": "2.measure"},
+]
 BROKEN = {
     "name": "Broken",
     "steps": [
@@ -69,6 +85,7 @@ BROKEN = {
     ],
 }
 PHOTO = Path(__file__).parents[2] / "examples" / "inputs" / "photo.png"
+ENGINE = Path(__file__).parents[2] / "examples" / "engine"
 VALLEY = {"prompt": "a wide valley"}
 Candidates = list[dict[str, Any]]
 
@@ -131,6 +148,15 @@ def gallery(web: WebServer) -> Gallery:
         web.admin("/workflows", slug=slug, document=document, properties=properties)
         given = {"slug": slug, "workflow_slug": slug, "title": slug.title(), "price_tokens": 1}
         web.admin("/effects", **given, overrides={}, published=True)
+    measure = json.loads((ENGINE / "measure.json").read_text("utf-8"))
+    web.admin(
+        "/workflows",
+        slug="measure",
+        document=measure,
+        properties=MEASURE_TAKES,
+        output_node_id="2",
+        price_tokens=0,
+    )
     return Gallery(web)
 
 
@@ -244,6 +270,53 @@ def test_both_are_rejected_looked_at_whole_and_taken_back(
     assert gallery.statuses(run, 1) == ["active"] * 4
     page.get_by_role("button", name=re.compile(f"Choose {shown[0]}")).click()
     expect(page.get_by_text("1 of 6")).to_be_visible()
+
+
+def test_a_judge_says_what_it_found_and_a_person_overrules_it(
+    customer: WebPage, gallery: Gallery
+) -> None:
+    run = gallery.start(EXPOSED, {"colour": 0x808080}, 1)
+    # Grey is exposed well, black is not, and dark grey is unclear.
+    for count, colour in ((1, 0x808080), (2, 0), (3, 0x404040)):
+        changed = {"variables": {"colour": colour}, "base_candidates": count}
+        gallery.call("PATCH", run, json=changed)
+        gallery.wait(run, lambda found, count=count: judged_of(found) == count and not busy(found))
+    page = customer.page
+    customer.open(gallery.page_of(run, view="grid"))
+    heading = page.get_by_role("heading", name="Base 3 made")
+    expect(heading).to_contain_text("exposure approves from 0.8, rejects below 0.3")
+    good, bad, unclear = (print_of(page, label) for label in ("1·01", "1·02", "1·03"))
+    expect(good).to_have_attribute("aria-label", re.compile("Approved by the judge.*score 0.99"))
+    expect(bad).to_have_attribute("aria-label", re.compile("Rejected by the judge.*score 0$"))
+    expect(unclear).to_have_attribute("aria-label", re.compile("to judge.*score 0.502"))
+    card = page.locator(".pipeline-run-one", has=good)
+    expect(card).to_contain_text("Approved by the judge")
+    expect(card).to_contain_text("0.996")
+    customer.screenshot("judged")
+    assert customer.serious_findings() == []
+    page.get_by_label("Order", exact=True).select_option("score")
+    base = page.locator(".pipeline-run-sheet").first.get_by_role("button")
+    expect(base.nth(1)).to_have_attribute("aria-label", re.compile("^1·03,"))
+    expect(base.nth(2)).to_have_attribute("aria-label", re.compile("^1·02,"))
+    bad.click()
+    side = page.get_by_role("complementary", name="Candidate 1·02")
+    expect(side).to_contain_text("Rejected by the judge")
+    side.get_by_role("button", name="Approve", exact=True).click()
+    expect(print_of(page, "1·02, Approved")).to_be_visible()
+    expect(page.locator(".pipeline-run-one", has=bad)).not_to_contain_text("by the judge")
+    expect(side).not_to_contain_text("Rejected by the judge")
+    assert gallery.candidates(run, step=0)[1]["judged_by"] == "person"
+    side.get_by_role("button", name="Undo", exact=True).click()
+    expect(side).to_contain_text("Rejected by the judge")
+
+
+def judged_of(run: dict[str, Any]) -> int:
+    base = run["steps"][0]
+    return int(base["made"] - base["unjudged"])
+
+
+def busy(run: dict[str, Any]) -> bool:
+    return any(each["in_flight"] for each in run["steps"])
 
 
 def test_prints_are_judged_by_keys_and_in_the_panel(
