@@ -6,6 +6,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -280,7 +281,7 @@ def test_a_judge_says_what_it_found_and_a_person_overrules_it(
     for count, colour in ((1, 0x808080), (2, 0), (3, 0x404040)):
         changed = {"variables": {"colour": colour}, "base_candidates": count}
         gallery.call("PATCH", run, json=changed)
-        gallery.wait(run, lambda found, count=count: judged_of(found) == count and not busy(found))
+        gallery.wait(run, partial(is_judged, count))
     page = customer.page
     customer.open(gallery.page_of(run, view="grid"))
     heading = page.get_by_role("heading", name="Base 3 made")
@@ -310,13 +311,10 @@ def test_a_judge_says_what_it_found_and_a_person_overrules_it(
     expect(side).to_contain_text("Rejected by the judge")
 
 
-def judged_of(run: dict[str, Any]) -> int:
-    base = run["steps"][0]
-    return int(base["made"] - base["unjudged"])
-
-
-def busy(run: dict[str, Any]) -> bool:
-    return any(each["in_flight"] for each in run["steps"])
+def is_judged(count: int, run: dict[str, Any]) -> bool:
+    """Whether so many were made and judged, and nothing else is under way."""
+    base, is_busy = run["steps"][0], any(each["in_flight"] for each in run["steps"])
+    return bool(base["made"] == count and not base["unjudged"] and not is_busy)
 
 
 def test_prints_are_judged_by_keys_and_in_the_panel(

@@ -89,6 +89,8 @@ def write_sheet(
             if small:
                 paper.paste(small, corner)
             label = f"{steps[number]}  {candidate.score:.0f}  {candidate.status}"
+            if candidate.judge_score is not None:
+                label += f"  {candidate.judge_score:.3g}"
             below = (corner[0], corner[1] + CELL_PIXELS)
             draw.text(below, _plain(label), INK)
     paper.save(sheet)

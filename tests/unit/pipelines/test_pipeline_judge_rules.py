@@ -194,7 +194,8 @@ def test_a_candidate_is_judged_before_anything_else_is_made() -> None:
 
 def test_a_judge_adds_no_candidate_and_keeps_to_the_tokens() -> None:
     made = tree(candidate(1), candidate(2))
-    assert jobs(made, candidates=2) == [JudgeGeneration(ID, 0)]
+    for most in (2, 1):  # it was lowered after they were made
+        assert jobs(made, candidates=most) == [JudgeGeneration(ID, 0)]
     assert jobs(made, tokens=1) == [NoWork(NoWorkReason.TOKENS_LIMIT)]
     assert jobs(made, tokens=3, concurrent_jobs=2) == [JudgeGeneration(ID, 0)]
 
@@ -214,6 +215,19 @@ def test_what_was_judged_or_could_not_be_is_left_to_people(known: dict[str, Any]
     assert isinstance(none, NoWork)
 
 
+def test_a_judge_that_failed_leaves_nothing_to_be_retried_once_a_person_has_judged() -> None:
+    lost = (FailedJob(UUID(int=9), 0, ID, is_judge=True),)
+    rejected: dict[str, Any] = {"status": CandidateStatus.REJECTED, "judged_by": JudgedBy.PERSON}
+    made = (
+        candidate(1, judge_error="broken", **rejected),
+        candidate(2, judge_score=0.1, **rejected),
+    )
+    assert jobs(tree(*made, failed=lost)) == [NoWork(NoWorkReason.COMPLETE)]
+    open_one = candidate(1, judge_error="broken")
+    waiting = NoWork(NoWorkReason.WAITING_FOR_JUDGEMENT)
+    assert jobs(tree(open_one, made[1], failed=lost)) == [waiting]
+
+
 def test_the_board_tells_whom_the_judge_and_whom_a_person_has_to_look_at() -> None:
     unclear = candidate(3, judge_score=0.5)
     made = tree(candidate(1), candidate(2), unclear)
@@ -223,7 +237,7 @@ def test_the_board_tells_whom_the_judge_and_whom_a_person_has_to_look_at() -> No
 
 
 def test_scores_order_what_people_have_not_compared() -> None:
-    approved = {"status": CandidateStatus.APPROVED, "judged_by": JudgedBy.JUDGE}
+    approved: dict[str, Any] = {"status": CandidateStatus.APPROVED, "judged_by": JudgedBy.JUDGE}
     made = tree(
         candidate(1, judge_score=0.8, **approved),
         candidate(2, judge_score=0.9, **approved),

@@ -179,8 +179,8 @@ class _Demand:
         return min(images, self.lacking(parent, generation.step) + self.failed[parent])
 
     def refusal(self, generation: Generation) -> NoWorkReason | None:
-        limits = self.run.limits
-        if limits.candidates is not None and self.total + self.gain(generation) > limits.candidates:
+        limits, gain = self.run.limits, self.gain(generation)
+        if limits.candidates is not None and gain and self.total + gain > limits.candidates:
             return NoWorkReason.CANDIDATES_LIMIT
         price = self.prices.get(generation.work, 0)
         if limits.tokens is not None and self.tokens + price > limits.tokens:
@@ -198,7 +198,8 @@ class _Demand:
             return NoWorkReason.IN_FLIGHT
         if any(_awaits_judgement(self.pipeline, each, self.tree) for each in self._incomplete()):
             return NoWorkReason.WAITING_FOR_JUDGEMENT
-        return NoWorkReason.FAILED if self.tree.failed else NoWorkReason.COMPLETE
+        has_failed = any(not each.is_judge for each in self.tree.failed)
+        return NoWorkReason.FAILED if has_failed else NoWorkReason.COMPLETE
 
     def _incomplete(self) -> Iterator[PipelineCandidate]:
         """Yields candidates that may have more children."""

@@ -396,6 +396,7 @@ async def candidate_filter(
     step: Annotated[int | None, Query(ge=0, le=STEPS_MAX)] = None,
     status: CandidateStatus | None = None,
     parent: Annotated[UUID | None, Query(description="Only its children.")] = None,
+    best: Annotated[bool, Query(description="The same as sort=best.")] = False,
     sort: Annotated[
         CandidateSort,
         Query(
@@ -403,7 +404,6 @@ async def candidate_filter(
             "`score`: by the judge's score, the highest first; those without one last."
         ),
     ] = CandidateSort.OLDEST,
-    best: Annotated[bool, Query(description="The same as sort=best.")] = False,
 ) -> CandidateFilter:
     sort = CandidateSort.BEST if best else sort
     return CandidateFilter(step=step, status=status, parent=parent, sort=sort)
