@@ -56,7 +56,7 @@ def test_the_quickstart_and_what_builds_on_it_are_run_as_written(tmp_path: Path)
         script = f"set -euo pipefail\n{quickstart}\n{rest}"
         ran = run(["bash", "-c", script], tmp_path, COMFYFLEET_URL=url, COMFYFLEET_KEY=key)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    first, graphs, deciding, _ = ran.stdout.split("BEGIN\n")
+    first, graphs, deciding, pipelines = ran.stdout.split("BEGIN\n")
     assert first.splitlines()[-2:] == ["completed", "97"]
     with PIL.Image.open(tmp_path / "softened.png") as picture:
         assert max(picture.size) == 320
@@ -69,6 +69,7 @@ def test_the_quickstart_and_what_builds_on_it_are_run_as_written(tmp_path: Path)
     ):
         assert f"{name}: completed" in deciding + ran.stderr
     assert list((tmp_path / "results").rglob("contact-sheet.png"))
+    assert "Base: exposure approves from 0.7, rejects below 0.4; 0 left to judge" in pipelines
 
 
 def test_the_drawing_in_the_graphs_page_is_what_the_command_draws(tmp_path: Path) -> None:
