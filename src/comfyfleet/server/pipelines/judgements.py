@@ -56,11 +56,12 @@ async def set_verdict(
         "judged_by": judged_by,
     }
     await store.add_judgement(act.tx, row)
+    may_cancel = judged_by == JudgedBy.PERSON or verdict == CandidateStatus.REJECTED
     told = {
         "candidate_id": str(found.id),
         "before": found.status,
         "judged_by": judged_by,
-        "jobs_cancelled": await act.cancel_unneeded(),
+        "jobs_cancelled": await act.cancel_unneeded() if may_cancel else 0,
     }
     if judged_by == JudgedBy.PERSON:
         await act.record(VERDICT_EVENTS[verdict], **told)
