@@ -1,4 +1,4 @@
-"""A three-step pipeline on two engines, whose control plane and workers are killed on the way."""
+"""A three-step pipeline with a judge on two engines, whose control plane and workers are killed on the way."""
 
 import json
 import os
@@ -17,6 +17,7 @@ from tests.support.server.deployment import Deployment, EngineProcess
 FLEET = "gpus"
 STEP_MS = 50
 PRICES = {"draw": 3, "fix": 2, "upscale": 1}
+JUDGE, JUDGE_PRICE = "measure", 1
 # 6 + 12 + 12 candidates.
 BASE, CANDIDATES = 6, [6, 12, 12]
 TOKENS = 1000
@@ -42,12 +43,26 @@ DRAW = {
     "3": SAVE,
 }
 CHANGE = {"1": {"class_type": "LoadImage", "inputs": {"image": "x.png"}}, "2": STEPS, "3": SAVE}
+MEASURE = {
+    "1": {"class_type": "LoadImage", "inputs": {"image": "x.png"}},
+    "2": {"class_type": "ComfyfleetMeasure", "inputs": {"image": ["1", 0], "measure": "exposure"}},
+}
 PICTURE = {"name": "input", "type": "image", "binding": "1.image", "required": True}
 STEP_COUNT = {"name": "steps", "type": "integer", "binding": "2.steps", "default": 4}
 PIPELINE = {
     "name": "Base, fix, upscale",
     "steps": [
-        {"name": "Base", "workflow": "draw", "timeout": 120},
+        {
+            "name": "Base",
+            "workflow": "draw",
+            "timeout": 120,
+            "judge": {
+                "workflow": JUDGE,
+                "property": "input",
+                "approve_above": 0,
+                "timeout": 120,
+            },
+        },
         {
             "name": "Fix",
             "workflow": "fix",
@@ -114,7 +129,15 @@ def prepared(deployment: Deployment) -> tuple[str, Customer]:
             "price_tokens": price,
         }
         deployment.admin.ask("POST", "/api/admin/workflows", json=body)
-    deployment.admin.assign(FLEET, *PRICES)
+    judge = {
+        "slug": JUDGE,
+        "document": MEASURE,
+        "properties": [PICTURE],
+        "output_node_id": "2",
+        "price_tokens": JUDGE_PRICE,
+    }
+    deployment.admin.ask("POST", "/api/admin/workflows", json=judge)
+    deployment.admin.assign(FLEET, *PRICES, JUDGE)
     tenant = deployment.admin.ask("POST", "/api/admin/tenants", json={"name": "studio"})
     wallet = f"/api/admin/tenants/{tenant['id']}/wallets/{tenant['user_id']}/credits"
     deployment.admin.ask("POST", wallet, json={"amount": TOKENS, "provider_transaction_id": "p"})
@@ -159,7 +182,7 @@ def kill_on_the_way(
 def require_right(customer: Customer, run_id: str) -> None:
     run = customer.get(f"pipeline-runs/{run_id}")
     assert [each["made"] for each in run["steps"]] == CANDIDATES
-    assert run["jobs"] == {"done": sum(CANDIDATES)}
+    assert run["jobs"] == {"done": sum(CANDIDATES) + BASE}  # each of the base is judged once
     found = customer.get(f"pipeline-runs/{run_id}/candidates", limit=100)["candidates"]
     children = Counter(each["parent"] for each in found)
     for each in found:
@@ -167,11 +190,14 @@ def require_right(customer: Customer, run_id: str) -> None:
         assert each["child_count"] == children[each["id"]] == wanted
     assert children[None] == BASE
     assert len({each["path"] for each in found}) == len(found)
+    judged = [(each["judged_by"], each["status"]) for each in found if each["step"] == 0]
+    assert judged == [("judge", "approved")] * BASE
     for each in found:
         data = customer.fetch(each["url"])
         assert len(data) == each["size"]
         assert data.startswith(b"\x89PNG")
     spent = sum(count * price for count, price in zip(CANDIDATES, PRICES.values(), strict=True))
+    spent += BASE * JUDGE_PRICE
     assert run["tokens"] == spent
     assert customer.get("wallet")["balance"] == TOKENS - spent
     require_paid_once(customer, {each["job_id"] for each in found}, spent)
@@ -181,8 +207,11 @@ def require_paid_once(customer: Customer, jobs: set[str], spent: int) -> None:
     lines = customer.get("wallet/transactions", limit=100)
     assert lines["next"] is None
     of_jobs = [each for each in lines["transactions"] if each["job_id"]]
+    paid = {each["job_id"] for each in of_jobs}
+    assert jobs < paid
+    assert len(paid - jobs) == BASE  # the judge's
     assert Counter((each["job_id"], each["type"]) for each in of_jobs) == {
-        (job_id, kind): 1 for job_id in jobs for kind in ("JOB_RESERVE", "JOB_CONSUME")
+        (job_id, kind): 1 for job_id in paid for kind in ("JOB_RESERVE", "JOB_CONSUME")
     }
     assert sum(each["amount"] for each in of_jobs) == -spent
 
