@@ -208,6 +208,7 @@ def _answered(event: QuestionAnswered, draft: RunDraft) -> None:
     if record.status != ExecutionStatus.ASKING or not draft.is_running:
         return
     draft.asking.discard(event.key)
+    draft.update(event.key, answered_at=draft.environment.now)
     if event.choice in (Choice.APPROVE, Choice.REJECT):
         _judge(draft, event.key, event.choice, event.picked)
     elif event.choice == Choice.SKIP:
@@ -484,7 +485,8 @@ def _ready(draft: RunDraft, key: ExecutionKey) -> None:
 
 
 def _ask(draft: RunDraft, key: ExecutionKey, question: UserQuestion, **changes: Any) -> None:
-    draft.update(key, status=ExecutionStatus.ASKING, question=question, **changes)
+    asked = {"question": question, "asked_at": draft.environment.now, "answered_at": None}
+    draft.update(key, status=ExecutionStatus.ASKING, **asked, **changes)
     draft.asking.add(key)
     draft.actions.append(AskUser(key, question))
 

@@ -173,7 +173,9 @@ class ExecutionRecord:
     notes: tuple[str, ...] = ()  # why it was skipped; what a condition missed
     question: UserQuestion | None = None
     reused_from: Mapping[str, Any] | None = None  # job_id, and run_id if a run had made it
-    queued_at: datetime | None = None
+    asked_at: datetime | None = None  # of its last question, as is the next
+    answered_at: datetime | None = None
+    queued_at: datetime | None = None  # of its last job, as is the next
     started_at: datetime | None = None
     ended_at: datetime | None = None
 

@@ -112,7 +112,7 @@ def _load_property(saved: Mapping[str, Any]) -> Property:
     return Property(**{**saved, "choices": None if choices is None else tuple(choices)})
 
 
-_MOMENTS = ("queued_at", "started_at", "ended_at")
+_MOMENTS = ("asked_at", "answered_at", "queued_at", "started_at", "ended_at")
 
 
 def dump_record(record: ExecutionRecord) -> dict[str, Any]:

@@ -1,0 +1,357 @@
+"""The timeline of a run: who waited for what, who ran, and the critical path. Pure.
+
+All executions of a node are one row, so that a map of ten thousand items is one row as well. The critical path
+leads from the execution that ended last back to the start of the run, each time over the input that was decided
+last: whatever is on it, if it were faster, would make the run end earlier, until another path is the longest."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
+
+from comfyfleet.api.graph_model import RoundEndNode, RoundsNode, WorkflowNode, is_hidden, kind_of
+from comfyfleet.api.graph_reports import (
+    SPAN_KINDS,
+    CriticalStep,
+    KindSeconds,
+    NodeTimeline,
+    RunTimeline,
+    SpanKind,
+    TimelineSpan,
+)
+from comfyfleet.server.graphs.draft import RunDraft
+from comfyfleet.server.graphs.plan import RunPlan
+from comfyfleet.server.graphs.progress import node_status
+from comfyfleet.server.graphs.run import (
+    Environment,
+    ExecutionKey,
+    ExecutionRecord,
+    ExecutionStatus,
+    GraphRunState,
+)
+
+SPANS_PER_NODE_MAX = 101
+CRITICAL_STEPS_MAX = 200
+SECONDS_DIGITS = 3
+T = TypeVar("T")
+
+
+def critical_path(
+    last: T,
+    ends: Mapping[T, float],
+    sources: Callable[[T], Iterable[T]],
+    rank: Callable[[T], Any],
+) -> list[T]:
+    """Returns a chain of dependencies that ends with `last`, the first one first.
+
+    Before each stands the source that ended last, by `rank` among those that ended at the same moment. So the
+    times between their ends add up to the time from the start of the first one's wait to the end of `last`.
+    """
+    path = [last]
+    while True:
+        until = ends[path[-1]]
+        before = [each for each in sources(path[-1]) if each in ends and ends[each] <= until]
+        if not before:
+            return path[::-1]
+        path.append(max(before, key=lambda each: (ends[each], rank(each))))
+
+
+class Span(NamedTuple):
+    kind: SpanKind
+    start: float
+    end: float
+
+
+def spans_of(record: ExecutionRecord, ready: float, until: float, seconds: "Clock") -> list[Span]:
+    """Returns what an execution did from the moment when its inputs were decided. Spans without a
+    duration are left out.
+    """
+    waited = SpanKind.RETRIED if record.attempt > 1 else SpanKind.HELD
+    marks = [
+        (ready, waited),
+        (seconds(record.asked_at), SpanKind.ASKING),
+        (seconds(record.answered_at), SpanKind.HELD),
+        (seconds(record.queued_at), SpanKind.QUEUED),
+        (seconds(record.started_at), SpanKind.RUNNING),
+    ]
+    if record.status == ExecutionStatus.HELD and record.started_at:
+        marks = [(ready, SpanKind.RETRIED)]  # between two attempts
+    known = sorted(
+        ((max(ready, at), kind) for at, kind in marks if at is not None), key=lambda each: each[0]
+    )
+    ends = [*(at for at, _ in known[1:]), until]
+    return [
+        Span(kind, start, min(end, until))
+        for (start, kind), end in zip(known, ends, strict=True)
+        if min(end, until) > start
+    ]
+
+
+Clock = Callable[[datetime | None], float | None]
+
+
+def joined_spans(all_spans: Iterable[Span], most: int = SPANS_PER_NODE_MAX) -> list[Span]:
+    """Joins spans of several executions into one row: each moment has one kind, the first of
+    SPAN_KINDS that any of them has. Short ones are added to the one before, if there are too many.
+    """
+    changes: dict[float, dict[SpanKind, int]] = {}
+    for each in all_spans:
+        for at, by in ((each.start, 1), (each.end, -1)):
+            found = changes.setdefault(at, {})
+            found[each.kind] = found.get(each.kind, 0) + by
+    going = dict.fromkeys(SPAN_KINDS, 0)
+    row: list[Span] = []
+    moments = sorted(changes)
+    least = (moments[-1] - moments[0]) / (most - 1) if moments and len(moments) > most else 0.0
+    for start, end in zip(moments, moments[1:], strict=False):
+        for kind, by in changes[start].items():
+            going[kind] += by
+        kind = next((each for each in SPAN_KINDS if going[each]), None)
+        if kind is not None:
+            _append(row, Span(kind, start, end), least)
+    return row
+
+
+def _append(row: list[Span], span: Span, least: float) -> None:
+    last = row[-1] if row else None
+    if last and last.end == span.start and last.kind == span.kind:
+        row[-1] = last._replace(end=span.end)
+    elif last and span.start - last.start < least:
+        # Too short to be seen: it becomes a part of what follows.
+        row[-1] = span._replace(start=last.start)
+    else:
+        row.append(span)
+
+
+@dataclass(frozen=True)
+class TimedRun:
+    """A run with the times of its executions, in seconds since its start."""
+
+    plan: RunPlan
+    run: GraphRunState
+    started_at: datetime
+    ended_at: datetime | None
+    now: datetime
+    _sources: dict[ExecutionKey, tuple[ExecutionKey, ...]] = field(default_factory=dict)
+
+    def seconds(self, at: datetime | None) -> float | None:
+        return None if at is None else max(0.0, (at - self.started_at).total_seconds())
+
+    @cached_property
+    def until(self) -> float:
+        return self.seconds(self.ended_at or self.now) or 0.0
+
+    @cached_property
+    def place(self) -> Mapping[str, int]:
+        return {node: number for number, node in enumerate(self.plan.shape.order)}
+
+    @cached_property
+    def _draft(self) -> RunDraft:
+        return RunDraft(self.plan, self.run, Environment(self.now))
+
+    @cached_property
+    def _judges(self) -> Mapping[str, str]:
+        nodes = self.plan.graph.nodes.values()
+        return {each.rounds: each.id for each in nodes if isinstance(each, RoundEndNode)}
+
+    def sources(self, key: ExecutionKey) -> tuple[ExecutionKey, ...]:
+        """Returns the executions that one waits for; a later round of a loop for the one before it."""
+        if key not in self._sources:
+            self._sources[key] = tuple(self._find_sources(key))
+        return self._sources[key]
+
+    def _find_sources(self, key: ExecutionKey) -> Iterator[ExecutionKey]:
+        scope = self.plan.scope(key.node)
+        for source in self.plan.shape.sources[key.node]:
+            depth = scope.index(source) if source in scope else len(key.at)
+            if isinstance(self.plan.node(source), RoundsNode) and any(key.at[depth : depth + 1]):
+                before = (*key.at[:depth], key.at[depth] - 1)
+                yield ExecutionKey(self._judges[source], before)
+            else:
+                for at in self._draft.indexes(source, key.at):
+                    yield ExecutionKey(source, at)
+
+    @cached_property
+    def ends(self) -> dict[ExecutionKey, float]:
+        """When executions ended."""
+        found = ((key, self.seconds(each.ended_at)) for key, each in self.run.records.items())
+        return {
+            key: at
+            for key, at in found
+            if at is not None and self.run.record(key).status.is_ended
+        }
+
+    def ready(self, key: ExecutionKey) -> float | None:
+        """When the inputs of an execution were decided; None: they are not."""
+        end = self.ends.get(key)
+        sources = self.sources(key)
+        if end is None and not all(each in self.ends for each in sources):
+            return None
+        ends = (self.ends.get(each, 0.0) for each in sources)
+        return max((at for at in ends if end is None or at <= end), default=0.0)
+
+    def rank(self, key: ExecutionKey) -> tuple[bool, int, tuple[int, ...]]:
+        """Among executions that ended at the same moment: what ran before what was skipped, then the
+        last one in the order of the graph.
+        """
+        is_skipped = self.run.record(key).status == ExecutionStatus.SKIPPED
+        return (not is_skipped, self.place[key.node], key.at)
+
+
+class TimedExecution(NamedTuple):
+    key: ExecutionKey
+    ready: float
+    end: float
+    spans: list[Span]
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.ready
+
+
+def timeline_of(
+    plan: RunPlan,
+    run: GraphRunState,
+    *,
+    started_at: datetime,
+    ended_at: datetime | None,
+    now: datetime,
+) -> RunTimeline:
+    timed = TimedRun(plan, run, started_at, ended_at, now)
+    executions = {each.key: each for each in _executions(timed)}
+    path = _path(timed, executions)
+    by_node: dict[str, list[TimedExecution]] = {}
+    for each in executions.values():
+        by_node.setdefault(each.key.node, []).append(each)
+    critical = {key.node for key in path}
+    shown = [node for node in plan.shape.order if not is_hidden(plan.node(node))]
+    steps = _steps(timed, path, executions)
+    return RunTimeline(
+        run_id=run.id,
+        name=plan.graph.name,
+        status=run.status,
+        started_at=started_at,
+        seconds=_rounded(timed.until),
+        nodes=tuple(
+            _row(timed, node, by_node.get(node, []), is_critical=node in critical) for node in shown
+        ),
+        critical_path=_longest(steps),
+        critical_total=len(steps),
+    )
+
+
+def _executions(timed: TimedRun) -> Iterator[TimedExecution]:
+    for key, record in timed.run.records.items():
+        ready = timed.ready(key)
+        if ready is None:
+            continue
+        end = timed.ends.get(key, max(ready, timed.until))
+        yield TimedExecution(key, ready, end, spans_of(record, ready, end, timed.seconds))
+
+
+def _path(
+    timed: TimedRun, executions: Mapping[ExecutionKey, TimedExecution]
+) -> list[ExecutionKey]:
+    """Returns the critical path; of a run that goes on, that of what has been going on for the
+    longest time.
+    """
+    going = [each for each in executions.values() if each.key not in timed.ends]
+    if going:
+        last = min(going, key=lambda each: (each.ready, timed.place[each.key.node], each.key.at))
+        ends = {**timed.ends, last.key: last.end}
+        return critical_path(last.key, ends, timed.sources, timed.rank)
+    if not timed.ends:
+        return []
+    over = max(timed.ends, key=lambda key: (timed.ends[key], timed.rank(key)))
+    return critical_path(over, timed.ends, timed.sources, timed.rank)
+
+
+def _steps(
+    timed: TimedRun,
+    path: Sequence[ExecutionKey],
+    executions: Mapping[ExecutionKey, TimedExecution],
+) -> list[CriticalStep]:
+    """Returns the steps that people see. What a hidden one took is a part of the next."""
+    steps: list[CriticalStep] = []
+    start = 0.0
+    for key in path:
+        if is_hidden(timed.plan.node(key.node)):
+            continue
+        one = executions[key]
+        steps.append(
+            CriticalStep(
+                node=key.node,
+                index=key.at,
+                start=_rounded(start),
+                end=_rounded(one.end),
+                seconds=_summed(one.spans),
+            )
+        )
+        start = one.end
+    return steps
+
+
+def _longest(steps: Sequence[CriticalStep]) -> tuple[CriticalStep, ...]:
+    by_length = sorted(range(len(steps)), key=lambda at: steps[at].start - steps[at].end)
+    return tuple(steps[at] for at in sorted(by_length[:CRITICAL_STEPS_MAX]))
+
+
+def _row(
+    timed: TimedRun, node: str, executions: Sequence[TimedExecution], *, is_critical: bool
+) -> NodeTimeline:
+    found = timed.plan.node(node)
+    tally = timed.run.tally(node)
+    last = max(executions, key=lambda each: (each.end, each.key.at), default=None)
+    longest = max(executions, key=lambda each: (each.seconds, each.key.at), default=None)
+    ended = [timed.ends[each.key] for each in executions if each.key in timed.ends]
+    is_over = bool(ended) and len(ended) == len(executions) >= tally.expected
+    return NodeTimeline(
+        id=node,
+        type=kind_of(found),
+        name=found.name if isinstance(found, WorkflowNode) else None,
+        status=_status(timed, node),
+        executions=len(executions),
+        expected=tally.expected,
+        after=_after(timed, last.key if last else ExecutionKey(node)),
+        ready=_rounded(min(each.ready for each in executions)) if executions else None,
+        ended=_rounded(max(ended)) if is_over else None,
+        spans=tuple(
+            TimelineSpan(kind=each.kind, start=_rounded(each.start), end=_rounded(each.end))
+            for each in joined_spans(span for one in executions for span in one.spans)
+        ),
+        seconds=_summed(span for each in executions for span in each.spans),
+        longest=longest.key.at if longest and len(executions) > 1 else None,
+        is_critical=is_critical,
+    )
+
+
+def _status(timed: TimedRun, node: str) -> ExecutionStatus:
+    is_asking = any(key.node == node for key in timed.run.asking)
+    return ExecutionStatus.ASKING if is_asking else node_status(timed.plan, timed.run, node)
+
+
+def _after(timed: TimedRun, key: ExecutionKey) -> str | None:
+    """Returns the node whose end an execution waited for; of one that still waits, a node that has
+    not ended.
+    """
+    for _ in range(len(timed.plan.shape.order)):
+        sources = timed.sources(key) if len(key.at) == len(timed.plan.scope(key.node)) else ()
+        if not sources:
+            return None
+        is_open = [each for each in sources if each not in timed.ends]
+        key = max(is_open or sources, key=lambda each: (timed.ends.get(each, 0.0), timed.rank(each)))
+        if not is_hidden(timed.plan.node(key.node)):
+            return key.node
+    return None
+
+
+def _summed(spans: Iterable[Span]) -> KindSeconds:
+    found = dict.fromkeys(SPAN_KINDS, 0.0)
+    for each in spans:
+        found[each.kind] += each.end - each.start
+    return KindSeconds(**{kind.value: _rounded(total) for kind, total in found.items()})
+
+
+def _rounded(seconds: float) -> float:
+    return round(seconds, SECONDS_DIGITS)
