@@ -3,6 +3,7 @@
 Public: the names in `__all__`.
 """
 
+from comfyfleet.api.graph_reports import RunComparison, RunTimeline
 from comfyfleet.api.graphs import GraphEvent, Verdict
 from comfyfleet.api.jobs import FollowedJob, JobEvent, Output
 from comfyfleet.api.media import MadeShare, MediaResult, ShareAnswer, SharedAnswer
@@ -65,6 +66,8 @@ __all__ = [
     "PipelineRunHandle",
     "Question",
     "Quote",
+    "RunComparison",
+    "RunTimeline",
     "ShareAnswer",
     "SharedAnswer",
     "Transaction",

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from comfyfleet.api.expressions import MISSING
 from comfyfleet.api.graph_model import ANY, MEDIA, SCALAR_TYPES, PortType, holds
+from comfyfleet.api.graph_reports import RunComparison, RunTimeline
 from comfyfleet.api.graphs import (
     Choice,
     GraphEvent,
@@ -156,6 +157,11 @@ class GraphRunHandle:
 
     def _is_reached(self, until_asked: bool) -> bool:
         return self.run.has_ended or (until_asked and self.run.status == "waiting_for_user")
+
+    async def timeline(self) -> RunTimeline:
+        """When each node waited for what, ran and ended, and the critical path."""
+        call = Call("GET", f"{self._path}/timeline")
+        return parse_answer(RunTimeline, await self._calls.ask(call))
 
     async def cancel(self) -> GraphRun:
         """Stops its jobs, on the backends too; one that is over stays as it is."""
@@ -371,6 +377,14 @@ class GraphsApi:
     async def get_run(self, run_id: UUID | str) -> GraphRunHandle:
         answer = await self._calls.ask(Call("GET", f"/api/graph-runs/{run_id}"))
         return GraphRunHandle(self._calls, parse_answer(GraphRun, answer))
+
+    async def compare(
+        self, a: UUID | str, b: UUID | str, *, with_same: bool = False
+    ) -> RunComparison:
+        """Two runs side by side: what is different, or everything."""
+        params = {"a": str(a), "b": str(b), "all": with_same or None}
+        call = Call("GET", "/api/graph-runs/compare", params=params)
+        return parse_answer(RunComparison, await self._calls.ask(call))
 
     async def runs(
         self,

@@ -1,5 +1,6 @@
 """The timeline of a run: who waited for what, and the critical path."""
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -52,9 +53,7 @@ def at(simulation: Simulation, seconds: float) -> Simulation:
 def timeline(simulation: Simulation) -> RunTimeline:
     now = simulation.environment.now
     ended_at = now if simulation.run.status.is_over else None
-    return timeline_of(
-        simulation.plan, simulation.run, started_at=NOW, ended_at=ended_at, now=now
-    )
+    return timeline_of(simulation.plan, simulation.run, started_at=NOW, ended_at=ended_at, now=now)
 
 
 def row(found: RunTimeline, name: str) -> NodeTimeline:
@@ -107,7 +106,9 @@ def test_a_row_says_when_a_node_waited_and_ran_and_the_critical_path_is_the_long
 def test_what_is_held_by_the_limit_of_the_run_waits_for_its_turn() -> None:
     simulation = Simulation(two_ways().plan, environment=replace(WORLD, in_queue_max=1))
     simulation.start()
-    first, second = ("draw", "other") if ExecutionKey("draw") in simulation.jobs else ("other", "draw")
+    first, second = (
+        ("draw", "other") if ExecutionKey("draw") in simulation.jobs else ("other", "draw")
+    )
     at(simulation, 4).done(first)
     at(simulation, 6).started(second)
     found = timeline(at(simulation, 7))
@@ -122,7 +123,11 @@ def test_of_a_run_that_goes_on_the_path_leads_to_what_has_been_going_on_for_long
     found = timeline(at(simulation, 9))
     assert path(found) == [("other", 9)]
     assert spans(row(found, "fix")) == [("queued", 5, 9)]
-    assert (row(found, "m").after, row(found, "m").ready, row(found, "m").ended) == ("fix", None, None)
+    assert (row(found, "m").after, row(found, "m").ready, row(found, "m").ended) == (
+        "fix",
+        None,
+        None,
+    )
 
 
 def test_a_question_is_time_that_a_person_took() -> None:
@@ -157,7 +162,9 @@ def test_a_backend_that_a_person_chose_is_waited_for_and_then_runs() -> None:
 
 def test_an_earlier_attempt_is_told_as_one() -> None:
     plan = plan_for(
-        document(work("draw", "draw", retries=1), node("o", "output"), links=("draw.output > o.value",))
+        document(
+            work("draw", "draw", retries=1), node("o", "output"), links=("draw.output > o.value",)
+        )
     )
     simulation = Simulation(plan)
     simulation.start()
@@ -220,7 +227,9 @@ def test_a_map_of_ten_thousand_items_is_one_row() -> None:
     simulation = Simulation(plan, environment=replace(WORLD, in_queue_max=10_000))
     simulation.start(photos=[picture(str(number)) for number in range(10_000)])
     for number in range(0, 1_000, 50):  # as many as may be in flight
-        jobs = [simulation.jobs[ExecutionKey("all/do", (each,))] for each in range(number, number + 50)]
+        jobs = [
+            simulation.jobs[ExecutionKey("all/do", (each,))] for each in range(number, number + 50)
+        ]
         at(simulation, number + 1).tell(*(JobStarted(each.key, 1, "worker:a") for each in jobs))
     begun = time.monotonic()
     found = timeline(at(simulation, 20_000))
@@ -233,7 +242,9 @@ def test_a_map_of_ten_thousand_items_is_one_row() -> None:
 
 
 def test_spans_of_many_executions_are_joined_and_bounded() -> None:
-    row = joined_spans([Span(QUEUED, 0, 4), Span(RUNNING, 2, 6), Span(RUNNING, 5, 7), Span(HELD, 9, 10)])
+    row = joined_spans(
+        [Span(QUEUED, 0, 4), Span(RUNNING, 2, 6), Span(RUNNING, 5, 7), Span(HELD, 9, 10)]
+    )
     assert row == [Span(QUEUED, 0, 2), Span(RUNNING, 2, 7), Span(HELD, 9, 10)]
     many = [Span(RUNNING if number % 2 else ASKING, number, number + 1) for number in range(5_000)]
     few = joined_spans(many)
@@ -243,13 +254,17 @@ def test_spans_of_many_executions_are_joined_and_bounded() -> None:
     assert len(apart) <= SPANS_PER_NODE_MAX
 
 
-@given(st.lists(st.tuples(st.sampled_from(SpanKind), st.integers(0, 50), st.integers(1, 20)), max_size=200))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(SpanKind), st.integers(0, 50), st.integers(1, 20)), max_size=200
+    )
+)
 def test_joined_spans_follow_each_other_and_cover_what_was_there(
     drawn: list[tuple[SpanKind, int, int]],
 ) -> None:
     given_spans = [Span(kind, start, start + length) for kind, start, length in drawn]
     found = joined_spans(given_spans, most=1_000)
-    assert all(one.end <= two.start for one, two in zip(found, found[1:], strict=False))
+    assert all(one.end <= two.start for one, two in itertools.pairwise(found))
     moments = {moment for each in given_spans for moment in range(int(each.start), int(each.end))}
     assert moments == {moment for each in found for moment in range(int(each.start), int(each.end))}
 
@@ -268,7 +283,7 @@ def test_a_critical_path_is_a_chain_of_dependencies_whose_parts_add_up(data: st.
     last = max(ends, key=lambda each: (ends[each], each))
     found = critical_path(last, ends, lambda each: sources[each], lambda each: each)
     assert not sources[found[0]]
-    assert all(one in sources[two] for one, two in zip(found, found[1:], strict=False))
+    assert all(one in sources[two] for one, two in itertools.pairwise(found))
     own = [ends[each] - max((ends[one] for one in sources[each]), default=0.0) for each in found]
     assert sum(own) == ends[last] == max(ends.values())
 
@@ -305,13 +320,11 @@ def test_the_steps_of_any_run_add_up_to_its_duration(seed: int, size: int, order
 
 def check_timeline(simulation: Simulation) -> None:
     found = timeline(simulation)
-    timed = TimedRun(
-        simulation.plan, simulation.run, NOW, None, simulation.environment.now
-    )
+    timed = TimedRun(simulation.plan, simulation.run, NOW, None, simulation.environment.now)
     steps = found.critical_path
     if found.critical_total == len(steps) and steps:
         assert steps[0].start == 0
-        assert all(one.end == two.start for one, two in zip(steps, steps[1:], strict=False))
+        assert all(one.end == two.start for one, two in itertools.pairwise(steps))
         total = sum(each.end - each.start for each in steps)
         ended = max(timed.ends.values(), default=0.0)
         assert abs(total - (ended if found.status == "completed" else found.seconds)) < 0.01

@@ -4,6 +4,7 @@ All executions of a node are one row, so that a map of ten thousand items is one
 leads from the execution that ended last back to the start of the run, each time over the input that was decided
 last: whatever is on it, if it were faster, would make the run end earlier, until another path is the longest."""
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -104,12 +105,12 @@ def joined_spans(all_spans: Iterable[Span], most: int = SPANS_PER_NODE_MAX) -> l
     row: list[Span] = []
     moments = sorted(changes)
     least = (moments[-1] - moments[0]) / (most - 1) if moments and len(moments) > most else 0.0
-    for start, end in zip(moments, moments[1:], strict=False):
+    for start, end in itertools.pairwise(moments):
         for kind, by in changes[start].items():
             going[kind] += by
-        kind = next((each for each in SPAN_KINDS if going[each]), None)
-        if kind is not None:
-            _append(row, Span(kind, start, end), least)
+        shown = next((each for each in SPAN_KINDS if going[each]), None)
+        if shown is not None:
+            _append(row, Span(shown, start, end), least)
     return row
 
 
@@ -177,9 +178,7 @@ class TimedRun:
         """When executions ended."""
         found = ((key, self.seconds(each.ended_at)) for key, each in self.run.records.items())
         return {
-            key: at
-            for key, at in found
-            if at is not None and self.run.record(key).status.is_ended
+            key: at for key, at in found if at is not None and self.run.record(key).status.is_ended
         }
 
     def ready(self, key: ExecutionKey) -> float | None:
@@ -250,9 +249,7 @@ def _executions(timed: TimedRun) -> Iterator[TimedExecution]:
         yield TimedExecution(key, ready, end, spans_of(record, ready, end, timed.seconds))
 
 
-def _path(
-    timed: TimedRun, executions: Mapping[ExecutionKey, TimedExecution]
-) -> list[ExecutionKey]:
+def _path(timed: TimedRun, executions: Mapping[ExecutionKey, TimedExecution]) -> list[ExecutionKey]:
     """Returns the critical path; of a run that goes on, that of what has been going on for the
     longest time.
     """
@@ -340,7 +337,9 @@ def _after(timed: TimedRun, key: ExecutionKey) -> str | None:
         if not sources:
             return None
         is_open = [each for each in sources if each not in timed.ends]
-        key = max(is_open or sources, key=lambda each: (timed.ends.get(each, 0.0), timed.rank(each)))
+        key = max(
+            is_open or sources, key=lambda each: (timed.ends.get(each, 0.0), timed.rank(each))
+        )
         if not is_hidden(timed.plan.node(key.node)):
             return key.node
     return None

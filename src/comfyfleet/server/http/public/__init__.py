@@ -10,6 +10,7 @@ from comfyfleet.server.catalog.service import ExampleIndex
 from comfyfleet.server.http.public import (
     account,
     effects,
+    graph_reports,
     graphs,
     jobs,
     media,
@@ -27,7 +28,7 @@ from comfyfleet.server.http.public.auth import (
 from comfyfleet.server.http.public.auth import authenticate_customer as authenticate_customer
 from comfyfleet.server.http.streams import StreamLimiter
 
-# Batches stand before jobs: their paths would else be taken for a job's id.
+# Batches stand before jobs, and reports before graphs: their paths would else be taken for an id.
 ROUTERS = (
     effects.router,
     effects.catalogue_router,
@@ -35,6 +36,7 @@ ROUTERS = (
     progress.router,
     jobs.batches_router,
     jobs.router,
+    graph_reports.router,
     graphs.router,
     account.account_router,
     account.wallet_router,

@@ -1,0 +1,36 @@
+"""Graph runs as people look into them: the timeline of one, two side by side."""
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import Query
+
+from comfyfleet.api.graph_reports import RunComparison, RunTimeline
+from comfyfleet.server.graphs import reports
+from comfyfleet.server.http.deps import PlaneDep, problems
+from comfyfleet.server.http.public.auth import Reader, public_router
+from comfyfleet.server.http.public.graphs import owner_of
+
+router = public_router("graphs")
+
+
+@router.get("/graph-runs/compare", responses=problems(404))
+async def compare(
+    a: Annotated[UUID, Query(description="One of your runs.")],
+    b: Annotated[UUID, Query(description="Another one, of any graph.")],
+    plane: PlaneDep,
+    caller: Reader,
+    all: Annotated[bool, Query(description="Lists what is the same, too.")] = False,
+) -> RunComparison:
+    """Two runs side by side: inputs, graph, versions, states, prices, times and outputs. Times that differ by
+    less than a tenth count as the same.
+    """
+    return await reports.compare_own_runs(plane.graphs, owner_of(caller), a, b, with_same=all)
+
+
+@router.get("/graph-runs/{run_id}/timeline", responses=problems(404))
+async def timeline(run_id: UUID, plane: PlaneDep, caller: Reader) -> RunTimeline:
+    """When each node of a run waited for what, ran and ended, and the critical path. All executions of a
+    node are one row.
+    """
+    return await reports.read_timeline(plane.graphs, owner_of(caller), run_id)
