@@ -18,6 +18,7 @@ from rich.tree import Tree
 from comfyfleet.api.graph_mermaid import draw_mermaid
 from comfyfleet.api.graph_model import MEDIA, InputNode
 from comfyfleet.api.graph_parse import parse_graph
+from comfyfleet.api.graph_reports import RunTimeline
 from comfyfleet.api.graphs import (
     ExecutionSeen,
     GraphEvent,
@@ -28,6 +29,7 @@ from comfyfleet.api.graphs import (
 from comfyfleet.cli import help_texts
 from comfyfleet.cli.context import CliContext, InjectedContext, counted, printable, read_structure
 from comfyfleet.cli.control_plane import API_DEFAULTS, PUBLIC_BASE, ApiOptions, ApiSession, connect
+from comfyfleet.cli.graph_reports import compare, draw, print_timeline
 from comfyfleet.cli.job_waiter import live_display, retry_while_away
 from comfyfleet.cli.tables import print_fields, print_json, print_rows
 from comfyfleet.cli.upload import upload
@@ -172,6 +174,8 @@ def _remarks(run: GraphRun) -> Iterator[str]:
 
 
 app = App(name="graph", help=help_texts.GRAPH, help_format="markdown")
+app.command(compare)
+app.command(draw)
 LOOK_SECONDS = 0.5
 NODE_ENDS = ("done", "failed", "skipped", "cancelled")
 File = Annotated[Path, Parameter(metavar="FILE", help="A graph, as JSON or YAML.")]
@@ -541,10 +545,16 @@ def show(
     *,
     mermaid: Annotated[bool, Parameter(help="Print it as a Mermaid diagram.")] = False,
     watch: Annotated[bool, Parameter(help="Follow a run to its end.")] = False,
+    timeline: Annotated[
+        bool, Parameter(negative="", help="Of a run, the timeline alone; also as JSON.")
+    ] = False,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Show a run as a tree, or draw a graph (from a file, or as it is stored)."""
+    """Show a run as a tree with a timeline, or draw a graph (from a file, or as it is stored).
+
+    The timeline shows who waited for what, and the critical path.
+    """
     if Path(what).is_file():
         context.out.print(
             draw_mermaid(parse_graph(_read(Path(what))).graph), markup=False, soft_wrap=True
@@ -554,15 +564,26 @@ def show(
         handle, graph = _found(plane, what)
         if handle and watch:
             _watched(plane, handle, context)
+        times = _timeline(plane, handle)
     seen = handle.run if handle else None
     if options.as_json:
-        print_json(seen or graph, context)
+        print_json((times if timeline else None) or seen or graph, context)
     elif mermaid or seen is None:
         context.out.print(graph.mermaid, markup=False, soft_wrap=True)
-    elif not watch:
-        context.out.print(run_tree(seen))
+    else:
+        if not watch and not timeline:
+            context.out.print(run_tree(seen))
+        print_timeline(times, context)
     if seen and seen.status == "failed":
         context.say(_reason(seen))
+
+
+def _timeline(plane: ApiSession, handle: GraphRunHandle | None) -> RunTimeline | None:
+    """None of what is no run, or where an older control plane has none."""
+    try:
+        return plane.run(handle.timeline()) if handle else None
+    except NotFound:
+        return None
 
 
 def _found(plane: ApiSession, what: str) -> tuple[GraphRunHandle | None, Graph]:
