@@ -461,6 +461,28 @@ export interface Chosen {
   break_effects?: boolean
 }
 
+export type CompareSection = "run" | "inputs" | "nodes" | "connections" | "workflows" | "states" | "prices" | "times" | "outputs"
+
+export interface ComparedRun {
+  id: string
+  graph_id: string
+  graph_version: number
+  name: string
+  status: GraphRunStatus
+  created_at: string
+  /** What went in, came out and was recorded is gone. */
+  is_expired: boolean
+}
+
+export interface ComparedValue {
+  section: CompareSection
+  name: string
+  /** As a text, cut if it is long; null: there is none. */
+  a: string | null
+  b: string | null
+  is_same: boolean
+}
+
 export interface Complete {
   dispatch_id: number
   lease_token: string
@@ -481,6 +503,15 @@ export interface Completed {
   ok: boolean
   next: Polled | null
   polls_on: boolean
+}
+
+/** An execution on the critical path: from the end of the one before it to its own end. */
+export interface CriticalStep {
+  node: string
+  index: (number)[]
+  start: number
+  end: number
+  seconds: KindSeconds
 }
 
 export interface DeliveredOutput {
@@ -1373,6 +1404,15 @@ export interface KeySignIn {
   key: string
 }
 
+/** Seconds by kind, of all executions of a node together. */
+export interface KindSeconds {
+  running: number
+  asking: number
+  queued: number
+  held: number
+  retried: number
+}
+
 /** What a backend reported as missing when it refused a prompt. */
 export interface Lacking {
   node_types?: (string)[]
@@ -1821,6 +1861,30 @@ export interface NodeSeen {
   skipped: number
   failed: number
   cancelled: number
+}
+
+/** When a node waited, ran and ended: all its executions in one row. */
+export interface NodeTimeline {
+  id: string
+  type: string
+  /** Its workflow or effect, if it has one. */
+  name: string | null
+  status: ExecutionStatus
+  /** That have begun to wait or to run. */
+  executions: number
+  expected: number
+  /** The node that it waits for, or that it waited for the longest. */
+  after: string | null
+  /** When all its inputs were decided, for the first time. */
+  ready: number | null
+  /** When its last execution ended. */
+  ended: number | null
+  spans: (TimelineSpan)[]
+  seconds: KindSeconds
+  /** The index of the execution that took the longest. */
+  longest: (number)[] | null
+  /** It is on the critical path. */
+  is_critical: boolean
 }
 
 /** A property that a node may set or connect. */
@@ -2436,12 +2500,40 @@ export interface RunBody {
   idempotency_key?: string | null
 }
 
+/** Two runs side by side. Files are compared by their content, where that is known. */
+export interface RunComparison {
+  a: ComparedRun
+  b: ComparedRun
+  values: (ComparedValue)[]
+  /** How many values are the same. */
+  same: number
+  different: number
+  /** Values that were too many to be listed. */
+  left_out: number
+}
+
 /** A small picture of what a run has made so far; the newest replaces those before it. */
 export interface RunPreview {
   node_id?: string | null
   content_type?: "image/jpeg" | "image/png" | "image/webp" | "image/gif"
   base64: string
   metadata?: Record<string, string | null>
+}
+
+/** Who waited for what in a run, and which executions its duration consists of. */
+export interface RunTimeline {
+  run_id: string
+  name: string
+  status: GraphRunStatus
+  started_at: string
+  /** To the end of the run, or until now. */
+  seconds: number
+  /** In the order of the graph. */
+  nodes: (NodeTimeline)[]
+  /** Each waited for the one before it; the longest, if there are many. */
+  critical_path: (CriticalStep)[]
+  /** How many steps the critical path has. */
+  critical_total: number
 }
 
 export interface RunningNodeSeen {
@@ -2573,6 +2665,9 @@ export interface SignInWays {
   oidc_name: string | null
 }
 
+/** What an execution did for a while, by the states of executions. */
+export type SpanKind = "running" | "asking" | "queued" | "held" | "retried"
+
 export type StageName = "checked" | "waiting" | "making" | "finishing"
 
 export type StageState = "done" | "current" | "to_come"
@@ -2701,6 +2796,13 @@ export interface TermsBody {
   price_tokens?: number | null
   /** True: it is no longer offered; runs that go on may use it. */
   is_withdrawn?: boolean
+}
+
+export interface TimelineSpan {
+  kind: SpanKind
+  /** Seconds since the run was started. */
+  start: number
+  end: number
 }
 
 /** One entry of the ledger. */
