@@ -61,6 +61,7 @@ export const ROUTES: readonly PageRoute[] = [
   page("/graphs/:graph/runs", "customer", "customer", () => import("@/pages/graph-runs")),
   page("/graphs/:graph/runs/:id", "bare", "customer", () => import("@/pages/graph-run"), ofGraphRun),
   page("/graph-runs", "customer", "customer", () => import("@/pages/graph-runs")),
+  page("/graph-runs/compare", "customer", "customer", () => import("@/pages/graph-compare")),
   page("/graph-runs/:id", "bare", "customer", () => import("@/pages/graph-run"), ofGraphRun),
   page("/pipelines", "customer", "customer", () => import("@/pages/pipelines")),
   page("/pipelines/:slug", "customer", "customer", () => import("@/pages/pipeline")),

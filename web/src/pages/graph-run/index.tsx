@@ -1,6 +1,7 @@
 /** A run of a graph, live: states and results on the nodes, questions, failure and another try. */
 
 import { useEffect, useMemo, useRef, useState } from "react"
+import { useLocation, useSearch } from "wouter"
 import { api, cache, useAct, useEvents, useQuery } from "@/api"
 import type { GraphRunAnswer, WorkflowOffers } from "@/api/schema"
 import { graphRunPath, OFFERS } from "@/app/reads"
@@ -10,6 +11,7 @@ import {
   Dialog,
   ErrorNote,
   Field,
+  LinkButton,
   Loaded,
   Progress,
   Skeleton,
@@ -18,6 +20,7 @@ import {
   useTitle,
 } from "@/ui"
 import { words } from "@/words/en/canvas"
+import { words as reportWords } from "@/words/en/runReports"
 import { Bar } from "../canvas/Bar"
 import { documentOf, type GraphDocument, own, type Places } from "../canvas/document"
 import CanvasFlow from "../canvas/Flow"
@@ -39,6 +42,7 @@ import {
 import { Gallery, madeSoFar, Strip } from "./Outputs"
 import { type Answer, Question, sameAnswer, sendAnswer } from "./Question"
 import { EarlierRun, RunAgain } from "./RunAgain"
+import { Timeline } from "./Timeline"
 
 /** By /graphs/:graph/runs/:id, or by the run alone. One run leads to another, which may be of another version. */
 export default function GraphRunPage({ id }: { id: string }) {
@@ -98,6 +102,7 @@ function Run({ run, offers, put, renew, reload }: RunProps) {
   useFollowed(run, put, reload)
   const [selected, select] = useState(NOBODY)
   const [isGallery, setGallery] = useState(false)
+  const [isTimeline, setTimeline] = useTimelineView()
   const urls = useRef(new SteadyUrls())
   const { sheet, isWhole } = useSheet(run)
   const offerOf = useMemo(() => offersOf(offers), [offers])
@@ -131,6 +136,12 @@ function Run({ run, offers, put, renew, reload }: RunProps) {
         </div>
         <div className="canvas-acts">
           <span className="badge canvas-spent">{words.spent(tokens(run.tokens))}</span>
+          <Button size="small" aria-pressed={isTimeline} onClick={() => setTimeline(!isTimeline)}>
+            {reportWords.timeline}
+          </Button>
+          <LinkButton size="small" href={`/graph-runs/compare?a=${run.id}`}>
+            {reportWords.compare}
+          </LinkButton>
           <Button size="small" onClick={() => setGallery(true)}>
             {words.outputs}
           </Button>
@@ -148,16 +159,20 @@ function Run({ run, offers, put, renew, reload }: RunProps) {
             {isOver(run.status) && !run.is_expired && <RunAgain run={run} node={only} />}
           </ExecutionPanel>
         )}
-        <CanvasFlow
-          label={words.runName(run.name)}
-          sheet={sheet}
-          types={types}
-          offerOf={offerOf}
-          problems={NO_PROBLEMS}
-          runs={runs}
-          selected={selected}
-          onSelect={select}
-        />
+        {isTimeline ? (
+          <Timeline run={run} selected={only} onSelect={(node) => select(new Set([node]))} />
+        ) : (
+          <CanvasFlow
+            label={words.runName(run.name)}
+            sheet={sheet}
+            types={types}
+            offerOf={offerOf}
+            problems={NO_PROBLEMS}
+            runs={runs}
+            selected={selected}
+            onSelect={select}
+          />
+        )}
         <div className="canvas-news">
           {!isWhole && <p className="canvas-problems">{words.notThere}</p>}
           {run.is_expired && <p className="canvas-problems">{words.expired}</p>}
@@ -172,6 +187,13 @@ function Run({ run, offers, put, renew, reload }: RunProps) {
       <Gallery open={isGallery} onClose={() => setGallery(false)} run={run} urlOf={urls.current.of} />
     </div>
   )
+}
+
+/** In the address, so that a timeline can be linked: ?view=timeline. */
+function useTimelineView(): [boolean, (isShown: boolean) => void] {
+  const isShown = new URLSearchParams(useSearch()).get("view") === "timeline"
+  const [path, navigate] = useLocation()
+  return [isShown, (next) => navigate(next ? `${path}?view=timeline` : path, { replace: true })]
 }
 
 function barState(status: string): "running" | "succeeded" | "failed" | "ink" {

@@ -6,6 +6,7 @@ import { usePages, useQuery } from "@/api"
 import type { GraphAnswer, GraphRunSummaries, GraphRunSummary } from "@/api/schema"
 import { Button, Choices, Empty, LinkButton, Loaded, Page, Panel, Skeleton, Status, Time, tokens } from "@/ui"
 import { words } from "@/words/en/canvas"
+import { words as reportWords } from "@/words/en/runReports"
 import { useLiveRuns } from "./live"
 import "./graph-runs.css"
 
@@ -27,9 +28,14 @@ export default function GraphRuns({ graph }: { graph?: string }) {
     <Page
       title={title}
       actions={
-        <LinkButton href={graph ? `/graphs/${graph}` : "/graphs"}>
-          {graph ? words.edit : words.title}
-        </LinkButton>
+        <>
+          <LinkButton href={`/graph-runs/compare${graph ? `?graph=${graph}` : ""}`}>
+            {reportWords.compareTwo}
+          </LinkButton>
+          <LinkButton href={graph ? `/graphs/${graph}` : "/graphs"}>
+            {graph ? words.edit : words.title}
+          </LinkButton>
+        </>
       }
     >
       <div className="graph-runs">

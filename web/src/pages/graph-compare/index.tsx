@@ -1,0 +1,171 @@
+/** Two runs side by side: what is different between them, or everything. */
+
+import { useEffect } from "react"
+import { useLocation, useSearch } from "wouter"
+import { useQuery } from "@/api"
+import type {
+  ComparedRun,
+  ComparedValue,
+  GraphRunSummaries,
+  GraphRunSummary,
+  RunComparison,
+} from "@/api/schema"
+import {
+  Badge,
+  Button,
+  Choices,
+  Empty,
+  exactTime,
+  LinkButton,
+  Loaded,
+  type Option,
+  Page,
+  Panel,
+  Select,
+  Skeleton,
+} from "@/ui"
+import { ListTable } from "@/ui/ListTable"
+import { words as canvasWords } from "@/words/en/canvas"
+import { words } from "@/words/en/runReports"
+import { pairOf, type Show, sectionsOf } from "./pair"
+import "./graph-compare.css"
+
+const SHOWS = (Object.keys(words.shows) as Show[]).map((value) => ({ value, label: words.shows[value] }))
+const RUNS_LISTED_MAX = 100
+
+/** By /graph-runs/compare?a=…&b=…; with ?graph=… the latest two of that graph. */
+export default function GraphCompare() {
+  const search = useSearch()
+  const [, navigate] = useLocation()
+  const given = pairOf(search)
+  const { a, b, graph, show } = given
+  const listed = useQuery<GraphRunSummaries>("/api/graph-runs", {
+    query: { limit: RUNS_LISTED_MAX, graph_id: graph || undefined },
+    freshSeconds: 10,
+  })
+  const runs = listed.data?.runs ?? []
+  const [newest, older] = runs
+  const go = (next: Partial<typeof given>) => {
+    const told = Object.entries({ ...given, ...next }).filter(([, value]) => value !== "")
+    navigate(`/graph-runs/compare?${new URLSearchParams(told)}`, { replace: true })
+  }
+  // Of one graph, what was run last is compared with what was run before it.
+  // biome-ignore lint/correctness/useExhaustiveDependencies: only once, when the runs have come
+  useEffect(() => {
+    if (graph && !a && !b && newest && older) go({ a: older.id, b: newest.id })
+  }, [graph, newest?.id, older?.id])
+  const path = a && b ? "/api/graph-runs/compare" : null
+  const found = useQuery<RunComparison>(path, { query: { a, b, all: show === "all" || undefined } })
+  return (
+    <Page title={words.compareTitle} className="graph-compare">
+      <div className="graph-compare-pick">
+        <Pick
+          label={words.first}
+          value={a}
+          runs={runs}
+          known={found.data?.a}
+          onPick={(id) => go({ a: id })}
+        />
+        <Button
+          className="graph-compare-swap"
+          offReason={a && b ? undefined : words.pickBoth}
+          onClick={() => go({ a: b, b: a })}
+        >
+          {words.swap}
+        </Button>
+        <Pick
+          label={words.second}
+          value={b}
+          runs={runs}
+          known={found.data?.b}
+          onPick={(id) => go({ b: id })}
+        />
+      </div>
+      {path === null ? (
+        <Empty title={words.pickBoth}>{words.pickText}</Empty>
+      ) : (
+        <Loaded query={found} skeleton={<Skeleton height="320px" />}>
+          {(told) => <Comparison found={told} show={show} onShow={(next) => go({ show: next })} />}
+        </Loaded>
+      )}
+    </Page>
+  )
+}
+
+interface PickProps {
+  label: string
+  value: string
+  runs: readonly GraphRunSummary[]
+  /** One that is older than what is listed. */
+  known: ComparedRun | undefined
+  onPick: (id: string) => void
+}
+
+function Pick({ label, value, runs, known, onPick }: PickProps) {
+  const options: Option<string>[] = runs.map(optionOf)
+  if (value && !runs.some((each) => each.id === value))
+    options.unshift(known?.id === value ? optionOf(known) : { value, label: value })
+  if (!value) options.unshift({ value: "", label: words.pick })
+  return (
+    <div className="graph-compare-run">
+      <Select label={label} options={options} value={value} onChange={onPick} />
+      {value && (
+        <LinkButton size="small" kind="ghost" href={`/graph-runs/${value}`}>
+          {words.openRun}
+        </LinkButton>
+      )}
+    </div>
+  )
+}
+
+function optionOf(run: GraphRunSummary | ComparedRun): Option<string> {
+  const status = canvasWords.statuses[run.status] ?? run.status
+  const at = exactTime(new Date(run.created_at))
+  return { value: run.id, label: words.runOption(run.name, run.graph_version, status, at) }
+}
+
+interface ComparisonProps {
+  found: RunComparison
+  show: Show
+  onShow: (show: Show) => void
+}
+
+function Comparison({ found, show, onShow }: ComparisonProps) {
+  return (
+    <>
+      <div className="graph-compare-told">
+        <Choices label={words.show} hideLabel options={SHOWS} value={show} onChange={onShow} />
+        <span className="faint" role="status">
+          {words.told(found.different, found.same)}
+        </span>
+      </div>
+      {(found.a.is_expired || found.b.is_expired) && <p className="faint">{words.expired}</p>}
+      {found.values.length === 0 && <Empty title={words.nothing}>{words.nothingText}</Empty>}
+      {sectionsOf(found.values).map(([section, values]) => (
+        <Panel key={section} title={words.sections[section] ?? section}>
+          <ListTable<ComparedValue>
+            label={words.sections[section] ?? section}
+            rows={values}
+            rowKey={(row) => row.name}
+            columns={[
+              { key: "name", title: words.name, head: true, cell: (row) => row.name },
+              { key: "a", title: words.first, cell: (row) => <Value value={row.a} /> },
+              { key: "b", title: words.second, cell: (row) => <Value value={row.b} /> },
+              ...(show === "all" ? [{ key: "is", title: words.is, cell: Same }] : []),
+            ]}
+          />
+        </Panel>
+      ))}
+      {found.left_out > 0 && <p className="faint">{words.leftOut(found.left_out)}</p>}
+    </>
+  )
+}
+
+function Value({ value }: { value: string | null }) {
+  if (value === null) return <span className="faint">{words.missing}</span>
+  return <span className="graph-compare-value">{value}</span>
+}
+
+function Same({ is_same }: ComparedValue) {
+  return is_same ? <span className="faint">{words.same}</span> : <Badge>{words.different}</Badge>
+}

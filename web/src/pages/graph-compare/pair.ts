@@ -1,0 +1,34 @@
+/** Which runs an address compares, and what it shows of them. Pure. */
+
+import type { ComparedValue } from "@/api/schema"
+
+export type Show = "different" | "all"
+
+export interface Pair {
+  readonly a: string
+  readonly b: string
+  readonly graph: string
+  readonly show: Show
+}
+
+export function pairOf(search: string): Pair {
+  const given = new URLSearchParams(search)
+  const text = (name: string) => given.get(name) ?? ""
+  return {
+    a: text("a"),
+    b: text("b"),
+    graph: text("graph"),
+    show: text("show") === "all" ? "all" : "different",
+  }
+}
+
+/** By section, in the order in which they came. */
+export function sectionsOf(values: readonly ComparedValue[]): [string, ComparedValue[]][] {
+  const found = new Map<string, ComparedValue[]>()
+  for (const each of values) {
+    const known = found.get(each.section)
+    if (known) known.push(each)
+    else found.set(each.section, [each])
+  }
+  return [...found]
+}

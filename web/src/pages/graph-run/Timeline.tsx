@@ -1,0 +1,203 @@
+/** Who waited for what in a run, on one axis of time, and its critical path. */
+
+import { useEffect } from "react"
+import { useQuery } from "@/api"
+import type { CriticalStep, GraphRunAnswer, NodeTimeline, RunTimeline } from "@/api/schema"
+import { Badge, duration, Loaded, Skeleton, StateIcon, stateOf } from "@/ui"
+import { words as canvasWords } from "@/words/en/canvas"
+import { words } from "@/words/en/runReports"
+import { type Bar, barsOf, kindsIn, waitsOf } from "./bars"
+import { isOver, stampOf } from "./follow"
+import "./timeline.css"
+
+interface TimelineProps {
+  run: GraphRunAnswer
+  selected: string | undefined
+  onSelect: (node: string) => void
+}
+
+const RELOAD_MS = 2_000
+
+export function Timeline({ run, selected, onSelect }: TimelineProps) {
+  const timeline = useQuery<RunTimeline>(`/api/graph-runs/${run.id}/timeline`)
+  const { reload } = timeline
+  const stamp = stampOf(run)
+  const goesOn = !isOver(run.status)
+  // biome-ignore lint/correctness/useExhaustiveDependencies: it is read again whenever something has ended
+  useEffect(reload, [stamp])
+  useEffect(() => {
+    if (!goesOn) return
+    const timer = setInterval(reload, RELOAD_MS)
+    return () => clearInterval(timer)
+  }, [goesOn, reload])
+  return (
+    <section className="timeline" aria-label={words.timelineOf(run.name)}>
+      <Loaded query={timeline} skeleton={<Skeleton height="60vh" />}>
+        {(told) =>
+          told.nodes.length === 0 ? (
+            <p className="timeline-none faint">{words.none}</p>
+          ) : (
+            <>
+              <Rows timeline={told} selected={selected} onSelect={onSelect} />
+              <Path timeline={told} />
+            </>
+          )
+        }
+      </Loaded>
+    </section>
+  )
+}
+
+function Rows({ timeline, selected, onSelect }: { timeline: RunTimeline } & Omit<TimelineProps, "run">) {
+  const told = duration(timeline.seconds)
+  return (
+    <div className="timeline-rows">
+      <header>
+        <h2>
+          {words.timeline} <small>{isOver(timeline.status) ? words.tookAll(told) : words.soFar(told)}</small>
+        </h2>
+        <ul className="timeline-legend">
+          {kindsIn(timeline.nodes).map((kind) => (
+            <li key={kind}>
+              <span className={`timeline-bar is-${kind}`} />
+              {words.legend[kind]}
+            </li>
+          ))}
+        </ul>
+      </header>
+      <table aria-label={words.timeline}>
+        <thead>
+          <tr>
+            <th scope="col">{words.node}</th>
+            <th scope="col" className="timeline-when">
+              {words.when} <span className="mono">{words.axis(told)}</span>
+            </th>
+            <th scope="col">{words.waitedFor}</th>
+            <th scope="col">{words.waited}</th>
+            <th scope="col" className="timeline-ran">
+              {words.ran}
+            </th>
+          </tr>
+        </thead>
+        <tbody>
+          {timeline.nodes.map((node) => (
+            <Row
+              key={node.id}
+              node={node}
+              seconds={timeline.seconds}
+              isSelected={node.id === selected}
+              onSelect={onSelect}
+            />
+          ))}
+        </tbody>
+      </table>
+    </div>
+  )
+}
+
+interface RowProps {
+  node: NodeTimeline
+  seconds: number
+  isSelected: boolean
+  onSelect: (node: string) => void
+}
+
+function Row({ node, seconds, isSelected, onSelect }: RowProps) {
+  const status = canvasWords.nodeStatuses[node.status] ?? node.status
+  return (
+    <tr className={node.is_critical ? "is-critical" : undefined} aria-current={isSelected || undefined}>
+      <th scope="row">
+        <button type="button" className="timeline-node" onClick={() => onSelect(node.id)}>
+          <span className={`timeline-state is-${stateOf(shownStatus(node.status))}`} title={status}>
+            <StateIcon state={stateOf(shownStatus(node.status))} />
+          </span>
+          <span className="cut-text">{node.id}</span>
+          <span className="unseen">, {status}</span>
+        </button>
+        {node.is_critical && <Badge>{words.critical}</Badge>}
+      </th>
+      <td className="timeline-when">
+        <div className="timeline-axis">
+          {barsOf(node, seconds).map((bar) => (
+            <OneBar key={`${bar.kind} ${bar.from}`} bar={bar} status={node.status} />
+          ))}
+        </div>
+      </td>
+      <td className="cut-text" data-label={words.waitedFor}>
+        {node.after}
+      </td>
+      <td data-label={words.waited}>{waitsTold(node)}</td>
+      <td className="timeline-ran" data-label={words.ran}>
+        {ranTold(node)}
+      </td>
+    </tr>
+  )
+}
+
+function shownStatus(status: string): string {
+  return status === "done" ? "succeeded" : status
+}
+
+function OneBar({ bar, status }: { bar: Bar; status: string }) {
+  const how = bar.kind === "running" ? ` is-${stateOf(shownStatus(status))}` : ""
+  return (
+    <span
+      className={`timeline-bar is-${bar.kind}${how}`}
+      style={{ left: `${bar.from * 100}%`, width: `${(bar.to - bar.from) * 100}%` }}
+      title={words.span(duration(bar.seconds), words.kinds[bar.kind] ?? bar.kind)}
+    />
+  )
+}
+
+function waitsTold(node: NodeTimeline): string {
+  return waitsOf(node.seconds, node.executions)
+    .map((each) => words.span(duration(each.seconds), words.kinds[each.kind] ?? each.kind))
+    .join(", ")
+}
+
+function ranTold({ seconds, executions, status }: NodeTimeline): string {
+  if (!seconds.running) return status === "skipped" ? (canvasWords.nodeStatuses.skipped ?? "") : ""
+  const each = duration(seconds.running / Math.max(1, executions))
+  return executions > 1 ? words.times(executions, each) : each
+}
+
+const STEP_SECONDS_MIN = 0.001
+
+function Path({ timeline }: { timeline: RunTimeline }) {
+  const steps = timeline.critical_path.filter((each) => each.end - each.start >= STEP_SECONDS_MIN)
+  if (steps.length === 0) return null
+  const left = timeline.critical_total - timeline.critical_path.length
+  const all = steps.reduce((sum, each) => sum + each.end - each.start, 0)
+  return (
+    <div className="timeline-path">
+      <h2>
+        {words.criticalPath} <small>{duration(all)}</small>
+      </h2>
+      <p className="faint">{words.criticalText}</p>
+      <ol>
+        {steps.map((step) => (
+          <li key={`${step.node} ${step.index.join(".")}`}>
+            <b className="cut-text">{words.step(step.node, step.index)}</b>
+            <span className="timeline-axis">
+              <span
+                className="timeline-bar is-step"
+                style={{ width: `${((step.end - step.start) / all) * 100}%` }}
+              />
+            </span>
+            <span className="timeline-ran">{duration(step.end - step.start)}</span>
+            <span className="faint timeline-told">{stepTold(step)}</span>
+          </li>
+        ))}
+      </ol>
+      {left > 0 && <p className="faint">{words.criticalMore(left)}</p>}
+    </div>
+  )
+}
+
+function stepTold(step: CriticalStep): string {
+  const parts = waitsOf(step.seconds, 1)
+  const ran = step.seconds.running ? [{ kind: "running", seconds: step.seconds.running }] : []
+  return [...ran, ...parts]
+    .map((each) => words.span(duration(each.seconds), words.kinds[each.kind] ?? each.kind))
+    .join(", ")
+}

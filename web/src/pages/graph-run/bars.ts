@@ -1,0 +1,39 @@
+/** The bars of a timeline, as parts of its axis. Pure. */
+
+import type { KindSeconds, NodeTimeline } from "@/api/schema"
+
+export interface Bar {
+  readonly kind: string
+  /** Parts of the axis, from 0 to 1. */
+  readonly from: number
+  readonly to: number
+  readonly seconds: number
+}
+
+const AXIS_SECONDS_MIN = 0.001
+const WAITS = ["asking", "queued", "held", "retried"] as const
+
+export function barsOf(node: Pick<NodeTimeline, "spans">, seconds: number): Bar[] {
+  const all = Math.max(AXIS_SECONDS_MIN, seconds)
+  return node.spans.map(({ kind, start, end }) => ({
+    kind,
+    from: Math.min(1, start / all),
+    to: Math.min(1, end / all),
+    seconds: end - start,
+  }))
+}
+
+const WAIT_SECONDS_MIN = 0.05
+
+/** What it waited for, the longest first; of many executions, one on average. */
+export function waitsOf(seconds: KindSeconds, executions: number): { kind: string; seconds: number }[] {
+  return WAITS.map((kind) => ({ kind, seconds: seconds[kind] / Math.max(1, executions) }))
+    .filter((each) => each.seconds >= WAIT_SECONDS_MIN)
+    .toSorted((one, two) => two.seconds - one.seconds)
+}
+
+/** Those kinds that a timeline shows, for its legend. */
+export function kindsIn(nodes: readonly Pick<NodeTimeline, "spans">[]): string[] {
+  const found = new Set(nodes.flatMap((each) => each.spans.map((span) => span.kind as string)))
+  return ["running", ...WAITS].filter((each) => found.has(each))
+}
