@@ -1,7 +1,7 @@
 /** Two runs side by side: what is different between them, or everything. */
 
 import { useEffect } from "react"
-import { useLocation, useSearch } from "wouter"
+import { Link, useLocation, useSearch } from "wouter"
 import { useQuery } from "@/api"
 import type {
   ComparedRun,
@@ -10,20 +10,7 @@ import type {
   GraphRunSummary,
   RunComparison,
 } from "@/api/schema"
-import {
-  Badge,
-  Button,
-  Choices,
-  Empty,
-  exactTime,
-  LinkButton,
-  Loaded,
-  type Option,
-  Page,
-  Panel,
-  Select,
-  Skeleton,
-} from "@/ui"
+import { Badge, Button, Choices, Empty, Loaded, type Option, Page, Panel, Select, Skeleton } from "@/ui"
 import { ListTable } from "@/ui/ListTable"
 import { words as canvasWords } from "@/words/en/canvas"
 import { words } from "@/words/en/runReports"
@@ -32,6 +19,8 @@ import "./graph-compare.css"
 
 const SHOWS = (Object.keys(words.shows) as Show[]).map((value) => ({ value, label: words.shows[value] }))
 const RUNS_LISTED_MAX = 100
+// Short: the choice is as wide as a phone.
+const moment = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "medium" })
 
 /** By /graph-runs/compare?a=…&b=…; with ?graph=… the latest two of that graph. */
 export default function GraphCompare() {
@@ -110,9 +99,9 @@ function Pick({ label, value, runs, known, onPick }: PickProps) {
     <div className="graph-compare-run">
       <Select label={label} options={options} value={value} onChange={onPick} />
       {value && (
-        <LinkButton size="small" kind="ghost" href={`/graph-runs/${value}`}>
+        <Link href={`/graph-runs/${value}`} className="graph-compare-open">
           {words.openRun}
-        </LinkButton>
+        </Link>
       )}
     </div>
   )
@@ -120,7 +109,7 @@ function Pick({ label, value, runs, known, onPick }: PickProps) {
 
 function optionOf(run: GraphRunSummary | ComparedRun): Option<string> {
   const status = canvasWords.statuses[run.status] ?? run.status
-  const at = exactTime(new Date(run.created_at))
+  const at = moment.format(new Date(run.created_at))
   return { value: run.id, label: words.runOption(run.name, run.graph_version, status, at) }
 }
 

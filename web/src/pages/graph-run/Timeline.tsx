@@ -104,17 +104,24 @@ interface RowProps {
 
 function Row({ node, seconds, isSelected, onSelect }: RowProps) {
   const status = canvasWords.nodeStatuses[node.status] ?? node.status
+  const state = stateOf(shownStatus(node.status))
   return (
     <tr className={node.is_critical ? "is-critical" : undefined} aria-current={isSelected || undefined}>
       <th scope="row">
-        <button type="button" className="timeline-node" onClick={() => onSelect(node.id)}>
-          <span className={`timeline-state is-${stateOf(shownStatus(node.status))}`} title={status}>
-            <StateIcon state={stateOf(shownStatus(node.status))} />
-          </span>
-          <span className="cut-text">{node.id}</span>
-          <span className="unseen">, {status}</span>
-        </button>
-        {node.is_critical && <Badge>{words.critical}</Badge>}
+        <div className="timeline-head">
+          <button
+            type="button"
+            className="timeline-node"
+            aria-label={words.nodeNamed(node.id, status)}
+            onClick={() => onSelect(node.id)}
+          >
+            <span className={`timeline-state is-${state}`} title={status}>
+              <StateIcon state={state} />
+            </span>
+            <span className="cut-text">{node.id}</span>
+          </button>
+          {node.is_critical && <Badge>{words.critical}</Badge>}
+        </div>
       </th>
       <td className="timeline-when">
         <div className="timeline-axis">

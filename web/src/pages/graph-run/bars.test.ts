@@ -25,6 +25,10 @@ describe("a timeline", () => {
   })
 
   it("explains only what it shows", () => {
-    expect(kindsIn([{ spans: SPANS }, { spans: [] }])).toEqual(["running", "queued"])
+    const nodes = [
+      { seconds: { ...NO_SECONDS, queued: 5, held: 0.001 } },
+      { seconds: { ...NO_SECONDS, running: 1 } },
+    ]
+    expect(kindsIn(nodes)).toEqual(["running", "queued"])
   })
 })

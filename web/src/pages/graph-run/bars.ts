@@ -32,8 +32,8 @@ export function waitsOf(seconds: KindSeconds, executions: number): { kind: strin
     .toSorted((one, two) => two.seconds - one.seconds)
 }
 
-/** Those kinds that a timeline shows, for its legend. */
-export function kindsIn(nodes: readonly Pick<NodeTimeline, "spans">[]): string[] {
-  const found = new Set(nodes.flatMap((each) => each.spans.map((span) => span.kind as string)))
-  return ["running", ...WAITS].filter((each) => found.has(each))
+/** Those kinds that can be seen in a timeline, for its legend. */
+export function kindsIn(nodes: readonly Pick<NodeTimeline, "seconds">[]): string[] {
+  const kinds = ["running", ...WAITS] as const
+  return kinds.filter((kind) => nodes.some(({ seconds }) => seconds[kind] >= WAIT_SECONDS_MIN))
 }

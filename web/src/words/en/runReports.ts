@@ -10,6 +10,7 @@ export const words = {
   waitedFor: "After",
   waited: "Waited",
   ran: "Ran",
+  nodeNamed: (id: string, status: string) => `${id}, ${status}`,
   critical: "critical",
   criticalPath: "Critical path",
   criticalText: "What the duration of the run consists of: each waited for the one before it.",
@@ -58,7 +59,7 @@ export const words = {
   nothingText: "Inputs, graph, versions, prices, times and outputs of both runs are the same.",
   expired: "Inputs and outputs of a run whose retention time is over can't be compared.",
   runOption: (name: string, version: number, status: string, at: string) =>
-    `${name || "Graph"}, version ${version}, ${status.toLowerCase()}, ${at}`,
+    `${name || "Graph"} v${version}, ${at}, ${status.toLowerCase()}`,
   openRun: "Open this run",
   sections: {
     run: "Run",
