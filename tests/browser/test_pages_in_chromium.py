@@ -23,6 +23,7 @@ CUSTOMERS = (
     "/graphs",
     "/graphs/new",
     "/graph-runs",
+    "/graph-runs/compare",
     "/pipelines",
 )
 OPERATORS = (

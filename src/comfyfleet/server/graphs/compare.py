@@ -215,7 +215,7 @@ def _times(timeline: RunTimeline) -> dict[str, Leaf]:
 
 def _leaves(value: Mapping[str, Any], hashes: Hashes) -> dict[str, Leaf]:
     """Returns the values inside a value by their paths; if there are too many, the rest as one."""
-    walk = _walk(value, (), hashes)
+    walk = _walk(value, (), hashes) if value else iter(())
     found = dict(islice(walk, LEAVES_MAX))
     rest = list(walk)
     if rest:

@@ -10,7 +10,7 @@ import type {
   GraphRunSummary,
   RunComparison,
 } from "@/api/schema"
-import { Badge, Button, Choices, Empty, Loaded, type Option, Page, Panel, Select, Skeleton } from "@/ui"
+import { Button, Choices, Empty, Loaded, type Option, Page, Panel, Select, Skeleton } from "@/ui"
 import { ListTable } from "@/ui/ListTable"
 import { words as canvasWords } from "@/words/en/canvas"
 import { words } from "@/words/en/runReports"
@@ -140,7 +140,7 @@ function Comparison({ found, show, onShow }: ComparisonProps) {
               { key: "name", title: words.name, head: true, cell: (row) => row.name },
               { key: "a", title: words.first, cell: (row) => <Value value={row.a} /> },
               { key: "b", title: words.second, cell: (row) => <Value value={row.b} /> },
-              ...(show === "all" ? [{ key: "is", title: words.is, cell: Same }] : []),
+              ...(show === "all" ? [{ key: "result", title: words.result, acts: true, cell: Same }] : []),
             ]}
           />
         </Panel>
@@ -156,5 +156,5 @@ function Value({ value }: { value: string | null }) {
 }
 
 function Same({ is_same }: ComparedValue) {
-  return is_same ? <span className="faint">{words.same}</span> : <Badge>{words.different}</Badge>
+  return is_same ? <span className="faint">{words.same}</span> : <b>{words.different}</b>
 }

@@ -49,7 +49,7 @@ export const words = {
   show: "Show",
   shows: { different: "Differences", all: "Everything" },
   name: "What",
-  is: "",
+  result: "Result",
   same: "same",
   different: "different",
   missing: "none",
