@@ -88,6 +88,13 @@ def addresses(content: Content) -> Mapping[str, Sequence[tuple[str, str]]]:
         "graph-run": [
             ("graph-run", f"/graph-runs/{content.graph_run_id}"),
             ("graph-run-asks", f"/graph-runs/{content.asking_run_id}"),
+            ("graph-run-timeline", f"/graph-runs/{content.graph_run_id}?view=timeline"),
+        ],
+        "graph-compare": [
+            (
+                "graph-compare",
+                f"/graph-runs/compare?a={content.graph_run_id}&b={content.asking_run_id}",
+            )
         ],
         "pipeline": [("pipeline", pipeline)],
         "pipeline-run": [

@@ -171,7 +171,7 @@ def _picture(
     lines = [
         line
         for link, edge in zip(links, laid.edges, strict=True)
-        for line in _edge(link, edge, marks.get(prefix + link.source))
+        for line in _edge(link, edge, is_passed=_is_passed(link, prefix, marks))
     ]
     for each in nodes.values():
         mark = marks.get(prefix + each.id)
@@ -369,7 +369,15 @@ def _bubble(box: Box) -> str:
     return _rounded(box, 6) + tail
 
 
-def _edge(link: _Link, edge: Edge, mark: NodeMark | None) -> Iterator[str]:
+def _is_passed(link: _Link, prefix: str, marks: Mapping[str, NodeMark]) -> bool:
+    """Whether a value went over the line: what it leads to has begun."""
+    source, target = marks.get(prefix + link.source), marks.get(prefix + link.target)
+    if source is None or target is None or source.status != "done":
+        return False
+    return target.status not in ("pending", "skipped", "cancelled")
+
+
+def _edge(link: _Link, edge: Edge, *, is_passed: bool) -> Iterator[str]:
     first, *rest = edge.points
     path = f"M{first[0]:.1f} {first[1]:.1f}"
     at = first
@@ -377,7 +385,7 @@ def _edge(link: _Link, edge: Edge, mark: NodeMark | None) -> Iterator[str]:
         middle = (at[0] + x) / 2
         path += f"C{middle:.1f} {at[1]:.1f} {middle:.1f} {y:.1f} {x:.1f} {y:.1f}"
         at = (x, y)
-    passed = " passed" if mark and mark.status == "done" else ""
+    passed = " passed" if is_passed else ""
     yield f'<path class="edge{passed}" d="{path}" marker-end="url(#arrow)"/>'
     if link.label:
         x, y = edge.label

@@ -40,6 +40,7 @@ TIME_CELLS = 10
 WAIT_CELLS = 24
 BAR_CELLS_MIN = 10
 STEPS_SHOWN_MAX = 40
+STEP_PART_MIN = 0.005  # of the critical path; what is shorter is not worth a line
 _BARS = {
     SpanKind.RUNNING: ("█", "blue", "ran"),
     SpanKind.QUEUED: ("░", "dim", "waited for a worker"),
@@ -81,13 +82,15 @@ def _shown_name(node: NodeTimeline) -> str:
 def _row(node: NodeTimeline, seconds: float, names: int, cells: int) -> Text:
     mark = ("* ", "bold") if node.is_critical else ("  ", "")
     name = _shortened(_shown_name(node), names)
-    return Text.assemble(
+    row = Text.assemble(
         mark,
         (f"{name:{names}} ", "bold" if node.is_critical else ""),
         *bar_of(node.spans, seconds, cells),
         f" {_ran(node):>{TIME_CELLS}} ",
         (_shortened(_waited(node), WAIT_CELLS), "dim"),
     )
+    row.rstrip()
+    return row
 
 
 def bar_of(spans: Sequence[TimelineSpan], seconds: float, cells: int) -> list[tuple[str, str]]:
@@ -136,10 +139,11 @@ def _legend(timeline: RunTimeline) -> Iterator[str]:
 
 
 def _path_lines(timeline: RunTimeline) -> Iterator[Text]:
-    steps = [each for each in timeline.critical_path if each.end - each.start >= 0.001]
+    total = sum(each.end - each.start for each in timeline.critical_path)
+    least = total * STEP_PART_MIN
+    steps = [each for each in timeline.critical_path if each.end - each.start > least]
     if not steps:
         return
-    total = sum(each.end - each.start for each in timeline.critical_path)
     yield Text(f"critical path, {took(total)}:", style="bold")
     shown = sorted(steps, key=lambda each: each.start - each.end)[:STEPS_SHOWN_MAX]
     for each in sorted(shown, key=lambda each: each.start):
@@ -212,9 +216,9 @@ def compare(
 def print_comparison(found: RunComparison, context: CliContext) -> None:
     listing = TextTable(["what", "name", "a", "b"])
     for each in found.values:
-        mark = "=" if each.is_same else " "
+        mark = "= " if each.is_same else ""
         cells = (_cell(each.a), _cell(each.b))
-        listing.add(f"{mark} {each.section}", printable(each.name), *cells)
+        listing.add(f"{mark}{each.section}", printable(each.name), *cells)
     for name, run in (("a", found.a), ("b", found.b)):
         context.say(f"{name}: {_run_line(run)}")
     if listing.rows:

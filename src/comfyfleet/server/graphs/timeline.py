@@ -246,7 +246,10 @@ def _executions(timed: TimedRun) -> Iterator[TimedExecution]:
         if ready is None:
             continue
         end = timed.ends.get(key, max(ready, timed.until))
-        yield TimedExecution(key, ready, end, spans_of(record, ready, end, timed.seconds))
+        # Others are decided in the moment in which they are ready.
+        takes_time = record.asked_at or isinstance(timed.plan.node(key.node), WorkflowNode)
+        spans = spans_of(record, ready, end, timed.seconds) if takes_time else []
+        yield TimedExecution(key, ready, end, spans)
 
 
 def _path(timed: TimedRun, executions: Mapping[ExecutionKey, TimedExecution]) -> list[ExecutionKey]:

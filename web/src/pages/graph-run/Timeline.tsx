@@ -168,13 +168,14 @@ function ranTold({ seconds, executions, status }: NodeTimeline): string {
   return executions > 1 ? words.times(executions, each) : each
 }
 
-const STEP_SECONDS_MIN = 0.001
+/** What is a smaller part of the critical path is not worth a line. */
+const STEP_PART_MIN = 0.005
 
 function Path({ timeline }: { timeline: RunTimeline }) {
-  const steps = timeline.critical_path.filter((each) => each.end - each.start >= STEP_SECONDS_MIN)
+  const all = timeline.critical_path.reduce((sum, each) => sum + each.end - each.start, 0)
+  const steps = timeline.critical_path.filter((each) => each.end - each.start > all * STEP_PART_MIN)
   if (steps.length === 0) return null
   const left = timeline.critical_total - timeline.critical_path.length
-  const all = steps.reduce((sum, each) => sum + each.end - each.start, 0)
   return (
     <div className="timeline-path">
       <h2>
