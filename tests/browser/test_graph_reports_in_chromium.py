@@ -30,7 +30,10 @@ def phone(browser: Browser, web: WebServer) -> Iterator[WebPage]:
 def finished(web: WebServer, graph_id: str) -> str:
     """A run that has been answered and is over."""
     run_id = run(web, graph_id)
-    with web.customer.http() as http, http.stream("GET", f"/api/graph-runs/{run_id}/events") as told:
+    with (
+        web.customer.http() as http,
+        http.stream("GET", f"/api/graph-runs/{run_id}/events") as told,
+    ):
         for line in told.iter_lines():
             if '"waiting_for_user"' in line:
                 break

@@ -56,7 +56,9 @@ def test_two_runs_are_compared(tmp_path: Path, ada: Customer) -> None:
 def test_a_graph_and_a_run_are_drawn(tmp_path: Path, ada: Customer) -> None:
     file = written(tmp_path)
     target = tmp_path / "graph.svg"
-    assert ada.says("draw", file, "-o", str(target)).out.strip() == str(target)
+    drawn = ada.says("draw", file, "-o", str(target), "--json")
+    assert f"{target} is written" in drawn.err
+    assert drawn.json["svg"] == target.read_text("utf-8")
     assert ElementTree.parse(target).getroot().tag.endswith("svg")  # noqa: S314
     run = ada.says("run", file, "--watch", "--json").json
     for what in (run["id"], run["graph_id"], "A square"):

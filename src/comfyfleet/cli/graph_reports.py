@@ -190,8 +190,8 @@ RunId = Annotated[UUID, Parameter(metavar="RUN", help="The id of a run.")]
 
 
 def compare(
-    a: RunId,
-    b: RunId,
+    run_a: RunId,
+    run_b: RunId,
     /,
     *,
     everything: Annotated[
@@ -206,7 +206,7 @@ def compare(
     tenth count as the same.
     """
     with _public(options, context) as plane:
-        found = plane.run(plane.client.graphs.compare(a, b, with_same=everything))
+        found = plane.run(plane.client.graphs.compare(run_a, run_b, with_same=everything))
     if options.as_json:
         print_json(found, context)
     else:
@@ -271,11 +271,13 @@ def draw(
         reason = f": {parsed.problems[0]}" if parsed.problems else ""
         raise InvalidInput(f"{what} has no nodes to draw{reason}")
     picture = draw_svg(parsed.graph, marks)
-    if output is None:
+    if options.as_json:
+        print_json({"svg": picture}, context)
+    if output is None and not options.as_json:
         context.out.print(picture, markup=False, highlight=False, soft_wrap=True, end="")
-        return
-    write_file(output, picture.encode())
-    context.print_line(str(output))
+    if output is not None:
+        write_file(output, picture.encode())
+        context.say(f"{output} is written")
 
 
 def _drawn(plane: ApiSession, what: str) -> tuple[Any, Mapping[str, NodeMark]]:

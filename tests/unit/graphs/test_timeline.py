@@ -29,8 +29,8 @@ from comfyfleet.server.graphs.snapshot import dump_record, load_record
 from comfyfleet.server.graphs.timeline import (
     CRITICAL_STEPS_MAX,
     SPANS_PER_NODE_MAX,
-    Span,
-    TimedRun,
+    RunTimes,
+    TimeSpan,
     critical_path,
     joined_spans,
     timeline_of,
@@ -243,14 +243,23 @@ def test_a_map_of_ten_thousand_items_is_one_row() -> None:
 
 def test_spans_of_many_executions_are_joined_and_bounded() -> None:
     row = joined_spans(
-        [Span(QUEUED, 0, 4), Span(RUNNING, 2, 6), Span(RUNNING, 5, 7), Span(HELD, 9, 10)]
+        [
+            TimeSpan(QUEUED, 0, 4),
+            TimeSpan(RUNNING, 2, 6),
+            TimeSpan(RUNNING, 5, 7),
+            TimeSpan(HELD, 9, 10),
+        ]
     )
-    assert row == [Span(QUEUED, 0, 2), Span(RUNNING, 2, 7), Span(HELD, 9, 10)]
-    many = [Span(RUNNING if number % 2 else ASKING, number, number + 1) for number in range(5_000)]
+    assert row == [TimeSpan(QUEUED, 0, 2), TimeSpan(RUNNING, 2, 7), TimeSpan(HELD, 9, 10)]
+    many = [
+        TimeSpan(RUNNING if number % 2 else ASKING, number, number + 1) for number in range(5_000)
+    ]
     few = joined_spans(many)
     assert len(few) <= SPANS_PER_NODE_MAX
     assert (few[0].start, few[-1].end) == (0, 5_000)
-    apart = joined_spans([Span(RUNNING, 10 * number, 10 * number + 1) for number in range(5_000)])
+    apart = joined_spans(
+        [TimeSpan(RUNNING, 10 * number, 10 * number + 1) for number in range(5_000)]
+    )
     assert len(apart) <= SPANS_PER_NODE_MAX
 
 
@@ -262,7 +271,7 @@ def test_spans_of_many_executions_are_joined_and_bounded() -> None:
 def test_joined_spans_follow_each_other_and_cover_what_was_there(
     drawn: list[tuple[SpanKind, int, int]],
 ) -> None:
-    given_spans = [Span(kind, start, start + length) for kind, start, length in drawn]
+    given_spans = [TimeSpan(kind, start, start + length) for kind, start, length in drawn]
     found = joined_spans(given_spans, most=1_000)
     assert all(one.end <= two.start for one, two in itertools.pairwise(found))
     moments = {moment for each in given_spans for moment in range(int(each.start), int(each.end))}
@@ -320,7 +329,7 @@ def test_the_steps_of_any_run_add_up_to_its_duration(seed: int, size: int, order
 
 def check_timeline(simulation: Simulation) -> None:
     found = timeline(simulation)
-    timed = TimedRun(simulation.plan, simulation.run, NOW, None, simulation.environment.now)
+    timed = RunTimes(simulation.plan, simulation.run, NOW, None, simulation.environment.now)
     steps = found.critical_path
     if found.critical_total == len(steps) and steps:
         assert steps[0].start == 0

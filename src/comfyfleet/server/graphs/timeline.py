@@ -58,13 +58,15 @@ def critical_path(
         path.append(max(before, key=lambda each: (ends[each], rank(each))))
 
 
-class Span(NamedTuple):
+class TimeSpan(NamedTuple):
     kind: SpanKind
     start: float
     end: float
 
 
-def spans_of(record: ExecutionRecord, ready: float, until: float, seconds: "Clock") -> list[Span]:
+def spans_of(
+    record: ExecutionRecord, ready: float, until: float, seconds: "Clock"
+) -> list[TimeSpan]:
     """Returns what an execution did from the moment when its inputs were decided. Spans without a
     duration are left out.
     """
@@ -83,7 +85,7 @@ def spans_of(record: ExecutionRecord, ready: float, until: float, seconds: "Cloc
     )
     ends = [*(at for at, _ in known[1:]), until]
     return [
-        Span(kind, start, min(end, until))
+        TimeSpan(kind, start, min(end, until))
         for (start, kind), end in zip(known, ends, strict=True)
         if min(end, until) > start
     ]
@@ -92,7 +94,7 @@ def spans_of(record: ExecutionRecord, ready: float, until: float, seconds: "Cloc
 Clock = Callable[[datetime | None], float | None]
 
 
-def joined_spans(all_spans: Iterable[Span], most: int = SPANS_PER_NODE_MAX) -> list[Span]:
+def joined_spans(all_spans: Iterable[TimeSpan], most: int = SPANS_PER_NODE_MAX) -> list[TimeSpan]:
     """Joins spans of several executions into one row: each moment has one kind, the first of
     SPAN_KINDS that any of them has. Short ones are added to the one before, if there are too many.
     """
@@ -102,7 +104,7 @@ def joined_spans(all_spans: Iterable[Span], most: int = SPANS_PER_NODE_MAX) -> l
             found = changes.setdefault(at, {})
             found[each.kind] = found.get(each.kind, 0) + by
     going = dict.fromkeys(SPAN_KINDS, 0)
-    row: list[Span] = []
+    row: list[TimeSpan] = []
     moments = sorted(changes)
     least = (moments[-1] - moments[0]) / (most - 1) if moments and len(moments) > most else 0.0
     for start, end in itertools.pairwise(moments):
@@ -110,11 +112,11 @@ def joined_spans(all_spans: Iterable[Span], most: int = SPANS_PER_NODE_MAX) -> l
             going[kind] += by
         shown = next((each for each in SPAN_KINDS if going[each]), None)
         if shown is not None:
-            _append(row, Span(shown, start, end), least)
+            _append(row, TimeSpan(shown, start, end), least)
     return row
 
 
-def _append(row: list[Span], span: Span, least: float) -> None:
+def _append(row: list[TimeSpan], span: TimeSpan, least: float) -> None:
     last = row[-1] if row else None
     if last and last.end == span.start and last.kind == span.kind:
         row[-1] = last._replace(end=span.end)
@@ -126,7 +128,7 @@ def _append(row: list[Span], span: Span, least: float) -> None:
 
 
 @dataclass(frozen=True)
-class TimedRun:
+class RunTimes:
     """A run with the times of its executions, in seconds since its start."""
 
     plan: RunPlan
@@ -202,7 +204,7 @@ class TimedExecution(NamedTuple):
     key: ExecutionKey
     ready: float
     end: float
-    spans: list[Span]
+    spans: list[TimeSpan]
 
     @property
     def seconds(self) -> float:
@@ -217,7 +219,7 @@ def timeline_of(
     ended_at: datetime | None,
     now: datetime,
 ) -> RunTimeline:
-    timed = TimedRun(plan, run, started_at, ended_at, now)
+    timed = RunTimes(plan, run, started_at, ended_at, now)
     executions = {each.key: each for each in _executions(timed)}
     path = _path(timed, executions)
     by_node: dict[str, list[TimedExecution]] = {}
@@ -240,7 +242,7 @@ def timeline_of(
     )
 
 
-def _executions(timed: TimedRun) -> Iterator[TimedExecution]:
+def _executions(timed: RunTimes) -> Iterator[TimedExecution]:
     for key, record in timed.run.records.items():
         ready = timed.ready(key)
         if ready is None:
@@ -252,7 +254,7 @@ def _executions(timed: TimedRun) -> Iterator[TimedExecution]:
         yield TimedExecution(key, ready, end, spans)
 
 
-def _path(timed: TimedRun, executions: Mapping[ExecutionKey, TimedExecution]) -> list[ExecutionKey]:
+def _path(timed: RunTimes, executions: Mapping[ExecutionKey, TimedExecution]) -> list[ExecutionKey]:
     """Returns the critical path; of a run that goes on, that of what has been going on for the
     longest time.
     """
@@ -268,7 +270,7 @@ def _path(timed: TimedRun, executions: Mapping[ExecutionKey, TimedExecution]) ->
 
 
 def _steps(
-    timed: TimedRun,
+    timed: RunTimes,
     path: Sequence[ExecutionKey],
     executions: Mapping[ExecutionKey, TimedExecution],
 ) -> list[CriticalStep]:
@@ -298,7 +300,7 @@ def _longest(steps: Sequence[CriticalStep]) -> tuple[CriticalStep, ...]:
 
 
 def _row(
-    timed: TimedRun, node: str, executions: Sequence[TimedExecution], *, is_critical: bool
+    timed: RunTimes, node: str, executions: Sequence[TimedExecution], *, is_critical: bool
 ) -> NodeTimeline:
     found = timed.plan.node(node)
     tally = timed.run.tally(node)
@@ -326,12 +328,12 @@ def _row(
     )
 
 
-def _status(timed: TimedRun, node: str) -> ExecutionStatus:
+def _status(timed: RunTimes, node: str) -> ExecutionStatus:
     is_asking = any(key.node == node for key in timed.run.asking)
     return ExecutionStatus.ASKING if is_asking else node_status(timed.plan, timed.run, node)
 
 
-def _after(timed: TimedRun, key: ExecutionKey) -> str | None:
+def _after(timed: RunTimes, key: ExecutionKey) -> str | None:
     """Returns the node whose end an execution waited for; of one that still waits, a node that has
     not ended.
     """
@@ -348,7 +350,7 @@ def _after(timed: TimedRun, key: ExecutionKey) -> str | None:
     return None
 
 
-def _summed(spans: Iterable[Span]) -> KindSeconds:
+def _summed(spans: Iterable[TimeSpan]) -> KindSeconds:
     found = dict.fromkeys(SPAN_KINDS, 0.0)
     for each in spans:
         found[each.kind] += each.end - each.start
