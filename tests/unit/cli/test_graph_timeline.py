@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from comfyfleet.api.graph_reports import RunTimeline, TimelineSpan
+from comfyfleet.api.graph_reports import RunTimeline, SpanKind, TimelineSpan
 from comfyfleet.cli.graph_reports import bar_of, timeline_lines, took
 
 ID = "7c1f0000-0000-4000-8000-000000000000"
@@ -90,8 +90,8 @@ def test_names_of_others_cannot_move_the_cursor() -> None:
 
 def test_what_is_shorter_than_a_cell_is_seen_anyway() -> None:
     spans = [
-        TimelineSpan(kind="queued", start=0, end=0.1),
-        TimelineSpan(kind="running", start=50, end=50.2),
+        TimelineSpan(kind=SpanKind.QUEUED, start=0, end=0.1),
+        TimelineSpan(kind=SpanKind.RUNNING, start=50, end=50.2),
     ]
     assert "".join(sign for sign, _ in bar_of(spans, 100, 10)) == "░    █    "
     assert "".join(sign for sign, _ in bar_of(spans[:1], 0, 4)).strip(" ") in ("", "░")
