@@ -59,6 +59,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/pipeline-runs/{run_id}": {"base_candidates": 9},
     "/api/pipeline-runs/{run_id}/vote": {"winner": NOBODYS, "loser": str(UUID(int=2))},
 }
+# Ids that a route takes beside its path.
+QUERIES = {"/api/graph-runs/compare": "?a={run_id}&b={run_id}"}
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,12 @@ class Route:
     path: str
 
     @property
+    def address(self) -> str:
+        return self.path + QUERIES.get(self.path, "")
+
+    @property
     def names(self) -> list[str]:
-        return re.findall(r"{(\w+)}", self.path)
+        return re.findall(r"{(\w+)}", self.address)
 
     @property
     def is_tenants(self) -> bool:
@@ -81,7 +87,7 @@ class Route:
     def filled(self, ids: dict[str, str]) -> str:
         """A run's id is that of a graph's or of a pipeline's, as the path says."""
         kind = "graph_run_id" if "/graph-runs" in self.path else "pipeline_run_id"
-        return self.path.format(**{**ids, "run_id": ids.get(kind, NOBODYS)})
+        return self.address.format(**{**ids, "run_id": ids.get(kind, NOBODYS)})
 
     async def asked_by(self, client: httpx.AsyncClient, ids: dict[str, str]) -> httpx.Response:
         body = None if self.method == "GET" else BODIES.get(self.path)
