@@ -428,7 +428,7 @@ def test_a_run_is_followed_and_cancelled_on_a_phone(
     graph_id = graph(web, "On a phone", DRAW)
     phone.open("/graphs")
     expect(page.get_by_text("Graphs are drawn in a window of at least 700 pixels.")).to_be_visible()
-    expect(page.get_by_role("link", name="New graph")).to_be_hidden()
+    expect(page.get_by_role("link", name="New graph", exact=True)).to_be_hidden()
     phone.open(f"/graphs/{graph_id}")
     expect(page.get_by_text(re.compile("To draw, use a window"))).to_be_visible()
     assert phone.pixels_too_wide() <= 0
