@@ -311,8 +311,8 @@ class _Parser:
 
     def switch(self, node_id: str, fields: FieldReader) -> Node:
         cases: list[SwitchCase] = []
-        for row in self.rows(fields, "cases", self.limits.cases_max):
-            case = FieldReader(row if isinstance(row, dict) else {}, fields.report)
+        for at, row in enumerate(self.rows(fields, "cases", self.limits.cases_max)):
+            case = FieldReader(row if isinstance(row, dict) else {}, _inside(fields, f"cases.{at}"))
             name = case.text("name", required=True)
             text = str(case.values.get("when", ""))
             cases.append(SwitchCase(name, text, self.expression(case, "when", (ROOT,))))
@@ -447,6 +447,11 @@ class _Parser:
 
 
 LOOP_ROOTS = (ROOT, "previous", "round")
+
+
+def _inside(fields: FieldReader, place: str) -> Callable[[str, str, str], None]:
+    """Reports fields of a row by their place, as in `cases.0.when`."""
+    return lambda code, message, field: fields.report(code, message, f"{place}.{field}")
 
 
 def node_id_of(text: Any) -> str:

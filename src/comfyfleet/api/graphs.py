@@ -147,6 +147,19 @@ class GraphAnswer(Response):
     mermaid: str = Field(default="", description="A Mermaid diagram of it.")
 
 
+class GraphPort(Response):
+    name: str
+    type: str = Field(description="As in `image`, `text[]`, `result` or `any`.")
+    required: bool = Field(default=False, description="Of an input.")
+
+
+class GraphPorts(Response):
+    """What a graph takes and gives, as ports of a node that has it inside."""
+
+    inputs: tuple[GraphPort, ...]
+    outputs: tuple[GraphPort, ...]
+
+
 class GraphSummary(Response):
     id: UUID
     user_id: UUID = Field(description="Its creator, who alone may change it.")

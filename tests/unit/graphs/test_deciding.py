@@ -164,8 +164,8 @@ def test_a_quote_counts_one_way_of_a_switch() -> None:
 
 @pytest.mark.parametrize(
     ("cases", "port"),
-    [([], "cases"), ([{"name": "a", "when": "output >"}], "when"), ([{"name": "default", "when": "true"}], "cases"),
-     ([{"name": "a", "when": "true"}] * 2, "cases"), ([{"name": "a", "when": "true", "then": 1}], "then")],
+    [([], "cases"), ([{"name": "a", "when": "output >"}], "cases.0.when"), ([{"name": "default", "when": "true"}], "cases"),
+     ([{"name": "a", "when": "true"}] * 2, "cases"), ([{"name": "a", "when": "true", "then": 1}], "cases.0.then")],
 )  # fmt: skip
 def test_cases_are_checked(cases: list[dict[str, Any]], port: str) -> None:
     document = {"name": "x", "nodes": [{"id": "s", "type": "switch", "cases": cases}]}

@@ -1030,6 +1030,20 @@ export interface GraphPage {
   next: string | null
 }
 
+export interface GraphPort {
+  name: string
+  /** As in `image`, `text[]`, `result` or `any`. */
+  type: string
+  /** Of an input. */
+  required: boolean
+}
+
+/** What a graph takes and gives, as ports of a node that has it inside. */
+export interface GraphPorts {
+  inputs: (GraphPort)[]
+  outputs: (GraphPort)[]
+}
+
 /** A run of a graph: its status, nodes and results. */
 export interface GraphRunAnswer {
   id: string

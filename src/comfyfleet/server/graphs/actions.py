@@ -13,9 +13,11 @@ from comfyfleet.api.graph_model import (
     DocumentProblem,
     GraphDefinition,
     InputNode,
+    input_type,
     type_named,
 )
 from comfyfleet.api.graph_parse import parse_graph, write_graph
+from comfyfleet.api.graphs import GraphPort, GraphPorts
 from comfyfleet.errors import (
     Conflict,
     Forbidden,
@@ -70,7 +72,7 @@ from comfyfleet.server.graphs.run import (
 )
 from comfyfleet.server.graphs.runner import advance, with_live_progress
 from comfyfleet.server.graphs.snapshot import dump_plan
-from comfyfleet.server.graphs.validate import GraphCheck, check_graph, check_inputs
+from comfyfleet.server.graphs.validate import GraphCheck, check_graph, check_inputs, output_types
 from comfyfleet.server.jobs.files import REFUSALS, confirm_upload
 from comfyfleet.server.jobs.idempotency import key_conflict
 from comfyfleet.server.media import service as media
@@ -138,6 +140,23 @@ async def _read_library(
         found[name, version] = parse_graph(dict(stored.document)).graph
         waiting += subgraph_names(found[name, version])
     return found
+
+
+async def graph_ports(
+    graphs: GraphContext, owner: Owner, graph_id: UUID, version: int | None = None
+) -> GraphPorts:
+    """Returns the inputs and outputs of a stored graph, with their types."""
+    stored = await get_graph(graphs, owner, graph_id, version)
+    graph = parse_graph(dict(stored.document)).graph
+    types = output_types(graph, await _read_library(graphs, owner, graph))
+    inputs = (each for each in graph.nodes.values() if isinstance(each, InputNode))
+    return GraphPorts(
+        inputs=tuple(
+            GraphPort(name=each.id, type=str(input_type(each)), required=each.required)
+            for each in inputs
+        ),
+        outputs=tuple(GraphPort(name=name, type=str(each)) for name, each in types.items()),
+    )
 
 
 async def _require_valid(graphs: GraphContext, owner: Owner, document: Any) -> GraphDefinition:

@@ -10,8 +10,10 @@ from comfyfleet.api.expressions import FieldPath
 from comfyfleet.api.graph_model import (
     ANY,
     DEFAULT_LIMITS,
+    VALUE_PORT,
     ClosingNode,
     ConnectionSource,
+    ConnectionTarget,
     DocumentProblem,
     Fallback,
     FanOutMode,
@@ -201,6 +203,17 @@ def _hint(given: PortType, wanted: PortType) -> str:
     if given.item is not None and fits(given.item, wanted):
         return "; take one of them with .0, or distribute them with a fan-out"
     return ""
+
+
+def output_types(
+    graph: GraphDefinition, library: GraphLibrary = NO_GRAPHS
+) -> Mapping[str, PortType]:
+    """Returns the types of a graph's outputs; `any` where nothing is known."""
+    expanded = expand(graph, library).graph
+    types = PortTypes(expanded, shape_of(expanded))
+    arriving = {each.target: types.of(each) or ANY for each in expanded.connections}
+    outputs = (each.id for each in graph.nodes.values() if isinstance(each, OutputNode))
+    return {each: arriving.get(ConnectionTarget(each, VALUE_PORT), ANY) for each in outputs}
 
 
 class GraphCheck(NamedTuple):

@@ -124,6 +124,39 @@ async def test_all_problems_are_told_with_their_places(
     assert unsaved["quote"] == quote.json()
 
 
+async def test_a_graph_tells_its_ports_also_those_of_graphs_inside(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
+    inner = await made(ada)
+    around = {
+        "name": "around",
+        "nodes": [
+            {"id": "size", "type": "input", "value_type": "integer"},
+            {"id": "rows", "type": "input", "columns": {"a": "text"}, "required": False},
+            {"id": "one", "type": "graph", "graph": "two", "version": 1, "inputs": {"width": "{{ size }}"}},
+            {"id": "whole", "type": "output"},
+            {"id": "first", "type": "output"},
+        ],
+        "connections": [
+            {"from": "one.picture", "to": "whole.value"},
+            {"from": "one.picture.images.0", "to": "first.value"},
+        ],
+    }  # fmt: skip
+    outer = await made(ada, around)
+    assert await ada.get(f"graphs/{inner}/ports") == {
+        "inputs": [{"name": "width", "type": "integer", "required": False}],
+        "outputs": [{"name": "picture", "type": "result", "required": False}],
+    }
+    ports = await ada.get(f"graphs/{outer}/ports?version=1")
+    assert [(each["name"], each["type"], each["required"]) for each in ports["inputs"]] == [
+        ("size", "integer", True),
+        ("rows", "row[]", False),
+    ]
+    assert [each["type"] for each in ports["outputs"]] == ["result", "image"]
+    assert (await ada.client.get(f"/api/graphs/{outer}/ports?version=9")).status_code == 404
+    assert (await ada.client.get("/api/graphs/nobody/ports")).status_code == 404
+
+
 async def test_a_run_is_cancelled_and_not_retried(effect_setup: EffectSetup, ada: Customer) -> None:
     graph_id = await made(ada)
     run_id = (await ada.client.post(f"/api/graphs/{graph_id}/runs", json={})).json()["id"]

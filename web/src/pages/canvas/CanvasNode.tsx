@@ -13,8 +13,16 @@ import {
 import { createContext, memo, useCallback, useContext, useEffect, useMemo, useRef } from "react"
 import { StateIcon, stateOf } from "@/ui"
 import { words } from "@/words/en/canvas"
-import { propertiesOf } from "./document"
-import { type Drawn, drawnSize, footOf, hasPicture, type NodeFacts, shownInputs } from "./facts"
+import {
+  type Drawn,
+  drawnSize,
+  footOf,
+  hasPicture,
+  type NodeFacts,
+  PICTURES_SHOWN_MAX,
+  shownInputs,
+} from "./facts"
+import { valueAt } from "./names"
 import type { Port } from "./types"
 
 export type FlowNode = Node<NodeFacts, "canvas">
@@ -130,7 +138,7 @@ function Whole({ id, data, selected }: NodeProps<FlowNode>) {
         </div>
         <div>
           {ports.outputs.map((each) => (
-            <OutPort key={each.name} node={id} port={each} />
+            <OutPort key={each.name} node={id} port={each} isTaken={run?.way === each.name} />
           ))}
         </div>
       </div>
@@ -140,11 +148,13 @@ function Whole({ id, data, selected }: NodeProps<FlowNode>) {
 }
 
 function Picture({ data: { run, example } }: { data: NodeFacts }) {
-  const shown = run ? run.picture : example
+  const shown = run ? run.pictures.slice(0, PICTURES_SHOWN_MAX) : example ? [example] : []
   return (
     <div className="canvas-picture">
-      {shown && <img src={shown} alt="" draggable={false} loading="lazy" decoding="async" />}
-      {run && !shown && run.progress !== null && (
+      {shown.map((each) => (
+        <img key={each} src={each} alt="" draggable={false} loading="lazy" decoding="async" />
+      ))}
+      {run && shown.length === 0 && run.progress !== null && (
         <svg className="canvas-made" viewBox="0 0 100 100" preserveAspectRatio="none" aria-hidden="true">
           <rect width={100 * run.progress} height="100" />
           <path d={`M${100 * run.progress} 0V100`} />
@@ -156,7 +166,7 @@ function Picture({ data: { run, example } }: { data: NodeFacts }) {
 
 function InPort({ node, port, data }: { node: string; port: Port; data: NodeFacts }) {
   const wrong = data.problems.find((each) => each.port === port.name)
-  const value = propertiesOf(data.node)[port.name]
+  const value = valueAt(data.node, port.name)
   const told = useFit(node, port.name, "target")
   return (
     <span className={`canvas-port${wrong ? " is-wrong" : ""}`} title={wrong?.message ?? port.type.name}>
@@ -172,10 +182,10 @@ function InPort({ node, port, data }: { node: string; port: Port; data: NodeFact
   )
 }
 
-function OutPort({ node, port }: { node: string; port: Port }) {
+function OutPort({ node, port, isTaken }: { node: string; port: Port; isTaken: boolean }) {
   const told = useFit(node, port.name, "source")
   return (
-    <span className="canvas-port canvas-port-out" title={port.type.name}>
+    <span className={`canvas-port canvas-port-out${isTaken ? " is-taken" : ""}`} title={port.type.name}>
       <i>{port.type.name}</i>
       <span className="canvas-port-name">{port.name}</span>
       <Handle type="source" position={Position.Right} id={port.name} className={`canvas-handle${told}`} />

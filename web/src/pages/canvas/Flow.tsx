@@ -34,9 +34,19 @@ import type { ProblemSeen } from "@/api/schema"
 import { Button } from "@/ui"
 import { words } from "@/words/en/canvas"
 import { CanvasNode, FAR_PERCENT, Fitting, type FlowNode, Large } from "./CanvasNode"
-import { connect, outerOf, own, type Place, type Places, remove, sourceOf, targetOf } from "./document"
-import { drawnSize, type NodeFacts, type NodeRun } from "./facts"
+import {
+  type GraphDocument,
+  outerOf,
+  own,
+  type Place,
+  type Places,
+  remove,
+  sourceOf,
+  targetOf,
+} from "./document"
+import { drawnSize, type NodeFacts, type NodeRun, portOf, usesOf } from "./facts"
 import type { Sheet } from "./history"
+import { type Named, namesIn, unnamed, wired } from "./names"
 import type { GraphTypes, OfferOf } from "./types"
 
 export type Flow = ReactFlowInstance<FlowNode, Edge>
@@ -109,7 +119,7 @@ function Board(props: BoardProps) {
   const [view, setView] = useState<FlowNode[]>(() => nodesOf(sheet, facts, selected, []))
   useEffect(() => setView((before) => nodesOf(sheet, facts, selected, before)), [sheet, facts, selected])
   const [picked, setPicked] = useState<ReadonlySet<string>>(new Set())
-  const edges = useEdges(sheet, runs ?? null, props.problems, picked)
+  const edges = useEdges(sheet, facts, runs ?? null, props.problems, picked)
   const change = (changes: NodeChange<FlowNode>[]) => {
     const kept = changes.filter(({ type }) => type !== "remove" && type !== "select")
     if (kept.length > 0) setView((before) => applyNodeChanges(kept, before))
@@ -146,12 +156,14 @@ function Board(props: BoardProps) {
             onConnect={(wire) => {
               const [from, to] = endsOf(wire)
               const begin = types.wireFrom(from, to)
-              if (begin) onChange?.({ ...sheet, document: connect(sheet.document, begin, to) }, null)
+              if (begin) onChange?.({ ...sheet, document: wired(sheet.document, begin, to) }, null)
             }}
             onDelete={({ nodes, edges: wires }) => {
               const ids = new Set(nodes.map((each) => each.id))
               const ends = new Set(wires.map((each) => each.id))
-              onChange?.({ ...sheet, document: remove(sheet.document, ids, ends) }, null)
+              const names = namesIn(sheet.document).filter((each) => ends.has(nameKey(each)))
+              const rest = remove(unnamed(sheet.document, names), ids, ends)
+              onChange?.({ ...sheet, document: rest }, null)
               onSelect(new Set([...selected].filter((each) => !ids.has(each))))
             }}
             onMoveStart={() => board.current?.classList.add("is-moving")}
@@ -289,18 +301,18 @@ function useFacts(props: CanvasFlowProps): ReadonlyMap<string, NodeFacts> {
   const { sheet, types, offerOf, problems, warnings = NONE, runs, exampleOf } = props
   const { document } = sheet
   const still = useMemo(() => {
-    const wired = new Map<string, string[]>()
-    for (const { to } of document.connections) {
+    const taken = new Map<string, string[]>()
+    for (const { to } of [...document.connections, ...namesIn(document)]) {
       const { node, port } = targetOf(to)
-      wired.set(node, [...(wired.get(node) ?? []), port])
+      taken.set(node, [...(taken.get(node) ?? []), port])
     }
     return document.nodes.map((node): NodeFacts => {
       const offer = offerOf(node)
       return {
         node,
-        uses: offer && offer.name !== node.id ? offer.name : null,
+        uses: usesOf(node),
         ports: types.ports(node),
-        wired: wired.get(node.id) ?? [],
+        wired: taken.get(node.id) ?? [],
         problems: ofNode(problems, node.id),
         warnings: ofNode(warnings, node.id),
         example: offer ? (exampleOf?.(offer.name) ?? null) : null,
@@ -325,7 +337,7 @@ function useFacts(props: CanvasFlowProps): ReadonlyMap<string, NodeFacts> {
 
 function ofNode(problems: readonly ProblemSeen[], id: string): readonly ProblemSeen[] {
   const found = problems.filter((each) => outerOf(each.node) === id)
-  return found.length > 0 ? found : NONE
+  return found.length > 0 ? found.map((each) => ({ ...each, port: portOf(each) })) : NONE
 }
 
 function isSameFacts(one: NodeFacts, other: NodeFacts): boolean {
@@ -392,13 +404,20 @@ function problemWords({ problems }: NodeFacts): string {
   return problems.length > 0 ? words.problems(problems.length) : ""
 }
 
+/** A wire that is written as a name. */
+function nameKey({ from, to }: { from: string; to: string }): string {
+  return `${from} > ${to}`
+}
+
 function useEdges(
   { document }: Sheet,
+  facts: ReadonlyMap<string, NodeFacts>,
   runs: ReadonlyMap<string, NodeRun> | null,
   problems: readonly ProblemSeen[],
   picked: ReadonlySet<string>,
 ): Edge[] {
   const known = useMemo(() => new Set(document.nodes.map((each) => each.id)), [document.nodes])
+  const names = useNames(document, facts)
   const told = [...(runs ?? [])]
   const done = told
     .filter(([, run]) => run.done > 0)
@@ -415,14 +434,14 @@ function useEdges(
       if (left.has(target)) return "is-skipped"
       return from.has(source) ? "is-passed" : ""
     }
-    return document.connections.flatMap((each): Edge[] => {
+    const edge = (id: string, each: { from: string; to: string }): Edge[] => {
       const source = sourceOf(each.from)
       const target = targetOf(each.to)
       if (!known.has(source.node) || !known.has(target.node)) return []
       const isWrong = problems.some(({ node, port }) => node === target.node && port === target.port)
       return [
         {
-          id: each.to,
+          id,
           source: source.node,
           sourceHandle: source.port,
           target: target.node,
@@ -430,9 +449,37 @@ function useEdges(
           label: source.path.join(".") || undefined,
           className: isWrong ? "is-wrong" : lookOf(source.node, target.node),
           ariaLabel: `${each.from} → ${each.to}`,
-          selected: picked.has(each.to),
+          selected: picked.has(id),
         },
       ]
-    })
-  }, [document.connections, known, done, skipped, problems, picked])
+    }
+    const named = names.flatMap((each) =>
+      edge(nameKey(each), each).map((made) => ({
+        ...made,
+        className: `is-named ${made.className}`,
+        deletable: each.isWhole,
+      })),
+    )
+    return [...document.connections.flatMap((each) => edge(each.to, each)), ...named]
+  }, [document.connections, names, known, done, skipped, problems, picked])
+}
+
+/** What is read by name, as far as there are ports on both sides. */
+function useNames(document: GraphDocument, facts: ReadonlyMap<string, NodeFacts>): readonly Named[] {
+  const ports = useRef("")
+  const kept = useRef<readonly Named[]>([])
+  const has = (side: "inputs" | "outputs", id: string, port: string) =>
+    facts.get(id)?.ports[side].some((each) => each.name === port) ?? false
+  const found = useMemo(() => namesIn(document), [document])
+  const drawn = found.filter(({ from, to }) => {
+    const source = sourceOf(from)
+    const target = targetOf(to)
+    return has("outputs", source.node, source.port) && has("inputs", target.node, target.port)
+  })
+  const now = JSON.stringify(drawn)
+  if (now !== ports.current) {
+    ports.current = now
+    kept.current = drawn
+  }
+  return kept.current
 }

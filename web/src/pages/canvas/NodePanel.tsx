@@ -1,11 +1,13 @@
 /** The settings of one node. Everything that the mouse does with wires can be done here by keyboard, too. */
 
 import { useState } from "react"
-import type { OfferedProperty, ProblemSeen, WorkerSeen, WorkflowOffer } from "@/api/schema"
-import { Button, Check, Choices, duration, Field, Select, TextArea, tokens } from "@/ui"
+import type { OfferedProperty, WorkerSeen, WorkflowOffer } from "@/api/schema"
+import { Button, Check, Choices, duration, Field, Select, tokens } from "@/ui"
 import { words } from "@/words/en/canvas"
 import { OneField } from "../effect/Fields"
 import type { FormField, Kind } from "../effect/form"
+import { rename } from "./copy"
+import { DecidingFields } from "./DecidingFields"
 import {
   addNode,
   connect,
@@ -15,25 +17,12 @@ import {
   type GraphNode,
   ID_PATTERN,
   propertiesOf,
-  rename,
-  setFields,
   setProperty,
 } from "./document"
-import { type GraphTypes, MEDIA, type Port, propertyOf, VALUE_TYPES } from "./types"
-
-interface NodePanelProps {
-  document: GraphDocument
-  node: GraphNode
-  types: GraphTypes
-  offer: WorkflowOffer | undefined
-  backends: readonly WorkerSeen[]
-  problems: readonly ProblemSeen[]
-  onChange: (document: GraphDocument, tag: string | null) => void
-  onRename: (document: GraphDocument, before: string, after: string) => void
-  onClose: () => void
-  onDelete: () => void
-  onDuplicate: () => void
-}
+import { ExpressionField, typedValue } from "./Expression"
+import { isByName } from "./names"
+import { type NodePanelProps, NumberField, useSet } from "./PanelParts"
+import { MEDIA, type Port, propertyOf, VALUE_TYPES } from "./types"
 
 export function NodePanel(props: NodePanelProps) {
   const { node, offer, onClose, onDelete, onDuplicate } = props
@@ -95,20 +84,12 @@ function KindFields(props: NodePanelProps) {
       {node.type === "condition" && <ConditionField {...props} />}
       {node.type === "fanout" && <FanOutFields {...props} />}
       {node.type === "merge" && <MergeFields {...props} />}
-      {(OWN_FIELDS[node.type] ?? []).map((each) => (
-        <OwnField key={`${node.id} ${each.name}`} {...props} {...each} />
-      ))}
-      {ports.map((each) => (
+      <DecidingFields key={node.id} {...props} />
+      {(isByName(node) ? [] : ports).map((each) => (
         <Wire key={each.name} {...props} port={each} label={`${words.wiredFrom}: ${each.name}`} />
       ))}
     </>
   )
-}
-
-/** Changes a field; letters typed into one field are one step back. */
-function useSet({ document, node, onChange }: NodePanelProps) {
-  return (fields: Record<string, unknown>) =>
-    onChange(setFields(document, node.id, fields), `${node.id}.${Object.keys(fields).join()}`)
 }
 
 const TYPES = VALUE_TYPES.map((each) => ({ value: each as string, label: each as string }))
@@ -143,63 +124,18 @@ function InputFields(props: NodePanelProps) {
   )
 }
 
-/** What was typed, as the type wants it. */
-export function typedValue(text: string, type: string): unknown {
-  if (text === "") return undefined
-  if (type === "text" || type === "choice") return text
-  try {
-    return JSON.parse(text) as unknown
-  } catch {
-    return text
-  }
-}
-
-const FIELDS = [
-  "output.width",
-  "output.height",
-  "output.images.count",
-  "output.text",
-  "output.json",
-  "output.values",
-]
-
 function ConditionField(props: NodePanelProps) {
   const set = useSet(props)
-  const text = String(props.node.condition ?? "")
-  const wrong = props.problems.find((each) => each.port === "condition")
-  const at = wrong && Number(/\(character (\d+)\)/.exec(wrong.message)?.[1])
+  const fields = props.types.fieldsGiven(props.node)
   return (
-    <div className="canvas-expression">
-      <TextArea
-        label={words.condition}
-        hint={words.conditionHint}
-        error={wrong?.message}
-        value={text}
-        spellCheck={false}
-        onChange={(event) => set({ condition: event.target.value })}
-      />
-      {at ? (
-        <pre className="canvas-mistake" aria-hidden="true">
-          {text.slice(0, at - 1)}
-          <mark>{text.slice(at - 1, at) || " "}</mark>
-          {text.slice(at)}
-        </pre>
-      ) : null}
-      <ul className="canvas-fields" aria-label={words.conditionFields}>
-        {FIELDS.map((each) => (
-          <li key={each}>
-            <button
-              type="button"
-              className="chip mono"
-              aria-label={words.insert(each)}
-              onClick={() => set({ condition: `${text}${text && !text.endsWith(" ") ? " " : ""}${each}` })}
-            >
-              {each.replace("output.", "")}
-            </button>
-          </li>
-        ))}
-      </ul>
-    </div>
+    <ExpressionField
+      label={words.condition}
+      hint={words.conditionHint}
+      text={String(props.node.condition ?? "")}
+      wrong={props.problems.find((each) => each.port === "condition")?.message}
+      names={fields.map((each) => `output.${each}`)}
+      onChange={(condition) => set({ condition })}
+    />
   )
 }
 
@@ -262,123 +198,6 @@ function MergeFields(props: NodePanelProps) {
         onChange={(value) => set({ over: value || undefined })}
       />
     </>
-  )
-}
-
-interface OwnFieldFacts {
-  name: string
-  kind: "text" | "number" | "truth" | "json"
-}
-
-const field = (kind: OwnFieldFacts["kind"], ...names: string[]): OwnFieldFacts[] =>
-  names.map((name) => ({ name, kind }))
-
-/** What nodes that decide are made of, as the document has it. */
-const OWN_FIELDS: Partial<Record<GraphNode["type"], readonly OwnFieldFacts[]>> = {
-  value: field("json", "values"),
-  switch: field("json", "cases"),
-  approve: [
-    ...field("text", "message"),
-    ...field("truth", "pick"),
-    ...field("number", "deadline"),
-    ...field("text", "on_deadline"),
-  ],
-  map: [
-    ...field("text", "over"),
-    ...field("json", "do"),
-    ...field("number", "at_once", "max_items"),
-    ...field("truth", "continue_on_error"),
-  ],
-  loop: [...field("json", "start", "do"), ...field("text", "until", "best"), ...field("number", "at_most")],
-  graph: [...field("text", "graph"), ...field("number", "version"), ...field("json", "inputs")],
-  score: [
-    ...field("text", "over", "measure", "workflow", "property", "score"),
-    ...field("json", "properties"),
-    ...field("number", "keep", "at_once"),
-  ],
-}
-
-function OwnField({ name, kind, ...props }: NodePanelProps & OwnFieldFacts) {
-  const set = useSet(props)
-  const label = words.ownFields[name] ?? name
-  const error = props.problems.find((each) => each.port === name)?.message
-  const value = props.node[name]
-  if (kind === "number") return <NumberField {...props} field={name} label={label} least={1} />
-  if (kind === "truth")
-    return (
-      <Check
-        label={label}
-        checked={value === true}
-        onChange={(event) => set({ [name]: event.target.checked || undefined })}
-      />
-    )
-  if (kind === "json")
-    return <JsonField {...{ label, error, value }} onChange={(next) => set({ [name]: next })} />
-  return (
-    <Field
-      label={label}
-      error={error}
-      value={value === undefined ? "" : String(value)}
-      spellCheck={false}
-      onChange={(event) => set({ [name]: event.target.value || undefined })}
-    />
-  )
-}
-
-interface JsonFieldProps {
-  label: string
-  error: string | undefined
-  value: unknown
-  onChange: (value: unknown) => void
-}
-
-/** Taken over as soon as it can be read. */
-function JsonField({ label, error, value, onChange }: JsonFieldProps) {
-  const [text, setText] = useState(value === undefined ? "" : JSON.stringify(value, null, 2))
-  const [isBroken, setBroken] = useState(false)
-  return (
-    <TextArea
-      label={label}
-      error={isBroken ? words.notJson : error}
-      value={text}
-      rows={Math.min(16, text.split("\n").length + 1)}
-      spellCheck={false}
-      onChange={(event) => {
-        setText(event.target.value)
-        try {
-          onChange(event.target.value.trim() === "" ? undefined : JSON.parse(event.target.value))
-          setBroken(false)
-        } catch {
-          setBroken(true)
-        }
-      }}
-    />
-  )
-}
-
-interface NumberFieldProps extends NodePanelProps {
-  field: string
-  label: string
-  usual?: number
-  least: number
-}
-
-function NumberField({ field, label, usual, least, ...props }: NumberFieldProps) {
-  const set = useSet(props)
-  const value = props.node[field] ?? usual
-  return (
-    <Field
-      label={label}
-      type="number"
-      min={least}
-      step={1}
-      value={value === undefined ? "" : String(value)}
-      error={props.problems.find((each) => each.port === field)?.message}
-      onChange={(event) => {
-        const given = event.target.value === "" ? undefined : Number(event.target.value)
-        set({ [field]: given === usual ? undefined : given })
-      }}
-    />
   )
 }
 

@@ -9,7 +9,7 @@ import { words } from "@/words/en/canvas"
 import { type Chosen, forget, MediaInput, usePhase } from "../effect/Media"
 import "../effect/effect.css"
 import { type GraphNode, own } from "./document"
-import { typedValue } from "./NodePanel"
+import { typedValue } from "./Expression"
 import { MEDIA } from "./types"
 
 interface RunDialogProps {

@@ -1,18 +1,8 @@
 import { describe, expect, it } from "vitest"
 import type { OfferedProperty, WorkflowOffer } from "@/api/schema"
+import { clipOf, paste, rename } from "./copy"
 import { diffOf } from "./diff"
-import {
-  clipOf,
-  connect,
-  documentOf,
-  freeId,
-  type GraphDocument,
-  isSame,
-  paste,
-  remove,
-  rename,
-  setProperty,
-} from "./document"
+import { connect, documentOf, freeId, type GraphDocument, isSame, remove, setProperty } from "./document"
 import { began, changed, redone, undone } from "./history"
 import { filledPlaces, placesFor, placesOf, withLayout } from "./layout"
 import { asType, givenOf } from "./RunDialog"

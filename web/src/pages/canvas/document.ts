@@ -100,7 +100,7 @@ export function own<T>(record: Readonly<Record<string, T>>, name: string): T | u
   return Object.hasOwn(record, name) ? record[name] : undefined
 }
 
-function isRecord(value: unknown): value is Record<string, unknown> {
+export function isRecord(value: unknown): value is Record<string, unknown> {
   return typeof value === "object" && value !== null && !Array.isArray(value)
 }
 
@@ -244,74 +244,3 @@ export function remove(
 }
 
 export const ID_PATTERN = /^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$/
-
-/** Another id for a node, also in its wires and in merges over it. */
-export function rename(document: GraphDocument, before: string, after: string): GraphDocument {
-  const moved = (text: string) =>
-    text.startsWith(`${before}.`) ? `${after}${text.slice(before.length)}` : text
-  return {
-    ...document,
-    nodes: document.nodes.map((each) => ({
-      ...each,
-      ...(each.over === before ? { over: after } : {}),
-      id: each.id === before ? after : each.id,
-    })),
-    connections: document.connections.map(({ from, to }) => ({ from: moved(from), to: moved(to) })),
-  }
-}
-
-export interface Clip {
-  readonly nodes: readonly GraphNode[]
-  readonly connections: readonly Connection[]
-  readonly places: Places
-}
-
-/** Nodes with the wires among them. */
-export function clipOf(document: GraphDocument, places: Places, ids: ReadonlySet<string>): Clip {
-  return {
-    nodes: document.nodes.filter((each) => ids.has(each.id)),
-    connections: document.connections.filter(
-      ({ from, to }) => ids.has(sourceOf(from).node) && ids.has(targetOf(to).node),
-    ),
-    places: Object.fromEntries(Object.entries(places).filter(([id]) => ids.has(id))),
-  }
-}
-
-const PASTED_PIXELS = 40
-
-/** Puts copies in, with ids that are free; returns their ids, too. */
-export function paste(
-  document: GraphDocument,
-  places: Places,
-  clip: Clip,
-): { document: GraphDocument; places: Places; ids: string[] } {
-  let made: GraphDocument = document
-  const names = new Map<string, string>()
-  const put: Record<string, Place> = { ...places }
-  for (const node of clip.nodes) {
-    const id = freeId(made, node.id.replace(/_\d+$/, ""))
-    names.set(node.id, id)
-    made = addNode(made, { ...node, id })
-    const place = own(clip.places, node.id) ?? { x: 0, y: 0 }
-    put[id] = { x: place.x + PASTED_PIXELS, y: place.y + PASTED_PIXELS }
-  }
-  made = {
-    ...made,
-    nodes: made.nodes.map((each) =>
-      [...names.values()].includes(each.id) && names.has(String(each.over))
-        ? { ...each, over: names.get(String(each.over)) }
-        : each,
-    ),
-    connections: [...made.connections, ...clip.connections.map((each) => renamed(each, names))],
-  }
-  return { document: made, places: put, ids: [...names.values()] }
-}
-
-function renamed({ from, to }: Connection, names: ReadonlyMap<string, string>): Connection {
-  const source = sourceOf(from)
-  const target = targetOf(to)
-  return {
-    from: [names.get(source.node), source.port, ...source.path].join("."),
-    to: `${names.get(target.node)}.${target.port}`,
-  }
-}

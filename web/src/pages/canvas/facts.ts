@@ -4,7 +4,8 @@ import { type NodeHandle, Position } from "@xyflow/react"
 import type { ProblemSeen } from "@/api/schema"
 import { duration } from "@/ui"
 import { words } from "@/words/en/canvas"
-import { type GraphNode, propertiesOf } from "./document"
+import type { GraphNode } from "./document"
+import { bodyOf, valueAt } from "./names"
 import { MEDIA, type NodePorts, type Port } from "./types"
 
 /** What a run says of one node. */
@@ -17,9 +18,17 @@ export interface NodeRun {
   readonly done: number
   readonly expected: number
   readonly seconds: number | null
-  readonly picture: string | null
+  /** What it has made: the first of many. */
+  readonly pictures: readonly string[]
+  /** In words, what a node that decides has decided. */
+  readonly told: string | null
+  /** The port through which its value went on. */
+  readonly way: string | null
   readonly error: string | null
 }
+
+/** Of many pictures, so many are shown on a node. */
+export const PICTURES_SHOWN_MAX = 4
 
 export interface NodeFacts extends Record<string, unknown> {
   readonly node: GraphNode
@@ -35,6 +44,16 @@ export interface NodeFacts extends Record<string, unknown> {
   readonly run: NodeRun | null
 }
 
+/** The port of the outer node at which a problem of something inside it is shown. */
+export function portOf({ node, port }: ProblemSeen): string {
+  const slash = node.indexOf("/")
+  const inner = slash < 0 ? "" : node.slice(slash + 1)
+  if (inner === "" || inner === "do") return port
+  if (inner === ".start") return `start.${port}`
+  if (inner.startsWith(".") && port === "value") return inner.slice(1)
+  return inner.startsWith(".") ? port : "do"
+}
+
 const PORTS_MAX = 8
 
 /** Of many, those that matter; all of them where the node is selected. */
@@ -43,20 +62,26 @@ export function shownInputs(
   isSelected: boolean,
 ): readonly Port[] {
   if (isSelected || ports.inputs.length <= PORTS_MAX) return ports.inputs
-  const set = propertiesOf(node)
   return ports.inputs.filter(
     ({ name, isRequired, type }) =>
       isRequired ||
-      name in set ||
+      valueAt(node, name) !== undefined ||
       MEDIA.has(type.name) ||
       wired.includes(name) ||
       problems.some((each) => each.port === name),
   )
 }
 
+/** What a node runs, where its id does not say so. */
+export function usesOf(node: GraphNode): string | null {
+  const named = node.type === "map" || node.type === "loop" ? bodyOf(node) : node
+  const name = named.effect ?? named.workflow ?? named.graph
+  return typeof name === "string" && name !== "" && name !== node.id ? name : null
+}
+
 export function hasPicture(node: GraphNode): boolean {
   if (node.type === "input") return MEDIA.has(String(node.value_type ?? "").replace("[]", ""))
-  return node.type === "workflow" || node.type === "output"
+  return ["workflow", "output", "map", "loop", "graph", "score", "approve"].includes(node.type)
 }
 
 /** What stands at its foot, left and right; null: it has none. */
@@ -69,6 +94,7 @@ function toldOfRun(run: NodeRun): [string, string] {
   const many = run.expected > 1 ? words.of(run.done, run.expected) : ""
   const right = run.backend?.replace(/^(worker|fleet):/, "") ?? ""
   if (run.error) return [run.error, right]
+  if (run.told) return [run.told, right || many]
   if (run.status === "running" && run.step) return [run.step, right || many]
   if (run.status === "done" && run.seconds !== null) return [duration(run.seconds), right || many]
   return [words.nodeStatuses[run.status] ?? run.status, right || many]
@@ -80,10 +106,14 @@ function toldOfNode({ node, problems, isOffered }: NodeFacts): [string, string] 
   if (node.type === "condition") return [String(node.condition ?? ""), ""]
   if (node.type === "merge") return [node.over ? `${words.over} ${String(node.over)}` : "", ""]
   if (node.type === "fanout") return [toldOfFanOut(node), ""]
-  if (node.type === "loop") return [String(node.until ?? ""), ""]
+  if (node.type === "loop")
+    return [`${words.untilShort} ${String(node.until ?? "")}`, `≤ ${String(node.at_most)}`]
   if (node.type === "approve") return [String(node.message ?? ""), ""]
-  if (node.type === "graph") return [String(node.graph ?? ""), `v${String(node.version ?? "")}`]
-  if (node.type === "map" || node.type === "score") return [String(node.over ?? ""), ""]
+  if (node.type === "switch") return [words.ways(Array.isArray(node.cases) ? node.cases.length : 0), ""]
+  if (node.type === "graph") return [words.graphInside, `v${String(node.version ?? "")}`]
+  if (node.type === "map") return [words.eachItem, node.at_once ? words.together(Number(node.at_once)) : ""]
+  if (node.type === "score")
+    return [String(node.measure ?? words.judged), node.keep ? words.keepShort(Number(node.keep)) : ""]
   if (node.type !== "workflow") return ["", ""]
   if (!isOffered) return [words.unknownOffer, ""]
   const affinity = node.backend_affinity ? String(node.backend_affinity) : ""

@@ -15,9 +15,12 @@ import { graphPath, OFFERS } from "@/app/reads"
 import { Button, Dialog, Empty, ErrorNote, Loaded, Skeleton, toast, tokens, useTitle } from "@/ui"
 import { words } from "@/words/en/canvas"
 import { Bar } from "./Bar"
-import { addNode, type Clip, clipOf, outerOf, type Place, paste, remove } from "./document"
+import { type Clip, clipOf, paste } from "./copy"
+import { addNode, outerOf, type Place, remove } from "./document"
 import type { Saved } from "./drafts"
 import CanvasFlow, { type Flow } from "./Flow"
+import { portOf } from "./facts"
+import { useInner } from "./inner"
 import { Library, newNode } from "./Library"
 import { NodePanel } from "./NodePanel"
 import { Problems } from "./Problems"
@@ -71,7 +74,8 @@ function Canvas({ id, stored, offers }: CanvasProps) {
   const flow = useRef<Flow | null>(null)
   const search = useRef<HTMLInputElement>(null)
   const offerOf = useMemo(() => offersOf(offers), [offers])
-  const types = useMemo(() => new GraphTypes(document, offerOf), [document, offerOf])
+  const innerOf = useInner(document)
+  const types = useMemo(() => new GraphTypes(document, offerOf, innerOf), [document, offerOf, innerOf])
   const effects = useEffects()
   const backends = useBackends()
   const problems = useMemo(() => verdict?.problems ?? [], [verdict])
@@ -196,9 +200,13 @@ function Canvas({ id, stored, offers }: CanvasProps) {
             document={document}
             node={node}
             types={types}
-            offer={offerOf(node)}
+            offer={node.type === "workflow" ? offerOf(node) : undefined}
+            offers={offers}
+            innerOf={innerOf}
             backends={backends}
-            problems={problems.filter((each) => outerOf(each.node) === node.id)}
+            problems={problems
+              .filter((each) => outerOf(each.node) === node.id)
+              .map((each) => ({ ...each, port: portOf(each) }))}
             onChange={editor.draw}
             onRename={(made, before, after) => {
               const { [before]: place, ...rest } = places

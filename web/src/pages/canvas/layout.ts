@@ -1,6 +1,7 @@
 /** Places for nodes, from left to right along the wires. dagre is loaded when it is first needed. */
 
 import { type GraphDocument, own, type Place, type Places, sourceOf, targetOf } from "./document"
+import { namesIn } from "./names"
 
 export interface Size {
   readonly width: number
@@ -29,7 +30,7 @@ export async function placesFor(
   graph.setGraph({ rankdir: "LR", nodesep: APART.nodes, ranksep: APART.ranks, ranker })
   graph.setDefaultEdgeLabel(() => ({}))
   for (const { id } of document.nodes) graph.setNode(keyOf(id), { ...(sizeOf?.(id) ?? USUAL) })
-  for (const { from, to } of document.connections) {
+  for (const { from, to } of [...document.connections, ...namesIn(document)]) {
     const ends = [keyOf(sourceOf(from).node), keyOf(targetOf(to).node)] as const
     if (ends.every((each) => graph.hasNode(each))) graph.setEdge(...ends)
   }

@@ -1,7 +1,8 @@
 /** The types of ports, as the control plane computes them: so that a wire that can't be is refused while it is drawn. */
 
-import type { OfferedProperty, WorkflowOffer } from "@/api/schema"
+import type { GraphPorts, OfferedProperty, WorkflowOffer } from "@/api/schema"
 import { type GraphDocument, type GraphNode, own, sourceOf, targetOf } from "./document"
+import { bodyOf, isByName, nameOf, namesIn, recordOf } from "./names"
 
 /** A scalar by its name, a list by its item, an object by its fields; `any` fits everything. */
 export interface PortType {
@@ -67,8 +68,15 @@ const RANKED: PortType = {
     score: scalar("number"),
   },
 }
-/** They read by name what they need, and so have no ports for it. */
-const BY_NAME: ReadonlySet<string> = new Set(["value", "map", "loop", "graph", "score"])
+const LIST: PortType = listOf(ANY)
+/** By the names that the API gives them. */
+const OBJECTS: Record<string, PortType> = {
+  result: RESULT,
+  collected: COLLECTED,
+  pictures: PICTURES,
+  results: RESULTS,
+  ranked: RANKED,
+}
 const TAKES: Record<string, readonly string[]> = {
   number: ["integer", "seed"],
   integer: ["seed"],
@@ -80,7 +88,15 @@ const TAKES: Record<string, readonly string[]> = {
 
 export function typeNamed(name: string): PortType {
   if (name.endsWith("[]")) return listOf(typeNamed(name.slice(0, -2)))
-  return SCALARS.includes(name) ? scalar(name) : ANY
+  return SCALARS.includes(name) ? scalar(name) : (own(OBJECTS, name) ?? ANY)
+}
+
+/** Of an input node: a table is a list of rows. */
+function typeGiven(node: GraphNode): PortType {
+  const columns = Object.entries(recordOf(node.columns))
+  if (columns.length === 0) return typeNamed(String(node.value_type ?? "any"))
+  const fields = Object.fromEntries(columns.map(([name, type]) => [name, typeNamed(String(type))]))
+  return listOf({ name: "row", fields })
 }
 
 export function typeAt(given: PortType, path: readonly string[]): PortType | null {
@@ -124,6 +140,10 @@ export function offersOf(offers: readonly WorkflowOffer[]): OfferOf {
     )
 }
 
+/** The ports of a stored graph that a node names; undefined: they are not known, or not yet. */
+export type InnerOf = (named: Readonly<Record<string, unknown>>) => GraphPorts | undefined
+const NO_GRAPHS: InnerOf = () => undefined
+
 export function propertyOf(offer: WorkflowOffer | undefined, name: string): OfferedProperty | undefined {
   return offer?.properties.find((each) => each.name === name)
 }
@@ -132,20 +152,28 @@ export function propertyOf(offer: WorkflowOffer | undefined, name: string): Offe
 export class GraphTypes {
   private readonly document: GraphDocument
   private readonly offerOf: OfferOf
+  private readonly innerOf: InnerOf
   private readonly nodes: Map<string, GraphNode>
   /** The wires that end at a node, in their order. */
   private readonly arriving = new Map<string, { from: string; port: string }[]>()
+  /** The nodes that a node reads by name. */
+  private readonly read = new Map<string, string[]>()
   private readonly leaving = new Map<string, Readonly<Record<string, PortType>>>()
 
-  constructor(document: GraphDocument, offerOf: OfferOf) {
+  constructor(document: GraphDocument, offerOf: OfferOf, innerOf: InnerOf = NO_GRAPHS) {
     this.document = document
     this.offerOf = offerOf
+    this.innerOf = innerOf
     this.nodes = new Map(document.nodes.map((each) => [each.id, each]))
     for (const { from, to } of document.connections) {
       const { node, port } = targetOf(to)
       const wires = this.arriving.get(node) ?? []
       wires.push({ from, port })
       this.arriving.set(node, wires)
+    }
+    for (const { from, to } of namesIn(document)) {
+      const { node } = targetOf(to)
+      this.read.set(node, [...(this.read.get(node) ?? []), sourceOf(from).node])
     }
   }
 
@@ -159,18 +187,56 @@ export class GraphTypes {
     if (node.type === "input") return []
     if (node.type === "output") return one("value")
     if (["condition", "switch", "approve"].includes(node.type)) return one("input")
-    if (BY_NAME.has(node.type)) return []
     if (node.type === "fanout") return one(node.mode === "distribute" ? "items" : "input")
     if (node.type === "merge") return this.mergeInputs(node)
+    if (isByName(node)) return this.namedInputs(node)
+    const known = this.properties(node)
+    const names = new Set(known.map((each) => each.name))
+    const others = (this.arriving.get(node.id) ?? []).filter(({ port }) => !names.has(port))
+    return [...known, ...others.map(({ port }) => ({ name: port, type: ANY }))]
+  }
+
+  private properties(node: GraphNode): Port[] {
     const offered = this.offerOf(node)?.properties ?? []
-    const known = offered.map((each) => ({
+    return offered.map((each) => ({
       name: each.name,
       type: typeNamed(each.type),
       isRequired: each.required,
     }))
-    const names = new Set(known.map((each) => each.name))
-    const others = (this.arriving.get(node.id) ?? []).filter(({ port }) => !names.has(port))
-    return [...known, ...others.map(({ port }) => ({ name: port, type: ANY }))]
+  }
+
+  /** Ports at which a wire is written as a name. */
+  private namedInputs(node: GraphNode): Port[] {
+    const any = (name: string): Port => ({ name, type: ANY })
+    if (node.type === "value") return valueNames(node).map(any)
+    if (node.type === "graph") return this.graphInputs(node)
+    const over: Port = { name: "over", type: LIST, isRequired: true }
+    if (node.type === "score") {
+      const picture = String(node.property ?? "image")
+      const rest = this.properties(node).filter(({ name }) => name !== picture)
+      return [over, ...(node.measure ? [] : rest)]
+    }
+    const inside = this.bodyInputs(bodyOf(node))
+    if (node.type === "map") return [over, ...inside.filter(({ name }) => name !== over.name)]
+    return [...Object.keys(recordOf(node.start)).map((name) => any(`start.${name}`)), ...inside]
+  }
+
+  private bodyInputs(body: Readonly<Record<string, unknown>>): Port[] {
+    if ("nodes" in body) return [{ name: "do", type: ANY }]
+    return "graph" in body ? this.graphInputs(body) : this.properties(workOf(body))
+  }
+
+  /** Those of the graph, and what is given besides. */
+  private graphInputs(named: Readonly<Record<string, unknown>>): Port[] {
+    const known = (this.innerOf(named)?.inputs ?? []).map((each) => ({
+      name: each.name,
+      type: typeNamed(each.type),
+      isRequired: each.required,
+    }))
+    const others = Object.keys(recordOf(named.inputs)).filter(
+      (name) => !known.some((each) => each.name === name),
+    )
+    return [...known, ...others.map((name) => ({ name, type: ANY }))]
   }
 
   /** Those that are taken, and a free one. */
@@ -197,21 +263,44 @@ export class GraphTypes {
     this.leaving.set(id, {}) // in a cycle nothing is known
     const first = this.arriving.get(id)?.[0]
     const incoming = (first && this.at(first.from)) ?? ANY
-    const found = { ...this.namedOutputs(node, incoming), ...outputsOf(node, incoming) }
+    const found = { ...outputsOf(node, incoming), ...this.namedOutputs(node, incoming) }
     this.leaving.set(id, found)
     return found
   }
 
-  /** Ports that the node's own settings name. Those of a graph inside are known by their wires only. */
+  /** Ports that the node's own settings name. */
   private namedOutputs(node: GraphNode, incoming: PortType): Record<string, PortType> {
-    const named = (names: readonly string[], type: PortType) =>
-      Object.fromEntries(names.map((each) => [each, type]))
-    if (node.type === "switch") return named([...caseNames(node), "default"], incoming)
-    if (node.type === "value") return named([...valueNames(node), "outputs"], ANY)
-    if (node.type !== "graph") return {}
-    const wires = this.document.connections.map((each) => sourceOf(each.from))
-    const used = wires.filter((each) => each.node === node.id).map((each) => each.port)
-    return named([...new Set([...used, "outputs"])], ANY)
+    if (node.type === "switch")
+      return Object.fromEntries([...caseNames(node), "default"].map((each) => [each, incoming]))
+    if (node.type === "value") return { ...this.valueTypes(node), outputs: ANY }
+    if (node.type === "loop") return { output: this.bodyType(bodyOf(node)) }
+    return node.type === "graph" ? { ...this.graphOutputs(node), outputs: ANY } : {}
+  }
+
+  /** A value that is nothing but another node's has its type; with more beside it, it is a text. */
+  private valueTypes(node: GraphNode): Record<string, PortType> {
+    const names = namesIn(this.document).filter((each) => each.isWhole)
+    const typeOf = ([name, value]: [string, unknown]): [string, PortType] => {
+      const whole = names.find((each) => each.to === `${node.id}.${name}`)
+      if (whole) return [name, this.at(whole.from) ?? ANY]
+      const isText = typeof value === "string" && !/^\s*\{\{[^{}]*\}\}\s*$/.test(value)
+      return [name, isText ? scalar("text") : ANY]
+    }
+    return Object.fromEntries(Object.entries(recordOf(node.values)).map(typeOf))
+  }
+
+  private bodyType(body: Readonly<Record<string, unknown>>): PortType {
+    if ("nodes" in body) return ANY
+    return "graph" in body ? { name: "outputs", fields: this.graphOutputs(body) } : RESULT
+  }
+
+  /** A graph that is not known has the outputs that wires and names begin at. */
+  private graphOutputs(named: Readonly<Record<string, unknown>>): Record<string, PortType> {
+    const inner = this.innerOf(named)
+    if (inner) return Object.fromEntries(inner.outputs.map(({ name, type }) => [name, typeNamed(type)]))
+    const wires = [...this.document.connections, ...namesIn(this.document)].map((each) => sourceOf(each.from))
+    const used = wires.filter((each) => each.node === named.id && each.port !== "outputs")
+    return Object.fromEntries(used.map((each) => [each.port, ANY]))
   }
 
   /** The type at a source; null: there can't be a value. */
@@ -231,7 +320,9 @@ export class GraphTypes {
     if (this.document.connections.some((each) => each.to === to)) return null
     const wanted = this.inputs(node).find((each) => each.name === target.port)?.type
     if (!wanted) return null
-    if (node.type === "fanout" && node.mode === "distribute") return itemsOf(given, from)
+    if (target.port === "do" && isByName(node)) return null
+    const isList = node.type === "fanout" ? node.mode === "distribute" : target.port === "over"
+    if (isList && node.type !== "workflow") return itemsOf(given, from)
     if (fits(given, wanted)) return from
     for (const path of pathsInside(given)) {
       const inner = typeAt(given, path)
@@ -245,6 +336,7 @@ export class GraphTypes {
     const free = new GraphTypes(
       { ...this.document, connections: this.document.connections.filter((each) => each.to !== to) },
       this.offerOf,
+      this.innerOf,
     )
     const found: string[] = []
     for (const node of this.document.nodes)
@@ -255,6 +347,42 @@ export class GraphTypes {
         if (wire === from) found.push(...free.insides(from, port.type, to))
       }
     return [...new Set(found)]
+  }
+
+  /** Everything that a node may read by name: ports, and what is inside their values. */
+  namesFor(id: string): string[] {
+    const free = this.document.nodes.filter((each) => each.id !== id && !this.leads(id, each.id))
+    const names = free.flatMap((node) =>
+      Object.entries(this.outputs(node.id)).flatMap(([port, type]) => [
+        `${node.id}.${port}`,
+        ...partsOf(type).map((part) => `${node.id}.${port}.${part}`),
+      ]),
+    )
+    return names.map((each) => nameOf(this.document, each))
+  }
+
+  /** What a node that decides is given: names of fields that a condition may read. */
+  fieldsGiven(node: GraphNode): string[] {
+    const first = this.arriving.get(node.id)?.[0]
+    const type = (first && this.at(first.from)) ?? RESULT
+    return type.name === ANY.name ? [] : partsOf(type)
+  }
+
+  /** What is in one item of the list that a node takes. */
+  fieldsOfItem(node: GraphNode): string[] {
+    const over = namesIn(this.document).find((each) => each.to === `${node.id}.over`)
+    return partsOf((over && this.at(over.from)?.item) ?? ANY)
+  }
+
+  itemIs(node: GraphNode, wanted: string): boolean {
+    const over = namesIn(this.document).find((each) => each.to === `${node.id}.over`)
+    const item = over && this.at(over.from)?.item
+    return Boolean(item && fits(item, typeNamed(wanted)))
+  }
+
+  /** What one time of a body gives. */
+  fieldsOfBody(node: GraphNode): string[] {
+    return partsOf(this.bodyType(bodyOf(node)))
   }
 
   /** Parts of a value that fit as well: `draw.output.width` where anything does. */
@@ -272,9 +400,15 @@ export class GraphTypes {
       if (seen.has(node)) continue
       seen.add(node)
       for (const each of this.arriving.get(node) ?? []) waiting.push(sourceOf(each.from).node)
+      waiting.push(...(this.read.get(node) ?? []))
     }
     return false
   }
+}
+
+/** What a body runs, as a node that runs it has it. */
+function workOf(body: Readonly<Record<string, unknown>>): GraphNode {
+  return { ...body, id: "do", type: "workflow" }
 }
 
 function caseNames(node: GraphNode): string[] {
@@ -285,7 +419,7 @@ function caseNames(node: GraphNode): string[] {
 }
 
 function valueNames(node: GraphNode): string[] {
-  return typeof node.values === "object" && node.values !== null ? Object.keys(node.values) : []
+  return Object.keys(recordOf(node.values))
 }
 
 function itemsOf(given: PortType, from: string): string | null {
@@ -293,6 +427,15 @@ function itemsOf(given: PortType, from: string): string | null {
   for (const name of ["images", "merged"]) if (given.fields?.[name]) return `${from}.${name}`
   return null
 }
+
+/** Parts of a value that people read. */
+function partsOf(type: PortType): string[] {
+  if (type.item) return [...(type.item.fields ? [] : ["0"]), "count"]
+  const names = Object.keys(type.fields ?? {}).filter((each) => !INTERNAL.has(each))
+  return names.flatMap((each) => (each === "images" ? ["images", "images.0", "images.count"] : [each]))
+}
+
+const INTERNAL: ReadonlySet<string> = new Set(["prompt_id", "execution_time", "files"])
 
 /** In the order in which they are tried. */
 function pathsInside(given: PortType): string[][] {
@@ -308,11 +451,11 @@ const HIDDEN: ReadonlySet<string> = new Set(["prompt_id", "execution_time", "wid
 
 function outputsOf(node: GraphNode, incoming: PortType): Readonly<Record<string, PortType>> {
   if (node.type === "output") return {}
-  if (node.type === "input") return { value: typeNamed(String(node.value_type ?? "any")) }
+  if (node.type === "input") return { value: typeGiven(node) }
   if (node.type === "condition") return { true: incoming, false: incoming }
   if (node.type === "merge") return { output: node.mode === "concat_images" ? PICTURES : COLLECTED }
   if (node.type === "workflow") return { output: RESULT }
-  if (node.type === "approve") return { approved: incoming, rejected: incoming }
+  if (node.type === "approve") return { approved: node.pick ? ANY : incoming, rejected: incoming }
   if (node.type === "map") return { output: RESULTS }
   if (node.type === "score") return { output: RANKED }
   if (node.type === "loop")

@@ -46,8 +46,11 @@ export function ExecutionPanel({ id, executions, onClose, children }: ExecutionP
   )
 }
 
-function nameOf({ index, status }: ExecutionSeen): string {
-  return `${words.item(index)}, ${words.nodeStatuses[status] ?? status}`
+/** What is inside a map or a loop is told with its own name. */
+function nameOf({ node, index, status }: ExecutionSeen): string {
+  const inner = node.includes("/") ? node.slice(node.indexOf("/") + 1) : ""
+  const told = index.length > 0 ? words.item(index) : inner ? "" : words.whole
+  return `${[inner, told].filter(Boolean).join(", ")}, ${words.nodeStatuses[status] ?? status}`
 }
 
 function statusOf(status: string): string {

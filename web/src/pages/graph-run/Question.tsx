@@ -64,6 +64,13 @@ export function Question({ runId, question, picture, pictures, open, onLater, on
           <p>{isApproval ? question.message : words.askText(question.message)}</p>
         </div>
       </div>
+      {isApproval && question.pick_from === null && pictures.length > 0 && (
+        <div className="canvas-picks">
+          {pictures.slice(0, PICKS_MAX).map((each, at) => (
+            <img key={each} src={each} alt={words.pickOne(at + 1)} />
+          ))}
+        </div>
+      )}
       {isApproval && question.pick_from !== null && (
         <Picks count={question.pick_from} {...{ pictures, picked }} onPick={setPicked} />
       )}

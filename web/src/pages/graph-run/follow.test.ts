@@ -39,7 +39,7 @@ const urls = new SteadyUrls()
 describe("a run", () => {
   it("is told on its nodes", () => {
     const told = nodeRuns(RUN, urls.of)
-    expect(told.get("draw")).toMatchObject({ status: "done", picture: "/f?1", seconds: 2 })
+    expect(told.get("draw")).toMatchObject({ status: "done", pictures: ["/f?1"], seconds: 2 })
     expect(told.get("soften")).toMatchObject({ progress: 0.5, step: "4 of 8", backend: "worker:gpu-7" })
   })
 

@@ -2,7 +2,8 @@
 
 import type { ExecutionSeen, GraphRunAnswer, NodeSeen, ProgressSeen, QuestionSeen } from "@/api/schema"
 import { outerOf } from "../canvas/document"
-import type { NodeRun } from "../canvas/facts"
+import { type NodeRun, PICTURES_SHOWN_MAX } from "../canvas/facts"
+import { decidedOf } from "./decided"
 
 /** An event of a run. */
 export interface RunEvent extends ProgressSeen {
@@ -57,7 +58,7 @@ export function nodeRuns(run: GraphRunAnswer, urlOf: (file: MadeFile) => string)
   for (const node of run.nodes) {
     const executions = executionsOf.get(node.id) ?? []
     const going = goingOf.get(node.id) ?? []
-    const picture = pictureOf(executions)
+    const decided = decidedOf(node, executions)
     const failed = executions.find((each) => each.status === "failed")
     found.set(node.id, {
       status: asking.has(node.id) ? "asking" : node.status,
@@ -67,19 +68,25 @@ export function nodeRuns(run: GraphRunAnswer, urlOf: (file: MadeFile) => string)
       done: node.done,
       expected: node.expected,
       seconds: secondsOf(node, executions),
-      picture: picture && urlOf(picture),
+      pictures: picturesOf(executions).map(urlOf),
+      told: node.status === "done" ? decided.told : null,
+      way: decided.way,
       error: node.status === "failed" ? (failed?.error ?? null) : null,
     })
   }
   return withInsides(found)
 }
 
-/** The pictures that a question is about, as far as they can be shown. */
+/** The pictures that a question is about, in the order in which they may be picked; undefined: it can't be shown. */
 export function picturesToPick(run: GraphRunAnswer, question: QuestionSeen): (string | undefined)[] {
   const asked = run.executions.find(
     (each) => each.node === question.node && each.index.join() === question.index.join(),
   )
   const input = asked?.inputs?.input as { images?: unknown } | unknown[] | undefined
+  if (question.pick_from === null)
+    return filesIn(input)
+      .filter(isPicture)
+      .map(({ url }) => url)
   const items = Array.isArray(input) ? input : Array.isArray(input?.images) ? input.images : []
   return (items as unknown[]).map((each) => filesIn(each)[0]?.url)
 }
@@ -90,9 +97,9 @@ function withInsides(runs: Map<string, NodeRun>): Map<string, NodeRun> {
     const outer = runs.get(outerOf(id))
     if (!id.includes("/") || !outer || outer.status !== "pending") continue
     if (inner.status === "pending" || inner.status === "skipped") continue
-    const { step, backend, picture, progress } = inner
+    const { step, backend, pictures, progress } = inner
     const status = inner.status === "asking" ? "asking" : "running"
-    runs.set(outerOf(id), { ...outer, status, step, backend, picture, progress })
+    runs.set(outerOf(id), { ...outer, status, step, backend, pictures, progress })
   }
   return runs
 }
@@ -124,12 +131,23 @@ export function tookSeconds(from: string, to: string): number {
   return Math.max(0, (Date.parse(to) - Date.parse(from)) / 1000)
 }
 
-function pictureOf(executions: readonly ExecutionSeen[]): MadeFile | null {
+function picturesOf(executions: readonly ExecutionSeen[]): MadeFile[] {
+  const found: MadeFile[] = []
   for (const each of executions) {
-    const found = filesOf(each).find((file) => file.mime_type.startsWith("image/"))
-    if (found) return found
+    found.push(...shownFiles(each).filter(isPicture))
+    if (found.length >= PICTURES_SHOWN_MAX) break
   }
-  return null
+  return found.slice(0, PICTURES_SHOWN_MAX)
+}
+
+function isPicture(file: MadeFile): boolean {
+  return file.mime_type.startsWith("image/")
+}
+
+/** Of a judge, what it keeps; of others, all that is in their outputs. */
+function shownFiles(execution: ExecutionSeen): MadeFile[] {
+  const { output } = (execution.outputs ?? {}) as { output?: { scored?: unknown; images?: unknown } }
+  return output?.scored ? filesIn(output.images) : filesOf(execution)
 }
 
 const looked = new WeakMap<ExecutionSeen, MadeFile[]>()

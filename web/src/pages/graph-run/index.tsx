@@ -22,9 +22,10 @@ import {
 import { words } from "@/words/en/canvas"
 import { words as reportWords } from "@/words/en/runReports"
 import { Bar } from "../canvas/Bar"
-import { documentOf, type GraphDocument, own, type Places } from "../canvas/document"
+import { documentOf, type GraphDocument, outerOf, own, type Places } from "../canvas/document"
 import CanvasFlow from "../canvas/Flow"
 import type { Sheet } from "../canvas/history"
+import { useInner } from "../canvas/inner"
 import { filledPlaces, loadLayout, placesFor, placesOf } from "../canvas/layout"
 import { GraphTypes, offersOf } from "../canvas/types"
 import "../canvas/canvas.css"
@@ -106,7 +107,11 @@ function Run({ run, offers, put, renew, reload }: RunProps) {
   const urls = useRef(new SteadyUrls())
   const { sheet, isWhole } = useSheet(run)
   const offerOf = useMemo(() => offersOf(offers), [offers])
-  const types = useMemo(() => new GraphTypes(sheet.document, offerOf), [sheet.document, offerOf])
+  const innerOf = useInner(sheet.document)
+  const types = useMemo(
+    () => new GraphTypes(sheet.document, offerOf, innerOf),
+    [sheet.document, offerOf, innerOf],
+  )
   const runs = useMemo(() => nodeRuns(run, urls.current.of), [run])
   const [only] = selected.size === 1 ? [...selected] : []
   const { progress } = run
@@ -153,7 +158,7 @@ function Run({ run, offers, put, renew, reload }: RunProps) {
           <ExecutionPanel
             key={only}
             id={only}
-            executions={run.executions.filter((each) => each.node === only)}
+            executions={run.executions.filter((each) => outerOf(each.node) === only)}
             onClose={() => select(NOBODY)}
           >
             {isOver(run.status) && !run.is_expired && <RunAgain run={run} node={only} />}
@@ -183,7 +188,7 @@ function Run({ run, offers, put, renew, reload }: RunProps) {
           <Strip files={madeSoFar(run)} urlOf={urls.current.of} onOpen={() => setGallery(true)} />
         </div>
       </div>
-      <Questions run={run} renew={renew} pictureOf={(node) => runs.get(node)?.picture ?? null} />
+      <Questions run={run} renew={renew} pictureOf={(node) => runs.get(node)?.pictures[0] ?? null} />
       <Gallery open={isGallery} onClose={() => setGallery(false)} run={run} urlOf={urls.current.of} />
     </div>
   )

@@ -18,6 +18,7 @@ from comfyfleet.api.graph_parse import parse_graph, write_graph
 from comfyfleet.api.graphs import (
     GraphAnswer,
     GraphPage,
+    GraphPorts,
     GraphRunAnswer,
     GraphRunSummaries,
     GraphRunSummary,
@@ -202,6 +203,15 @@ async def show_graph(
 ) -> GraphAnswer:
     found = await find_graph_id(plane, caller, graph_id)
     return _graph_answer(await actions.get_graph(plane.graphs, owner_of(caller), found, version))
+
+
+@router.get("/graphs/{graph_id}/ports", responses=problems(404), name="ports")
+async def show_ports(
+    graph_id: GraphName, plane: PlaneDep, caller: Reader, version: VersionNumber | None = None
+) -> GraphPorts:
+    """The inputs and outputs of a graph with their types: the ports that it has as a node."""
+    found = await find_graph_id(plane, caller, graph_id)
+    return await actions.graph_ports(plane.graphs, owner_of(caller), found, version)
 
 
 @router.delete(

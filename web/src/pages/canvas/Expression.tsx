@@ -1,0 +1,142 @@
+/** Fields for expressions and templates: a mistake is marked at its character, names are put in by a click or by keys. */
+
+import { type ReactNode, useRef, useState } from "react"
+import { Select, TextArea } from "@/ui"
+import { words } from "@/words/en/canvas"
+
+/** What was typed, as the type wants it. */
+export function typedValue(text: string, type: string): unknown {
+  if (text === "") return undefined
+  if (type === "text" || type === "choice") return text
+  try {
+    return JSON.parse(text) as unknown
+  } catch {
+    return text
+  }
+}
+
+/** A value as it is typed. */
+export function textOf(value: unknown): string {
+  if (value === undefined || value === null) return ""
+  return typeof value === "string" ? value : JSON.stringify(value)
+}
+
+interface MarkedProps {
+  label: ReactNode
+  hint?: ReactNode
+  aside?: ReactNode
+  placeholder?: string
+  text: string
+  wrong: string | undefined
+  onChange: (text: string) => void
+  children?: ReactNode
+}
+
+/** A text with its mistake shown below it, at the character. */
+function MarkedArea({ text, wrong, children, onChange, ...rest }: MarkedProps) {
+  const at = Number(/\(character (\d+)\)/.exec(wrong ?? "")?.[1])
+  return (
+    <div className="canvas-expression">
+      <TextArea
+        {...rest}
+        rows={1}
+        error={wrong}
+        value={text}
+        spellCheck={false}
+        onChange={(event) => onChange(event.target.value)}
+      />
+      {at ? (
+        <pre className="canvas-mistake" aria-hidden="true">
+          {text.slice(0, at - 1)}
+          <mark>{text.slice(at - 1, at) || " "}</mark>
+          {text.slice(at)}
+        </pre>
+      ) : null}
+      {children}
+    </div>
+  )
+}
+
+interface ExpressionFieldProps {
+  label: string
+  hint?: string
+  placeholder?: string
+  text: string
+  wrong: string | undefined
+  /** What may be read, as output.width. */
+  names: readonly string[]
+  onChange: (text: string) => void
+}
+
+export function ExpressionField({ names, ...props }: ExpressionFieldProps) {
+  const { text, onChange } = props
+  return (
+    <MarkedArea {...props}>
+      {names.length > 0 && (
+        <ul className="canvas-fields" aria-label={words.conditionFields}>
+          {names.map((each) => (
+            <li key={each}>
+              <button
+                type="button"
+                className="chip mono"
+                aria-label={words.insert(each)}
+                onClick={() => onChange(`${text}${text && !text.endsWith(" ") ? " " : ""}${each}`)}
+              >
+                {each.replace(/^output\./, "")}
+              </button>
+            </li>
+          ))}
+        </ul>
+      )}
+    </MarkedArea>
+  )
+}
+
+interface TemplateFieldProps {
+  label: string
+  hint?: ReactNode
+  placeholder?: string
+  /** What it must become: a number that is typed is one. */
+  type: string
+  value: unknown
+  wrong: string | undefined
+  names: readonly string[]
+  onChange: (value: unknown) => void
+}
+
+/** A value, or a template that makes it: `{{ }}` around names of other nodes. */
+export function TemplateField(props: TemplateFieldProps) {
+  const { label, hint, placeholder, type, value, wrong, names, onChange } = props
+  const [typed, setTyped] = useState(() => textOf(value))
+  const frame = useRef<HTMLDivElement>(null)
+  // What is typed stays as it was typed, "1.0" too, for as long as it means the value.
+  const isMine = JSON.stringify(typedValue(typed, type) ?? null) === JSON.stringify(value ?? null)
+  const text = isMine ? typed : textOf(value)
+  const change = (next: string) => {
+    setTyped(next)
+    onChange(typedValue(next, type))
+  }
+  const insert = (name: string) => {
+    const area = frame.current?.querySelector("textarea")
+    const [begin, end] = [area?.selectionStart ?? text.length, area?.selectionEnd ?? text.length]
+    change(`${text.slice(0, begin)}{{ ${name} }}${text.slice(end)}`)
+    area?.focus()
+  }
+  return (
+    <div ref={frame} className="canvas-template">
+      <MarkedArea {...{ label, hint, placeholder, text, wrong }} onChange={change} />
+      {names.length > 0 && (
+        <Select
+          label={words.insertInto(label)}
+          hideLabel
+          options={[
+            { value: "", label: words.insertValue },
+            ...names.map((each) => ({ value: each, label: each })),
+          ]}
+          value=""
+          onChange={(name) => name && insert(name)}
+        />
+      )}
+    </div>
+  )
+}

@@ -1,0 +1,59 @@
+/** What the settings of all kinds of nodes have in common. */
+
+import type { ProblemSeen, WorkerSeen, WorkflowOffer } from "@/api/schema"
+import { Field } from "@/ui"
+import { type GraphDocument, type GraphNode, setFields } from "./document"
+import type { GraphTypes, InnerOf } from "./types"
+
+export interface NodePanelProps {
+  document: GraphDocument
+  node: GraphNode
+  types: GraphTypes
+  offer: WorkflowOffer | undefined
+  offers: readonly WorkflowOffer[]
+  innerOf: InnerOf
+  backends: readonly WorkerSeen[]
+  problems: readonly ProblemSeen[]
+  onChange: (document: GraphDocument, tag: string | null) => void
+  onRename: (document: GraphDocument, before: string, after: string) => void
+  onClose: () => void
+  onDelete: () => void
+  onDuplicate: () => void
+}
+
+/** Changes a field; letters typed into one field are one step back. */
+export function useSet({ document, node, onChange }: NodePanelProps) {
+  return (fields: Record<string, unknown>) =>
+    onChange(setFields(document, node.id, fields), `${node.id}.${Object.keys(fields).join()}`)
+}
+
+/** What is wrong at one of these ports. */
+export function wrongAt({ problems }: NodePanelProps, ...ports: string[]): string | undefined {
+  return problems.find((each) => ports.includes(each.port))?.message
+}
+
+interface NumberFieldProps extends NodePanelProps {
+  field: string
+  label: string
+  usual?: number
+  least: number
+}
+
+export function NumberField({ field, label, usual, least, ...props }: NumberFieldProps) {
+  const set = useSet(props)
+  const value = props.node[field] ?? usual
+  return (
+    <Field
+      label={label}
+      type="number"
+      min={least}
+      step={1}
+      value={value === undefined ? "" : String(value)}
+      error={props.problems.find((each) => each.port === field)?.message}
+      onChange={(event) => {
+        const given = event.target.value === "" ? undefined : Number(event.target.value)
+        set({ [field]: given === usual ? undefined : given })
+      }}
+    />
+  )
+}

@@ -1,0 +1,269 @@
+/** What nodes read by name: in templates, in `over`, in `{from: …}`; and how that is written. Pure. */
+
+import {
+  connect,
+  type GraphDocument,
+  type GraphNode,
+  isRecord,
+  own,
+  propertiesOf,
+  setFields,
+  setProperty,
+  targetOf,
+} from "./document"
+
+/** A dependency that is written as a name instead of a connection. */
+export interface Named {
+  /** node.port, or from inside the port's value. */
+  readonly from: string
+  /** node.port: the field in which it is read. */
+  readonly to: string
+  /** The field says nothing else: to take the name away is to empty it. */
+  readonly isWhole: boolean
+}
+
+type Values = Readonly<Record<string, unknown>>
+
+/** One field of a node in which names may stand. */
+interface Slot {
+  readonly port: string
+  readonly value: unknown
+  /** Names that mean something inside the node. */
+  readonly inner: ReadonlySet<string>
+  /** The value is a path by itself, without braces. */
+  readonly isPath?: boolean
+}
+
+const NOTHING: ReadonlySet<string> = new Set()
+const OF_ITEMS: ReadonlySet<string> = new Set(["item", "index"])
+const OF_ROUNDS: ReadonlySet<string> = new Set(["previous", "round"])
+const KEYWORDS: ReadonlySet<string> = new Set("and or not contains in true false null".split(" "))
+const BRACES = /\{\{((?:[^"'}]|\}(?!\})|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')*)\}\}/g
+const TOKEN =
+  /"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w.])|([A-Za-z_]\w*(?:-\w+)*(?:\.\w+(?:-\w+)*)*)(\s*\()?|[^\s"'\w]/g
+const START = "start."
+
+export function recordOf(value: unknown): Values {
+  return isRecord(value) ? value : {}
+}
+
+/** What a map, a loop or a judge runs. */
+export function bodyOf(node: GraphNode): Values {
+  return recordOf(node.do)
+}
+
+/** Whether wires that end at its ports are written as names. */
+export function isByName(node: GraphNode): boolean {
+  return ["value", "map", "loop", "graph", "score"].includes(node.type)
+}
+
+function ofRecord(values: unknown, inner: ReadonlySet<string>, prefix = ""): Slot[] {
+  return Object.entries(recordOf(values)).map(([name, value]) => ({ port: prefix + name, value, inner }))
+}
+
+function slotsOf(node: GraphNode): Slot[] {
+  if (node.type === "workflow") return ofRecord(node.properties, NOTHING)
+  if (node.type === "value") return ofRecord(node.values, NOTHING)
+  if (node.type === "graph") return ofRecord(node.inputs, NOTHING)
+  const over: Slot[] = [{ port: "over", value: node.over, inner: NOTHING, isPath: true }]
+  if (node.type === "score") return [...over, ...ofRecord(node.properties, OF_ITEMS)]
+  if (node.type === "map") return [...over, ...ofBody(bodyOf(node), OF_ITEMS)]
+  if (node.type !== "loop") return []
+  return [...ofRecord(node.start, NOTHING, START), ...ofBody(bodyOf(node), OF_ROUNDS)]
+}
+
+/** Nodes that are written inside read what they need at one port, called `do`. */
+function ofBody(body: Values, words: ReadonlySet<string>): Slot[] {
+  if (!Array.isArray(body.nodes)) return ofRecord("graph" in body ? body.inputs : body.properties, words)
+  const nodes = body.nodes.filter(isRecord) as GraphNode[]
+  const inner = new Set([...words, ...nodes.map((each) => each.id)])
+  const inside = nodes.flatMap(slotsOf).map((each) => ({
+    ...each,
+    port: "do",
+    inner: new Set([...inner, ...each.inner]),
+  }))
+  const wires = Array.isArray(body.connections) ? body.connections : []
+  return [
+    ...inside,
+    ...wires.map((each) => ({ port: "do", value: recordOf(each).from, inner, isPath: true })),
+  ]
+}
+
+/** The paths of an expression, as they are written. */
+export function pathsIn(expression: string): string[] {
+  const found: string[] = []
+  let before = ""
+  for (const [token, name, call] of expression.matchAll(TOKEN)) {
+    if (name && !call && before !== "|" && !KEYWORDS.has(name.toLowerCase())) found.push(name)
+    before = token
+  }
+  return found
+}
+
+function textsIn(value: unknown): string[] {
+  if (typeof value === "string") return [value]
+  if (Array.isArray(value)) return value.flatMap(textsIn)
+  if (!isRecord(value)) return []
+  if (isSource(value)) return [`{{ ${value.from} }}`]
+  return Object.values(value).flatMap(textsIn)
+}
+
+function isSource(value: Values): value is { from: string } {
+  return Object.keys(value).length === 1 && typeof value.from === "string"
+}
+
+function expressionsIn({ value, isPath }: Slot): string[] {
+  if (isPath) return typeof value === "string" ? [value] : []
+  return textsIn(value).flatMap((text) => [...text.matchAll(BRACES)].map((each) => each[1] ?? ""))
+}
+
+/** All names that lead from one node to another, each once. */
+export function namesIn({ nodes }: Pick<GraphDocument, "nodes">): Named[] {
+  const known = new Map(nodes.map((each) => [each.id, each]))
+  const found = new Map<string, Named>()
+  for (const node of nodes)
+    for (const slot of slotsOf(node)) {
+      const expressions = expressionsIn(slot)
+      for (const path of expressions.flatMap(pathsIn)) {
+        const from = sourceNamed(path, known, slot.inner)
+        const to = `${node.id}.${slot.port}`
+        if (from) found.set(`${from} ${to}`, { from, to, isWhole: isWhole(slot, path) })
+      }
+    }
+  return [...found.values()]
+}
+
+function isWhole({ value, isPath }: Slot, path: string): boolean {
+  if (isPath) return value === path
+  if (isRecord(value)) return isSource(value)
+  return typeof value === "string" && value.replace(/\s/g, "") === `{{${path}}}`
+}
+
+/** The port at which a path begins, as `{{ photo }}` begins at photo.value; null: it is no other node's. */
+function sourceNamed(
+  path: string,
+  known: ReadonlyMap<string, GraphNode>,
+  inner: ReadonlySet<string>,
+): string | null {
+  const [root = "", ...rest] = path.replace(/\.exists$/, "").split(".")
+  if (inner.has(root)) return null
+  const node = known.get(root)
+  if (node?.type === "input")
+    return [root, "value", ...(rest[0] === "value" ? rest.slice(1) : rest)].join(".")
+  if (node) return [root, ...(rest.length > 0 ? rest : ["output"])].join(".")
+  const [name = "", ...deeper] = rest
+  return root === "input" && known.get(name)?.type === "input" ? [name, "value", ...deeper].join(".") : null
+}
+
+/** As people write it: an input needs no port. */
+export function nameOf(document: GraphDocument, from: string): string {
+  const [id = "", port, ...path] = from.split(".")
+  const isInput = document.nodes.find((each) => each.id === id)?.type === "input" && port === "value"
+  return isInput ? ["input", id, ...path].join(".") : from
+}
+
+/** What a field of a node says. */
+export function valueAt(node: GraphNode, port: string): unknown {
+  if (port === "over" && isByName(node)) return node.over
+  if (port.startsWith(START)) return own(recordOf(node.start), port.slice(START.length))
+  return own(recordAt(node), port)
+}
+
+function recordAt(node: GraphNode): Values {
+  if (node.type === "value") return recordOf(node.values)
+  if (node.type === "graph") return recordOf(node.inputs)
+  if (node.type !== "map" && node.type !== "loop") return propertiesOf(node)
+  const body = bodyOf(node)
+  return recordOf("graph" in body ? body.inputs : body.properties)
+}
+
+/** Writes a field; undefined empties it. */
+export function setAt(document: GraphDocument, id: string, port: string, value: unknown): GraphDocument {
+  const node = document.nodes.find((each) => each.id === id)
+  if (!node) return document
+  const put = (record: unknown, name: string) => withValue(recordOf(record), name, value)
+  if (port === "over" && isByName(node)) return setFields(document, id, { over: value ?? "" })
+  if (port.startsWith(START))
+    return setFields(document, id, { start: put(node.start, port.slice(START.length)) })
+  // A value without a name is none: it stays, and is empty.
+  if (node.type === "value")
+    return setFields(document, id, { values: { ...recordOf(node.values), [port]: value ?? "" } })
+  if (node.type === "graph") return setFields(document, id, { inputs: put(node.inputs, port) })
+  if (node.type !== "map" && node.type !== "loop") return setProperty(document, id, port, value)
+  const body = bodyOf(node)
+  const field = "graph" in body ? "inputs" : "properties"
+  const { [field]: _, ...rest } = body
+  const made = put(body[field], port)
+  return setFields(document, id, { do: made ? { ...rest, [field]: made } : rest })
+}
+
+function withValue(record: Values, name: string, value: unknown): Values | undefined {
+  const { [name]: _, ...rest } = record
+  if (value !== undefined) return { ...record, [name]: value }
+  return Object.keys(rest).length > 0 ? rest : undefined
+}
+
+/** A wire to a port: a connection, or where a node reads by name, its name in that field. */
+export function wired(document: GraphDocument, from: string, to: string): GraphDocument {
+  const { node: id, port } = targetOf(to)
+  const node = document.nodes.find((each) => each.id === id)
+  if (!node || !isByName(node)) return connect(document, from, to)
+  const name = nameOf(document, from)
+  if (port === "over") return setFields(document, id, { over: name })
+  return setAt(document, id, port, withName(valueAt(node, port), name))
+}
+
+/** A text with one name more; a field that had nothing but another name has this one now. */
+export function withName(value: unknown, name: string): string {
+  const made = `{{ ${name} }}`
+  if (typeof value !== "string" || value.trim() === "") return made
+  const isOnly = /^\s*\{\{[^{}]*\}\}\s*$/.test(value)
+  return isOnly ? made : `${value}${value.endsWith(" ") ? "" : " "}${made}`
+}
+
+/** Takes wires away that are written as names. */
+export function unnamed(document: GraphDocument, ends: readonly Named[]): GraphDocument {
+  return ends.reduce((made, { to }) => {
+    const { node, port } = targetOf(to)
+    return setAt(made, node, port, undefined)
+  }, document)
+}
+
+const RENAMED = ["properties", "values", "inputs", "start", "do"] as const
+
+/** A node in which other nodes have other names. */
+export function withNames(node: GraphNode, names: ReadonlyMap<string, string>): GraphNode {
+  const fields = RENAMED.filter((each) => node[each] !== undefined)
+  const changed = fields.map((each) => [each, renamedIn(node[each], names)])
+  const over = typeof node.over === "string" && { over: renamedText(node.over, names) }
+  return { ...node, ...Object.fromEntries(changed), ...over }
+}
+
+function renamedIn(value: unknown, names: ReadonlyMap<string, string>): unknown {
+  if (typeof value === "string")
+    return value.replace(BRACES, (whole) => `{{${renamedText(whole.slice(2, -2), names)}}}`)
+  if (Array.isArray(value)) return value.map((each) => renamedIn(each, names))
+  if (!isRecord(value)) return value
+  const inner = Array.isArray(value.nodes) ? value.nodes.map((each) => String(recordOf(each).id)) : []
+  const rest = new Map([...names].filter(([before]) => !inner.includes(before)))
+  const isPath = (name: string) => name === "from" || (name === "over" && typeof value.type === "string")
+  return Object.fromEntries(
+    Object.entries(value).map(([name, each]) => [
+      name,
+      isPath(name) && typeof each === "string" ? renamedText(each, rest) : renamedIn(each, rest),
+    ]),
+  )
+}
+
+function renamedText(expression: string, names: ReadonlyMap<string, string>): string {
+  let before = ""
+  return expression.replace(TOKEN, (token: string, name?: string, call?: string) => {
+    const isName = name && !call && before !== "|"
+    before = token
+    if (!isName) return token
+    const parts = name.split(".")
+    const at = parts[0] === "input" && parts.length > 1 && !names.has("input") ? 1 : 0
+    parts[at] = names.get(parts[at] ?? "") ?? parts[at] ?? ""
+    return parts.join(".")
+  })
+}

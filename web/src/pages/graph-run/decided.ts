@@ -1,0 +1,81 @@
+/** What nodes that decide have decided, in a few words for the node itself. Pure. */
+
+import type { ExecutionSeen, NodeSeen } from "@/api/schema"
+import { words } from "@/words/en/canvas"
+
+export interface Decided {
+  readonly told: string | null
+  /** The port through which the value went on. */
+  readonly way: string | null
+}
+
+const NOTHING: Decided = { told: null, way: null }
+const CHARACTERS_MAX = 60
+
+export function decidedOf(node: Pick<NodeSeen, "type">, executions: readonly ExecutionSeen[]): Decided {
+  const [only] = executions
+  const outputs = only?.outputs
+  if (executions.length !== 1 || !outputs) return NOTHING
+  if (node.type === "switch" || node.type === "condition") return goneBy(outputs)
+  if (node.type === "approve") return answered(outputs, only.inputs ?? {})
+  const told = tellers[node.type]?.(outputs) ?? null
+  return { told, way: null }
+}
+
+type Values = Readonly<Record<string, unknown>>
+
+const tellers: Readonly<Record<string, (outputs: Values) => string | null>> = {
+  loop: ({ rounds, score }) =>
+    typeof rounds === "number"
+      ? [words.rounds(rounds), typeof score === "number" && words.score(short(score))]
+          .filter(Boolean)
+          .join(", ")
+      : null,
+  map: ({ output }) => {
+    const { count, failed } = recordOf(output)
+    return typeof count === "number" ? words.itemsDone(count, Number(failed ?? 0)) : null
+  },
+  score: ({ output }) => {
+    const { scored, best, score } = recordOf(output)
+    if (!Array.isArray(scored)) return null
+    const kept = words.kept(Array.isArray(best) ? best.length : scored.length, scored.length)
+    return typeof score === "number" ? `${kept}, ${words.score(short(score))}` : kept
+  },
+  value: (outputs) => {
+    const values = Object.entries(outputs).filter(([name]) => name !== "outputs")
+    return values.map(([name, value]) => `${name}: ${shortly(value)}`).join(", ") || null
+  },
+}
+
+function goneBy(outputs: Values): Decided {
+  const [way] = Object.keys(outputs)
+  return way === undefined ? NOTHING : { told: words.went(way), way }
+}
+
+function answered(outputs: Values, inputs: Values): Decided {
+  const [way] = Object.keys(outputs)
+  if (way === undefined) return NOTHING
+  const told = way === "approved" ? words.approved : words.rejected
+  const [some, all] = [itemsIn(outputs[way]), itemsIn(inputs.input)]
+  const isPicked = some !== null && all !== null && some < all
+  return { told: isPicked ? `${told}, ${words.of(some, all)}` : told, way }
+}
+
+function itemsIn(value: unknown): number | null {
+  if (Array.isArray(value)) return value.length
+  const { images } = recordOf(value)
+  return Array.isArray(images) ? images.length : null
+}
+
+function recordOf(value: unknown): Values {
+  return typeof value === "object" && value !== null && !Array.isArray(value) ? (value as Values) : {}
+}
+
+function short(value: number): string {
+  return String(Number(value.toPrecision(3)))
+}
+
+function shortly(value: unknown): string {
+  const text = typeof value === "string" ? value : (JSON.stringify(value) ?? "")
+  return text.length > CHARACTERS_MAX ? `${text.slice(0, CHARACTERS_MAX)}…` : text
+}
