@@ -18,6 +18,7 @@ CUSTOMERS = (
     "/wallet",
     "/keys",
     "/webhooks",
+    "/triggers",
     "/account",
     "/results",
     "/graphs",

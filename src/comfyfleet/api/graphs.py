@@ -444,6 +444,12 @@ class MadeTrigger(TriggerAnswer):
     )
 
 
+class ScheduleMoments(Response):
+    """When a schedule would fire next."""
+
+    moments: tuple[datetime, ...]
+
+
 class Triggers(Page):
     triggers: tuple[TriggerAnswer, ...] = Field(description="The newest first.")
     next: UUID | None = Field(

@@ -47,6 +47,7 @@ from comfyfleet.server.tenants import service as tenants
 
 log = logging.getLogger(__name__)
 TRIGGERS_PER_USER_MAX = 100
+MOMENTS_SHOWN = 5  # of a schedule that somebody tries
 SCHEDULE_CHARACTERS_MAX = 100
 PATH_CHARACTERS_MAX, PATH_PARTS_MAX = 200, 20
 INPUTS_MAX = 100
@@ -106,6 +107,12 @@ def check_schedule(cron: str, timezone: str, now: datetime) -> datetime:
     if first is None:
         raise InvalidInput("the schedule has no moment in the next 50 years", field="cron")
     return first
+
+
+def next_moments(cron: str, timezone: str, now: datetime) -> tuple[datetime, ...]:
+    """Returns the first moments of a schedule; refuses what is none."""
+    check_schedule(cron, timezone, now)
+    return tuple(islice(moments_after(cron, timezone, now), MOMENTS_SHOWN))
 
 
 def check_timezone(name: str) -> None:

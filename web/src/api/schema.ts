@@ -2560,6 +2560,11 @@ export interface RunningNodeSeen {
   current_step: string | null
 }
 
+/** When a schedule would fire next. */
+export interface ScheduleMoments {
+  moments: (string)[]
+}
+
 export type Scope = "read" | "write" | "keys"
 
 /** The best few of each kind, the newest first. */

@@ -26,11 +26,12 @@ export const OWN_PLACES: readonly { key: PlaceKey; href: string; icon: IconName 
   { key: "results", href: "/results", icon: "wipe" },
   { key: "pipelines", href: "/pipelines", icon: "tree" },
   { key: "graphs", href: "/graphs", icon: "graph" },
+  { key: "triggers", href: "/triggers", icon: "clock" },
   { key: "wallet", href: "/wallet", icon: "token" },
   { key: "keys", href: "/keys", icon: "key" },
   { key: "webhooks", href: "/webhooks", icon: "bolt" },
 ]
-type PlaceKey = "results" | "pipelines" | "graphs" | "wallet" | "keys" | "webhooks"
+type PlaceKey = "results" | "pipelines" | "graphs" | "triggers" | "wallet" | "keys" | "webhooks"
 
 export function isCurrent(href: string, here: string): boolean {
   if (href === "/") return here === "/" || here.startsWith("/effects/")

@@ -55,6 +55,7 @@ export const ROUTES: readonly PageRoute[] = [
   page("/wallet", "customer", "customer", () => import("@/pages/wallet")),
   page("/keys", "customer", "customer", () => import("@/pages/keys")),
   page("/webhooks", "customer", "customer", () => import("@/pages/webhooks")),
+  page("/triggers", "customer", "customer", () => import("@/pages/triggers")),
   page("/account", "customer", "customer", () => import("@/pages/account")),
   page("/graphs", "customer", "customer", () => import("@/pages/graphs")),
   page("/graphs/:id", "bare", "customer", () => import("@/pages/canvas"), ofGraph),

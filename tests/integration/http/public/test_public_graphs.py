@@ -136,8 +136,10 @@ async def test_a_graph_tells_its_ports_also_those_of_graphs_inside(
             {"id": "one", "type": "graph", "graph": "two", "version": 1, "inputs": {"width": "{{ size }}"}},
             {"id": "whole", "type": "output"},
             {"id": "first", "type": "output"},
+            {"id": "table", "type": "output"},
         ],
         "connections": [
+            {"from": "rows.value", "to": "table.value"},
             {"from": "one.picture", "to": "whole.value"},
             {"from": "one.picture.images.0", "to": "first.value"},
         ],
@@ -152,7 +154,7 @@ async def test_a_graph_tells_its_ports_also_those_of_graphs_inside(
         ("size", "integer", True),
         ("rows", "row[]", False),
     ]
-    assert [each["type"] for each in ports["outputs"]] == ["result", "image"]
+    assert [each["type"] for each in ports["outputs"]] == ["result", "image", "row[]"]
     assert (await ada.client.get(f"/api/graphs/{outer}/ports?version=9")).status_code == 404
     assert (await ada.client.get("/api/graphs/nobody/ports")).status_code == 404
 

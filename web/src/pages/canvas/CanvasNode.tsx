@@ -166,7 +166,7 @@ function Picture({ data: { run, example } }: { data: NodeFacts }) {
 
 function InPort({ node, port, data }: { node: string; port: Port; data: NodeFacts }) {
   const wrong = data.problems.find((each) => each.port === port.name)
-  const value = valueAt(data.node, port.name)
+  const value = shownValue(data, port)
   const told = useFit(node, port.name, "target")
   return (
     <span className={`canvas-port${wrong ? " is-wrong" : ""}`} title={wrong?.message ?? port.type.name}>
@@ -180,6 +180,13 @@ function InPort({ node, port, data }: { node: string; port: Port; data: NodeFact
       {value === undefined ? <i>{port.type.name}</i> : <b className="cut-text">{shortly(value)}</b>}
     </span>
   )
+}
+
+/** A value that is nothing but a name is told by its wire. */
+function shownValue({ node, wired }: NodeFacts, { name }: Port): unknown {
+  const value = valueAt(node, name)
+  const isOnly = name === "over" || (typeof value === "string" && /^\s*\{\{[^{}]*\}\}\s*$/.test(value))
+  return value === "" || (isOnly && wired.includes(name)) ? undefined : value
 }
 
 function OutPort({ node, port, isTaken }: { node: string; port: Port; isTaken: boolean }) {

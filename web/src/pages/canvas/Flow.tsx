@@ -46,7 +46,7 @@ import {
 } from "./document"
 import { drawnSize, type NodeFacts, type NodeRun, portOf, usesOf } from "./facts"
 import type { Sheet } from "./history"
-import { type Named, namesIn, unnamed, wired } from "./names"
+import { bodyOf, type Named, namesIn, unnamed, wired } from "./names"
 import type { GraphTypes, OfferOf } from "./types"
 
 export type Flow = ReactFlowInstance<FlowNode, Edge>
@@ -315,7 +315,7 @@ function useFacts(props: CanvasFlowProps): ReadonlyMap<string, NodeFacts> {
         wired: taken.get(node.id) ?? [],
         problems: ofNode(problems, node.id),
         warnings: ofNode(warnings, node.id),
-        example: offer ? (exampleOf?.(offer.name) ?? null) : null,
+        example: exampleOf?.(offer?.name ?? String(bodyOf(node).effect ?? "")) ?? null,
         isOffered: node.type !== "workflow" || offer !== undefined,
         run: null,
       }

@@ -126,6 +126,7 @@ function toldOfFanOut(node: GraphNode): string {
   return node.per_item ? words.eachItem : words.parts(Number(node.output_count ?? 2))
 }
 
+const WIDE: ReadonlySet<string> = new Set(["workflow", "value", "map", "loop", "graph", "score"])
 const BORDER = 1
 const HEAD = 36
 const PICTURE = 96
@@ -142,7 +143,7 @@ export interface Drawn {
 /** Known beforehand, nodes are drawn with their wires at once: nothing has to be measured in between. */
 export function drawnSize(data: NodeFacts, isSelected: boolean): Drawn {
   const { node, ports } = data
-  const width = node.type === "workflow" ? 232 : 200
+  const width = WIDE.has(node.type) ? 232 : 200
   const inputs = shownInputs(data, isSelected)
   const top = BORDER + HEAD + (hasPicture(node) ? PICTURE : 0) + PORTS.padding
   const rest = inputs.length < ports.inputs.length ? PORTS.rest : 0

@@ -124,6 +124,7 @@ const FOR_CUSTOMERS = [
   place("/pipelines", common.nav.pipelines),
   place("/graphs", common.nav.graphs),
   place("/graph-runs", words.runs),
+  place("/triggers", common.nav.triggers),
   place("/wallet", common.nav.wallet),
   place("/keys", common.nav.keys),
   place("/webhooks", common.nav.webhooks),

@@ -21,6 +21,7 @@ export const words = {
   links: "More",
   wallet: "What you spent and added",
   keys: "For programs",
+  triggers: "Graphs run by a schedule or a webhook",
   webhooks: "Your server is told when a job ends",
   graphs: "Several effects as one",
   pipelines: "Many candidates, and you choose",

@@ -65,6 +65,7 @@ export const words = {
     media: "My media",
     pipelines: "Pipelines",
     graphs: "Graphs",
+    triggers: "Triggers",
     results: "Results",
     wallet: "Wallet",
     keys: "Keys",

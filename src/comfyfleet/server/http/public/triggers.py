@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID, uuid4
 
-from fastapi import APIRouter, Header, Path, Request, Response, status
+from fastapi import APIRouter, Header, Path, Query, Request, Response, status
 from pydantic import Field
 
 from comfyfleet.api.graphs import (
@@ -14,6 +14,7 @@ from comfyfleet.api.graphs import (
     Firings,
     FiringStatus,
     MadeTrigger,
+    ScheduleMoments,
     TriggerAnswer,
     TriggerKind,
     Triggers,
@@ -156,6 +157,17 @@ async def list_triggers(
         triggers=tuple(map(_answer, page, uses)),
         next=page[-1].id if len(found) > limit else None,
     )
+
+
+@router.get("/triggers/moments", name="moments")
+async def show_moments(
+    _: Reader,
+    now: NowDep,
+    cron: Annotated[str, Query(max_length=SCHEDULE_CHARACTERS_MAX, examples=["30 7 * * MON-FRI"])],
+    timezone: Annotated[str, Query(max_length=64)] = "UTC",
+) -> ScheduleMoments:
+    """When a schedule would fire next; makes nothing."""
+    return ScheduleMoments(moments=triggers.next_moments(cron, timezone, now))
 
 
 @router.get("/triggers/{trigger_id}", responses=problems(404))

@@ -36,6 +36,7 @@ PAGES = (
     "results",
     "shared",
     "sign-in",
+    "triggers",
     "wallet",
     "webhooks",
 )

@@ -1,0 +1,98 @@
+/** What one trigger has started, refused and missed. */
+
+import { useEffect } from "react"
+import { Link } from "wouter"
+import { cache, usePages } from "@/api"
+import type { FiringAnswer, Firings, PipelinePage, TriggerAnswer } from "@/api/schema"
+import { Button, ErrorNote, Loaded, Skeleton, Status, Time } from "@/ui"
+import { type ListColumn, ListTable } from "@/ui/ListTable"
+import { words } from "@/words/en/triggers"
+
+const PAGE = 5
+/** No stream tells of firings. */
+const LOOK_AGAIN_MS = 5_000
+const STATES: Record<string, string> = {
+  starting: "queued",
+  started: "succeeded",
+  refused: "failed",
+  missed: "skipped",
+}
+
+interface FiringLogProps {
+  trigger: TriggerAnswer
+  pipelines: PipelinePage["pipelines"]
+}
+
+export function FiringLog({ trigger, pipelines }: FiringLogProps) {
+  const path = `/api/triggers/${trigger.id}/firings`
+  const pages = usePages<FiringAnswer, Firings>(path, { limit: PAGE }, (answer) => answer.firings)
+  useEffect(() => {
+    const timer = setInterval(() => document.hidden || cache.invalidate(path), LOOK_AGAIN_MS)
+    return () => clearInterval(timer)
+  }, [path])
+  const pipeline = pipelines.find((each) => each.id === trigger.pipeline_id)
+  const runPath = (run: string) =>
+    trigger.graph_id ? `/graph-runs/${run}` : `/pipelines/${pipeline?.id ?? trigger.pipeline_id}/runs/${run}`
+  return (
+    <>
+      <h3>{words.firings}</h3>
+      <Loaded query={pages.first} skeleton={<Skeleton height="60px" />}>
+        {() =>
+          pages.rows && pages.rows.length > 0 ? (
+            <ListTable
+              label={words.firings}
+              columns={columnsOf(runPath)}
+              rows={pages.rows}
+              rowKey={(each) => each.id}
+            />
+          ) : (
+            <p className="faint">
+              {words.noFiring}. {words.noFiringText}
+            </p>
+          )
+        }
+      </Loaded>
+      {pages.more.error && <ErrorNote error={pages.more.error} />}
+      {pages.hasMore && (
+        <div>
+          <Button size="small" busy={pages.more.isRunning} onClick={() => void pages.more.run()}>
+            {words.older}
+          </Button>
+        </div>
+      )}
+    </>
+  )
+}
+
+function columnsOf(runPath: (run: string) => string): ListColumn<FiringAnswer>[] {
+  const { columns } = words
+  return [
+    {
+      key: "state",
+      title: columns.state,
+      head: true,
+      cell: (each) => (
+        <Status status={STATES[each.status] ?? each.status}>{words.states[each.status]}</Status>
+      ),
+    },
+    { key: "cause", title: columns.cause, cell: (each) => words.causes[each.cause] ?? each.cause },
+    { key: "time", title: columns.time, cell: (each) => <Time at={each.planned_at ?? each.created_at} /> },
+    {
+      key: "run",
+      title: columns.run,
+      cell: (each) =>
+        each.run_id ? (
+          <Link href={runPath(each.run_id)}>
+            {each.run_status ? (words.runStates[each.run_status] ?? each.run_status) : words.openRun}
+          </Link>
+        ) : (
+          words.noRun
+        ),
+    },
+    {
+      key: "reason",
+      title: columns.reason,
+      cell: (each) => each.error ?? (each.missed > 0 ? words.missed(each.missed) : ""),
+    },
+  ]
+}

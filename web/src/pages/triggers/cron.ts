@@ -1,0 +1,89 @@
+/** Schedules: made out of a few questions, and told in words. What is too special to tell is told as it is written. Pure. */
+
+import { words } from "@/words/en/triggers"
+
+export const RHYTHMS = ["hourly", "daily", "weekdays", "weekly", "monthly", "own"] as const
+export type Rhythm = (typeof RHYTHMS)[number]
+
+export interface Plan {
+  readonly rhythm: Rhythm
+  /** HH:MM; of an hourly one only the minutes count. */
+  readonly time: string
+  /** SUN to SAT, of a weekly one. */
+  readonly day: string
+}
+
+export const DAYS = ["MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN"] as const
+
+/** The five fields; null: they are written by hand. */
+export function cronOf({ rhythm, time, day }: Plan): string | null {
+  const [hour = 0, minute = 0] = time.split(":").map(Number)
+  const at = `${minute} ${hour}`
+  if (rhythm === "hourly") return `${minute} * * * *`
+  if (rhythm === "daily") return `${at} * * *`
+  if (rhythm === "weekdays") return `${at} * * MON-FRI`
+  if (rhythm === "weekly") return `${at} * * ${day}`
+  return rhythm === "monthly" ? `${at} 1 * *` : null
+}
+
+export function inWords(cron: string): string {
+  const [minute = "", hour = "", date = "", month = "", day = ""] = cron.trim().toUpperCase().split(/\s+/)
+  if (month !== "*") return cron
+  const days = daysInWords(date, day)
+  const every = /^\*\/(\d+)$/.exec(minute)
+  if (every && hour === "*") return days && join(words.everyMinutes(Number(every[1])), date, day, days)
+  if (!/^\d+$/.test(minute)) return cron
+  const hours = /^\*\/(\d+)$/.exec(hour)
+  if (hours && days) return join(words.everyHours(Number(hours[1]), two(minute)), date, day, days)
+  if (hour === "*" && days) return join(words.everyHour(two(minute)), date, day, days)
+  if (!/^\d+(,\d+)*$/.test(hour) || !days) return cron
+  const times = hour.split(",").map((each) => `${two(each)}:${two(minute)}`)
+  return words.daysAt(days, times.join(", "))
+}
+
+/** What comes all day long is told with its days only where those are not all. */
+function join(told: string, date: string, day: string, days: string): string {
+  return date === "*" && day === "*" ? told : `${told}, ${days}`
+}
+
+function two(text: string): string {
+  return text.padStart(2, "0")
+}
+
+/** Empty: it can't be told. */
+function daysInWords(date: string, day: string): string {
+  if (date === "*" && day === "*") return words.everyDay
+  if (day === "*" && /^\d+$/.test(date)) return words.dayOfMonth(Number(date))
+  if (day === "*" && date === "L") return words.lastDay
+  if (date !== "*") return ""
+  if (day === "MON-FRI" || day === "1-5") return words.onWeekdays
+  const names = day.split(",").map((each) => words.days[dayKey(each)])
+  return names.every((each) => each) ? words.on(names.join(", ")) : ""
+}
+
+function dayKey(day: string): string {
+  const number = /^[0-7]$/.test(day) ? Number(day) : null
+  return number === null ? day : (DAYS[(number + 6) % 7] ?? "")
+}
+
+/** A moment as it is read on the clocks of a time zone. */
+export function momentIn(moment: string, timezone: string): string {
+  const shown = new Intl.DateTimeFormat("en-GB", {
+    weekday: "short",
+    day: "numeric",
+    month: "short",
+    hour: "2-digit",
+    minute: "2-digit",
+    timeZone: timezone,
+  })
+  return shown.format(new Date(moment))
+}
+
+/** What a person typed as an input: JSON where it is, else a text. */
+export function inputOf(text: string): unknown {
+  try {
+    return JSON.parse(text)
+  } catch {
+    return text
+  }
+}
