@@ -17,6 +17,13 @@ SLOW = {
     },
     "3": {"class_type": "SaveImage", "inputs": {"images": ["2", 0], "filename_prefix": "made"}},
 }
+SHOWS = {
+    **SLOW,
+    "2": {
+        "class_type": "ComfyfleetSteps",
+        "inputs": {"steps": 80, "step_ms": 100, "previews": True},
+    },
+}
 FAILS = {
     "1": {
         "class_type": "ComfyfleetFail",
@@ -30,7 +37,7 @@ WIRE = {"from": "draw.output", "to": "picture.value"}
 
 @pytest.fixture(scope="module")
 def workflows(web: WebServer) -> None:
-    for slug, document in (("slow", SLOW), ("fails", FAILS)):
+    for slug, document in (("slow", SLOW), ("shows", SHOWS), ("fails", FAILS)):
         web.admin("/workflows", slug=slug, document=document, properties=[], price_tokens=1)
 
 
@@ -106,7 +113,7 @@ def test_a_graph_is_drawn_by_mouse_and_run(customer: WebPage, web: WebServer) ->
     expect(page).to_have_url(re.compile(r"/graphs/[0-9a-f-]{36}/runs/[0-9a-f-]{36}$"))
     expect(page.get_by_text("Succeeded", exact=True)).to_be_visible()
     expect(page.get_by_text("3 of 3 nodes, 100%")).to_be_visible()
-    expect(page.locator(".canvas-picture img")).to_have_count(3)
+    expect(page.locator(".canvas-picture:has(img)")).to_have_count(3)
     customer.screenshot("canvas run done")
     assert customer.serious_findings() == []
     page.get_by_role("group", name="soften, Workflow, Done").click()
@@ -268,7 +275,7 @@ def test_a_run_is_given_files_and_values_and_tells_what_it_costs(
     start.click()
     expect(page.get_by_text("Succeeded", exact=True)).to_be_visible()
     expect(page.get_by_text("3 tokens so far")).to_be_visible()
-    expect(page.locator(".canvas-picture img")).to_have_count(3)
+    expect(page.locator(".canvas-picture:has(img)")).to_have_count(3)
 
 
 # By node: how high it is and, inside it, where its wires end. In pixels of the canvas.
@@ -314,6 +321,7 @@ def test_a_node_asks_where_to_go_on(customer: WebPage, web: WebServer, workflows
     customer.open(f"/graphs/{graph_id}/runs/{run(web, graph_id)}")
     dialog = page.get_by_role("dialog", name="Where shall draw go on?")
     expect(dialog.get_by_text("Waits for you", exact=True)).to_be_visible()
+    expect(dialog.get_by_text("shortest queue, 1 token")).to_be_visible()
     customer.screenshot("canvas asks")
     assert customer.serious_findings() == []
     page.keyboard.press("Escape")
@@ -322,6 +330,22 @@ def test_a_node_asks_where_to_go_on(customer: WebPage, web: WebServer, workflows
     dialog.get_by_role("button", name=re.compile("^Go on with")).click()
     expect(page.get_by_text("Succeeded", exact=True)).to_be_visible()
     expect(page.get_by_role("group", name="draw, Workflow, Done")).to_be_visible()
+
+
+def test_a_node_shows_what_it_is_making(
+    customer: WebPage, web: WebServer, workflows: None
+) -> None:
+    page = customer.page
+    again = {"id": "again", "type": "loop", "do": {"workflow": "shows"}, "until": "true", "at_most": 1}  # fmt: skip
+    wire = {"from": "again.output", "to": "picture.value"}
+    graph_id = graph(web, "Shows", again, wires=[wire])
+    customer.open(f"/graphs/{graph_id}/runs/{run(web, graph_id)}")
+    made = page.get_by_role("group", name=re.compile("^again"))
+    expect(made.locator("img[src^='data:image/']")).to_be_visible()
+    customer.screenshot("canvas preview")
+    expect(page.get_by_text("Succeeded", exact=True)).to_be_visible()
+    expect(made.locator("img[src^='data:image/']")).to_have_count(0)
+    expect(made.locator("img")).to_be_visible()
 
 
 def test_a_person_is_asked_and_picks(customer: WebPage, web: WebServer, workflows: None) -> None:
@@ -337,7 +361,7 @@ def test_a_person_is_asked_and_picks(customer: WebPage, web: WebServer, workflow
     customer.open(f"/graphs/{graph_id}")
     page.get_by_role("group", name="each, Map").click()
     panel = page.get_by_role("complementary", name="Settings of each")
-    expect(panel.get_by_label("What is done")).to_have_value(re.compile("slow"))
+    expect(panel.get_by_label("Effect or workflow")).to_have_value("workflow:slow")
     customer.open(f"/graphs/{graph_id}/runs/{run(web, graph_id)}")
     dialog = page.get_by_role("dialog", name="look asks you")
     expect(dialog.get_by_role("paragraph").filter(has_text="Which are good?")).to_be_visible()

@@ -215,6 +215,9 @@ class QuestionSeen(Response):
     pick_from: int | None = Field(
         default=None, description="Of how many some may be picked; null: nothing to pick."
     )
+    price_tokens: int | None = Field(
+        default=None, description="What the node costs on any backend; null: it runs no job."
+    )
 
 
 class ErrorSeen(Response):

@@ -2275,6 +2275,8 @@ export interface QuestionSeen {
   deadline: string | null
   /** Of how many some may be picked; null: nothing to pick. */
   pick_from: number | null
+  /** What the node costs on any backend; null: it runs no job. */
+  price_tokens: number | null
 }
 
 export interface Quota {

@@ -13,6 +13,7 @@ from tests.support.server.customers import PRICE, TOKENS, Customer, EffectSetup
 
 from comfyfleet.client import Client
 from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.graphs.runner import read_outbox
 from comfyfleet.server.http.app import create_app
 
 TITLED = {
@@ -178,6 +179,42 @@ async def test_all_jobs_of_a_user_come_over_one_connection(
     told = [each for each in page.events if each.kind == "job"]
     assert all(each.id for each in told)
     assert {each.data["id"] for each in told} == {before, later}
+
+
+async def test_a_graph_run_tells_previews_of_its_nodes_to_those_who_want_them(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
+    draw = {"id": "draw", "type": "workflow", "workflow": "draw"}
+    graph = {
+        "name": "one",
+        "nodes": [draw, {"id": "picture", "type": "output"}],
+        "connections": [{"from": "draw.output", "to": "picture.value"}],
+    }
+    run = (await ada.client.post("/api/graph-runs", json={"document": graph})).json()["id"]
+    path = f"graph-runs/{run}/events"
+    async with (
+        listening(effect_setup, ada, path, previews=True) as page,
+        listening(effect_setup, ada, path) as other,
+        effect_setup.fleet_setup.worker() as worker,
+    ):
+        await page.until("progress", status="running")
+        job = await worker.job()
+        assert job["extra_data"]["preview_method"] == "auto"
+        progress = {"percent": 40, "preview": "data:image/png;base64,AA=="}
+        await worker.call_for(job, "heartbeat", started=True, progress=progress)
+        seen = await page.until("preview", node_id="draw")
+        assert seen.data == {
+            "node_id": "draw",
+            "index": [],
+            "preview": "data:image/png;base64,AA==",
+        }
+        await worker.deliver(job)
+        await read_outbox(effect_setup.plane.graphs, effect_setup.plane.pools["main"])
+        await page.until("end", status="completed")
+        await other.until("end", status="completed")
+    assert [each.kind for each in page.events].count("preview") == 1
+    assert "preview" not in {each.kind for each in other.events}
+    assert not effect_setup.plane.context.previews.is_watched(ada.user_id)
 
 
 async def test_after_a_break_the_ends_that_were_missed_are_told(

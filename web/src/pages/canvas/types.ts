@@ -364,6 +364,8 @@ export class GraphTypes {
   /** What a node that decides is given: names of fields that a condition may read. */
   fieldsGiven(node: GraphNode): string[] {
     const first = this.arriving.get(node.id)?.[0]
+    const maker = first && this.nodes.get(sourceOf(first.from).node)
+    if (maker?.type === "value" && first?.from === `${maker.id}.outputs`) return valueNames(maker)
     const type = (first && this.at(first.from)) ?? RESULT
     return type.name === ANY.name ? [] : partsOf(type)
   }

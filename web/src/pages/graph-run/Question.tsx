@@ -3,7 +3,7 @@
 import { useEffect, useState } from "react"
 import { api, useAct } from "@/api"
 import type { Choice, GraphRunAnswer, QuestionSeen } from "@/api/schema"
-import { Button, Check, Dialog, ErrorNote, Status } from "@/ui"
+import { Button, Check, Dialog, ErrorNote, Status, tokens } from "@/ui"
 import { words } from "@/words/en/canvas"
 import { backendName } from "./follow"
 
@@ -34,7 +34,8 @@ export function sameAnswer(question: QuestionSeen, { choice, backend }: Answer):
   return choice !== "backend" || (backend && question.backends.includes(backend)) ? { choice, backend } : null
 }
 
-export function Question({ runId, question, picture, pictures, open, onLater, onAnswered }: QuestionProps) {
+export function Question(props: QuestionProps) {
+  const { runId, question, picture, pictures, open, onLater, onAnswered } = props
   const options = optionsOf(question)
   const isApproval = question.choices.includes("approve")
   const [picked, setPicked] = useState<readonly number[] | null>(null)
@@ -170,11 +171,12 @@ interface Option {
   answer: Answer
 }
 
-function optionsOf({ backends, choices, pick_from }: QuestionSeen): Option[] {
+function optionsOf({ backends, choices, pick_from, price_tokens: price }: QuestionSeen): Option[] {
+  const costs = typeof price === "number" ? `, ${tokens(price)}` : ""
   const found: Option[] = backends.map((backend, at) => ({
     key: backend,
     title: backendName(backend),
-    hint: at === 0 ? words.best : words.fitting,
+    hint: `${at === 0 ? words.best : words.fitting}${costs}`,
     act: words.goOnWith(backendName(backend)),
     answer: { choice: "backend", backend },
   }))
@@ -198,7 +200,7 @@ function optionsOf({ backends, choices, pick_from }: QuestionSeen): Option[] {
     found.push({
       key: "retry",
       title: words.choices.retry,
-      hint: words.choices.retryHint,
+      hint: `${words.choices.retryHint}${costs}`,
       act: words.goOnRetry,
       answer: { choice: "retry", backend: null },
     })

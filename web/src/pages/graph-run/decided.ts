@@ -42,7 +42,7 @@ const tellers: Readonly<Record<string, (outputs: Values) => string | null>> = {
     return typeof score === "number" ? `${kept}, ${words.score(short(score))}` : kept
   },
   value: (outputs) => {
-    const values = Object.entries(outputs).filter(([name]) => name !== "outputs")
+    const values = Object.entries(outputs).filter(([, value]) => typeof value !== "object")
     return values.map(([name, value]) => `${name}: ${shortly(value)}`).join(", ") || null
   },
 }
@@ -76,6 +76,6 @@ function short(value: number): string {
 }
 
 function shortly(value: unknown): string {
-  const text = typeof value === "string" ? value : (JSON.stringify(value) ?? "")
+  const text = String(value)
   return text.length > CHARACTERS_MAX ? `${text.slice(0, CHARACTERS_MAX)}…` : text
 }

@@ -43,6 +43,16 @@ describe("a run", () => {
     expect(told.get("soften")).toMatchObject({ progress: 0.5, step: "4 of 8", backend: "worker:gpu-7" })
   })
 
+  it("shows what a node at work is making, and only then", () => {
+    const previews = new Map([
+      ["soften", "data:1"],
+      ["draw", "data:2"],
+    ])
+    const told = nodeRuns(RUN, urls.of, previews)
+    expect(told.get("soften")?.pictures).toEqual(["data:1"])
+    expect(told.get("draw")?.pictures).toEqual(["/f?1"])
+  })
+
   it("moves with its events, and its results are asked for when something has ended", () => {
     const nodes = RUN.nodes.map((each) => ({ ...each, status: "done" as const, done: 1 }))
     const told = { ...PROGRESS, overall_percent: 100, run_id: "r", nodes, questions: [], error: null }
@@ -55,7 +65,16 @@ describe("a run", () => {
 
   it("shows a node that asks", () => {
     const questions = [
-      { node: "soften", index: [], message: "m", backends: [], choices: [], deadline: null, pick_from: null },
+      {
+        node: "soften",
+        index: [],
+        message: "m",
+        backends: [],
+        choices: [],
+        deadline: null,
+        pick_from: null,
+        price_tokens: 2,
+      },
     ]
     expect(nodeRuns({ ...RUN, questions }, urls.of).get("soften")?.status).toBe("asking")
   })

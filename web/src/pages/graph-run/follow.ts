@@ -50,7 +50,20 @@ export function stampOf(run: Pick<GraphRunAnswer, "status" | "nodes" | "question
   return [run.status, run.questions.length, ...nodes].join(" ")
 }
 
-export function nodeRuns(run: GraphRunAnswer, urlOf: (file: MadeFile) => string): Map<string, NodeRun> {
+/** A picture of a node while it is at work. */
+export interface PreviewEvent {
+  readonly node_id: string
+  readonly preview: string
+}
+
+export type Previews = ReadonlyMap<string, string>
+const NO_PREVIEWS: Previews = new Map()
+
+export function nodeRuns(
+  run: GraphRunAnswer,
+  urlOf: (file: MadeFile) => string,
+  previews: Previews = NO_PREVIEWS,
+): Map<string, NodeRun> {
   const asking = new Set(run.questions.map((each) => each.node))
   const executionsOf = grouped(run.executions, (each) => each.node)
   const goingOf = grouped(run.progress.running_nodes, (each) => each.node_id)
@@ -68,13 +81,19 @@ export function nodeRuns(run: GraphRunAnswer, urlOf: (file: MadeFile) => string)
       done: node.done,
       expected: node.expected,
       seconds: secondsOf(node, executions),
-      pictures: picturesOf(executions).map(urlOf),
+      pictures: shownNow(node, picturesOf(executions).map(urlOf), previews),
       told: node.status === "done" ? decided.told : null,
       way: decided.way,
       error: node.status === "failed" ? (failed?.error ?? null) : null,
     })
   }
   return withInsides(found)
+}
+
+/** What is made already; of a node at work, its preview beside that. */
+function shownNow(node: NodeSeen, made: readonly string[], previews: Previews): readonly string[] {
+  const preview = node.status === "running" ? previews.get(node.id) : undefined
+  return preview ? [...made.slice(0, PICTURES_SHOWN_MAX - 1), preview] : made
 }
 
 /** The pictures that a question is about, in the order in which they may be picked; undefined: it can't be shown. */

@@ -34,6 +34,8 @@ import {
   backendName,
   isOver,
   nodeRuns,
+  type PreviewEvent,
+  type Previews,
   picturesToPick,
   type RunEvent,
   SteadyUrls,
@@ -100,7 +102,7 @@ const NO_PROBLEMS: never[] = []
 
 function Run({ run, offers, put, renew, reload }: RunProps) {
   useTitle(words.runName(run.name))
-  useFollowed(run, put, reload)
+  const previews = useFollowed(run, put, reload)
   const [selected, select] = useState(NOBODY)
   const [isGallery, setGallery] = useState(false)
   const [isTimeline, setTimeline] = useTimelineView()
@@ -112,7 +114,7 @@ function Run({ run, offers, put, renew, reload }: RunProps) {
     () => new GraphTypes(sheet.document, offerOf, innerOf),
     [sheet.document, offerOf, innerOf],
   )
-  const runs = useMemo(() => nodeRuns(run, urls.current.of), [run])
+  const runs = useMemo(() => nodeRuns(run, urls.current.of, previews), [run, previews])
   const [only] = selected.size === 1 ? [...selected] : []
   const { progress } = run
   const percent = Math.floor(progress.overall_percent)
@@ -210,11 +212,17 @@ function barState(status: string): "running" | "succeeded" | "failed" | "ink" {
 const RELOAD_MS = 1_000
 
 /** Events move the figures; results are asked for when something has ended, at most once a second. */
-function useFollowed(run: GraphRunAnswer, put: (run: GraphRunAnswer) => void, reload: () => void): void {
+function useFollowed(run: GraphRunAnswer, put: (run: GraphRunAnswer) => void, reload: () => void): Previews {
+  const [previews, setPreviews] = useState<Previews>(() => new Map())
   const stamp = useRef(stampOf(run))
   const timer = useRef<ReturnType<typeof setTimeout> | null>(null)
   useEffect(() => () => clearTimeout(timer.current ?? undefined), [])
-  useEvents<RunEvent>(isOver(run.status) ? null : `/api/graph-runs/${run.id}/events`, (told, { event }) => {
+  const path = `/api/graph-runs/${run.id}/events?previews=true`
+  useEvents<RunEvent & PreviewEvent>(isOver(run.status) ? null : path, (told, { event }) => {
+    if (event === "preview") {
+      setPreviews((before) => new Map(before).set(told.node_id, told.preview))
+      return
+    }
     const next = withEvent(run, told)
     put(next)
     const now = stampOf(next)
@@ -229,6 +237,7 @@ function useFollowed(run: GraphRunAnswer, put: (run: GraphRunAnswer) => void, re
         reload()
       }, RELOAD_MS)
   })
+  return previews
 }
 
 /** The graph as it was run, where a person has put its nodes. */

@@ -4,18 +4,7 @@ import { type ReactNode, useState } from "react"
 import { api, useAct, useQuery } from "@/api"
 import type { GraphPort, GraphPorts, MadeTrigger, ScheduleMoments } from "@/api/schema"
 import { graphPath } from "@/app/reads"
-import {
-  Button,
-  Check,
-  Choices,
-  Dialog,
-  Empty,
-  ErrorNote,
-  Field,
-  LinkButton,
-  Select,
-  TextArea,
-} from "@/ui"
+import { Button, Check, Choices, Dialog, Empty, ErrorNote, Field, LinkButton, Select, TextArea } from "@/ui"
 import { words as common } from "@/words/en/common"
 import { words } from "@/words/en/triggers"
 import { cronOf, DAYS, inputOf, inWords, momentIn, type Plan, RHYTHMS } from "./cron"
@@ -278,7 +267,7 @@ function ScheduleFields({ draft, set }: PartProps) {
       </div>
       {asked.data && !wrong && (
         <div role="status">
-          <p>{inWords(cron)}</p>
+          <p className="triggers-told">{inWords(cron)}</p>
           <ol className="triggers-moments" aria-label={form.moments}>
             {asked.data.moments.map((each) => (
               <li key={each}>{momentIn(each, timezone)}</li>

@@ -268,7 +268,7 @@ function Facts({ trigger, targets }: Pick<OneTriggerProps, "trigger" | "targets"
       <div>
         {cron ? (
           <>
-            <p>{inWords(cron)}</p>
+            <p className="triggers-told">{inWords(cron)}</p>
             <p className="faint mono">{words.zone(cron, timezone)}</p>
             {next_at && (
               <p className="faint">

@@ -48,6 +48,7 @@ from comfyfleet.server.graphs.run import (
     GraphRunStatus,
     RunListItem,
     StoredGraph,
+    job_id,
 )
 from comfyfleet.server.graphs.run import QuestionAnswered as Said
 from comfyfleet.server.graphs.validate import GraphCheck
@@ -64,6 +65,7 @@ from comfyfleet.server.http.public.auth import (
     idempotency_key,
     public_router,
 )
+from comfyfleet.server.http.public.progress import WATCHED_MAX, WatchedPreviews
 from comfyfleet.server.http.request_body import ItemIndex, Tokens, VersionNumber
 from comfyfleet.server.http.streams import MEDIA_TYPE, EventStream, StreamKeyCheck, run_shielded
 from comfyfleet.server.tenants.model import Caller
@@ -305,6 +307,9 @@ DESCRIBED: dict[int | str, dict[str, Any]] = {
         "content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": RUN_EXAMPLE}},
     }
 }
+WithPreviews = Annotated[
+    bool, Query(description="Include `preview`: the latest picture of a node that runs.")
+]
 Executions = Annotated[
     int, Query(ge=0, le=EXECUTIONS_MAX, description="At most so many executions.")
 ]
@@ -630,13 +635,42 @@ async def _run_answer(plane: ControlPlane, kept: LoadedRun) -> GraphRunAnswer:
     response_class=StreamingResponse,
     responses={**DESCRIBED, **problems(404)},
 )
-async def follow(request: Request, run_id: UUID, plane: PlaneDep, caller: Reader) -> Response:
+async def follow(
+    request: Request, run_id: UUID, plane: PlaneDep, caller: Reader, previews: WithPreviews = False
+) -> Response:
     """Server-sent events, at most every half second while something changes; the stream ends with the run."""
     await actions.get_run(plane.graphs, owner_of(caller), run_id)
-    return EventStream(request, caller, _lines(plane, caller, run_id))
+    return EventStream(request, caller, _watched_lines(plane, caller, run_id, previews=previews))
 
 
-async def _lines(plane: ControlPlane, caller: Caller, run_id: UUID) -> AsyncIterator[str]:
+async def _watched_lines(
+    plane: ControlPlane, caller: Caller, run_id: UUID, *, previews: bool
+) -> AsyncIterator[str]:
+    """Yields events until the stream ends; whoever wanted previews looks no longer then."""
+    watched = WatchedPreviews(plane, caller.tenant.id)
+    try:
+        async for each in _lines(plane, caller, run_id, watched if previews else None):
+            yield each
+    finally:
+        watched.look_at(())
+
+
+def _preview_lines(watched: WatchedPreviews, user_id: UUID, run: GraphRunState) -> str:
+    """Returns events with the newest pictures of jobs in flight."""
+    keys = sorted(run.in_flight)[:WATCHED_MAX]
+    jobs = {job_id(run.id, key, run.record(key).attempt): key for key in keys}
+    # The user, too: a job may begin to run before this stream has heard of it.
+    watched.look_at([*jobs, user_id])
+    found = ((key, watched.news(job)) for job, key in jobs.items())
+    told_now = (
+        {"node_id": key.node, "index": key.at, "preview": picture} for key, picture in found if picture
+    )
+    return "".join(f"event: preview\ndata: {json.dumps(each)}\n\n" for each in told_now)
+
+
+async def _lines(
+    plane: ControlPlane, caller: Caller, run_id: UUID, watched: WatchedPreviews | None
+) -> AsyncIterator[str]:
     """Yields events; reads in a new transaction each time, so that a slow reader holds none open."""
     owner, key = owner_of(caller), StreamKeyCheck(plane, caller)
     clock = get_running_loop().time
@@ -644,6 +678,8 @@ async def _lines(plane: ControlPlane, caller: Caller, run_id: UUID) -> AsyncIter
     while clock() - begun < STREAM_SECONDS_MAX and await key.is_valid():
         kept, run = await run_shielded(actions.get_live_run(plane.graphs, owner, run_id))
         told = json.dumps(_event_data(plane, kept, run))
+        if watched and (pictures := _preview_lines(watched, owner.user_id, run)):
+            yield pictures
         if told != said:
             said, said_at = told, clock()
             yield f"event: progress\ndata: {told}\n\n"
@@ -672,7 +708,7 @@ async def _wait_for_change(plane: ControlPlane, owner: Owner, run_id: UUID, said
 
 def _event_data(plane: ControlPlane, kept: LoadedRun, run: GraphRunState) -> dict[str, Any]:
     progress = views.progress_view(plane, kept, run).model_dump(mode="json")
-    asked = [each.model_dump(mode="json") for each in views.questions(run)]
+    asked = [each.model_dump(mode="json") for each in views.questions(kept, run)]
     return {
         "run_id": str(run.id),
         "status": run.status,

@@ -242,6 +242,34 @@ def _is_news(job: WaitingJob, since: datetime) -> bool:
     return job.status.is_active or job.completed_at is None or job.completed_at >= since
 
 
+class WatchedPreviews:
+    """Pictures of jobs while they are made, for one reader. Workers send them only while somebody looks."""
+
+    def __init__(self, plane: ControlPlane, tenant_id: UUID) -> None:
+        self._context, self._tenant_id = plane.context, tenant_id
+        self._watches: dict[UUID, PreviewWatch] = {}
+        self._told: dict[UUID, str] = {}
+
+    def look_at(self, ids: Collection[UUID]) -> None:
+        """Looks at these, and at no others any longer."""
+        for gone in self._watches.keys() - set(ids):
+            self._watches.pop(gone).close()
+            self._told.pop(gone, None)
+        for each in ids:
+            if each not in self._watches:
+                told = partial(self._context.notifier.tell, each)
+                self._watches[each] = self._context.previews.watch(self._tenant_id, each, told)
+
+    def news(self, job_id: UUID) -> str | None:
+        """Returns a job's picture as a data URL, unless it was returned before."""
+        watch = self._watches.get(job_id)
+        picture = watch.latest if watch else None
+        if picture is None or self._told.get(job_id) == picture.base64:
+            return None
+        self._told[job_id] = picture.base64
+        return picture.data_url
+
+
 class _JobStream:
     """Tells each job when it changes. Jobs are read in a new transaction each time, so that a slow reader
     holds none open."""
@@ -254,8 +282,7 @@ class _JobStream:
         self._follower = JobFollower(plane)
         self._active: list[UUID] = []
         self._told: dict[UUID, str] = {}
-        self._watches: dict[UUID, PreviewWatch] = {}
-        self._previews: dict[UUID, str] = {}
+        self._previews = WatchedPreviews(plane, caller.tenant.id)
         self._balance: int | None = None
 
     async def lines(self, *, ends: bool) -> AsyncIterator[str]:
@@ -264,7 +291,7 @@ class _JobStream:
             async for each in self._lines(ends=ends):
                 yield each
         finally:
-            self._watch(())
+            self._previews.look_at(())
 
     async def _lines(self, *, ends: bool) -> AsyncIterator[str]:
         clock, key = get_running_loop().time, StreamKeyCheck(self._plane, self._caller)
@@ -300,9 +327,8 @@ class _JobStream:
         self._active = [each.id for each in listed.values() if each.status.is_active]
         if self._has_previews:
             # The user, too: a job may begin to run before this stream has heard of it.
-            self._watch([*self._active[:WATCHED_MAX], self._caller.user_id])
+            self._previews.look_at([*self._active[:WATCHED_MAX], self._caller.user_id])
         self._told = {job_id: told for job_id, told in self._told.items() if job_id in listed}
-        self._previews = {job_id: self._previews.get(job_id, "") for job_id in self._active}
         self._follower.keep_only(self._active)
         return self._active, events
 
@@ -312,22 +338,9 @@ class _JobStream:
             if self._told.get(job.id) != facts:
                 self._told[job.id] = facts
                 yield f"id: {number}\nevent: job\ndata: {view.model_dump_json()}\n\n"
-            watch = self._watches.get(job.id)
-            picture = watch.latest if watch else None
-            if picture and self._previews.get(job.id) != picture.base64:
-                self._previews[job.id] = picture.base64
-                data = json.dumps({"job_id": str(job.id), "preview": picture.data_url})
+            if picture := self._previews.news(job.id):
+                data = json.dumps({"job_id": str(job.id), "preview": picture})
                 yield f"event: preview\ndata: {data}\n\n"
-
-    def _watch(self, ids: Collection[UUID]) -> None:
-        """Looks at these, and at no others any longer."""
-        context, tenant_id = self._plane.context, self._caller.tenant.id
-        for gone in self._watches.keys() - set(ids):
-            self._watches.pop(gone).close()
-        for each in ids:
-            if each not in self._watches:
-                told = partial(context.notifier.tell, each)
-                self._watches[each] = context.previews.watch(tenant_id, each, told)
 
     async def _wallet(self) -> list[str]:
         caller = self._caller

@@ -170,7 +170,7 @@ async def run_view(
         inputs=dict(head.inputs),
         outputs=await _with_urls(plane, head, run.outputs),
         error=_error(run),
-        questions=tuple(questions(run)),
+        questions=tuple(questions(kept, run)),
         progress=progress_view(plane, kept, run),
         nodes=tuple(node_views(kept, run)),
         executions=tuple(islice(_executions(kept, run, unable), limit)),
@@ -215,9 +215,10 @@ def progress_view(plane: ControlPlane, kept: LoadedRun, run: GraphRunState) -> P
     )
 
 
-def questions(run: GraphRunState) -> Iterator[QuestionSeen]:
+def questions(kept: LoadedRun, run: GraphRunState) -> Iterator[QuestionSeen]:
     for key in sorted(run.asking):
         question = run.record(key).question
+        facts = kept.plan.workflows.get(key.node)
         if question:
             yield QuestionSeen(
                 node=key.node,
@@ -227,6 +228,7 @@ def questions(run: GraphRunState) -> Iterator[QuestionSeen]:
                 choices=question.choices,
                 deadline=question.deadline,
                 pick_from=question.pick_from,
+                price_tokens=facts.price_tokens if facts else None,
             )
 
 
