@@ -141,7 +141,9 @@ def start(customer: WebPage, files: list[Path] | None = None) -> Page:
     """Runs what is drawn."""
     page = customer.page
     away(page)
-    expect(page.get_by_text("No problems").or_(page.get_by_text(re.compile("warning")))).to_be_visible()
+    expect(
+        page.get_by_text("No problems").or_(page.get_by_text(re.compile("warning")))
+    ).to_be_visible()
     page.get_by_role("button", name=re.compile("^Run, ")).click()
     dialog = page.get_by_role("dialog", name=re.compile("^Run "))
     for at, each in enumerate(files or []):
@@ -225,9 +227,7 @@ def test_values_are_made_and_a_switch_goes_one_way(
     assert nodes["value"]["values"]["size"].startswith("{{ measure.output")
 
 
-def test_a_map_a_judge_and_a_person(
-    customer: WebPage, web: WebServer, photos: list[Path]
-) -> None:
+def test_a_map_a_judge_and_a_person(customer: WebPage, web: WebServer, photos: list[Path]) -> None:
     page = begin(customer, "Best of some")
     ask_for(page, "photos", "image[]", 60, 80)
     pull(page, "Map", 320, 80)
@@ -272,7 +272,9 @@ def test_a_map_a_judge_and_a_person(
     dialog.get_by_role("button", name="Approve 1").click()
     ends(page)
     expect(node(page, "map").get_by_text("2 items")).to_be_visible()
-    expect(node(page, "map").locator(".canvas-picture img")).to_have_count(4)  # the effect makes two
+    expect(node(page, "map").locator(".canvas-picture img")).to_have_count(
+        4
+    )  # the effect makes two
     expect(node(page, "score").get_by_text(re.compile("^kept 2 of 4, score"))).to_be_visible()
     expect(node(page, "approve").get_by_text("approved, 1 of 2")).to_be_visible()
     customer.screenshot("deciding best of some run")
@@ -315,7 +317,9 @@ def test_a_loop_and_a_graph_inside(
     panel.get_by_label("size", exact=True).fill("40")
     wire(page, ("loop", "output"), ("graph", "picture"))
     expect(named_wires(page)).to_have_count(2)
-    expect(select(page, "graph").get_by_label("picture", exact=True)).to_have_value("{{ loop.output }}")
+    expect(select(page, "graph").get_by_label("picture", exact=True)).to_have_value(
+        "{{ loop.output }}"
+    )
     customer.screenshot("deciding graph inside")
     assert customer.serious_findings() == []
     pull(page, "Output", 900, 80)
@@ -363,7 +367,9 @@ def test_names_are_wires_in_step_with_the_text(customer: WebPage, frame: None) -
     page.keyboard.press("l")
     customer.screenshot("deciding names")
     identify(select(page, "photo"), "likeness")
-    expect(select(page, "score").get_by_label("reference", exact=True)).to_have_value("{{ likeness }}")
+    expect(select(page, "score").get_by_label("reference", exact=True)).to_have_value(
+        "{{ likeness }}"
+    )
     expect(named_wires(page)).to_have_count(3)
     page.get_by_role("group", name=re.compile("^photos.value")).or_(
         page.get_by_role("img", name=re.compile("^photos.value"))

@@ -332,9 +332,7 @@ def test_a_node_asks_where_to_go_on(customer: WebPage, web: WebServer, workflows
     expect(page.get_by_role("group", name="draw, Workflow, Done")).to_be_visible()
 
 
-def test_a_node_shows_what_it_is_making(
-    customer: WebPage, web: WebServer, workflows: None
-) -> None:
+def test_a_node_shows_what_it_is_making(customer: WebPage, web: WebServer, workflows: None) -> None:
     page = customer.page
     again = {"id": "again", "type": "loop", "do": {"workflow": "shows"}, "until": "true", "at_most": 1}  # fmt: skip
     wire = {"from": "again.output", "to": "picture.value"}

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import httpx
 import numpy as np
@@ -312,8 +313,13 @@ class Demo:
         self.say("Jobs: completed, failed, cancelled; a shared result; keys")
 
     async def _graphs(self, media: Media) -> None:
-        for name in ("soften-if-large", "picture-and-clip"):
-            await self.customer.graphs.create((EXAMPLES / "graphs" / f"{name}.yaml").read_text("utf-8"))  # fmt: skip
+        large, clip = [
+            await self.customer.graphs.create(
+                (EXAMPLES / "graphs" / f"{name}.yaml").read_text("utf-8")
+            )  # fmt: skip
+            for name in ("soften-if-large", "picture-and-clip")
+        ]
+        await self._triggers(large.id, clip.id)
         inputs = {"photo": str(media.pictures["balloons"].id)}
         failed = await self.customer.graphs.run_document(catalogue.WITH_A_FACE, inputs)
         done = await self.customer.graphs.run_document(catalogue.THREE_PRINTS, inputs)
@@ -323,6 +329,15 @@ class Demo:
             with suppress(FleetError):  # the first is meant to fail
                 await each.wait(timeout_seconds=STEP_SECONDS_MAX)
         self.say("Graphs, and a run with three results")
+
+    async def _triggers(self, nightly: UUID, order: UUID) -> None:
+        made = await self.customer.triggers.create(
+            "nightly", graph=nightly, cron="30 2 * * MON-FRI", timezone="Europe/Berlin", tokens_per_day=20
+        )  # fmt: skip
+        await self.customer.triggers.fire(made)
+        paths = {"photo": "body.order.photo", "clip": "body.order.clip"}
+        await self.customer.triggers.create("shop", graph=order, inputs=paths, tokens_per_day=200)
+        self.say("Triggers: a schedule that was fired, and a webhook")
 
     async def _waiting_graph(self, media: Media) -> None:
         """It wants a worker that nobody has approved: it asks where to go on."""

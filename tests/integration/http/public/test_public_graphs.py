@@ -149,7 +149,7 @@ async def test_a_graph_tells_its_ports_also_those_of_graphs_inside(
         "inputs": [{"name": "width", "type": "integer", "required": False}],
         "outputs": [{"name": "picture", "type": "result", "required": False}],
     }
-    ports = await ada.get(f"graphs/{outer}/ports?version=1")
+    ports = await ada.get(f"graphs/{outer}/ports", version=1)
     assert [(each["name"], each["type"], each["required"]) for each in ports["inputs"]] == [
         ("size", "integer", True),
         ("rows", "row[]", False),

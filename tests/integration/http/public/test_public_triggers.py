@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
+from zoneinfo import ZoneInfo
 
 import httpx
 import pytest
@@ -317,3 +319,16 @@ async def test_two_control_planes_fire_a_moment_and_a_delivery_once(
         assert sorted(each.status_code for each in answers) == [200] * 5 + [202]
         assert len({each.json()["id"] for each in answers}) == 1
         assert len((await ada.get("graph-runs", limit=100))["runs"]) == 9
+
+
+async def test_a_schedule_is_tried_before_it_is_made(ada: Customer) -> None:
+    path = "/api/triggers/moments"
+    found = await ada.get("triggers/moments", cron="30 2 * * MON-FRI", timezone="Europe/Berlin")
+    moments = [datetime.fromisoformat(each) for each in found["moments"]]
+    assert len(moments) == 5
+    assert moments == sorted(set(moments))
+    at_home = [each.astimezone(ZoneInfo("Europe/Berlin")) for each in moments]
+    assert {(each.hour, each.minute, each.weekday() < 5) for each in at_home} == {(2, 30, True)}
+    for query in ({"cron": "a b c d e"}, {"cron": "0 2 * *"}, {"cron": "0 2 * * *", "timezone": "X"}, {}):  # fmt: skip
+        assert (await ada.client.get(path, params=query)).status_code == 422
+    assert (await ada.get("triggers"))["triggers"] == []

@@ -3,7 +3,7 @@
 import { useEffect, useState } from "react"
 import { api, useAct } from "@/api"
 import type { Choice, GraphRunAnswer, QuestionSeen } from "@/api/schema"
-import { Button, Check, Dialog, ErrorNote, Status, tokens } from "@/ui"
+import { Button, Check, Dialog, ErrorNote, Status, Time, tokens } from "@/ui"
 import { words } from "@/words/en/canvas"
 import { backendName } from "./follow"
 
@@ -101,7 +101,15 @@ export function Question(props: QuestionProps) {
         />
       )}
       {act.error && <ErrorNote error={act.error} />}
-      <p className="faint">{words.askWaits}</p>
+      <p className="faint">
+        {question.deadline ? (
+          <>
+            {words.askUntil} <Time at={question.deadline} />.
+          </>
+        ) : (
+          words.askWaits
+        )}
+      </p>
       <div className="dialog-actions">
         <Button
           kind="stop"

@@ -163,8 +163,9 @@ function isPicture(file: MadeFile): boolean {
   return file.mime_type.startsWith("image/")
 }
 
-/** Of a judge, what it keeps; of others, all that is in their outputs. */
+/** Of a judge, what it keeps; of a question, what it is about; of others, all that is in their outputs. */
 function shownFiles(execution: ExecutionSeen): MadeFile[] {
+  if (execution.status === "asking") return filesIn(execution.inputs)
   const { output } = (execution.outputs ?? {}) as { output?: { scored?: unknown; images?: unknown } }
   return output?.scored ? filesIn(output.images) : filesOf(execution)
 }

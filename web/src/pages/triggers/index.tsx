@@ -2,7 +2,7 @@
 
 import { useMemo, useState } from "react"
 import { Link } from "wouter"
-import { api, cache, useAct, usePages, useQuery } from "@/api"
+import { api, cache, pathOf, useAct, usePages, useQuery } from "@/api"
 import type {
   FiringAnswer,
   GraphPage,
@@ -38,7 +38,13 @@ import { NewTrigger } from "./NewTrigger"
 import "./triggers.css"
 
 const PATH = "/api/triggers"
-const PAGE = 50
+/** A user has no more. */
+const PAGE = 100
+const LIST = pathOf(PATH, { limit: PAGE })
+
+function without(known: Triggers, id: string): Triggers {
+  return { ...known, triggers: known.triggers.filter((each) => each.id !== id) }
+}
 
 /** By id: graphs and pipelines that a trigger may run. */
 export interface Targets {
@@ -252,7 +258,8 @@ function OneTrigger({ trigger, targets, onSecret }: OneTriggerProps) {
         onConfirm={async () => {
           await api.delete(path)
           toast({ title: words.removed(trigger.name) })
-          cache.invalidate(PATH)
+          // Its firings are gone with it: they must not be read again.
+          cache.set<Triggers>(LIST, (known) => known && without(known, trigger.id))
         }}
       >
         <p>{words.removeText}</p>

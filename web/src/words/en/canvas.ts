@@ -333,6 +333,7 @@ export const words = {
   rejectHint: "it goes the other way",
   pickOne: (number: number) => `Picture ${number}`,
   askWaits: "The run waits for your answer, as long as it takes.",
+  askUntil: "Without your answer it is decided as the graph says,",
   askNoBackend: "No other backend can run it now.",
   best: "shortest queue",
   fitting: "can run it, too",

@@ -663,7 +663,9 @@ def _preview_lines(watched: WatchedPreviews, user_id: UUID, run: GraphRunState) 
     watched.look_at([*jobs, user_id])
     found = ((key, watched.news(job)) for job, key in jobs.items())
     told_now = (
-        {"node_id": key.node, "index": key.at, "preview": picture} for key, picture in found if picture
+        {"node_id": key.node, "index": key.at, "preview": picture}
+        for key, picture in found
+        if picture
     )
     return "".join(f"event: preview\ndata: {json.dumps(each)}\n\n" for each in told_now)
 
