@@ -167,14 +167,9 @@ def stored(web: WebServer, name: str) -> dict[str, Any]:
     return {each["id"]: each for each in document["nodes"]}
 
 
-def test_values_are_made_and_a_switch_goes_one_way(
-    customer: WebPage, web: WebServer, photos: list[Path]
-) -> None:
-    page = begin(customer, "Which way")
-    ask_for(page, "photo", "image", 60, 60)
-    pull(page, "measure", 330, 60)
-    wire(page, ("photo", "value"), ("measure", "image"))
-    select(page, "measure").get_by_label("words").check()
+def draw_value(customer: WebPage) -> None:
+    """Two values: one by a template with a name put in, one by a wire."""
+    page = customer.page
     pull(page, "Value", 620, 60)
     panel = select(page, "value")
     panel.get_by_label("Name", exact=True).fill("told")
@@ -193,6 +188,11 @@ def test_values_are_made_and_a_switch_goes_one_way(
     panel.get_by_label("Name", exact=True).last.press("Enter")
     wire(page, ("measure", "output"), ("value", "size"))
     expect(named_wires(page)).to_have_count(2)
+
+
+def draw_switch(customer: WebPage) -> None:
+    """Two ways, each with a mistake that is mended."""
+    page = customer.page
     pull(page, "Switch", 870, 60)
     wire(page, ("value", "outputs"), ("switch", "input"))
     panel = select(page, "switch")
@@ -207,6 +207,18 @@ def test_values_are_made_and_a_switch_goes_one_way(
     expect(panel.get_by_label("dark if")).not_to_have_attribute("aria-invalid", "true")
     customer.screenshot("deciding switch wrong")
     panel.get_by_label(re.compile(" if$")).last.fill('output.told contains "bright"')
+
+
+def test_values_are_made_and_a_switch_goes_one_way(
+    customer: WebPage, web: WebServer, photos: list[Path]
+) -> None:
+    page = begin(customer, "Which way")
+    ask_for(page, "photo", "image", 60, 60)
+    pull(page, "measure", 330, 60)
+    wire(page, ("photo", "value"), ("measure", "image"))
+    select(page, "measure").get_by_label("words").check()
+    draw_value(customer)
+    draw_switch(customer)
     pull(page, "Output", 1000, 300)
     identify(select(page, "output"), "bright")
     wire(page, ("switch", "bright"), ("bright", "value"))
@@ -227,9 +239,9 @@ def test_values_are_made_and_a_switch_goes_one_way(
     assert nodes["value"]["values"]["size"].startswith("{{ measure.output")
 
 
-def test_a_map_a_judge_and_a_person(customer: WebPage, web: WebServer, photos: list[Path]) -> None:
-    page = begin(customer, "Best of some")
-    ask_for(page, "photos", "image[]", 60, 80)
+def draw_map(customer: WebPage) -> None:
+    """An effect for each photo."""
+    page = customer.page
     pull(page, "Map", 320, 80)
     wire(page, ("photos", "value"), ("map", "over"))
     expect(named_wires(page)).to_have_count(1)
@@ -241,6 +253,11 @@ def test_a_map_a_judge_and_a_person(customer: WebPage, web: WebServer, photos: l
     panel.get_by_label("Go on if one fails").check()
     customer.screenshot("deciding map")
     assert customer.serious_findings() == []
+
+
+def draw_score(customer: WebPage) -> None:
+    """The two that are exposed best."""
+    page = customer.page
     pull(page, "Score", 570, 80)
     wire(page, ("map", "output"), ("score", "over"))
     panel = select(page, "score")
@@ -248,6 +265,11 @@ def test_a_map_a_judge_and_a_person(customer: WebPage, web: WebServer, photos: l
     panel.get_by_label("Measure", exact=True).select_option("exposure")
     panel.get_by_label("Keep the best").fill("2")
     customer.screenshot("deciding score")
+
+
+def draw_approval(customer: WebPage) -> None:
+    """A person has two days."""
+    page = customer.page
     pull(page, "Approval", 820, 80)
     wire(page, ("score", "output"), ("approve", "input"))
     panel = select(page, "approve")
@@ -258,6 +280,14 @@ def test_a_map_a_judge_and_a_person(customer: WebPage, web: WebServer, photos: l
     panel.get_by_label("Reject", exact=True).check()
     customer.screenshot("deciding approve")
     assert customer.serious_findings() == []
+
+
+def test_a_map_a_judge_and_a_person(customer: WebPage, web: WebServer, photos: list[Path]) -> None:
+    page = begin(customer, "Best of some")
+    ask_for(page, "photos", "image[]", 60, 80)
+    draw_map(customer)
+    draw_score(customer)
+    draw_approval(customer)
     pull(page, "Output", 900, 420)
     wire(page, ("approve", "approved"), ("output", "value"))
     away(page)
@@ -272,9 +302,8 @@ def test_a_map_a_judge_and_a_person(customer: WebPage, web: WebServer, photos: l
     dialog.get_by_role("button", name="Approve 1").click()
     ends(page)
     expect(node(page, "map").get_by_text("2 items")).to_be_visible()
-    expect(node(page, "map").locator(".canvas-picture img")).to_have_count(
-        4
-    )  # the effect makes two
+    # The effect makes two of each.
+    expect(node(page, "map").locator(".canvas-picture img")).to_have_count(4)
     expect(node(page, "score").get_by_text(re.compile("^kept 2 of 4, score"))).to_be_visible()
     expect(node(page, "approve").get_by_text("approved, 1 of 2")).to_be_visible()
     customer.screenshot("deciding best of some run")
@@ -287,11 +316,9 @@ def test_a_map_a_judge_and_a_person(customer: WebPage, web: WebServer, photos: l
     assert (asked["deadline"], asked["on_deadline"], asked["pick"]) == (172800, "reject", True)
 
 
-def test_a_loop_and_a_graph_inside(
-    customer: WebPage, web: WebServer, frame: None, photos: list[Path]
-) -> None:
-    page = begin(customer, "Again and framed")
-    ask_for(page, "photo", "image", 60, 80)
+def draw_loop(customer: WebPage) -> None:
+    """An effect until it is large enough."""
+    page = customer.page
     pull(page, "Loop", 330, 80)
     panel = select(page, "loop")
     panel.get_by_label("Effect or workflow").select_option("effect:soften")
@@ -307,6 +334,11 @@ def test_a_loop_and_a_graph_inside(
     panel.get_by_label("Best round, by a number").fill("output.width")
     customer.screenshot("deciding loop")
     assert customer.serious_findings() == []
+
+
+def draw_graph(customer: WebPage) -> None:
+    """A stored graph, with its ports."""
+    page = customer.page
     pull(page, "Graph", 620, 80)
     panel = select(page, "graph")
     panel.get_by_label("Graph").select_option(label="Frame")
@@ -322,6 +354,15 @@ def test_a_loop_and_a_graph_inside(
     )
     customer.screenshot("deciding graph inside")
     assert customer.serious_findings() == []
+
+
+def test_a_loop_and_a_graph_inside(
+    customer: WebPage, web: WebServer, frame: None, photos: list[Path]
+) -> None:
+    page = begin(customer, "Again and framed")
+    ask_for(page, "photo", "image", 60, 80)
+    draw_loop(customer)
+    draw_graph(customer)
     pull(page, "Output", 900, 80)
     wire(page, ("graph", "framed"), ("output", "value"))
     away(page)

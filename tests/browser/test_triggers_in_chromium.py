@@ -45,12 +45,8 @@ def new(customer: WebPage, name: str) -> Locator:
     return dialog
 
 
-def trigger(page: Page, name: str) -> Locator:
-    return page.get_by_role("region", name=name)
-
-
-def test_a_schedule_is_made_fired_paused_and_deleted(customer: WebPage) -> None:
-    page, dialog = customer.page, new(customer, "nightly")
+def fill(customer: WebPage, dialog: Locator) -> None:
+    """A schedule, after all that can be wrong with it."""
     dialog.get_by_role("button", name="Make the trigger").click()
     expect(dialog.get_by_text("width is missing.")).to_be_visible()
     dialog.get_by_label("width").fill("48")
@@ -71,6 +67,15 @@ def test_a_schedule_is_made_fired_paused_and_deleted(customer: WebPage) -> None:
     expect(moments).to_have_count(0)
     dialog.get_by_label("How often").select_option("daily")
     dialog.get_by_role("button", name="Make the trigger").click()
+
+
+def trigger(page: Page, name: str) -> Locator:
+    return page.get_by_role("region", name=name)
+
+
+def test_a_schedule_is_made_fired_paused_and_deleted(customer: WebPage) -> None:
+    page, dialog = customer.page, new(customer, "nightly")
+    fill(customer, dialog)
     one = trigger(page, "nightly")
     expect(one.get_by_text("every day at 06:15")).to_be_visible()
     expect(one.get_by_text("runs Square, its newest version")).to_be_visible()

@@ -313,12 +313,8 @@ class Demo:
         self.say("Jobs: completed, failed, cancelled; a shared result; keys")
 
     async def _graphs(self, media: Media) -> None:
-        large, clip = [
-            await self.customer.graphs.create(
-                (EXAMPLES / "graphs" / f"{name}.yaml").read_text("utf-8")
-            )  # fmt: skip
-            for name in ("soften-if-large", "picture-and-clip")
-        ]
+        files = (EXAMPLES / "graphs" / f"{name}.yaml" for name in ("soften-if-large", "picture-and-clip"))  # fmt: skip
+        large, clip = [await self.customer.graphs.create(each.read_text("utf-8")) for each in files]
         await self._triggers(large.id, clip.id)
         inputs = {"photo": str(media.pictures["balloons"].id)}
         failed = await self.customer.graphs.run_document(catalogue.WITH_A_FACE, inputs)
