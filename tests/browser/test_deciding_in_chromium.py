@@ -382,6 +382,26 @@ def test_a_loop_and_a_graph_inside(
     assert stored(web, "Again and framed")["graph"]["graph"] == "Frame"
 
 
+def test_a_property_is_made_by_a_template(customer: WebPage) -> None:
+    page = begin(customer, "By template")
+    ask_for(page, "size", "integer", 60, 80)
+    pull(page, "Picture out of nothing", 340, 80)
+    panel = select(page, "negative")
+    panel.get_by_label("width: From").select_option("By a template {{ }}")
+    text = panel.get_by_label("width", exact=True)
+    expect(text).to_have_attribute("aria-invalid", "true")
+    text.fill("{{ input.size * 2 }}")
+    expect(named_wires(page)).to_have_count(1)
+    pull(page, "Output", 640, 80)
+    wire(page, ("negative", "output"), ("output", "value"))
+    away(page)
+    expect(page.get_by_text("No problems")).to_be_visible()
+    text = select(page, "negative").get_by_label("width", exact=True)
+    expect(text).to_have_value("{{ input.size * 2 }}")
+    text.fill("")
+    expect(named_wires(page)).to_have_count(0)
+
+
 def test_names_are_wires_in_step_with_the_text(customer: WebPage, frame: None) -> None:
     page = begin(customer, "By name")
     ask_for(page, "photo", "image", 60, 80)

@@ -233,7 +233,7 @@ async def test_a_graph_is_its_tenants_and_each_run_its_users(
 ) -> None:
     colleague = await effect_setup.customer(estate.owner.tenant_id)
     tenants = [each for each in customers_routes(effect_setup) if each.names and each.is_tenants]
-    assert len(tenants) == 6
+    assert len(tenants) == 7
     for route in tenants:
         answer = await route.asked_by(colleague.client, estate.ids)
         is_change = route.method == "DELETE" or route.path.endswith("/versions")

@@ -19,7 +19,7 @@ import {
   propertiesOf,
   setProperty,
 } from "./document"
-import { ExpressionField, typedValue } from "./Expression"
+import { ExpressionField, TemplateField, typedValue } from "./Expression"
 import { isByName } from "./names"
 import { type NodePanelProps, NumberField, useSet } from "./PanelParts"
 import { MEDIA, type Port, propertyOf, VALUE_TYPES } from "./types"
@@ -274,13 +274,29 @@ function PropertyField({ port, property, ...props }: PropertyFieldProps) {
   const isWired = document.connections.some((each) => each.to === to)
   const wrong = problems.find((each) => each.port === port.name)?.message ?? null
   const isMedia = MEDIA.has(port.type.name)
+  const value = propertiesOf(node)[port.name]
+  const isText = property?.type === "text" && !property.choices?.length
+  const isTemplate = !isWired && (isText || isTemplated(value))
+  const isAlone = isWired || !(isTemplate || (property && !isMedia))
   return (
     <fieldset className="canvas-property">
       <legend className="unseen">{port.name}</legend>
-      {property && !isMedia && !isWired && (
+      {isTemplate && (
+        <TemplateField
+          label={port.name}
+          hint={property?.description || undefined}
+          placeholder={property?.default == null ? undefined : String(property.default)}
+          type={property?.type ?? "any"}
+          value={value}
+          wrong={wrong ?? undefined}
+          names={props.types.namesFor(node.id)}
+          onChange={(made) => onChange(setProperty(document, node.id, port.name, made), to)}
+        />
+      )}
+      {property && !isMedia && !isWired && !isTemplate && (
         <OneField
           field={formField(property)}
-          value={propertiesOf(node)[port.name] ?? property.default ?? undefined}
+          value={value ?? property.default ?? undefined}
           error={wrong}
           onChange={(value) => {
             const given = value === property.default ? undefined : value
@@ -291,12 +307,16 @@ function PropertyField({ port, property, ...props }: PropertyFieldProps) {
       <Wire
         {...props}
         port={port}
-        label={isMedia || isWired || !property ? port.name : `${port.name}: ${words.wiredFrom}`}
-        hideLabel={!isMedia && !isWired && Boolean(property)}
-        error={isMedia || isWired ? wrong : null}
+        label={isAlone ? port.name : `${port.name}: ${words.wiredFrom}`}
+        hideLabel={!isAlone}
+        error={isAlone ? wrong : null}
       />
     </fieldset>
   )
+}
+
+function isTemplated(value: unknown): boolean {
+  return typeof value === "string" && value.includes("{{")
 }
 
 const KINDS: Record<string, Kind> = { number: "number", integer: "integer", seed: "seed", boolean: "boolean" }
@@ -327,6 +347,7 @@ interface WireProps extends NodePanelProps {
 }
 
 const ASK = "ask when it runs"
+const TEMPLATE = "by a template"
 
 /** Where a port's value comes from: the same as the wire on the canvas. */
 function Wire({ port, label, hideLabel, error, document, node, types, problems, onChange }: WireProps) {
@@ -337,9 +358,11 @@ function Wire({ port, label, hideLabel, error, document, node, types, problems, 
     { value: "", label: words.notWired },
     ...[...new Set([...sources, ...(now ? [now] : [])])].map((each) => ({ value: each, label: each })),
     ...(now ? [] : [{ value: ASK, label: words.askAtRun }]),
+    ...(now || node.type !== "workflow" ? [] : [{ value: TEMPLATE, label: words.byTemplate }]),
   ]
   const choose = (value: string) => {
     if (value === ASK) onChange(withInput(document, node, port), null)
+    else if (value === TEMPLATE) onChange(setProperty(document, node.id, port.name, "{{ }}"), null)
     else onChange(value ? connect(document, value, to) : disconnect(document, to), null)
   }
   const wrong = error ?? (hideLabel ? null : problems.find((each) => each.port === port.name)?.message)

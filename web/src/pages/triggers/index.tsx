@@ -186,10 +186,11 @@ function OneTrigger({ trigger, targets, onSecret }: OneTriggerProps) {
         : { title: words.started, state: "queued" },
     )
     cache.invalidate(PATH)
+    cache.invalidate("/api/wallet")
     ask(null)
   })
   const error = change.error ?? (asked === "fire" ? null : fire.error)
-  const state = trigger.is_paused ? "paused" : trigger.is_spent ? "waiting" : "online"
+  const state = trigger.is_paused ? "paused" : trigger.is_spent ? "queued" : "online"
   const stateWords = trigger.is_paused ? words.paused : trigger.is_spent ? words.spent : words.active
   return (
     <section className="panel" aria-label={trigger.name}>

@@ -201,6 +201,7 @@ export const words = {
   notWired: "not wired",
   unwire: (port: string) => `Take the wire of ${port} away`,
   askAtRun: "Ask when it runs",
+  byTemplate: "By a template {{ }}",
   setValue: "Value",
   mediaOnly: "Wire it, or ask for it when the graph runs.",
   runsOn: "Runs on",

@@ -163,7 +163,14 @@ async def list_triggers(
 async def show_moments(
     _: Reader,
     now: NowDep,
-    cron: Annotated[str, Query(max_length=SCHEDULE_CHARACTERS_MAX, examples=["30 7 * * MON-FRI"])],
+    cron: Annotated[
+        str,
+        Query(
+            max_length=SCHEDULE_CHARACTERS_MAX,
+            description="Five fields; default: every midnight.",
+            examples=["30 7 * * MON-FRI"],
+        ),
+    ] = "0 0 * * *",
     timezone: Annotated[str, Query(max_length=64)] = "UTC",
 ) -> ScheduleMoments:
     """When a schedule would fire next; makes nothing."""
