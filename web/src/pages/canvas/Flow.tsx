@@ -466,20 +466,18 @@ function useEdges(
 
 /** What is read by name, as far as there are ports on both sides. */
 function useNames(document: GraphDocument, facts: ReadonlyMap<string, NodeFacts>): readonly Named[] {
-  const ports = useRef("")
-  const kept = useRef<readonly Named[]>([])
-  const has = (side: "inputs" | "outputs", id: string, port: string) =>
-    facts.get(id)?.ports[side].some((each) => each.name === port) ?? false
   const found = useMemo(() => namesIn(document), [document])
-  const drawn = found.filter(({ from, to }) => {
-    const source = sourceOf(from)
-    const target = targetOf(to)
-    return has("outputs", source.node, source.port) && has("inputs", target.node, target.port)
-  })
-  const now = JSON.stringify(drawn)
-  if (now !== ports.current) {
-    ports.current = now
-    kept.current = drawn
-  }
-  return kept.current
+  const kept = useRef<readonly Named[]>([])
+  return useMemo(() => {
+    const has = (side: "inputs" | "outputs", id: string, port: string) =>
+      facts.get(id)?.ports[side].some((each) => each.name === port) ?? false
+    const drawn = found.filter(({ from, to }) => {
+      const source = sourceOf(from)
+      const target = targetOf(to)
+      return has("outputs", source.node, source.port) && has("inputs", target.node, target.port)
+    })
+    // The same as before where nothing has changed, so that wires aren't drawn anew.
+    if (!isAlike(drawn, kept.current)) kept.current = drawn
+    return kept.current
+  }, [found, facts])
 }

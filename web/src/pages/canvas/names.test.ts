@@ -193,6 +193,18 @@ describe("ports by name", () => {
     expect(told("whole", "outputs")).toEqual(["same: result", "text: text", "outputs: any"])
   })
 
+  it("are there for what is read, though nobody knows the workflow", () => {
+    const unknown = graph(PHOTO, {
+      id: "x",
+      type: "workflow",
+      workflow: "gone",
+      properties: { a: "{{ photo }}", b: 1 },
+    })
+    const [, x] = unknown.nodes
+    const ports = new GraphTypes(unknown, OFFERS).ports(x as GraphNode).inputs
+    expect(ports.map((each) => each.name)).toEqual(["a"])
+  })
+
   it("refuse what doesn't fit, what would be a cycle, and take the part that fits", () => {
     expect(types.wireFrom("photo.value", "framed.title")).toBeNull()
     expect(types.wireFrom("framed.framed", "again.image")).toBe("framed.framed")

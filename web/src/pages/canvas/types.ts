@@ -2,7 +2,7 @@
 
 import type { GraphPorts, OfferedProperty, WorkflowOffer } from "@/api/schema"
 import { type GraphDocument, type GraphNode, own, sourceOf, targetOf } from "./document"
-import { bodyOf, isByName, nameOf, namesIn, recordOf } from "./names"
+import { bodyOf, isByName, type Named, nameOf, namesIn, recordOf } from "./names"
 
 /** A scalar by its name, a list by its item, an object by its fields; `any` fits everything. */
 export interface PortType {
@@ -154,10 +154,13 @@ export class GraphTypes {
   private readonly offerOf: OfferOf
   private readonly innerOf: InnerOf
   private readonly nodes: Map<string, GraphNode>
+  private readonly names: readonly Named[]
   /** The wires that end at a node, in their order. */
   private readonly arriving = new Map<string, { from: string; port: string }[]>()
   /** The nodes that a node reads by name. */
   private readonly read = new Map<string, string[]>()
+  /** The ports at which it reads them. */
+  private readonly reading = new Map<string, Set<string>>()
   private readonly leaving = new Map<string, Readonly<Record<string, PortType>>>()
 
   constructor(document: GraphDocument, offerOf: OfferOf, innerOf: InnerOf = NO_GRAPHS) {
@@ -171,9 +174,11 @@ export class GraphTypes {
       wires.push({ from, port })
       this.arriving.set(node, wires)
     }
-    for (const { from, to } of namesIn(document)) {
-      const { node } = targetOf(to)
+    this.names = namesIn(document)
+    for (const { from, to } of this.names) {
+      const { node, port } = targetOf(to)
       this.read.set(node, [...(this.read.get(node) ?? []), sourceOf(from).node])
+      this.reading.set(node, (this.reading.get(node) ?? new Set<string>()).add(port))
     }
   }
 
@@ -182,7 +187,15 @@ export class GraphTypes {
     return { inputs: this.inputs(node), outputs }
   }
 
+  /** Its own, and fields that read a name though nobody knows them, as of a workflow that is offered no more. */
   private inputs(node: GraphNode): Port[] {
+    const own = this.ownInputs(node)
+    const read = [...(this.reading.get(node.id) ?? [])]
+    const others = read.filter((name) => !own.some((each) => each.name === name))
+    return [...own, ...others.map((name) => ({ name, type: ANY }))]
+  }
+
+  private ownInputs(node: GraphNode): Port[] {
     const one = (name: string): Port[] => [{ name, type: ANY, isRequired: true }]
     if (node.type === "input") return []
     if (node.type === "output") return one("value")
@@ -279,7 +292,7 @@ export class GraphTypes {
 
   /** A value that is nothing but another node's has its type; with more beside it, it is a text. */
   private valueTypes(node: GraphNode): Record<string, PortType> {
-    const names = namesIn(this.document).filter((each) => each.isWhole)
+    const names = this.names.filter((each) => each.isWhole)
     const typeOf = ([name, value]: [string, unknown]): [string, PortType] => {
       const whole = names.find((each) => each.to === `${node.id}.${name}`)
       if (whole) return [name, this.at(whole.from) ?? ANY]
@@ -298,7 +311,7 @@ export class GraphTypes {
   private graphOutputs(named: Readonly<Record<string, unknown>>): Record<string, PortType> {
     const inner = this.innerOf(named)
     if (inner) return Object.fromEntries(inner.outputs.map(({ name, type }) => [name, typeNamed(type)]))
-    const wires = [...this.document.connections, ...namesIn(this.document)].map((each) => sourceOf(each.from))
+    const wires = [...this.document.connections, ...this.names].map((each) => sourceOf(each.from))
     const used = wires.filter((each) => each.node === named.id && each.port !== "outputs")
     return Object.fromEntries(used.map((each) => [each.port, ANY]))
   }
@@ -372,12 +385,12 @@ export class GraphTypes {
 
   /** What is in one item of the list that a node takes. */
   fieldsOfItem(node: GraphNode): string[] {
-    const over = namesIn(this.document).find((each) => each.to === `${node.id}.over`)
+    const over = this.names.find((each) => each.to === `${node.id}.over`)
     return partsOf((over && this.at(over.from)?.item) ?? ANY)
   }
 
   itemIs(node: GraphNode, wanted: string): boolean {
-    const over = namesIn(this.document).find((each) => each.to === `${node.id}.over`)
+    const over = this.names.find((each) => each.to === `${node.id}.over`)
     const item = over && this.at(over.from)?.item
     return Boolean(item && fits(item, typeNamed(wanted)))
   }
