@@ -196,6 +196,18 @@ export function GraphPick({ named, onPick, onVersion, ...props }: GraphPickProps
         ]}
         value={found?.id ?? told}
         error={wrongAt(props, "graph")}
+        aside={
+          found && (
+            <a
+              href={`/graphs/${found.id}`}
+              target="_blank"
+              rel="noreferrer"
+              aria-label={words.openInside(found.name)}
+            >
+              {words.openShort}
+            </a>
+          )
+        }
         onChange={(id) => {
           const picked = graphs.find((each) => each.id === id)
           if (picked) onPick({ graph: nameFor(picked, graphs), version: picked.version })

@@ -146,6 +146,8 @@ export const words = {
   otherProperties: (count: number) => (count === 1 ? "1 more property" : `${count} more properties`),
   graphInside: "Graph",
   versionInside: "Version",
+  openShort: "Open",
+  openInside: (name: string) => `Open ${name} in a new tab`,
   atOnce: "Jobs at once",
   continueOnOne: "Go on if one fails",
   until: "Until",
