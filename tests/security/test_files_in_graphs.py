@@ -44,7 +44,8 @@ async def test_a_url_that_a_value_brings_is_not_shown_as_that_of_a_file(
 ) -> None:
     """Graphs are a whole tenant's: what one user writes into one must not lead the others elsewhere."""
     eve = await effect_setup.customer(ada.tenant_id)
-    bait = {"filename": "your result", "mime_type": "text/html", "url": "https://evil.example"}
+    evil = "https://evil.example"
+    bait = {"filename": "your result", "mime_type": "text/html", "url": evil, "small_url": evil}
     planted = [{"file_id": str(ada.user_id), **bait}, {"file_id": None, **bait}, {"url": "kept"}]
     document = passing(default=planted)
     graph = (await eve.client.post("/api/graphs", json=document)).json()

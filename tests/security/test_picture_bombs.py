@@ -81,3 +81,53 @@ def test_the_header_tells_the_size_of_every_kind_of_picture(tmp_path: Path, kind
     path = tmp_path / "a"
     PIL.Image.new("RGB", (301, 77)).save(path, kind)
     assert measure_picture(path) == (301, 77)
+
+
+def shrunk(tmp_path: Path, source: Path, pixels_max: int = 64_000_000) -> Path | None:
+    """By the process that makes small pictures, as the control plane starts it."""
+    to = tmp_path / "small"
+    module = "comfyfleet.protocol.small_picture"
+    command = [sys.executable, "-m", module, str(source), str(to), str(pixels_max)]
+    ended = subprocess.run(command, check=False, timeout=60)
+    return to if ended.returncode == 0 else None
+
+
+def test_no_small_picture_is_made_of_a_bomb(path: Path, tmp_path: Path) -> None:
+    assert shrunk(tmp_path, path) is None
+    # Its header is trusted by nobody: the process has no more memory than it needs for a picture.
+    lying = bytearray(path.read_bytes())
+    lying[16:24] = struct.pack(">II", 100, 100)
+    lying[29:33] = struct.pack(">I", zlib.crc32(bytes(lying[12:29])))
+    short = tmp_path / "lying.png"
+    short.write_bytes(bytes(lying))
+    found = shrunk(tmp_path, short)
+    if found is not None:
+        with PIL.Image.open(found) as small:
+            assert small.size == (100, 100)
+
+
+def test_a_small_picture_stands_as_its_picture_does(tmp_path: Path) -> None:
+    turned = PIL.Image.Exif()
+    turned[0x0112] = 6  # it is shown turned by 90 degrees
+    source = tmp_path / "a.jpg"
+    PIL.Image.new("RGB", (1600, 800)).save(source, "JPEG", exif=turned)
+    found = shrunk(tmp_path, source)
+    assert found is not None
+    with PIL.Image.open(found) as small:
+        assert (small.size, dict(small.getexif())) == ((256, 512), {})
+
+
+@pytest.mark.parametrize("mode", ["I;16", "CMYK"])
+def test_no_small_picture_is_made_that_would_look_different(tmp_path: Path, mode: str) -> None:
+    source = tmp_path / "a"
+    PIL.Image.new(mode, (800, 800)).save(source, "PNG" if mode == "I;16" else "JPEG")
+    assert shrunk(tmp_path, source) is None
+
+
+def test_what_is_seen_through_stays_so(tmp_path: Path) -> None:
+    source = tmp_path / "a.png"
+    PIL.Image.new("RGBA", (800, 400), (255, 0, 0, 0)).save(source)
+    found = shrunk(tmp_path, source)
+    assert found is not None
+    with PIL.Image.open(found) as small:
+        assert (small.mode, small.size) == ("RGBA", (512, 256))

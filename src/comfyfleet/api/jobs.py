@@ -114,6 +114,15 @@ TEXT = Field(
 )
 
 
+SMALL_URL = Field(
+    default=None,
+    description=(
+        "A picture of at most 512 pixels for lists, valid as long as the other URL; null if the file is no picture, or small "
+        "as it is."
+    ),
+)
+
+
 class Output(Response):
     """One file that a job made, with a URL to download it."""
 
@@ -122,6 +131,7 @@ class Output(Response):
     content_type: str = Field(default="application/octet-stream", examples=["image/png"])
     size: int | None = Field(default=None, description="In bytes.", examples=[512_000])
     url: str = Field(description="Valid for 15 minutes; repeat the call for a new one.")
+    small_url: str | None = SMALL_URL
 
 
 class JobSummary(Response):

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from pydantic import Field
 
-from comfyfleet.api.jobs import TEXT, VALUES, JobStatus, Value
+from comfyfleet.api.jobs import SMALL_URL, TEXT, VALUES, JobStatus, Value
 from comfyfleet.api.values import OPEN_ENUM, Page, Response
 
 MediaKind: TypeAlias = Literal["image", "video", "audio"]
@@ -85,6 +85,8 @@ class VideoSummary(Response):
             "with urls=true."
         ),
     )
+    original_small_url: str | None = SMALL_URL
+    processed_small_url: str | None = SMALL_URL
     processed_content_type: str | None = Field(default=None, examples=["image/png"])
     created_at: datetime
     expired_at: datetime | None = None
@@ -97,6 +99,7 @@ class MediaResult(Response):
     effect_id: UUID | None = None
     status: JobStatus
     url: str | None = Field(default=None, description="The first output; valid for 15 minutes.")
+    small_url: str | None = SMALL_URL
     content_type: str | None = Field(default=None, examples=["image/png"])
     submitted_at: datetime
 

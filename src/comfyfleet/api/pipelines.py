@@ -7,6 +7,7 @@ from uuid import UUID
 
 from pydantic import Field, PlainSerializer
 
+from comfyfleet.api.jobs import SMALL_URL
 from comfyfleet.api.values import Message, Page, Response
 
 # Reasons that time alone does not change.
@@ -211,6 +212,7 @@ class CandidateAnswer(Response):
         default=None,
         description="Valid for 15 minutes; null for a text, and after the file was deleted.",
     )
+    small_url: str | None = SMALL_URL
     text: str | None = Field(
         default=None, description="The text that its job showed, with or instead of a picture."
     )

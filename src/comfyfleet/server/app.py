@@ -29,6 +29,7 @@ from comfyfleet.server.jobs.progress import (
     ProgressRelay,
     UserRelay,
 )
+from comfyfleet.server.media.small_pictures import SmallPictures
 from comfyfleet.server.queue.queue import DispatchQueue
 from comfyfleet.server.run_log.cursors import ClientCursors
 from comfyfleet.server.secrets import AdminKey, admin_key, url_secret, webhook_key
@@ -51,6 +52,7 @@ class ControlPlane:
     cursors: ClientCursors  # what clients of the gateway were told
     outward: PublicHttpClient  # to customers' addresses
     webhook_key: str  # webhooks' secrets are made from it
+    small: SmallPictures  # for lists and galleries
     meters: ProcessMetrics = field(default_factory=ProcessMetrics)
     siblings: SiblingProcesses | None = None  # where several processes serve one port
 
@@ -94,10 +96,11 @@ async def open_control_plane(
             await tenants.ensure_default(tx, pools=pools, now=clock())
         queue = DispatchQueue(central, settings=settings, clock=clock, new_token=uuid4)
         await _started(queue, stack)
+        store, small = await _store(places.storage_url, settings, central, clock, stack)
         context = JobContext(
             central=central,
             pools=pools,
-            store=await _store(places.storage_url, settings, central, clock, stack),
+            store=store,
             queue=queue,
             settings=settings,
             clock=clock,
@@ -125,6 +128,7 @@ async def open_control_plane(
             outward=outward,
             siblings=siblings,
             webhook_key=await webhook_key(central),
+            small=small,
         )
 
 
@@ -172,11 +176,19 @@ async def _require_ready(database: Database, place: DatabaseLocation, history: H
 
 async def _store(
     url: str, settings: Settings, central: Database, clock: Clock, stack: AsyncExitStack
-) -> ObjectStore:
+) -> tuple[ObjectStore, SmallPictures]:
     secret = bytes.fromhex(await url_secret(central))
     store = open_store(url, public_url=settings.public_url, secret=secret, clock=clock)
     stack.push_async_callback(store.aclose)
-    return store
+    small = SmallPictures(
+        store,
+        public_url=settings.public_url,
+        secret=secret,
+        pixels_max=settings.max_picture_pixels,
+        clock=clock,
+    )
+    stack.push_async_callback(small.aclose)
+    return store, small
 
 
 class BackgroundWork(Protocol):

@@ -12,7 +12,7 @@ from comfyfleet.server.db.central_tables import tenants
 from comfyfleet.server.jobs import submit
 from comfyfleet.server.maintenance.sweeps import expire_all, prune_expired_rows, remove_all_orphans
 from comfyfleet.server.media import service as media
-from comfyfleet.server.media.model import output_key, upload_key
+from comfyfleet.server.media.model import output_key, small_key, upload_key
 from comfyfleet.server.notifications import service as notifications
 from comfyfleet.server.notifications import store
 from comfyfleet.server.notifications.model import EventKind, NewJobEvent
@@ -174,3 +174,22 @@ async def test_a_file_that_is_just_being_shared_is_not_removed(
     await retaining
     await expire_all(ada.plane)
     assert await ada.has(old) == (True, True)
+
+
+async def test_a_small_picture_goes_with_its_picture_and_not_before(
+    ada: TenantData, ahead: AdjustableClock
+) -> None:
+    await keep_for(ada, 10)
+    store = ada.plane.store
+    file = await ada.file()
+    left = upload_key(ada.tenant_id, uuid4(), "lost.png")
+    for key in (small_key(file.path), small_key(left)):
+        await store.put(key, PNG, "image/webp")
+    ahead.by = timedelta(days=2)
+    await remove_all_orphans(ada.plane)
+    assert await store.head(small_key(file.path)) is not None
+    assert await store.head(small_key(left)) is None
+    ahead.by = timedelta(days=11)
+    await expire_all(ada.plane)
+    assert await ada.has(file) == (False, False)
+    assert await store.head(small_key(file.path)) is None

@@ -414,6 +414,8 @@ export interface CandidateAnswer {
   size: number
   /** Valid for 15 minutes; null for a text, and after the file was deleted. */
   url: string | null
+  /** A picture of at most 512 pixels for lists, valid as long as the other URL; null if the file is no picture, or small as it is. */
+  small_url: string | null
   /** The text that its job showed, with or instead of a picture. */
   text: string | null
   created_at: string
@@ -1608,6 +1610,8 @@ export interface MediaResult {
   status: JobStatus
   /** The first output; valid for 15 minutes. */
   url: string | null
+  /** A picture of at most 512 pixels for lists, valid as long as the other URL; null if the file is no picture, or small as it is. */
+  small_url: string | null
   content_type: string | null
   submitted_at: string
 }
@@ -1941,6 +1945,8 @@ export interface Output {
   size: number | null
   /** Valid for 15 minutes; repeat the call for a new one. */
   url: string
+  /** A picture of at most 512 pixels for lists, valid as long as the other URL; null if the file is no picture, or small as it is. */
+  small_url: string | null
 }
 
 export interface OutputSeen {
@@ -3006,6 +3012,10 @@ export interface Video {
   original_file_url: string | null
   /** The latest job's result, if it has one; valid for 15 minutes, repeat the call for a new one. In a list only with urls=true. */
   processed_file_url: string | null
+  /** A picture of at most 512 pixels for lists, valid as long as the other URL; null if the file is no picture, or small as it is. */
+  original_small_url: string | null
+  /** A picture of at most 512 pixels for lists, valid as long as the other URL; null if the file is no picture, or small as it is. */
+  processed_small_url: string | null
   processed_content_type: string | null
   created_at: string
   expired_at: string | null
@@ -3038,6 +3048,10 @@ export interface VideoSummary {
   original_file_url: string | null
   /** The latest job's result, if it has one; valid for 15 minutes, repeat the call for a new one. In a list only with urls=true. */
   processed_file_url: string | null
+  /** A picture of at most 512 pixels for lists, valid as long as the other URL; null if the file is no picture, or small as it is. */
+  original_small_url: string | null
+  /** A picture of at most 512 pixels for lists, valid as long as the other URL; null if the file is no picture, or small as it is. */
+  processed_small_url: string | null
   processed_content_type: string | null
   created_at: string
   expired_at: string | null

@@ -220,7 +220,7 @@ async def delete_asset(plane: ControlPlane, caller: Caller, asset_id: str) -> No
             raise AssetInUse("the asset is media of yours, which needs it")
         await run_log.delete_names(tx, tenant_id, user_id, file.id)
         await media.delete_file(tx, tenant_id, file.id)
-    await plane.store.delete(file.path)
+    await plane.store.delete(*file.object_keys)
 
 
 async def name_references(

@@ -42,10 +42,11 @@ from comfyfleet.server.http.middleware import (
     Check,
     WrongKeyThrottle,
 )
-from comfyfleet.server.http.objects import objects_routes
+from comfyfleet.server.http.objects import objects_routes, small_pictures_route
 from comfyfleet.server.http.request_body import BodyLimits
 from comfyfleet.server.http.web import WebPages, no_route, web_routes
 from comfyfleet.server.http.web.pages import NOT_BUILT
+from comfyfleet.server.media.small_pictures import SMALL_PATH
 from comfyfleet.server.storage import LocalStore
 from comfyfleet.server.storage.local import OBJECTS_PATH
 
@@ -220,6 +221,7 @@ PROBLEMS = deps.problems(400, 401, 403, 404, 409, 413, 422, 429, 503)
 # By the first prefix that fits. Signed URLs and links carry their right themselves; examples are for all.
 CHECKS: tuple[tuple[str, Check | None], ...] = (
     (f"{OBJECTS_PATH}/", None),
+    (f"{SMALL_PATH}/", None),
     (f"{examples.EXAMPLES_PATH}/", None),
     (f"{SHARED_PATH}/", None),
     # It says itself whether it is for anybody.
@@ -282,6 +284,7 @@ def create_app(
     app.router.routes.extend(_WORKER_ROUTES)
     if isinstance(plane.store, LocalStore):
         app.router.routes.extend(objects_routes(plane.store))
+    app.router.routes.append(small_pictures_route(plane.small, plane.store))
     app.router.routes.extend(_OTHER_ROUTES)
     app.state.web = WebPages(plane) if plane.settings.web else None
     if app.state.web is not None:

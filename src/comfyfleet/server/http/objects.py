@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from types import MappingProxyType
 
+from blake3 import blake3
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Match, Route
@@ -20,6 +21,8 @@ from comfyfleet.errors import (
     Unavailable,
     said_to_customers,
 )
+from comfyfleet.server.media.small_pictures import SMALL_PATH, SMALL_TYPE, SmallPictures
+from comfyfleet.server.storage import ObjectStore
 from comfyfleet.server.storage.local import (
     OBJECTS_PATH,
     IncomingObject,
@@ -41,6 +44,7 @@ def requested_range(headers: Mapping[str, str], *, size: int, etag: str) -> Byte
 
 logger = logging.getLogger(__name__)
 CHUNK_BYTES = 256 * 1024
+WHOLE_SECONDS = 60  # how long the URL is valid to which a small picture leads
 # An upload that says nothing for so long is given up.
 IDLE_SECONDS_MAX = 60
 REDACTED_QUERY = b"signature=hidden"
@@ -104,6 +108,37 @@ def objects_routes(store: LocalStore) -> list[BaseRoute]:
     route = ObjectRoute(f"{OBJECTS_PATH}/{{key:path}}", answer, methods=list(handlers))
     route.methods = set(handlers)
     return [route]
+
+
+def small_pictures_route(small: SmallPictures, store: ObjectStore) -> BaseRoute:
+    """Serves small pictures by their signed URLs, whatever the store; without one it leads to the whole picture."""
+
+    async def get(request: Request, key: str) -> Response:
+        query = request.query_params
+        request.scope["query_string"] = REDACTED_QUERY
+        small.require_granted(key, query.get("expires", ""), query.get("signature", ""))
+        content = await small.read(key)
+        if content is not None:
+            return _small_response(content, request.headers)
+        url = await store.url_to_get(key, seconds=WHOLE_SECONDS)
+        return Response(
+            status_code=302, headers=CORS_HEADERS | {"location": url, "cache-control": "no-store"}
+        )
+
+    async def answer(request: Request) -> Response:
+        return await _handle_errors(get, request)
+
+    route = ObjectRoute(f"{SMALL_PATH}/{{key:path}}", answer, methods=["GET"])
+    route.methods = {"GET"}
+    return route
+
+
+def _small_response(content: bytes, asked: Mapping[str, str]) -> Response:
+    etag = f'"{blake3(content).hexdigest(length=16)}"'
+    headers = {**CORS_HEADERS, **SECURITY_HEADERS, "etag": etag, "content-disposition": "inline"}
+    if names_etag(asked.get("if-none-match", ""), etag):
+        return Response(status_code=304, headers=headers)
+    return Response(content, headers=headers, media_type=SMALL_TYPE)
 
 
 async def _handle_errors(handler: Handler, request: Request) -> Response:

@@ -20,7 +20,7 @@ from comfyfleet.server.jobs import store_prompts, submit
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.maintenance import store
 from comfyfleet.server.media import service as media
-from comfyfleet.server.media.model import File, job_in_key
+from comfyfleet.server.media.model import File, job_in_key, owner_of_small
 from comfyfleet.server.notifications import service as notifications
 from comfyfleet.server.notifications import webhooks
 from comfyfleet.server.notifications.service import prune_audit, record_audit
@@ -124,7 +124,7 @@ async def _needed_by_runs(
 
 async def delete_objects(context: JobContext, removed: Sequence[File]) -> None:
     """Deletes objects; to be called after the commit that removed their rows."""
-    await delete_keys(context, [each.path for each in removed])
+    await delete_keys(context, [key for each in removed for key in each.object_keys])
 
 
 async def delete_keys(context: JobContext, keys: Sequence[str]) -> None:
@@ -315,7 +315,8 @@ async def _pools_by_tenant(context: JobContext) -> dict[UUID, Database]:
 
 async def _remove_unnamed(context: JobContext, pool: Database, keys: Sequence[str]) -> int:
     async with pool.read() as tx:
-        unnamed = set(keys) - await store.known_paths(tx, keys)
+        known = await store.known_paths(tx, {*keys, *map(owner_of_small, keys)})
+        unnamed = {key for key in keys if known.isdisjoint((key, owner_of_small(key)))}
         jobs = {job for key in unnamed if (job := job_in_key(key))}
         at_work = await store.active_among(tx, jobs) if jobs else set()
     # What a lease has delivered is named only when it is completed.

@@ -47,6 +47,11 @@ class File:
     def is_announced(self) -> bool:
         return self.size is None
 
+    @property
+    def object_keys(self) -> tuple[str, str]:
+        """Its object, and its small picture, if one was made: both go when it goes."""
+        return self.path, small_key(self.path)
+
 
 def check_file(file: File) -> File:
     if file.size is not None and file.size < 0:
@@ -107,6 +112,19 @@ def part_key(key: str, number: int) -> str:
 def stored_key(tenant_id: UUID, file_id: UUID, version: UUID, suffix: str) -> str:
     """Returns the final key of an upload; no upload URL for it exists, so nobody can overwrite it."""
     return f"tenants/{tenant_id}/files/{file_id}/{version}{suffix}"
+
+
+_SMALL_SUFFIX = ".small.webp"
+
+
+def small_key(key: str) -> str:
+    """Returns the key of the small picture of an object."""
+    return f"{key}{_SMALL_SUFFIX}"
+
+
+def owner_of_small(key: str) -> str:
+    """Returns the key of the object whose small picture this is; the key itself if it is none."""
+    return key.removesuffix(_SMALL_SUFFIX)
 
 
 def replace_suffix(filename: str, suffix: str) -> str:

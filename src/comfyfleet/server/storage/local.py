@@ -351,7 +351,7 @@ class UrlSigner:
             raise ValueError(f"the secret needs at least {SECRET_BYTES_MIN} bytes")
         self._secret = secret
 
-    def url(self, public_url: str, grant: UrlGrant) -> str:
+    def url(self, public_url: str, grant: UrlGrant, *, path: str = OBJECTS_PATH) -> str:
         query = {"expires": str(grant.expires)}
         if grant.content_type:
             query["type"] = grant.content_type
@@ -360,7 +360,7 @@ class UrlSigner:
         if grant.filename:
             query["filename"] = grant.filename
         query["signature"] = self.signature(grant)
-        base = public_url.rstrip("/") + OBJECTS_PATH
+        base = public_url.rstrip("/") + path
         return f"{base}/{quote(grant.key)}?{urlencode(query, quote_via=quote)}"
 
     def signature(self, grant: UrlGrant) -> str:

@@ -354,7 +354,13 @@ function MediaPage({ kind, before, onTake }: MediaPageProps) {
                     aria-label={words.take(each.filename ?? words.unnamed)}
                     onClick={() => onTake(chosenMedia(each))}
                   >
-                    {kind === "image" && <img src={each.original_file_url ?? ""} alt="" loading="lazy" />}
+                    {kind === "image" && (
+                      <img
+                        src={each.original_small_url ?? each.original_file_url ?? ""}
+                        alt=""
+                        loading="lazy"
+                      />
+                    )}
                     {kind === "video" && (
                       <video src={each.original_file_url ?? ""} muted preload="metadata" />
                     )}

@@ -82,6 +82,7 @@ describe("a run", () => {
   it("has each file once, and a picture keeps its address", () => {
     expect(filesIn(EXECUTION.outputs)).toEqual([FILE])
     expect(urls.of({ ...FILE, url: "/f?2" })).toBe("/f?1")
+    expect(urls.of({ ...FILE, file_id: "f2", small_url: "/small" })).toBe("/small")
   })
 
   it("gives the same answer only where it may be given", () => {

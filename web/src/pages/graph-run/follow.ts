@@ -19,6 +19,7 @@ export interface MadeFile {
   readonly filename: string
   readonly mime_type: string
   readonly url: string
+  readonly small_url?: string | undefined
 }
 
 const OVER: ReadonlySet<string> = new Set(["completed", "failed", "cancelled"])
@@ -197,21 +198,24 @@ function collect(value: unknown, found: Map<string, MadeFile>): void {
       filename: file.filename ?? file.file_id,
       mime_type: file.mime_type ?? "",
       url: file.url,
+      small_url: file.small_url,
     })
   for (const each of Object.values(value)) collect(each, found)
 }
 
 const URL_MS_MAX = 10 * 60_000
 
-/** URLs are signed anew by each answer; a picture that is shown keeps its own while that is valid. */
+/** Of small pictures, where there are some. URLs are signed anew by each answer; a picture that is shown keeps its own
+ * while that is valid. */
 export class SteadyUrls {
   private readonly known = new Map<string, { url: string; until: number }>()
 
   of = (file: MadeFile): string => {
     const kept = this.known.get(file.file_id)
     if (kept && kept.until > Date.now()) return kept.url
-    this.known.set(file.file_id, { url: file.url, until: Date.now() + URL_MS_MAX })
-    return file.url
+    const url = file.small_url ?? file.url
+    this.known.set(file.file_id, { url, until: Date.now() + URL_MS_MAX })
+    return url
   }
 }
 

@@ -8,9 +8,9 @@ import { words } from "@/words/en/media"
 export function pictureOf(media: VideoSummary): { url: string; kind: "image" | "video" } | null {
   const made = media.processed_content_type?.split("/")[0]
   if (media.processed_file_url && (made === "image" || made === "video"))
-    return { url: media.processed_file_url, kind: made }
+    return { url: media.processed_small_url ?? media.processed_file_url, kind: made }
   if (media.original_file_url && media.kind !== "audio")
-    return { url: media.original_file_url, kind: media.kind }
+    return { url: media.original_small_url ?? media.original_file_url, kind: media.kind }
   return null
 }
 

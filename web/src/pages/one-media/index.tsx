@@ -103,7 +103,7 @@ function OneResult({ result }: { result: MediaResult }) {
       <Link href={`/results/${result.job_id}`}>
         <div className={`print media-print is-${result.status}`}>
           {result.url && (kind === "image" || kind === "video") ? (
-            <Picture url={result.url} kind={kind} alt={title} />
+            <Picture url={result.small_url ?? result.url} kind={kind} alt={title} />
           ) : (
             <span className="media-blank">
               <Icon name={kind === "audio" ? "sound" : "picture"} size={24} />

@@ -10,16 +10,16 @@ interface PictureProps {
   candidate: Candidate
   book: Book
   alt: string
-  /** Looked at right now: not when it comes into view. */
+  /** Looked at right now and by itself: the whole picture, and not only when it comes into view. */
   eager?: boolean
 }
 
 export function Picture({ candidate, book, alt, eager }: PictureProps) {
-  const { url, text, content_type } = candidate
+  const { url, small_url, text, content_type } = candidate
   if (url && isPicture(candidate))
     return (
       <img
-        src={url}
+        src={eager ? url : (small_url ?? url)}
         alt={alt}
         loading={eager ? "eager" : "lazy"}
         decoding="async"

@@ -38,6 +38,7 @@ function made(id: string, step = 0, given: Partial<Candidate> = {}): Candidate {
     content_type: "image/png",
     size: 1,
     url: `/files/${id}`,
+    small_url: null,
     text: null,
     created_at: `2026-01-01T00:00:${id.padStart(2, "0")}Z`,
     urlAt: 0,

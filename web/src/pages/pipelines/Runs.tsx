@@ -86,7 +86,9 @@ function Prints({ run }: { run: PipelineRunSummary }) {
         return (
           // biome-ignore lint/suspicious/noArrayIndexKey: a place in the strip
           <span key={index} className={each ? "print" : "print pipelines-none"}>
-            {isShown && each.url && <img src={each.url} alt="" loading="lazy" decoding="async" />}
+            {isShown && each.url && (
+              <img src={each.small_url ?? each.url} alt="" loading="lazy" decoding="async" />
+            )}
             {each && !isShown && (each.text ?? <Icon name="picture" />)}
             {each?.status === "winner" && <Pencil kind="frame" />}
           </span>

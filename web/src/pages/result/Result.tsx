@@ -128,7 +128,7 @@ function Outputs({ job, at, onPick }: { job: JobAnswer; at: number; onPick: (at:
           aria-pressed={place === at}
           onClick={() => onPick(place)}
         >
-          <Thumb url={each.url} type={each.content_type} />
+          <Thumb url={each.small_url ?? each.url} type={each.content_type} />
         </button>
       ))}
     </div>
@@ -158,7 +158,7 @@ function Versions({ job, slug }: { job: JobAnswer; slug: string | null }) {
           aria-label={words.version(made.length - place)}
           aria-current={each.job_id === job.id ? "page" : undefined}
         >
-          <Thumb url={each.url ?? ""} type={each.content_type} />
+          <Thumb url={each.small_url ?? each.url ?? ""} type={each.content_type} />
         </Link>
       ))}
       {slug && (

@@ -287,7 +287,9 @@ function usePictures(): ReadonlyMap<string, string> {
     const found = new Map<string, string>()
     for (const each of media.data?.videos ?? []) {
       const isPicture = each.processed_content_type?.startsWith("image/")
-      const url = isPicture ? each.processed_file_url : each.kind === "image" ? each.original_file_url : null
+      const made = each.processed_small_url ?? each.processed_file_url
+      const original = each.original_small_url ?? each.original_file_url
+      const url = isPicture ? made : each.kind === "image" ? original : null
       if (url) found.set(each.id, url)
     }
     return found

@@ -260,6 +260,8 @@ async def _summary(plane: ControlPlane, seen: MediaDetails, *, has_urls: bool) -
         processed_file_url=(
             await views.url_of(plane, processed) if has_urls and processed else None
         ),
+        original_small_url=views.small_url_of(plane, original) if has_urls else None,
+        processed_small_url=views.small_url_of(plane, processed) if has_urls else None,
         processed_content_type=processed.mime_type if processed else None,
         created_at=found.created_at,
         expired_at=found.expired_at,
@@ -284,6 +286,7 @@ async def _result(plane: ControlPlane, job: Job, seen: MediaDetails) -> MediaRes
         effect_id=job.asked.effect_id,
         status=job.status,
         url=await views.url_of(plane, file) if file else None,
+        small_url=views.small_url_of(plane, file),
         content_type=file.mime_type if file else None,
         submitted_at=job.submitted_at,
     )

@@ -56,7 +56,7 @@ from comfyfleet.server.http.public.jobs import (
     IdempotencyKey,
     Since,
 )
-from comfyfleet.server.http.public.views import url_of
+from comfyfleet.server.http.public.views import small_url_of, url_of
 from comfyfleet.server.http.streams import MEDIA_TYPE, EventStream, StreamKeyCheck, run_shielded
 from comfyfleet.server.media.model import File
 from comfyfleet.server.pipelines import actions, run_state
@@ -657,6 +657,7 @@ async def _candidate_answer(
         content_type=kept.get("mime_type", ""),
         size=kept.get("size", 0),
         url=await url_of(plane, file) if file else None,
+        small_url=small_url_of(plane, file),
         text=candidate.text,
         created_at=candidate.created_at,
     )

@@ -134,6 +134,7 @@ async def outputs_of(
             content_type=file.mime_type,
             size=file.size,
             url=await url_of(plane, file, names.get(file.id)),
+            small_url=small_url_of(plane, file),
         )
         for name, file in found
     ]
@@ -148,6 +149,10 @@ async def url_of(plane: ControlPlane, file: File, name: str | None = None) -> st
     return await plane.store.url_to_get(
         file.path, seconds=plane.settings.url_seconds, filename=name or file.filename
     )
+
+
+def small_url_of(plane: ControlPlane, file: File | None) -> str | None:
+    return plane.small.url_of(file, seconds=plane.settings.url_seconds) if file else None
 
 
 URLS_MAX = 1000
@@ -338,28 +343,31 @@ async def with_execution_urls(
     return answer.model_copy(update={"executions": tuple(shown)})
 
 
-async def _urls_in(plane: ControlPlane, head: RunRow, values: Any, urls_max: int) -> dict[str, str]:
+async def _urls_in(
+    plane: ControlPlane, head: RunRow, values: Any, urls_max: int
+) -> dict[str, dict[str, str]]:
     """Returns URLs for files of the run's own user only, as results may contain any id."""
-    urls: dict[str, str] = {}
+    urls: dict[str, dict[str, str]] = {}
     owner = actions.Owner(head.tenant_id, head.user_id)
     for file_id in islice(dict.fromkeys(actions.file_ids_in(values)), urls_max):
         file = await actions.own_file(plane.graphs, owner, file_id)
         # Else it has expired, is somebody else's, or has never been looked at.
         if file is not None and not file.is_announced:
-            urls[file_id] = await url_of(plane, file)
+            small = small_url_of(plane, file)
+            found = {"url": await url_of(plane, file)}
+            urls[file_id] = {**found, "small_url": small} if small else found
     return urls
 
 
-def _add_urls(value: Any, urls: Mapping[str, str]) -> Any:
+def _add_urls(value: Any, urls: Mapping[str, Mapping[str, str]]) -> Any:
     """What names a file has a URL of ours or none: pages and programs follow it, and a graph of a colleague, or a
     text that a node made, may say any other."""
     if isinstance(value, Mapping):
         found = {name: _add_urls(inner, urls) for name, inner in value.items()}
         if "file_id" not in found:
             return found
-        found.pop("url", None)
-        url = urls.get(str(value["file_id"]))
-        return {**found, "url": url} if url else found
+        plain = {name: inner for name, inner in found.items() if name not in ("url", "small_url")}
+        return {**plain, **urls.get(str(value["file_id"]), {})}
     if isinstance(value, list | tuple):
         return [_add_urls(each, urls) for each in value]
     return value

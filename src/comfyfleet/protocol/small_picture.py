@@ -1,0 +1,92 @@
+"""Makes a small picture for a gallery, as a process of its own: `python -m comfyfleet.protocol.small_picture FROM TO PIXELS`.
+
+Whoever uploaded the picture chose its bytes: this process holds no key and no connection, and has limits of memory, time
+and output. It needs Pillow. It ends with 0 once the small picture is written, and with 1 if there can be none.
+"""
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+import PIL.Image
+import PIL.ImageOps
+
+from comfyfleet.errors import LimitExceeded
+from comfyfleet.media import measure_picture, require_pixels
+
+SIDE_PIXELS_MAX = 512
+QUALITY = 80
+FORMATS = ("PNG", "JPEG", "WEBP")
+# Others lose something on the way to eight bits of red, green and blue: they are shown as they are.
+MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA"})
+COLOUR_PROFILE_BYTES_MAX = 16 * 1024
+MEMORY_BYTES_MAX = 768 * 1024**2
+SMALL_BYTES_MAX = 256 * 1024
+CPU_SECONDS_MAX = 10
+NO_SMALL_PICTURE = 1
+
+
+def shrink_picture(path: Path, to: Path, *, pixels_max: int) -> bool:
+    """Writes the picture as WebP, with no side longer than `SIDE_PIXELS_MAX`; False if it can't be made smaller
+    without a loss that people would see, such as that of its movement."""
+    require_pixels(measure_picture(path), pixels_max)
+    with PIL.Image.open(path, formats=FORMATS) as picture:
+        require_pixels(picture.size, pixels_max)
+        if picture.mode not in MODES or getattr(picture, "is_animated", False):
+            return False
+        picture.draft("RGB", (SIDE_PIXELS_MAX, SIDE_PIXELS_MAX))  # of a JPEG less is decoded
+        mode = "RGBA" if picture.has_transparency_data else "RGB"
+        profile = picture.info.get("icc_profile") or b""
+        if len(profile) > COLOUR_PROFILE_BYTES_MAX:
+            return False
+        turned = PIL.ImageOps.exif_transpose(_shrunk(picture, mode))
+        turned.save(to, "WEBP", quality=QUALITY, icc_profile=profile, exif=b"")
+    return True
+
+
+def _shrunk(picture: PIL.Image.Image, mode: str) -> PIL.Image.Image:
+    plain = picture if picture.mode == mode else picture.convert(mode)
+    orientation = picture.getexif()
+    plain.thumbnail((SIDE_PIXELS_MAX, SIDE_PIXELS_MAX), reducing_gap=2.0)
+    plain.info["exif"] = orientation.tobytes()
+    return plain
+
+
+def _limit_process() -> None:
+    """After all imports: what they took is not counted. Where the system has no such limits, time and pixels are left."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text().split()[5])
+        memory = pages * os.sysconf("SC_PAGE_SIZE") + MEMORY_BYTES_MAX
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS_MAX, CPU_SECONDS_MAX))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL_BYTES_MAX, SMALL_BYTES_MAX))
+
+
+UNREADABLE = (
+    LimitExceeded,
+    OSError,
+    ValueError,
+    SyntaxError,
+    KeyError,
+    IndexError,
+    OverflowError,
+    MemoryError,
+    TypeError,
+    PIL.Image.DecompressionBombError,
+)
+
+
+def main(source: str, to: str, pixels_max: str) -> int:
+    _limit_process()
+    try:
+        is_made = shrink_picture(Path(source), Path(to), pixels_max=int(pixels_max))
+    except UNREADABLE:
+        return NO_SMALL_PICTURE
+    return 0 if is_made else NO_SMALL_PICTURE
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:4]))

@@ -1,0 +1,148 @@
+"""Small pictures for lists and galleries: made when somebody first looks, from the stored picture, and kept beside it.
+
+They are no files of their own: no row names them, no quota counts them, and each goes with its picture. Whoever may get
+the picture gets a signed URL of the small one, too. Where none can be made, that URL leads to the whole picture.
+"""
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from collections import OrderedDict
+from importlib.util import find_spec
+from pathlib import Path
+
+from comfyfleet.clock import Clock
+from comfyfleet.errors import NotFound, Unavailable
+from comfyfleet.server.media.model import File, small_key
+from comfyfleet.server.storage import ObjectStore
+from comfyfleet.server.storage.local import UrlGrant, UrlSigner
+from comfyfleet.transport.files import open_file
+
+logger = logging.getLogger(__name__)
+SMALL_PATH = "/api/small"
+SMALL_TYPE = "image/webp"
+METHOD = "SMALL"  # in what is signed: a URL of a small picture is none of the whole one
+MODULE = "comfyfleet.protocol.small_picture"
+PICTURE_TYPES = ("image/png", "image/jpeg", "image/webp")
+# Smaller ones are small as they are; larger ones cost more to read than a gallery saves.
+PICTURE_BYTES_MIN = 64 * 1024
+PICTURE_BYTES_MAX = 64 * 1024**2
+MADE_AT_ONCE_MAX = 2
+WAITING_MAX = 200
+# Then the whole picture is shown, and the small one the next time.
+WAIT_SECONDS_MAX = 10.0
+PROCESS_SECONDS_MAX = 20.0
+REFUSED_KEPT_MAX = 10_000
+# A list that is read again names the same URL for so long, and a browser does not load the picture again.
+SAME_URL_SECONDS = 600
+# It decodes strangers' files: the control plane's keys, databases and stores are no business of it.
+SECRET_PREFIXES = ("COMFYFLEET_", "COMFY_", "AWS_")
+
+
+class SmallPictures:
+    def __init__(
+        self, store: ObjectStore, *, public_url: str, secret: bytes, pixels_max: int, clock: Clock
+    ) -> None:
+        self._store = store
+        self._public_url = public_url
+        self._signer = UrlSigner(secret)
+        self._pixels_max = pixels_max
+        self._clock = clock
+        self._has_pillow = find_spec("PIL") is not None
+        self._turns = asyncio.Semaphore(MADE_AT_ONCE_MAX)
+        self._making: dict[str, asyncio.Task[bytes | None]] = {}
+        self._refused: OrderedDict[str, None] = OrderedDict()  # keys of which there can be none
+
+    def url_of(self, file: File, *, seconds: int) -> str | None:
+        """A URL of the small picture; None if the file is no picture, or small as it is."""
+        if not self._has_pillow or file.mime_type not in PICTURE_TYPES:
+            return None
+        if not PICTURE_BYTES_MIN < (file.size or 0) <= PICTURE_BYTES_MAX:
+            return None
+        until = int(self._clock().timestamp()) + seconds
+        expires = until - until % -SAME_URL_SECONDS
+        grant = UrlGrant(METHOD, file.path, expires)
+        return self._signer.url(self._public_url, grant, path=SMALL_PATH)
+
+    def require_granted(self, key: str, expires: str, signature: str) -> None:
+        """Raises Forbidden unless we signed the URL and it is still valid."""
+        query = {"expires": expires, "signature": signature}
+        self._signer.granted(METHOD, key, query, now=self._clock().timestamp())
+
+    async def read(self, key: str) -> bytes | None:
+        """The small picture of an object; None if only the whole one can be shown now."""
+        try:
+            return await self._store.get(small_key(key))
+        except NotFound:
+            pass
+        if key in self._refused or not self._has_pillow:
+            return None
+        making = self._making.get(key)
+        if making is None:
+            if len(self._making) >= WAITING_MAX:
+                return None
+            making = asyncio.create_task(self._make(key), name=f"small picture of {key}")
+            self._making[key] = making
+            making.add_done_callback(lambda _: self._making.pop(key, None))
+        done, _ = await asyncio.wait({making}, timeout=WAIT_SECONDS_MAX)
+        return making.result() if done and not making.cancelled() else None
+
+    async def aclose(self) -> None:
+        waiting = list(self._making.values())
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def _make(self, key: str) -> bytes | None:
+        try:
+            async with self._turns:
+                return await self._make_and_store(key)
+        except (NotFound, Unavailable, OSError) as error:
+            logger.info("there is no small picture of %s: %s", key, error)
+            return None
+
+    async def _make_and_store(self, key: str) -> bytes | None:
+        facts = await self._store.head(key)
+        if facts is None or facts.size > PICTURE_BYTES_MAX:
+            return None
+        with tempfile.TemporaryDirectory(prefix="comfyfleet-") as folder:
+            source, made = Path(folder) / "picture", Path(folder) / "small"
+            with await open_file(source, "wb") as file:
+                async for chunk in self._store.chunks(key):
+                    await asyncio.to_thread(file.write, chunk)
+            content = await asyncio.to_thread(_shrink, source, made, self._pixels_max)
+        if content is None or len(content) >= facts.size:
+            self._refuse(key)
+            return None
+        await self._store.put(small_key(key), content, SMALL_TYPE)
+        if await self._store.head(key) is None:  # it was deleted meanwhile
+            await self._store.delete(small_key(key))
+        return content
+
+    def _refuse(self, key: str) -> None:
+        self._refused[key] = None
+        if len(self._refused) > REFUSED_KEPT_MAX:
+            self._refused.popitem(last=False)
+
+
+def _shrink(source: Path, to: Path, pixels_max: int) -> bytes | None:
+    command = [sys.executable, "-m", MODULE, str(source), str(to), str(pixels_max)]
+    environ = {
+        name: value for name, value in os.environ.items() if not name.startswith(SECRET_PREFIXES)
+    }
+    try:
+        ended = subprocess.run(  # noqa: S603 - our own program, with paths of ours
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environ,
+            timeout=PROCESS_SECONDS_MAX,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    return to.read_bytes() if ended.returncode == 0 and to.is_file() else None
