@@ -91,6 +91,12 @@ test("a read waits as long as it is told, a change never repeats itself", async 
   expect(again).toHaveBeenCalledTimes(1)
 })
 
+test("what is down is told at once, however soon it may be back", async () => {
+  const fetched = answers(refusal(503, "unavailable", { "retry-after": "5" }))
+  await expect(api.get("/api/a")).rejects.toMatchObject({ code: "unavailable", retryAfterSeconds: 5 })
+  expect(fetched).toHaveBeenCalledTimes(1)
+})
+
 test("whoever is signed out is told so, but not by the question who is signed in", async () => {
   const noticed = vi.fn()
   const stop = onSignedOut(noticed)

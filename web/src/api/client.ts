@@ -69,8 +69,9 @@ async function call<T>(method: string, path: string, body: unknown, options: Cal
       if (options.signal?.aborted) throw thrown
       const error = asApiError(thrown)
       const wait = error.retryAfterSeconds
-      const again = method === "GET" && tried < RETRIES_MAX && wait !== null && wait <= RETRY_SECONDS_MAX
-      if (!again) throw error
+      // Only of calls that come too fast: what is down is told at once, and read again while people see why.
+      const mayWait = method === "GET" && error.status === 429 && tried < RETRIES_MAX
+      if (!mayWait || wait === null || wait > RETRY_SECONDS_MAX) throw error
       await new Promise((done) => setTimeout(done, wait * 1000))
     }
   }
