@@ -482,6 +482,41 @@ def test_a_person_may_try_again_and_is_asked_again() -> None:
     assert started(s.tell(QuestionAnswered(ExecutionKey("fix"), Choice.RETRY))) == ["fix"]
 
 
+def test_a_question_is_withdrawn_when_the_backend_is_back() -> None:
+    s = asking()
+    assert s.tell() == []
+    s.environment = offline("b")
+    (job,) = s.tell()
+    assert isinstance(job, StartJob)
+    assert job.backend_affinity == "worker:a"
+    record = s.run.record(ExecutionKey("fix"))
+    assert (s.run.status, s.run.asking, record.question) == (
+        GraphRunStatus.RUNNING,
+        frozenset(),
+        None,
+    )
+    # Who answers now comes too late, and nothing runs twice.
+    assert s.tell(QuestionAnswered(ExecutionKey("fix"), Choice.BACKEND, "worker:c")) == []
+
+
+def test_a_question_stays_while_only_others_are_back() -> None:
+    s = line(backend_affinity="worker:a", fallback_strategy="ask_user")
+    s.environment = offline("a", "b", "c")
+    (ask,) = s.start()
+    assert isinstance(ask, AskUser)
+    s.environment = offline("a")
+    assert s.tell() == []
+    assert s.run.status == GraphRunStatus.WAITING_FOR_USER
+
+
+def test_an_answer_in_the_moment_of_the_return_counts() -> None:
+    s = asking()
+    s.environment = WORLD
+    (job,) = s.tell(QuestionAnswered(ExecutionKey("fix"), Choice.BACKEND, "worker:b"))
+    assert isinstance(job, StartJob)
+    assert job.backend_affinity == "worker:b"
+
+
 def test_a_person_may_skip_or_fail_the_node() -> None:
     s = asking()
     s.tell(QuestionAnswered(ExecutionKey("fix"), Choice.SKIP))

@@ -254,6 +254,24 @@ def _check_questions(draft: RunDraft) -> None:
             _judge(draft, key, Choice(node.on_deadline))
 
 
+def _withdraw_questions(draft: RunDraft) -> None:
+    """Goes on by itself where the backend that a person was asked about is back."""
+    for key in sorted(draft.asking):
+        node, record = draft.plan.node(key.node), draft.record(key)
+        if isinstance(node, WorkflowNode) and _is_served(draft, node, record):
+            draft.asking.discard(key)
+            draft.update(key, question=None)
+            draft.hold(key)
+
+
+def _is_served(draft: RunDraft, node: WorkflowNode, record: ExecutionRecord) -> bool:
+    """Whether the wanted backend can run it now; without a wanted one, whether any can."""
+    need = draft.plan.workflows[node.id].need_for(record.inputs or {})
+    backends = draft.environment.backends
+    wanted = record.chosen or node.backend_affinity
+    return is_online(wanted, need, backends) if wanted else bool(alternatives(need, backends))
+
+
 def new_run(
     plan: RunPlan, run_id: UUID, inputs: Mapping[str, Any], *, max_tokens: int | None = None
 ) -> GraphRunState:
@@ -389,6 +407,7 @@ def _decided(draft: RunDraft) -> RunDecision:
     if draft.is_running:
         _check_questions(draft)
     if draft.is_running:
+        _withdraw_questions(draft)
         _check_placements(draft)
     while draft.is_running:
         _notify_all(draft)
