@@ -421,19 +421,20 @@ def evaluate_condition(
 class StepCount:
     """How much expressions have done; all of one value share one, as there may be thousands of them.
 
-    `total` counts what many values have done together, and sets no limit by itself.
+    `total` counts what many values have done together, and has a limit of its own.
     """
 
-    def __init__(self, total: "StepCount | None" = None) -> None:
+    def __init__(self, total: "StepCount | None" = None, *, most: int = STEPS_MAX) -> None:
         self.count = 0
         self.total = total
+        self.most = most
 
     def add(self, count: int) -> None:
         self.count += count
         if self.total is not None:
-            self.total.count += count
-        if self.count > STEPS_MAX:
-            raise LimitExceeded(f"the expression takes more than {STEPS_MAX:,} steps")
+            self.total.add(count)
+        if self.count > self.most:
+            raise LimitExceeded(f"the expression takes more than {self.most:,} steps")
 
 
 def compute(expression: Expression, read: Read, steps: StepCount | None = None) -> Any:

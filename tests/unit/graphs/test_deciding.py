@@ -9,7 +9,9 @@ import yaml
 from tests.unit.graphs.builders import CATALOGUE, work
 from tests.unit.graphs.simulation import NOW, RUN_ID, WORLD, Simulation, picture, plan_for
 
+from comfyfleet.api.expressions import StepCount
 from comfyfleet.api.graph_parse import parse_graph, write_graph
+from comfyfleet.errors import LimitExceeded
 from comfyfleet.server.graphs.decide import next_actions
 from comfyfleet.server.graphs.expand import GraphLibrary, expand
 from comfyfleet.server.graphs.plan import quote_plan
@@ -574,6 +576,53 @@ connections: [{from: each.output, to: result.value}]
     heavy = begun(text.replace("over: rows", "over: rows\n    max_items: 10000"), rows=[1] * 9000)
     assert heavy.run.error
     assert "take more than 2,000,000 steps" in heavy.run.error.message
+
+
+# 81,000 steps each: one alone is allowed.
+SUMS_OF_OUTPUT = " + ".join(["(output | sum)"] * 9) + " < 0"
+SUMS = "{{ " + " + ".join(["(big | sum)"] * 9) + " }}"
+HEAVY_NODES = {
+    "condition": {"type": "condition", "condition": SUMS_OF_OUTPUT},
+    "switch": {
+        "type": "switch",
+        "cases": [{"name": f"c{number}", "when": SUMS_OF_OUTPUT} for number in range(50)],
+    },
+    "value": {"type": "value", "values": {f"v{number}": SUMS for number in range(30)}},
+    "workflow": {
+        "type": "workflow",
+        "workflow": "draw",
+        "properties": {"text": f"{SUMS}!"},
+    },
+}
+
+
+@pytest.mark.parametrize("kind", HEAVY_NODES)
+def test_all_that_is_decided_at_one_moment_shares_its_steps(kind: str) -> None:
+    """Whatever it is made of: many nodes, or one with many expressions."""
+    port = {"condition": "false", "switch": "default", "value": "v0", "workflow": "output"}[kind]
+    nodes: list[dict[str, Any]] = [{"id": "big", "type": "input", "value_type": "any"}]
+    connections = []
+    for number in range(30):
+        nodes += [{"id": f"n{number}", **HEAVY_NODES[kind]}, {"id": f"o{number}", "type": "output"}]
+        connections.append({"from": f"n{number}.{port}", "to": f"o{number}.value"})
+        if kind in ("condition", "switch"):
+            connections.append({"from": "big.value", "to": f"n{number}.input"})
+    document = {"name": "heavy", "nodes": nodes, "connections": connections}
+    run = begun(yaml.safe_dump(document), big=[1] * 9_000)
+    assert run.run.status == GraphRunStatus.FAILED
+    assert run.run.error
+    assert "take more than 2,000,000 steps" in run.run.error.message
+    light = begun(yaml.safe_dump(document), big=[1] * 9)
+    assert light.run.status != GraphRunStatus.FAILED
+
+
+def test_one_node_stops_in_the_moment_that_the_steps_are_used_up() -> None:
+    total = StepCount(most=100)
+    for _ in range(2):
+        StepCount(total).add(50)
+    with pytest.raises(LimitExceeded, match="100 steps"):
+        StepCount(total).add(1)
+    assert total.count == 101
 
 
 # Judges

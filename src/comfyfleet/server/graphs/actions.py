@@ -23,6 +23,7 @@ from comfyfleet.errors import (
     Forbidden,
     InsufficientTokens,
     InvalidInput,
+    LimitExceeded,
     NotFound,
     QueueFull,
     Unavailable,
@@ -191,6 +192,9 @@ async def create_graph_once(
         context.clock(),
     )
     async with context.tenant_transaction(owner.tenant_id) as tx:
+        most = context.settings.max_graphs_per_user
+        if await store.count_graphs(tx, owner.tenant_id, owner.user_id) >= most:
+            raise LimitExceeded(f"a user has at most {most:,} graphs; delete some first")
         await store.add_graph(tx, made)
     return made, True
 

@@ -38,6 +38,8 @@ from comfyfleet.server.graphs.run import (
     too_large_message,
 )
 
+DECISION_STEPS_MAX = 2_000_000
+
 
 class RunDecision(NamedTuple):
     """The actions to take, the run afterwards, and which of its records are new or changed."""
@@ -83,7 +85,7 @@ class RunDraft:
         self.held: dict[HeldPlace, ExecutionKey] = {}
         self.no_longer_held: set[HeldPlace] = set()
         self.actions: list[Action] = []
-        self.steps = StepCount()  # of all expressions of this decision
+        self.steps = StepCount(most=DECISION_STEPS_MAX)  # of all expressions of this decision
         # Ended executions whose successors are not notified yet; each notifies once.
         self.news: deque[ExecutionKey] = deque()
         self.untold: set[ExecutionKey] = set()

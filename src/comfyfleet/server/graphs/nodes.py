@@ -58,7 +58,7 @@ from comfyfleet.api.graph_model import (
 )
 from comfyfleet.api.templates import fill, templates_in
 from comfyfleet.errors import FleetError
-from comfyfleet.server.graphs.draft import RunDraft
+from comfyfleet.server.graphs.draft import DECISION_STEPS_MAX, RunDraft
 from comfyfleet.server.graphs.run import (
     APPROVAL_CHOICES,
     ExecutionKey,
@@ -120,7 +120,6 @@ class NodeAsks(NamedTuple):
 NodeOutcome: TypeAlias = NodeFired | JobNeeded | NodeSkipped | NodeImpossible | NodeAsks
 
 
-DECISION_STEPS_MAX = 2_000_000
 TOO_MANY_STEPS = (
     f"the expressions of many nodes together take more than {DECISION_STEPS_MAX:,} steps"
 )

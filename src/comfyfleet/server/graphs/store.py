@@ -75,6 +75,16 @@ async def add_graph(tx: Tx, graph: StoredGraph) -> None:
     await add_version(tx, graph)
 
 
+async def count_graphs(tx: Tx, tenant_id: UUID, user_id: UUID | None) -> int:
+    """Counts a user's graphs, without deleted ones."""
+    query = select(func.count()).where(
+        graphs.c.tenant_id == tenant_id,
+        graphs.c.user_id == user_id,
+        graphs.c.deleted_at.is_(None),
+    )
+    return int(await tx.scalar(query) or 0)
+
+
 async def add_version(tx: Tx, graph: StoredGraph) -> None:
     row = {
         "graph_id": graph.id,

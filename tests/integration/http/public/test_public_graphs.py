@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
-from tests.support.server.customers import Customer, EffectSetup, png
+from tests.support.databases.factory import Databases
+from tests.support.server.control_plane import plane_on
+from tests.support.server.customers import Customer, EffectSetup, effect_setup_on, png
 
 from comfyfleet.server.graphs.runner import read_outbox
 
@@ -288,6 +291,28 @@ async def test_a_graph_is_stored_once_and_run_by_its_name(
     assert (run["graph_id"], run["name"]) == (other, "two")
     assert [each["name"] for each in (await ada.get("graph-runs"))["runs"]] == ["two"]
     assert (await ada.client.post("/api/graphs/nope/runs", json={})).status_code == 404
+
+
+async def test_a_user_has_so_many_graphs_and_no_more(databases: Databases, tmp_path: Path) -> None:
+    opening = plane_on(databases, tmp_path, max_graphs_per_user=2)
+    async with opening as plane, effect_setup_on(plane) as effect_setup:
+        ada = await effect_setup.customer()
+        first = await made(ada)
+        await made(ada, {**GRAPH, "max_tokens": 1})
+        third = {**GRAPH, "max_tokens": 2}
+        for path, body in (("graphs", third), ("graph-runs", {"document": third})):
+            refused = await ada.client.post(f"/api/{path}", json=body)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (413, "limit_exceeded")
+            assert "at most 2 graphs; delete some first" in refused.json()["error"]["message"]
+        assert len((await ada.get("graphs"))["graphs"]) == 2
+        assert (await ada.get("graph-runs"))["runs"] == []
+        # One that is stored already is no other one; a new version is none; others have their own.
+        assert (await ada.client.post("/api/graphs", json=GRAPH)).status_code == 200
+        version = await ada.client.post(f"/api/graphs/{first}/versions", json=third)
+        assert version.status_code == 201, version.text
+        await made(await effect_setup.customer(ada.tenant_id))
+        assert (await ada.client.delete(f"/api/graphs/{first}")).status_code == 204
+        await made(ada, third)
 
 
 async def test_a_run_that_is_refused_stores_no_graph(
