@@ -262,6 +262,35 @@ def with_samples(route: Route) -> None:
     route.fulfill(json={**answer, "examples": [{"before": file, "after": file}] * 2})
 
 
+def test_a_reload_keeps_file_and_settings_and_a_sign_out_forgets_them(
+    browser: Browser, web: WebServer, form: str, photo: Path
+) -> None:
+    user = web.server.user(tokens=10)
+    with open_page(browser, web.url, phone=False, theme="light") as opened:
+        opened.sign_in(user.key, form)
+        page = opened.page
+        give(opened, photo)
+        expect(page.get_by_text("Uploaded")).to_be_visible()
+        page.get_by_label("Prefix").fill("made")
+        page.get_by_role("radio", name="green").check()
+        page.reload()
+        expect(page.get_by_label("Prefix")).to_have_value("made")
+        expect(page.get_by_role("radio", name="green")).to_be_checked()
+        expect(page.get_by_role("img", name="Your photo")).to_be_visible()
+        page.get_by_role("button", name="Apply effect").click()
+        expect(page).to_have_url(re.compile("/results/"))
+        # What was sent is no draft any more.
+        opened.open(form)
+        expect(page.get_by_label("Prefix")).to_have_value("")
+        page.get_by_label("Prefix").fill("secret")
+        page.reload()
+        expect(page.get_by_label("Prefix")).to_have_value("secret")
+        page.get_by_role("button", name="Account").click()
+        page.get_by_role("menuitem", name="Sign out").click()
+        opened.sign_in(user.key, form)
+        expect(page.get_by_label("Prefix")).to_have_value("")
+
+
 def test_samples_stay_below_each_other_and_beside_the_own_photo(
     browser: Browser, web: WebServer, form: str, photo: Path
 ) -> None:

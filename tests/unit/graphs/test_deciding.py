@@ -581,7 +581,7 @@ connections: [{from: each.output, to: result.value}]
 # 81,000 steps each: one alone is allowed.
 SUMS_OF_OUTPUT = " + ".join(["(output | sum)"] * 9) + " < 0"
 SUMS = "{{ " + " + ".join(["(big | sum)"] * 9) + " }}"
-HEAVY_NODES = {
+HEAVY_NODES: dict[str, dict[str, Any]] = {
     "condition": {"type": "condition", "condition": SUMS_OF_OUTPUT},
     "switch": {
         "type": "switch",

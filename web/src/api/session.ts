@@ -88,12 +88,15 @@ export function onSignOut(listener: () => void): void {
   whenOut.add(listener)
 }
 
-/** What a person has drawn and not saved: nobody who signs in next at this machine shall find it. */
+/** What a person has drawn or typed and not sent: nobody who signs in next at this machine shall find it. */
 const DRAWN = "comfyfleet.graph-"
+const TYPED = "comfyfleet.effect-"
 
-function forgetDrawn(): void {
+function forgetDrafts(): void {
   try {
     for (const each of Object.keys(localStorage)) if (each.startsWith(DRAWN)) localStorage.removeItem(each)
+    for (const each of Object.keys(sessionStorage))
+      if (each.startsWith(TYPED)) sessionStorage.removeItem(each)
   } catch {
     // Nothing was kept.
   }
@@ -101,7 +104,7 @@ function forgetDrawn(): void {
 
 export async function signOut(): Promise<void> {
   await api.delete(SESSION)
-  forgetDrawn()
+  forgetDrafts()
   for (const each of whenOut) each()
   const { ways, public_catalogue } = cache.entry<Session>(SESSION).data ?? NOBODY
   cache.clear()

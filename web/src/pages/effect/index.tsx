@@ -40,7 +40,7 @@ import { bytes } from "@/ui/amounts"
 import { BeforeAfter } from "@/ui/Wipe"
 import { words as common } from "@/words/en/common"
 import { words } from "@/words/en/effect"
-import { type Draft, draftOf, dropDraft, keepDraft } from "./drafts"
+import { type Draft, draftOf, dropDraft, keepDraft, noteDraft, notedDraft } from "./drafts"
 import { OneField } from "./Fields"
 import {
   type FormField,
@@ -63,7 +63,8 @@ export default function EffectPage({ slug }: { slug: string }) {
   const path = session.data && !isOut ? `/api/effects/${encodeURIComponent(slug)}` : null
   const effect = useQuery<EffectAnswer>(path, { freshSeconds: 10 })
   const account = useQuery<AccountAnswer>(path && "/api/account", { freshSeconds: 2 })
-  const given = useGiven(path !== null)
+  const place = `${session.data?.user?.id ?? ""} ${slug} ${useSearch()}`
+  const given = useGiven(path !== null, place)
   useTitle(effect.data?.title ?? "")
   if (isOut && session.data) return <Visitor slug={slug} path={effectsPathOf(session.data)} />
   if (effect.error?.status === 404) return <NotFound />
@@ -76,6 +77,7 @@ export default function EffectPage({ slug }: { slug: string }) {
         account={account.data}
         again={given.again}
         video={given.video}
+        place={place}
       />
     )
   if (error)
@@ -87,12 +89,14 @@ export default function EffectPage({ slug }: { slug: string }) {
   return <Coming />
 }
 
-/** What the address names: the settings of an earlier job, or one of my media. */
-function useGiven(isIn: boolean) {
+/** What the address names: the settings of an earlier job, or one of my media; or the file that was chosen before a reload. */
+function useGiven(isIn: boolean, place: string) {
   const search = new URLSearchParams(useSearch())
   const from = search.get("from")
   const again = useQuery<AgainAnswer>(isIn && from ? `/api/ai-jobs/${encodeURIComponent(from)}/again` : null)
-  const mediaId = search.get("media") ?? again.data?.video_id ?? null
+  const noted = useMemo(() => notedDraft(place), [place])
+  const named = search.get("media") ?? again.data?.video_id ?? null
+  const mediaId = noted ? (noted.media[MAIN] ?? null) : named
   const video = useQuery<Video>(isIn && mediaId ? `/api/videos/${encodeURIComponent(mediaId)}` : null)
   const isThere = (!from || again.data !== undefined) && (!mediaId || Boolean(video.data ?? video.error))
   return { again: again.data ?? null, video: video.data ?? null, isThere, error: again.error }
@@ -103,16 +107,18 @@ interface EffectProps {
   account: AccountAnswer
   again: AgainAnswer | null
   video: Video | null
+  /** Whose form of which effect it is. */
+  place: string
 }
 
-function Effect({ effect, account, again, video }: EffectProps) {
+function Effect({ effect, account, again, video, place }: EffectProps) {
   const fields = useMemo(() => fieldsOf(effect.properties), [effect.properties])
-  const place = `${account.user.id} ${effect.slug} ${useSearch()}`
   const [draft] = useState(() => draftOf(place))
-  const files = useFiles(() => draft?.chosen ?? firstFiles(fields, again, video))
+  const [noted] = useState(() => notedDraft(place))
+  const files = useFiles(() => draft?.chosen ?? firstFiles(fields, noted?.media ?? again?.properties, video))
   const [values, setValues] = useState<Values>(() => ({
     ...initialValues(fields),
-    ...(draft?.values ?? again?.properties),
+    ...(draft?.values ?? noted?.values ?? again?.properties),
   }))
   const [isTried, setTried] = useState(false)
   const start = useStart(effect, fields, values, files.chosen)
@@ -210,15 +216,29 @@ function problemOf(error: ApiError, isOnline: boolean): string {
 function useKept(place: string, draft: Draft, isSent: { current: boolean }) {
   const latest = useRef({ place, draft })
   latest.current = { place, draft }
-  useEffect(
-    () => () => {
+  useEffect(() => {
+    const isOver = () => {
+      const session = cache.entry<Session>("/api/session").data
+      return isSent.current || !session?.kinds.includes("customer")
+    }
+    const places = new Set<string>() // the address changes when it is sent
+    const note = () => {
+      if (isOver()) return
+      places.add(latest.current.place)
+      noteDraft(latest.current.place, latest.current.draft)
+    }
+    // A reload is told by the first; a phone that takes the page away tells only the second.
+    window.addEventListener("pagehide", note)
+    document.addEventListener("visibilitychange", note)
+    return () => {
+      window.removeEventListener("pagehide", note)
+      document.removeEventListener("visibilitychange", note)
       const { place: left, draft: last } = latest.current
       keepDraft(left, last)
-      const session = cache.entry<Session>("/api/session").data
-      if (isSent.current || !session?.kinds.includes("customer")) dropDraft(left)
-    },
-    [isSent],
-  )
+      note()
+      if (isOver()) for (const each of [left, ...places]) dropDraft(each)
+    }
+  }, [isSent])
 }
 
 /** Files by the name of their property; the one that the effect is applied to has none. */
@@ -236,12 +256,12 @@ function useFiles(first: () => Record<string, Chosen>) {
 
 function firstFiles(
   fields: readonly FormField[],
-  again: AgainAnswer | null,
+  media: Readonly<Record<string, unknown>> | undefined,
   video: Video | null,
 ): Record<string, Chosen> {
   const main: Record<string, Chosen> = video?.original_file_url ? { [MAIN]: chosenMedia(video) } : {}
   const found = fields.flatMap((each) => {
-    const id = again?.properties[each.name]
+    const id = media?.[each.name]
     return isMedia(each) && typeof id === "string" ? [[each.name, former(each.label, id)] as const] : []
   })
   return { ...main, ...Object.fromEntries(found) }
