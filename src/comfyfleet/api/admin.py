@@ -169,6 +169,10 @@ class WorkerAnswer(Message):
     registration_source: str
     protocol_version: int
     last_seen_at: datetime
+    silent_since: datetime | None = Field(
+        default=None,
+        description="When it was heard last, if it should have been heard since: it may be gone.",
+    )
     created_at: datetime
 
 

@@ -155,7 +155,8 @@ class OverviewTotals(Message):
 
 class OverviewNow(Message):
     queued: int
-    running: int = Field(description="Jobs that workers hold.")
+    running: int = Field(description="Jobs that have begun at a worker.")
+    held: int = Field(description="Jobs that workers have and that have not begun.")
     oldest_seconds: float = Field(description="How long the first in line has waited.")
     slots: int = Field(description="How many jobs the workers that are online run at once.")
     workers: dict[str, int] = Field(description="By state: idle, busy, draining, offline, revoked.")
@@ -178,6 +179,7 @@ class WorkflowFigures(Message):
     )
     queued: int = Field(description="Now.")
     running: int = Field(description="Now.")
+    held: int = Field(description="Now: workers have them, and they have not begun.")
 
 
 class AlertKind(StrEnum):

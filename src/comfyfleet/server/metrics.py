@@ -47,6 +47,11 @@ class LaneFigures:
     queued: int
     leased: int
     oldest_seconds: float
+    held: int = 0  # of the leased ones: those that have not begun
+
+    @property
+    def running(self) -> int:
+        return self.leased - self.held
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,7 @@ class SystemFigures:
 
 async def read_figures(tx: Tx, *, now: datetime, offline_after_seconds: int) -> SystemFigures:
     depths = await dispatch.depths(tx)
+    held = await dispatch.count_held(tx)
     slugs = await metrics_queries.workflow_slugs(tx)
     assigned = defaultdict(set)
     for fleet_id, workflow_id in await metrics_queries.assignments(tx):
@@ -82,7 +88,7 @@ async def read_figures(tx: Tx, *, now: datetime, offline_after_seconds: int) -> 
     for alike in await metrics_queries.workers_by_state(tx, offline_before=offline_before):
         workers[alike.fleet_id].append(alike)
     return SystemFigures(
-        lanes=[_lane(slugs, lane, depth, now) for lane, depth in depths.items()],
+        lanes=[_lane(slugs, lane, depth, held.get(lane, 0), now) for lane, depth in depths.items()],
         fleets=[
             _fleet(
                 fleet,
@@ -107,11 +113,16 @@ def state_of(alike: WorkersRow) -> str:
 
 
 def _lane(
-    slugs: Mapping[int, str], lane: QueueLane, depth: LaneDepth, now: datetime
+    slugs: Mapping[int, str], lane: QueueLane, depth: LaneDepth, held: int, now: datetime
 ) -> LaneFigures:
-    slug = slugs.get(lane.workflow_id, GONE)
     return LaneFigures(
-        slug, lane.stage, lane.provider, depth.queued, depth.leased, _age(depth, now)
+        workflow=slugs.get(lane.workflow_id, GONE),
+        stage=lane.stage,
+        provider=lane.provider,
+        queued=depth.queued,
+        leased=depth.leased,
+        oldest_seconds=_age(depth, now),
+        held=min(held, depth.leased),  # it was counted a moment later
     )
 
 

@@ -1980,8 +1980,10 @@ export interface Overview {
 
 export interface OverviewNow {
   queued: number
-  /** Jobs that workers hold. */
+  /** Jobs that have begun at a worker. */
   running: number
+  /** Jobs that workers have and that have not begun. */
+  held: number
   /** How long the first in line has waited. */
   oldest_seconds: number
   /** How many jobs the workers that are online run at once. */
@@ -2466,6 +2468,8 @@ export interface Revoked {
   registration_source: string
   protocol_version: number
   last_seen_at: string
+  /** When it was heard last, if it should have been heard since: it may be gone. */
+  silent_since: string | null
   created_at: string
   /** How many jobs were requeued. */
   requeued: number
@@ -3196,6 +3200,8 @@ export interface WorkerAnswer {
   registration_source: string
   protocol_version: number
   last_seen_at: string
+  /** When it was heard last, if it should have been heard since: it may be gone. */
+  silent_since: string | null
   created_at: string
 }
 
@@ -3215,6 +3221,8 @@ export interface WorkerDetail {
   registration_source: string
   protocol_version: number
   last_seen_at: string
+  /** When it was heard last, if it should have been heard since: it may be gone. */
+  silent_since: string | null
   created_at: string
   /** What it may run, by its fleet's assignments. */
   workflows: (string)[]
@@ -3254,6 +3262,8 @@ export interface WorkerSeen {
   registration_source: string
   protocol_version: number
   last_seen_at: string
+  /** When it was heard last, if it should have been heard since: it may be gone. */
+  silent_since: string | null
   created_at: string
   /** Such as ComfyUI; null: not reported yet. */
   backend_kind: string | null
@@ -3343,6 +3353,8 @@ export interface WorkflowFigures {
   queued: number
   /** Now. */
   running: number
+  /** Now: workers have them, and they have not begun. */
+  held: number
 }
 
 export interface WorkflowInspection {

@@ -266,6 +266,12 @@ class FleetWorker:
             return "offline"
         return "draining" if self.is_draining else "online"
 
+    def silent_since(self, now: datetime, *, unseen_seconds_max: float) -> datetime | None:
+        """When it was heard for the last time, if it should have been heard since; it may be gone, which
+        `state_at` says later."""
+        is_missed = now - self.last_seen_at > 2 * sighting_interval(unseen_seconds_max)
+        return self.last_seen_at if is_missed else None
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerRegistration:

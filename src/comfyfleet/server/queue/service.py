@@ -159,6 +159,11 @@ async def depths(tx: Tx) -> dict[QueueLane, LaneDepth]:
     return await reads.depths(tx)
 
 
+async def count_held(tx: Tx) -> dict[QueueLane, int]:
+    """Counts by lane the leased jobs that have not begun: workers hold them for later."""
+    return await reads.count_held(tx)
+
+
 async def count_bound(tx: Tx) -> dict[str, int]:
     """Counts the jobs that each worker holds or that only it may run, by `worker:ID`."""
     return await reads.count_bound(tx)

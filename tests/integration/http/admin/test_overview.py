@@ -98,6 +98,41 @@ async def test_an_hour_a_day_and_a_week_are_told_from_the_same_sums(scene: Scene
     assert wrong.status_code == 422
 
 
+async def test_what_a_worker_holds_for_later_does_not_run(scene: Scene) -> None:
+    ada = await scene.setup.customer(tokens=1000)
+    for _ in range(2):
+        await ada.job(scene.setup.draw)
+    fleet = scene.setup.fleet_setup
+    async with fleet.worker("w1") as worker, fleet.worker("w2") as other:
+        job = await worker.job()
+        await other.job()
+        await worker.call_for(job, "heartbeat", started=True)
+        told = await scene.overview()
+        now = told["now"]
+        assert (now["queued"], now["running"], now["held"]) == (0, 1, 1)
+        (draw,) = (each for each in told["workflows"] if each["workflow"] == "draw")
+        assert (draw["running"], draw["held"]) == (1, 1)
+
+
+async def test_a_worker_that_misses_its_moments_is_silent_before_it_is_gone(scene: Scene) -> None:
+    admin = scene.setup.fleet_setup.admin
+
+    async def seen() -> tuple[str, bool]:
+        (worker,) = (await admin.get("/api/admin/workers")).json()["workers"]
+        silent = worker["silent_since"]
+        assert silent in (None, worker["last_seen_at"])
+        return worker["state"], silent is not None
+
+    await scene.setup.fleet_setup.register("w1")
+    assert await seen() == ("online", False)
+    scene.clock.advance(seconds=50)
+    assert await seen() == ("online", False)
+    scene.clock.advance(seconds=20)
+    assert await seen() == ("online", True)
+    scene.clock.advance(seconds=30)
+    assert await seen() == ("offline", True)
+
+
 async def test_a_workflow_that_fails_often_is_told_with_what_to_do(scene: Scene) -> None:
     ada = await scene.setup.customer(tokens=1000)
     for _ in range(5):

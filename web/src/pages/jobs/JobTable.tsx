@@ -49,11 +49,18 @@ export function JobTable({
   )
 }
 
+/** A worker may have a job that it has not begun. */
+function JobState({ row }: { row: JobListed }) {
+  if (row.status === "processing" && row.started_at === null)
+    return <Status status="queued">{words.held}</Status>
+  return <Status status={row.status} />
+}
+
 function columnsOf(tenantNames: ReadonlyMap<string, string>): Column<JobListed>[] {
   const { columns } = words
   const right = { align: "right", wideOnly: true } as const
   return [
-    { key: "state", title: columns.state, width: "124px", cell: (row) => <Status status={row.status} /> },
+    { key: "state", title: columns.state, width: "124px", cell: (row) => <JobState row={row} /> },
     {
       key: "job",
       title: columns.job,

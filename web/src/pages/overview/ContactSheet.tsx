@@ -92,7 +92,7 @@ const Tile = memo(function Tile({ worker, picture }: TileProps) {
             {words.acts.approve}
           </Button>
         </div>
-      ) : job ? (
+      ) : job && condition !== "silent" ? (
         <Link className="overview-print" href={`/console/jobs/${job.job_id}`}>
           {picture && <img src={picture} alt={words.previewOf(name)} />}
           <i className="overview-done" style={{ width: `${job.percent ?? 0}%` }} />
@@ -128,6 +128,7 @@ const STILL: Readonly<Record<Condition, string>> = {
   busy: words.tile.preparing,
   draining: words.tile.drained,
   idle: words.tile.idle,
+  silent: words.tile.silent,
   offline: words.tile.gone,
   revoked: words.tile.revoked,
 }

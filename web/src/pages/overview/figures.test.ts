@@ -37,7 +37,7 @@ test("the plot of successes begins below its lowest value", () => {
 
 test("a workflow without ended jobs has no share", () => {
   const times = { mean_run_seconds: null, wait_p95_seconds: null, run_p95_seconds: null }
-  const figures = { workflow: "a", cancelled: 0, ...times, ended: [], queued: 1, running: 0 }
+  const figures = { workflow: "a", cancelled: 0, ...times, ended: [], queued: 1, running: 0, held: 0 }
   expect(successOf({ ...figures, completed: 0, failed: 0 })).toBeNull()
   expect(successOf({ ...figures, completed: 3, failed: 1 })).toBe(75)
 })

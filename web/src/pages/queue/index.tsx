@@ -72,7 +72,9 @@ function Flows() {
   const { now } = overview.data
   const figures = new Map(overview.data.workflows.map((each) => [each.workflow, each]))
   const inQueue = (each: WorkflowAnswer) =>
-    (figures.get(each.slug)?.queued ?? 0) + (figures.get(each.slug)?.running ?? 0)
+    (figures.get(each.slug)?.queued ?? 0) +
+    (figures.get(each.slug)?.running ?? 0) +
+    (figures.get(each.slug)?.held ?? 0)
   const shown = workflows
     .filter((each) => each.is_paused || inQueue(each) > 0)
     .sort((a, b) => inQueue(b) - inQueue(a))
@@ -88,7 +90,11 @@ function Flows() {
                 <strong>{slug}</strong>
                 <span>
                   {is_paused && `${words.isPaused}, `}
-                  {words.inQueue(figures.get(slug)?.queued ?? 0, figures.get(slug)?.running ?? 0)}
+                  {words.inQueue(
+                    figures.get(slug)?.queued ?? 0,
+                    figures.get(slug)?.running ?? 0,
+                    figures.get(slug)?.held ?? 0,
+                  )}
                 </span>
               </div>
               <Button

@@ -101,7 +101,7 @@ export function GpuMemory({ worker }: { worker: WorkerSeen }) {
   )
 }
 
-const IN_WORDS: Readonly<Record<Exclude<Condition, "busy">, string>> = {
+const IN_WORDS: Readonly<Record<Exclude<Condition, "busy" | "silent">, string>> = {
   pending: words.waitsForApproval,
   draining: words.finished,
   idle: words.waitsForWork,
@@ -111,10 +111,16 @@ const IN_WORDS: Readonly<Record<Exclude<Condition, "busy">, string>> = {
 
 export function Now({ worker, condition }: { worker: WorkerSeen; condition: Condition }) {
   const job = jobAtHand(worker)
+  if (condition === "silent" && worker.silent_since)
+    return (
+      <span className="is-failed">
+        {words.silent} <Time at={worker.silent_since} />
+      </span>
+    )
   if (!job)
     return (
       <span className={condition === "offline" ? "is-failed" : "faint"}>
-        {condition === "busy" ? words.preparing : IN_WORDS[condition]}
+        {condition === "busy" || condition === "silent" ? words.preparing : IN_WORDS[condition]}
       </span>
     )
   return (

@@ -45,6 +45,7 @@ function worker(name: string, changes: Partial<WorkerSeen> = {}): WorkerSeen {
     registration_source: "secret",
     protocol_version: 1,
     last_seen_at: "2031-05-01T12:00:00Z",
+    silent_since: null,
     created_at: "2031-05-01T12:00:00Z",
     backend_kind: null,
     backend_version: null,
@@ -84,6 +85,15 @@ test("a worker is busy while it holds a job, whatever it last said of its load",
   expect(conditionOf(worker("a", { state: "pending" }))).toBe("pending")
 })
 
+test("of a worker that was not heard when it should have been nobody says that it is idle", () => {
+  const silent = { silent_since: "2031-05-01T12:00:00Z" }
+  expect(conditionOf(worker("a", silent))).toBe("silent")
+  expect(conditionOf(worker("a", { ...silent, jobs: [job("j")] }))).toBe("silent")
+  expect(conditionOf(worker("a", { ...silent, state: "draining" }))).toBe("draining")
+  expect(conditionOf(worker("a", { ...silent, state: "offline" }))).toBe("offline")
+  expect(conditionOf(worker("a", { ...silent, state: "revoked" }))).toBe("revoked")
+})
+
 test("what a worker makes now is what has begun, not what it holds for later", () => {
   const next = job("next")
   const begun = job("begun", { started_at: "2031-05-01T12:00:00Z" })
@@ -121,7 +131,8 @@ test("a fleet without a worker is listed, too", () => {
 })
 
 test("events change workers, remove those that left, and tell of those that have to be read", () => {
-  const told = { fleet: "gpu/production", current_load: 0, max_concurrency: 1, models_loaded: ["flux"] }
+  const load = { current_load: 0, max_concurrency: 1, models_loaded: ["flux"] }
+  const told = { fleet: "gpu/production", ...load, silent_since: null }
   const seen = [worker("gpu-1"), worker("gpu-2")]
   const changed = withWorkers(seen, {
     workers: [{ worker_id: "gpu-1", state: "draining", ...told }],

@@ -5,22 +5,35 @@ import type { FleetAnswer, Matrix, MatrixWorker, WorkerJob, WorkerSeen } from "@
 import type { JobEvent } from "@/pages/jobs/rows"
 import type { State } from "@/ui"
 
-export type Condition = "pending" | "busy" | "draining" | "idle" | "offline" | "revoked"
+export type Condition = "pending" | "busy" | "draining" | "idle" | "silent" | "offline" | "revoked"
 
 /** As they are listed: who waits for a person first, who is shut out last. */
-export const CONDITIONS: readonly Condition[] = ["pending", "offline", "busy", "draining", "idle", "revoked"]
+export const CONDITIONS: readonly Condition[] = [
+  "pending",
+  "offline",
+  "silent",
+  "busy",
+  "draining",
+  "idle",
+  "revoked",
+]
 
 export const STATE_OF: Readonly<Record<Condition, State>> = {
   pending: "waiting",
   busy: "running",
   draining: "running",
   idle: "queued",
+  silent: "waiting",
   offline: "failed",
   revoked: "cancelled",
 }
 
-export function conditionOf(worker: Pick<WorkerSeen, "state" | "current_load" | "jobs">): Condition {
+type Told = Pick<WorkerSeen, "state" | "current_load" | "jobs" | "silent_since">
+
+export function conditionOf(worker: Told): Condition {
   if (worker.state !== "online") return CONDITIONS.find((each) => each === worker.state) ?? "offline"
+  // Nobody knows whether it still waits or works: it may be gone.
+  if (worker.silent_since) return "silent"
   return worker.current_load > 0 || worker.jobs.length > 0 ? "busy" : "idle"
 }
 
@@ -91,6 +104,7 @@ export interface WorkerEvent {
   current_load: number
   max_concurrency: number
   models_loaded: string[]
+  silent_since: string | null
 }
 
 export interface WorkersEvent {

@@ -7,7 +7,8 @@ export const words = {
   queue: "Queue",
   views: "Views",
   all: "All",
-  running: "Running",
+  running: "Running or held",
+  held: "Held",
   queued: "Queued",
   failedToday: "Failed in 24 h",
   waitsAndRuns: "Waits and runs",
@@ -109,8 +110,8 @@ export const words = {
   ] as readonly (readonly [string, string])[],
   moreKeys: "More keys",
   byWorkflow: "By workflow",
-  inQueue: (queued: number, running: number) =>
-    `${queued.toLocaleString()} waiting, ${running.toLocaleString()} running`,
+  inQueue: (queued: number, running: number, held: number) =>
+    `${queued.toLocaleString()} waiting, ${running.toLocaleString()} running${held ? `, ${held.toLocaleString()} held` : ""}`,
   isPaused: "Paused",
   oldest: (time: string) => `The first in line has waited ${time}.`,
   maintenance: "Maintenance is on: no job is started.",

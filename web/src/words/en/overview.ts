@@ -31,6 +31,7 @@ export const words = {
   allWorkers: (count: number) => `All ${count.toLocaleString()}`,
   tile: {
     idle: "idle",
+    silent: "not heard from",
     gone: "gone",
     revoked: "revoked",
     drained: "drained",

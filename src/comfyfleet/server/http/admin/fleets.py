@@ -362,6 +362,7 @@ def _worker_answer(worker: FleetWorker, plane: ControlPlane, now: datetime) -> W
         registration_source=worker.registration_source,
         protocol_version=worker.protocol_version,
         last_seen_at=worker.last_seen_at,
+        silent_since=worker.silent_since(now, unseen_seconds_max=plane.settings.unseen_seconds_max),
         created_at=worker.created_at,
     )
 

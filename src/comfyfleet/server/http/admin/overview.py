@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
 from string import hexdigits
 from typing import Annotated, Any, Literal
 
@@ -145,7 +146,8 @@ def now_view(figures: SystemFigures, *, maintenance: bool) -> OverviewNow:
     }
     return OverviewNow(
         queued=sum(each.queued for each in figures.lanes),
-        running=sum(each.leased for each in figures.lanes),
+        running=sum(each.running for each in figures.lanes),
+        held=sum(each.held for each in figures.lanes),
         oldest_seconds=round(max((each.oldest_seconds for each in figures.lanes), default=0.0), 1),
         slots=sum(each.slots for each in figures.fleets),
         workers=workers,
@@ -189,7 +191,8 @@ def _workflow(
         run_p95_seconds=_rounded(percentile_of(sums, RUN, 0.95)),
         ended=[round(each.get("completed", 0) + each.get("failed", 0)) for each in steps],
         queued=sum(each.queued for each in lanes),
-        running=sum(each.leased for each in lanes),
+        running=sum(each.running for each in lanes),
+        held=sum(each.held for each in lanes),
     )
 
 
@@ -429,6 +432,7 @@ class ConsoleFeed:
     async def _counted(self, seen: ConsoleSnapshot) -> ConsoleSnapshot:
         plane, begun = self._plane, get_running_loop().time()
         now, offline_after = plane.clock(), plane.settings.offline_after_seconds
+        unseen_max = plane.settings.unseen_seconds_max
         async with plane.central.read() as tx:
             figures = await read_figures(tx, now=now, offline_after_seconds=offline_after)
             maintenance = await in_maintenance(tx)
@@ -448,6 +452,7 @@ class ConsoleFeed:
                 "current_load": each.current_load,
                 "max_concurrency": each.max_concurrency,
                 "models_loaded": list(each.models_loaded),
+                "silent_since": _text_of(each.silent_since(now, unseen_seconds_max=unseen_max)),
             }
             for each in workers
         }
@@ -487,6 +492,10 @@ class ConsoleFeed:
             "started_at": row.started_at and row.started_at.isoformat(),
             "ended_at": row.ended_at and row.ended_at.isoformat(),
         }
+
+
+def _text_of(moment: datetime | None) -> str | None:
+    return moment.isoformat() if moment else None
 
 
 def feed_of(request: Request, plane: ControlPlane) -> ConsoleFeed:

@@ -139,6 +139,17 @@ async def depths(tx: Tx) -> dict[QueueLane, LaneDepth]:
     return {QueueLane(*row[:3]): LaneDepth(*row[3:]) for row in await tx.execute(query)}
 
 
+async def count_held(tx: Tx) -> dict[QueueLane, int]:
+    """Counts by lane the leased jobs that have not begun: workers hold them for later."""
+    lane = (d.c.workflow_id, d.c.stage, d.c.provider)
+    query = (
+        select(*lane, func.count())
+        .where(d.c.status == DispatchStatus.LEASED, d.c.started_at.is_(None))
+        .group_by(*lane)
+    )
+    return {QueueLane(*row[:3]): int(row[3]) for row in await tx.execute(query)}
+
+
 async def count_bound(tx: Tx) -> dict[str, int]:
     """Counts the jobs that each worker holds or that only it may run, by `worker:ID`."""
     holder = func.coalesce("worker:" + d.c.worker_id, "")
