@@ -100,6 +100,23 @@ def test_a_browser_whose_sign_in_has_ended_is_this_machines_user_again(
     assert httpx.get(f"{gateway.url}/history", headers=behind_a_proxy).status_code == 401
 
 
+def test_only_programs_of_this_machine_are_told_what_does_not_exist(
+    gateway: GatewayProcess,
+) -> None:
+    unknown, known = f"{gateway.url}/api/nowhere/at/all", f"{gateway.url}/api/wallet"
+    for call in (httpx.get, httpx.post):
+        assert call(unknown).status_code == 404
+    # What exists needs a key here, too; elsewhere nothing is told without one.
+    assert httpx.get(known).status_code == 401
+    assert httpx.post(known).status_code == 401
+    for headers in (
+        {"X-Forwarded-For": "203.0.113.9"},
+        {"Host": "fleet.example"},
+        {"Authorization": "Bearer cf_wrong"},
+    ):
+        assert httpx.get(unknown, headers=headers).status_code in (400, 401, 403), headers
+
+
 def test_keys_are_in_no_log_line_and_no_metric(gateway: GatewayProcess, user: GatewayUser) -> None:
     for path in (f"/k/{user.key}/queue", f"/queue?token={user.key}", f"/k/{user.key}/nowhere"):
         httpx.get(gateway.url + path, headers={"Referer": f"{gateway.url}/k/{user.key}/editor/"})

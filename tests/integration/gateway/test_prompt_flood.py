@@ -87,6 +87,31 @@ async def test_a_full_queue_is_told_with_when_to_come_again_and_nothing_is_kept(
             await until(lambda: history_entry(http, MINE))
 
 
+async def test_an_id_that_names_another_prompt_is_refused_and_a_retry_is_not(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with gateway_on(databases, tmp_path) as server:
+        ada, bob = await server.new_user(), await server.new_user()
+        first, other = (
+            {"prompt": slow(1), "prompt_id": MINE},
+            {"prompt": slow(2), "prompt_id": MINE},
+        )
+        async with ada.http_async() as http:
+            for body, status in ((first, 200), (first, 200), (other, 400)):
+                answer = await http.post("/prompt", json=body)
+                assert answer.status_code == status, answer.text
+            assert answer.json()["error"]["type"] == "prompt_id_in_use"
+            await until(lambda: history_entry(http, MINE))
+            entry = await history_entry(http, MINE)
+            assert entry["prompt"][2]["1"]["inputs"]["color"] == 1
+            # Also of one that has ended.
+            assert (await http.post("/prompt", json=other)).status_code == 400
+            assert (await http.post("/prompt", json=first)).status_code == 200
+            assert len(await ended(server, ada)) == 1
+        async with bob.http_async() as http:
+            assert (await http.post("/prompt", json=other)).status_code == 200
+
+
 async def limit(server: GatewayInProcess, user: GatewayUser, most: int | None) -> None:
     async with server.plane.central.transaction() as tx:
         await tenants.set_limits(

@@ -20,6 +20,7 @@ from comfyfleet.server.gateway import files as user_files
 from comfyfleet.server.gateway.history import active_jobs, find_job
 from comfyfleet.server.gateway.model import (
     CLIENT_ID_CHARACTERS_MAX,
+    gateway_data,
     is_running,
     job_id_of,
     prompt_id_of,
@@ -148,8 +149,23 @@ async def _submit(
         # As many may wait as the tenant may have jobs in the queue.
         active_max=UNLIMITED,
     )
+    if not added:
+        await _require_same(plane, caller, prompt_id, verdict.prompt)
     told = fitting_errors(verdict.node_errors or {})
     return PromptReceipt(prompt_id, job_id, number, told, bool(added))
+
+
+async def _require_same(
+    plane: ControlPlane, caller: Caller, prompt_id: str, prompt: Mapping[str, Any]
+) -> None:
+    """A repeated id is a retry, and its job runs once; with another prompt, that one would never run."""
+    job = await find_job(plane, caller, prompt_id)
+    if job is None:
+        return
+    known = gateway_data(job).get("prompt") or job.asked.prompt
+    if known and dict(known) != dict(prompt):
+        text = "The prompt_id names another prompt of yours; leave it out, or choose a new one"
+        raise RefusedPrompt(fault("prompt_id_in_use", text, prompt_id))
 
 
 def _require_small(submission: PromptSubmission) -> None:

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from comfyfleet.errors import FleetError, TooManyCalls, Unauthenticated, said_to_customers
@@ -257,6 +258,9 @@ class CallerAuth:
         try:
             request.state.caller = await self._authenticate(check, request)
         except FleetError as error:
+            if isinstance(error, Unauthenticated) and _is_nothing_here(request):
+                await self._app(scope, receive, send)
+                return
             plane_of(request).meters.errors.labels(error.code).inc()
             await response_to_error(error, scope["path"])(scope, receive, send)
             return
@@ -280,6 +284,16 @@ class CallerAuth:
 
     def _check(self, path: str) -> Check | None:
         return next((check for prefix, check in self._checks if path.startswith(prefix)), None)
+
+
+def _is_nothing_here(request: Request) -> bool:
+    """Whether a program on the machine of `comfyfleet up`, which needs no key, asks for what does not exist: it is
+    told so, and not that a key is missing."""
+    is_local = request.app.state.is_local
+    if is_local is None or _key_of(request) is not None or not is_local(request):
+        return False
+    routes = request.app.router.routes
+    return all(route.matches(request.scope)[0] is Match.NONE for route in routes)
 
 
 class _RecheckedBody:
