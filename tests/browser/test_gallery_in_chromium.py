@@ -512,6 +512,30 @@ def test_a_phone_shows_all_of_it(
         expect(panel).to_have_count(0)
 
 
+def test_upright_pictures_have_the_room_of_a_phone_and_only_whole_ones_are_chosen(
+    browser: Browser, web: WebServer, gallery: Gallery, poster: str
+) -> None:
+    with open_page(browser, web.url, phone=True, theme="light") as opened:
+        opened.sign_in(web.customer.key, gallery.page_of(poster, view="vote"))
+        page = opened.page
+        first, other = (page.locator(".pipeline-run-cell .print").nth(at) for at in (0, 1))
+        expect(other).to_be_visible()
+        opened.screenshot("vote upright phone")
+        box, edge = first.bounding_box(), other.bounding_box()
+        assert box
+        assert edge
+        assert box["width"] > 280
+        assert 0 < 390 - edge["x"] < 100, edge  # of the other one the edge is seen
+        # By its place: a click on the element would bring it into view first.
+        page.mouse.click(edge["x"] + 20, edge["y"] + 50)
+        expect(other).to_be_in_viewport(ratio=0.9)
+        expect(page.get_by_role("button", name="Undo")).to_be_disabled()
+        other.click()
+        expect(page.get_by_role("button", name="Undo")).to_be_enabled()
+        page.get_by_role("button", name="Undo").click()
+        assert opened.pixels_too_wide() <= 0
+
+
 def test_a_phone_starts_a_run_with_a_photo_and_votes_by_thumb(
     browser: Browser, web: WebServer, gallery: Gallery
 ) -> None:

@@ -32,7 +32,7 @@ const SETTLED_MS = 1_500
 const PICTURE_MS_MAX = 2_000
 const SKIPPED_MAX = 20
 const USUAL_RATIO = 0.8
-/** On a phone such pictures are larger side by side; others, one above the other. */
+/** On a phone such pictures stand side by side, and one swipes from one to the other; others, one above the other. */
 const TALL_RATIO = 0.85
 const STACKED = { left: "upper", right: "lower" } as const
 const NARROW = window.matchMedia("(max-width: 700px)")
@@ -54,6 +54,12 @@ export function Vote({ book, run, best }: { book: Book; run: PipelineRunAnswer; 
   const isPair = pair !== null && pair.candidates.length === 2
   const isNarrow = useSyncExternalStore(watchNarrow, () => NARROW.matches)
   const isTall = pair?.ratios.every((each) => each <= TALL_RATIO) ?? false
+  const sides = useRef<HTMLElement>(null)
+  // Each pair is looked at from its first picture on.
+  // biome-ignore lint/correctness/useExhaustiveDependencies: with each pair
+  useEffect(() => {
+    sides.current?.scrollTo({ left: 0 })
+  }, [pair])
   const isEnough = isPair && pair.answer.votes >= pair.answer.votes_enough && !isGoingOn
   const steps = run.steps.map((each, number) => ({ value: String(number), label: each.name }))
   return (
@@ -111,6 +117,7 @@ export function Vote({ book, run, best }: { book: Book; run: PipelineRunAnswer; 
       )}
       {isPair && !isEnough && (
         <section
+          ref={sides}
           className={isTall ? "pipeline-run-pair is-tall" : "pipeline-run-pair"}
           aria-label={words.vote.pair}
         >
@@ -180,7 +187,7 @@ function Option({ side, place, candidate, ratio, isPicked, isRejected, book, onC
           type="button"
           className="print"
           aria-label={words.vote.choose(label, words.vote[place])}
-          onClick={onChoose}
+          onClick={({ currentTarget }) => (isWhole(currentTarget) ? onChoose() : bringIn(currentTarget))}
         >
           <Picture candidate={candidate} book={book} alt="" eager />
           {isPicked && <Pencil kind="frame" />}
@@ -196,6 +203,18 @@ function Option({ side, place, candidate, ratio, isPicked, isRejected, book, onC
       </div>
     </div>
   )
+}
+
+const CUT_MAX = 16
+
+/** Nobody chooses a picture of which only the edge is seen. */
+function isWhole(option: HTMLElement): boolean {
+  const { left, right } = option.getBoundingClientRect()
+  return left >= -CUT_MAX && right <= window.innerWidth + CUT_MAX
+}
+
+function bringIn(option: HTMLElement): void {
+  option.scrollIntoView({ inline: "center", block: "nearest", behavior: "smooth" })
 }
 
 interface ActsProps {
