@@ -443,6 +443,24 @@ def test_a_run_is_run_again_from_a_node_and_leads_back(
     expect(page.get_by_text("Run again from then.")).to_be_hidden()
 
 
+def require_attribution(page: Page) -> None:
+    """React Flow asks for it: seen, inside of the board, and under nothing."""
+    board, link = page.locator(".canvas-board"), page.locator(".react-flow__attribution a")
+    expect(link).to_be_visible()
+    outer, inner = board.bounding_box(), link.bounding_box()
+    assert outer
+    assert inner
+    assert outer["x"] <= inner["x"], (outer, inner)
+    assert inner["x"] + inner["width"] <= outer["x"] + outer["width"], (outer, inner)
+    assert outer["y"] <= inner["y"], (outer, inner)
+    assert inner["y"] + inner["height"] <= outer["y"] + outer["height"], (outer, inner)
+    middle = [inner["x"] + inner["width"] / 2, inner["y"] + inner["height"] / 2]
+    on_top = (
+        "([x, y]) => document.elementFromPoint(x, y)?.closest('.react-flow__attribution') !== null"
+    )
+    assert page.evaluate(on_top, middle), (outer, inner)
+
+
 def test_a_run_is_followed_and_cancelled_on_a_phone(
     web: WebServer, phone: WebPage, workflows: None
 ) -> None:
@@ -453,12 +471,16 @@ def test_a_run_is_followed_and_cancelled_on_a_phone(
     expect(page.get_by_role("link", name="New graph", exact=True)).to_be_hidden()
     phone.open(f"/graphs/{graph_id}")
     expect(page.get_by_text(re.compile("To draw, use a window"))).to_be_visible()
+    phone.screenshot("canvas narrow phone")
+    require_attribution(page)
     assert phone.pixels_too_wide() <= 0
     with web.customer.http() as http:
         web.admin("/workflows/slow/pause")
         started = http.post(f"/api/graphs/{graph_id}/runs", json={}).json()["id"]
     phone.open(f"/graphs/{graph_id}/runs/{started}")
+    expect(page.locator(".react-flow__attribution")).to_be_visible()
     phone.screenshot("canvas phone")
+    require_attribution(page)
     assert phone.pixels_too_wide() <= 0
     assert phone.serious_findings() == []
     page.get_by_role("button", name="Cancel run").click()
