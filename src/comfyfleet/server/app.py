@@ -109,11 +109,6 @@ async def open_control_plane(
         stack.push_async_callback(context.deferred.flush)
         name = uuid4().hex
         await _start_relays(context, name, stack)
-        notifier, channel = context.notifier, NotifyChannel(central, USER_CHANNEL)
-        users = UserRelay(notifier.wake_user, notifier.forget_all, channel, name)
-        notifier.on_user = users.note
-        notifier.hears = lambda: users.hears_others
-        await stack.enter_async_context(_running(users))
         await _started(WaitingWorkerRefresher(context), stack)
         yield ControlPlane(
             settings=settings,
@@ -133,12 +128,17 @@ async def open_control_plane(
 
 
 async def _start_relays(context: JobContext, name: str, stack: AsyncExitStack) -> None:
-    """Progress and previews, between control planes."""
+    """Progress, previews and what changes for users, between control planes."""
     hints = NotifyChannel(context.central, CHANNEL)
     await _started(ProgressRelay(context.caches.progress, hints, name), stack)
     pictures = NotifyChannel(context.central, PREVIEW_CHANNEL)
     relay = PreviewRelay(context.previews, context.pool_of, pictures, name, context.clock)
     await _started(relay, stack)
+    notifier, channel = context.notifier, NotifyChannel(context.central, USER_CHANNEL)
+    users = UserRelay(notifier.wake_user, notifier.forget_all, channel, name)
+    notifier.on_user = users.note
+    notifier.hears = lambda: users.hears_others
+    await _started(users, stack)
 
 
 async def _ready_pools(
