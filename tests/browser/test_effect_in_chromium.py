@@ -287,6 +287,7 @@ def test_a_reload_keeps_file_and_settings_and_a_sign_out_forgets_them(
         expect(page.get_by_label("Prefix")).to_have_value("secret")
         page.get_by_role("button", name="Account").click()
         page.get_by_role("menuitem", name="Sign out").click()
+        expect(page.get_by_role("link", name="Sign in").first).to_be_visible()
         opened.sign_in(user.key, form)
         expect(page.get_by_label("Prefix")).to_have_value("")
 
