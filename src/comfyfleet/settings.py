@@ -53,7 +53,7 @@ class Settings:
     max_active_jobs_per_user: int = 5  # queued and running jobs of a user, of all kinds
     max_active_jobs_per_tenant: int = 1000  # the same for all users of a tenant, approximately
     max_storage_bytes_per_tenant: int = 1024**4  # default quota, announced uploads included
-    max_graphs_per_user: int = 1000  # graphs that a user may have stored; deleted ones don't count
+    max_graphs_per_user: int = 10_000  # stored graphs of a user; deleted ones don't count
     max_queued_per_graph_run: int = 5  # queued jobs of one graph run; the others are held
     top_up_url: str = ""  # where customers buy tokens; {tenant_id} and {user_id} are filled in
     event_keep_days: int = 7  # how long job events are kept, to resume streams from; 0: for ever
