@@ -441,6 +441,8 @@ def test_a_run_is_run_again_from_a_node_and_leads_back(
     expect(page).to_have_url(re.compile(first))
     expect(page.get_by_text("2 tokens so far")).to_be_visible(timeout=60_000)
     expect(page.get_by_text("Run again from then.")).to_be_hidden()
+    page.get_by_text("Run again:").locator("xpath=..").get_by_role("link").click()
+    expect(page.get_by_text("Run again from then.")).to_be_visible(timeout=60_000)
 
 
 def require_attribution(page: Page) -> None:

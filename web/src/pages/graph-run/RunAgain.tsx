@@ -1,9 +1,9 @@
-/** Another run from a node on: what comes before it is kept; and the way back to the run that it came from. */
+/** Another run from a node on: what comes before it is kept; the way back to the run that it came from, and on to later ones. */
 
 import { Link, useLocation } from "wouter"
-import { api, useAct } from "@/api"
-import type { GraphRunAnswer } from "@/api/schema"
-import { Button, ErrorNote } from "@/ui"
+import { api, cache, useAct, useQuery } from "@/api"
+import type { GraphRunAnswer, GraphRunSummaries } from "@/api/schema"
+import { Button, ErrorNote, Time } from "@/ui"
 import { words } from "@/words/en/canvas"
 
 export function RunAgain({ run, node }: { run: GraphRunAnswer; node: string }) {
@@ -12,6 +12,7 @@ export function RunAgain({ run, node }: { run: GraphRunAnswer; node: string }) {
     const idempotencyKey = crypto.randomUUID()
     const body = { from: node }
     const made = await api.post<GraphRunAnswer>(`/api/graph-runs/${run.id}/rerun`, body, { idempotencyKey })
+    cache.invalidate("/api/graph-runs")
     go(`/graphs/${made.graph_id}/runs/${made.id}`)
   })
   return (
@@ -31,6 +32,24 @@ export function EarlierRun({ run }: { run: GraphRunAnswer }) {
     <p className="canvas-problems">
       <span className="canvas-problem">{words.againOf(run.rerun_of.node)}</span>
       <Link href={`/graphs/${run.graph_id}/runs/${run.rerun_of.run_id}`}>{words.earlierRun}</Link>
+    </p>
+  )
+}
+
+const LATER_MAX = 5
+
+export function LaterRuns({ run }: { run: GraphRunAnswer }) {
+  const query = { rerun_of: run.id, limit: LATER_MAX }
+  const later = useQuery<GraphRunSummaries>("/api/graph-runs", { query }).data?.runs ?? []
+  if (later.length === 0) return null
+  return (
+    <p className="canvas-problems">
+      <span className="canvas-problem">{words.laterRuns}</span>
+      {later.map((each) => (
+        <Link key={each.id} href={`/graphs/${each.graph_id}/runs/${each.id}`}>
+          <Time at={each.created_at} />
+        </Link>
+      ))}
     </p>
   )
 }

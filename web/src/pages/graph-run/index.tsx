@@ -44,7 +44,7 @@ import {
 } from "./follow"
 import { Gallery, madeSoFar, Strip } from "./Outputs"
 import { type Answer, Question, sameAnswer, sendAnswer } from "./Question"
-import { EarlierRun, RunAgain } from "./RunAgain"
+import { EarlierRun, LaterRuns, RunAgain } from "./RunAgain"
 import { Timeline } from "./Timeline"
 
 /** By /graphs/:graph/runs/:id, or by the run alone. One run leads to another, which may be of another version. */
@@ -184,6 +184,7 @@ function Run({ run, offers, put, renew, reload }: RunProps) {
           {!isWhole && <p className="canvas-problems">{words.notThere}</p>}
           {run.is_expired && <p className="canvas-problems">{words.expired}</p>}
           <EarlierRun run={run} />
+          {isOver(run.status) && <LaterRuns run={run} />}
           {run.status === "failed" && (
             <Failure run={run} renew={renew} onShow={(node) => select(new Set([node]))} />
           )}

@@ -320,6 +320,7 @@ export const words = {
   sameBackend: "as the graph says",
   again: "Run again from here",
   againHint: "What comes before it is kept and not paid for again.",
+  laterRuns: "Run again: ",
   againOf: (node: string | null) => (node ? `Run again from ${node}. ` : "Taken up again. "),
   earlierRun: "To the earlier run",
   takenFrom: "Taken from",
