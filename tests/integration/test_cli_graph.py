@@ -351,6 +351,7 @@ def test_graphs_and_runs_are_listed_priced_downloaded_and_deleted(
     ada.says("delete", graph["id"])
     assert ada.says("list", "--json").json == []
     assert len(ada.says("runs", "--json").json) == 2
+    assert "✓ draw  negative" in ada.says("show", run_id).out
 
 
 @pytest.mark.parametrize("is_degraded", [False, True], ids=["restart", "no database"])

@@ -561,15 +561,16 @@ def show(
         )
         return
     with _public(options, context) as plane:
-        handle, graph = _found(plane, what)
+        handle = _found_run(plane, what)
+        graph = _graph(plane, handle, what) if mermaid or handle is None else None
         if handle and watch:
             _watched(plane, handle, context)
         times = _timeline(plane, handle)
     seen = handle.run if handle else None
     if options.as_json:
         print_json((times if timeline else None) or seen or graph, context)
-    elif mermaid or seen is None:
-        context.out.print(graph.mermaid, markup=False, soft_wrap=True)
+    elif graph or seen is None:
+        context.out.print(graph.mermaid if graph else "", markup=False, soft_wrap=True)
     else:
         if not watch and not timeline:
             context.out.print(run_tree(seen))
@@ -586,15 +587,19 @@ def _timeline(plane: ApiSession, handle: GraphRunHandle | None) -> RunTimeline |
         return None
 
 
-def _found(plane: ApiSession, what: str) -> tuple[GraphRunHandle | None, Graph]:
-    """A run with its graph, or a graph, which may also be named."""
-    graphs = plane.client.graphs
+def _found_run(plane: ApiSession, what: str) -> GraphRunHandle | None:
+    """None of what is no run: a graph, perhaps by its name."""
     try:
-        handle = _run(plane, UUID(what))
+        return _run(plane, UUID(what))
     except (ValueError, NotFound):
-        return None, plane.run(graphs.get(what))
-    run = handle.run
-    return handle, plane.run(graphs.get(run.graph_id, version=run.graph_version))
+        return None
+
+
+def _graph(plane: ApiSession, handle: GraphRunHandle | None, what: str) -> Graph:
+    graphs = plane.client.graphs
+    if handle is None:
+        return plane.run(graphs.get(what))
+    return plane.run(graphs.get(handle.run.graph_id, version=handle.run.graph_version))
 
 
 @app.command
