@@ -76,12 +76,12 @@ async def test_an_order_given_elsewhere_holds_for_one_who_waits(
 ) -> None:
     """Nobody told this queue of the order: only the database knows."""
     async with opened(central) as queue:
-        waiting = asyncio.create_task(queue.lease(asking(workers[0]), wait_seconds=0.3))
+        waiting = asyncio.create_task(queue.lease(asking(workers[0]), wait_seconds=1.5))
         await parked(queue, 1)
         async with central.transaction() as tx:
             await ORDERS[order](tx, workers[0])
         [job] = await queue.enqueue([new()])
-        assert await asyncio.wait_for(waiting, 5) is None
+        assert await asyncio.wait_for(waiting, 30) is None
         assert (await seen(central, job.id)).status == "queued"
 
 
@@ -97,8 +97,8 @@ async def test_what_is_refused_to_one_goes_to_the_next_in_line(
         async with central.transaction() as tx:
             await ORDERS[order](tx, workers[0])
         await queue.enqueue([new()])
-        assert await asyncio.wait_for(first, 5) is None
-        lease = await asyncio.wait_for(second, 5)
+        assert await asyncio.wait_for(first, 30) is None
+        lease = await asyncio.wait_for(second, 30)
         assert lease is not None
         assert lease.worker_id == "gpu-2"
 
