@@ -161,7 +161,9 @@ class WorkerAnswer(Message):
     state: str = Field(description="online, offline, draining, pending or revoked")
     is_approved: bool
     is_draining: bool
-    current_load: int
+    current_load: int = Field(
+        description="Jobs that it holds now, at most `max_concurrency`: a further one waits there for its turn."
+    )
     max_concurrency: int
     capabilities: list[str]
     providers: list[str]

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, case, delete, func, literal_column, or_, select, text
+from sqlalchemy import ColumnElement, case, delete, exists, func, literal_column, or_, select, text
 
 from comfyfleet.api.account import TransactionType
 from comfyfleet.server.db import Tx
@@ -88,11 +88,13 @@ async def assignments(tx: Tx) -> list[tuple[int, int]]:
 async def workers_by_state(tx: Tx, *, offline_before: datetime) -> list[WorkersRow]:
     """Counts workers by state in the database: for ten thousand workers a few rows are returned."""
     w = workers.c
+    # What a worker reported when it began to poll may be a minute old, its leases are not.
+    has_lease = exists().where(text(LEASED), dispatches.c.worker_id == w.worker_id)
     states = (
         w.fleet_id,
         w.is_approved,
         w.is_draining,
-        case((w.current_load > 0, 1), else_=0).label("is_busy"),
+        case((has_lease, 1), else_=0).label("is_busy"),
         case((w.last_seen_at < offline_before, 1), else_=0).label("is_offline"),
     )
     names = ("fleet_id", "is_approved", "is_draining", "is_busy", "is_offline")

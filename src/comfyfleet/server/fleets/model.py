@@ -266,6 +266,11 @@ class FleetWorker:
             return "offline"
         return "draining" if self.is_draining else "online"
 
+    def load_with(self, leases: int) -> int:
+        """How many of its places are taken by so many leases. `current_load` is what it reported when it began
+        to poll."""
+        return min(leases, self.max_concurrency)
+
     def silent_since(self, now: datetime, *, unseen_seconds_max: float) -> datetime | None:
         """When it was heard for the last time, if it should have been heard since; it may be gone, which
         `state_at` says later."""

@@ -164,6 +164,11 @@ async def count_held(tx: Tx) -> dict[QueueLane, int]:
     return await reads.count_held(tx)
 
 
+async def count_leases(tx: Tx, worker_ids: Collection[str] | None = None) -> dict[str, int]:
+    """Counts the jobs that each of these workers holds, or each worker; those without any are left out."""
+    return await reads.count_leases(tx, worker_ids)
+
+
 async def count_bound(tx: Tx) -> dict[str, int]:
     """Counts the jobs that each worker holds or that only it may run, by `worker:ID`."""
     return await reads.count_bound(tx)

@@ -114,6 +114,33 @@ async def test_what_a_worker_holds_for_later_does_not_run(scene: Scene) -> None:
         assert (draw["running"], draw["held"]) == (1, 1)
 
 
+async def test_a_worker_is_busy_while_it_holds_a_job_whatever_it_said_when_it_asked(
+    scene: Scene,
+) -> None:
+    ada = await scene.setup.customer(tokens=1000)
+    fleet = scene.setup.fleet_setup
+
+    async def states() -> tuple[int, int, list[int]]:
+        workers = (await scene.overview())["now"]["workers"]
+        told = (await fleet.admin.get("/api/admin/workers")).json()["workers"]
+        for each in told:
+            shown = await fleet.admin.get(f"/api/admin/workers/{each['worker_id']}")
+            assert shown.json()["current_load"] == each["current_load"]
+        return workers["idle"], workers["busy"], [each["current_load"] for each in told]
+
+    async with fleet.worker("w1") as worker, fleet.worker("w2") as other:
+        await other.poll(current_load=1)  # it delivers a result, and has nothing else to do
+        assert await states() == (2, 0, [0, 0])
+        for _ in range(2):
+            await ada.job(scene.setup.draw)
+        job = await worker.job(current_load=0)
+        assert await states() == (1, 1, [1, 0])
+        await worker.job(current_load=1, wait_seconds=5)  # held for later
+        assert await states() == (1, 1, [1, 0])
+        await worker.call_for(job, "fail", error="broken")
+        assert await states() == (1, 1, [1, 0])
+
+
 async def test_a_worker_that_misses_its_moments_is_silent_before_it_is_gone(scene: Scene) -> None:
     admin = scene.setup.fleet_setup.admin
 

@@ -97,6 +97,7 @@ async def list_workers(
             backends=await fleets.backends_of(tx, names),
             readings=await fleets.latest_readings(tx, names),
             held=await dispatch.held_by_any(tx, names, limit=HELD_SHOWN_MAX),
+            leases=await dispatch.count_leases(tx, names),
             slugs={each.id: each.slug for each in await catalog.list_workflows(tx, with_open=True)},
         )
     following = page[-1].worker_id if len(found) > limit else None
@@ -109,6 +110,7 @@ class WorkersSeen(NamedTuple):
     backends: Mapping[str, BackendSummary]
     readings: Mapping[str, StoredReading]
     held: Mapping[str, Sequence[Dispatch]]
+    leases: Mapping[str, int]
     slugs: Mapping[int, str]
 
 
@@ -117,8 +119,9 @@ def _worker_seen(
 ) -> WorkerSeen:
     backend = seen.backends.get(worker.worker_id)
     told = seen.readings.get(worker.worker_id)
+    leases = seen.leases.get(worker.worker_id, 0)
     return WorkerSeen(
-        **_worker_answer(worker, plane, now).model_dump(),
+        **_worker_answer(worker, leases, plane, now).model_dump(),
         backend_kind=backend.kind if backend else None,
         backend_version=backend.version if backend else None,
         gpu=backend.gpu if backend else None,
@@ -231,8 +234,9 @@ async def show_worker(worker_id: WorkerId, plane: PlaneDep, now: NowDep) -> Work
         since = now - timedelta(hours=plane.settings.reading_keep_hours)
         readings = await fleets.readings(tx, worker_id, since=since, limit=1)
         workflows = await fleets.workflows_of(tx, worker)
+        leases = await dispatch.count_leases(tx, [worker_id])
     return WorkerDetail(
-        **_worker_answer(worker, plane, now).model_dump(),
+        **_worker_answer(worker, leases.get(worker_id, 0), plane, now).model_dump(),
         workflows=workflows,
         backend=facts.get(worker_id),
         reading=readings[0].reading if readings else None,
@@ -335,9 +339,10 @@ async def _change_worker(
     async with plane.central.transaction() as tx:
         worker = await change(tx, await fleets.get_worker(tx, worker_id))
         await record_audit(tx, operator, action, worker.subject, now)
+        leases = await dispatch.count_leases(tx, [worker_id])
     # If it waits for a job it asks anew, as what it now is.
     plane.queue.order([worker_id])
-    return _worker_answer(worker, plane, now)
+    return _worker_answer(worker, leases.get(worker_id, 0), plane, now)
 
 
 async def _fleet_by_name(tx: Tx, name: str) -> Fleet:
@@ -347,14 +352,16 @@ async def _fleet_by_name(tx: Tx, name: str) -> Fleet:
     return await fleets.get_fleet(tx, slug, stage)
 
 
-def _worker_answer(worker: FleetWorker, plane: ControlPlane, now: datetime) -> WorkerAnswer:
+def _worker_answer(
+    worker: FleetWorker, leases: int, plane: ControlPlane, now: datetime
+) -> WorkerAnswer:
     return WorkerAnswer(
         worker_id=worker.worker_id,
         fleet=worker.fleet_name,
         state=worker.state_at(now, offline_after_seconds=plane.settings.offline_after_seconds),
         is_approved=worker.is_approved,
         is_draining=worker.is_draining,
-        current_load=worker.current_load,
+        current_load=worker.load_with(leases),
         max_concurrency=worker.max_concurrency,
         capabilities=sorted(worker.capabilities),
         providers=list(worker.providers),

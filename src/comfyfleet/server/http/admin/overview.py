@@ -437,6 +437,7 @@ class ConsoleFeed:
             figures = await read_figures(tx, now=now, offline_after_seconds=offline_after)
             maintenance = await in_maintenance(tx)
             workers = await fleets.workers_of(tx, None, limit=WORKERS_MAX)
+            leases = await dispatch.count_leases(tx)
             audited = await notifications.find_audit_entries(tx, limit=1)
         alerts = seen.alerts
         if self._is_due("alerts", ALERT_SECONDS):
@@ -449,7 +450,7 @@ class ConsoleFeed:
                 "worker_id": each.worker_id,
                 "fleet": each.fleet_name,
                 "state": each.state_at(now, offline_after_seconds=offline_after),
-                "current_load": each.current_load,
+                "current_load": each.load_with(leases.get(each.worker_id, 0)),
                 "max_concurrency": each.max_concurrency,
                 "models_loaded": list(each.models_loaded),
                 "silent_since": _text_of(each.silent_since(now, unseen_seconds_max=unseen_max)),

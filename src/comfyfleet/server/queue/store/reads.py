@@ -1,6 +1,6 @@
 """Reads dispatches: single rows, operators' lists, sweeps page by page; and removes ended ones."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -148,6 +148,13 @@ async def count_held(tx: Tx) -> dict[QueueLane, int]:
         .group_by(*lane)
     )
     return {QueueLane(*row[:3]): int(row[3]) for row in await tx.execute(query)}
+
+
+async def count_leases(tx: Tx, worker_ids: Collection[str] | None) -> dict[str, int]:
+    """Counts the leases of each worker that has one; None: of all workers."""
+    mine = [] if worker_ids is None else [is_one_of(tx, d.c.worker_id, worker_ids)]
+    query = select(d.c.worker_id, func.count()).where(text(IS_LEASED), *mine)
+    return {row[0]: int(row[1]) for row in await tx.execute(query.group_by(d.c.worker_id))}
 
 
 async def count_bound(tx: Tx) -> dict[str, int]:
