@@ -3,6 +3,7 @@
 A firing is a row whose id is made from the trigger and the moment or delivery, and its run has an idempotency key
 made from that: whoever takes up a firing that another process has begun gets the same run."""
 
+import asyncio
 import hashlib
 import hmac
 import json
@@ -57,9 +58,11 @@ INPUT_CHARACTERS_MAX = 256 * 1024
 LATE_SECONDS = 60
 # More are not counted one by one.
 MOMENTS_COUNTED_MAX = 1000
-# Longer than a start takes, so that nobody else takes it up meanwhile.
-TAKEN_SECONDS = 120
-TRIES_MAX = 30
+# Longer than a start takes, so that nobody else takes it up meanwhile: it would get the same run, and is work for nothing.
+TAKEN_SECONDS = 30
+TRIES_MAX = 120
+# How often a repeated delivery looks whether the first has its run, before it starts that itself.
+LOOKS_MAX, LOOK_SECONDS = 20, 0.1
 # Of one trigger; more than these start nothing, and refusals beyond theirs are answered but not listed.
 FIRINGS_PER_DAY_MAX, REFUSALS_PER_DAY_MAX = 10_000, 200
 PER_PASS_MAX = 50
@@ -497,8 +500,9 @@ async def fire(
     pool = await graphs.context.pool_of(trigger.tenant_id)
     firing_id = uuid5(trigger.id, f"{cause}/{key}")
     async with pool.read() as tx:
-        if before := await store.get_firing(tx, trigger.id, firing_id):
-            return before, False
+        before = await store.get_firing(tx, trigger.id, firing_id)
+    if before is not None:
+        return await _result_of(graphs, pool, trigger, before), False
     try:
         is_mapped = trigger.kind == TriggerKind.WEBHOOK
         inputs = map_inputs(trigger.inputs, body) if is_mapped else dict(trigger.inputs)
@@ -514,11 +518,32 @@ async def fire(
         is_new = await store.add_firing(tx, firing)
     if is_new and firing.status == FiringStatus.STARTING:
         await _start(graphs, pool, trigger, firing)
+    found = await _get_firing(pool, firing)
+    return found if is_new else await _result_of(graphs, pool, trigger, found), is_new
+
+
+async def _get_firing(pool: Database, firing: TriggerFiring) -> TriggerFiring:
     async with pool.read() as tx:
-        found = await store.get_firing(tx, trigger.id, firing_id)
+        found = await store.get_firing(tx, firing.trigger_id, firing.id)
     if found is None:
-        raise NotFound(f"there is no trigger {trigger.id}")
-    return found, is_new
+        raise NotFound(f"there is no trigger {firing.trigger_id}")
+    return found
+
+
+async def _result_of(
+    graphs: GraphContext, pool: Database, trigger: StoredTrigger, firing: TriggerFiring
+) -> TriggerFiring:
+    """Returns a firing that another call began, with its run or refusal. If that call needs long its process may
+    have died: then the run is started here, and is the same.
+    """
+    for _ in range(LOOKS_MAX):
+        if firing.status != FiringStatus.STARTING:
+            return firing
+        await asyncio.sleep(LOOK_SECONDS)
+        firing = await _get_firing(pool, firing)
+    if firing.status == FiringStatus.STARTING:
+        await _start(graphs, pool, trigger, firing)
+    return await _get_firing(pool, firing)
 
 
 def _new_firing(

@@ -332,6 +332,34 @@ async def test_one_delivery_starts_one_run(databases: Databases, tmp_path: Path)
         assert "body.sizes.0" in (lacking.error or "")
 
 
+async def test_a_repeated_delivery_has_the_answer_of_the_first_also_if_that_was_cut(
+    databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triggers, "LOOK_SECONDS", 0.001)
+    async with trigger_setup_on(databases, tmp_path, tokens=10_000) as setup:
+        made = await setup.create(cron=None, tokens_per_day=10_000)
+        fuse, left_starting = Fuse(), 0
+
+        async def deliver(graphs: GraphContext, key: str) -> tuple[TriggerFiring, bool]:
+            how = {"cause": FiringCause.WEBHOOK, "key": key, "body": None}
+            return await triggers.fire(graphs, made, **how)
+
+        for steps in range(STEPS_MAX):
+            before, fuse.left = await setup.count(), steps
+            try:
+                await deliver(GraphContext(fused(setup.graphs.context, fuse)), str(steps))
+            except ProcessDied:
+                left_starting += "starting" in await setup.statuses(made)
+            is_cut, fuse.left = fuse.left == 0, None
+            both = await asyncio.gather(*(deliver(setup.graphs, str(steps)) for _ in range(2)))
+            runs = {(each.status, each.run_id) for each, _ in both}
+            assert [status for status, _ in runs] == [FiringStatus.STARTED], steps
+            assert await setup.count() == before + 1
+            if not is_cut:
+                break
+        assert left_starting > 2
+
+
 async def test_refusals_without_end_are_answered_and_not_kept(
     databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
