@@ -165,6 +165,42 @@ def test_a_quote_counts_one_way_of_a_switch() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "jobs"),
+    [
+        ("{{ size }} and {{ which.large }}", (1, 2)),
+        ("{{ which.large | default('none') }}", (2, 2)),
+        ("{{ which.default }} or {{ which.large }}", (1, 1)),
+        ("{{ size }} and {{ words.both }}", (1, 2)),
+    ],
+)
+def test_a_quote_counts_a_node_only_where_its_templates_are_fed(
+    text: str, jobs: tuple[int, int]
+) -> None:
+    document = f"""
+name: Read by name
+nodes:
+  - {{id: size, type: input, value_type: integer}}
+  - {{id: which, type: switch, cases: [{{name: large, when: output > 9}}]}}
+  - {{id: words, type: value, values: {{both: "{{{{ size }}}} {{{{ which.large }}}}"}}}}
+  - {{id: always, type: workflow, workflow: draw, properties: {{text: a cat}}}}
+  - {{id: named, type: workflow, workflow: draw, properties: {{text: "{text}"}}}}
+  - {{id: one, type: output}}
+  - {{id: two, type: output}}
+  - {{id: said, type: output}}
+connections:
+  - {{from: size.value, to: which.input}}
+  - {{from: always.output, to: one.value}}
+  - {{from: named.output, to: two.value}}
+  - {{from: words.both, to: said.value}}
+"""
+    for size in (1, 10):
+        run = begun(document, size=size)
+        quote = quote_plan(run.plan)
+        assert (quote.jobs_min, quote.jobs_max) == jobs
+        assert quote.jobs_min <= len(run.jobs) <= quote.jobs_max
+
+
+@pytest.mark.parametrize(
     ("cases", "port"),
     [([], "cases"), ([{"name": "a", "when": "output >"}], "cases.0.when"), ([{"name": "default", "when": "true"}], "cases"),
      ([{"name": "a", "when": "true"}] * 2, "cases"), ([{"name": "a", "when": "true", "then": 1}], "cases.0.then")],

@@ -37,9 +37,12 @@ from comfyfleet.api.graph_model import (
     WorkflowNode,
     closes_over,
     inputs_of,
+    is_reference,
     opens_scope,
+    reference_port,
     type_named,
 )
+from comfyfleet.api.templates import templates_in
 from comfyfleet.errors import InvalidInput
 from comfyfleet.server.catalog.model import Property
 from comfyfleet.server.graphs.catalogue import GraphCatalogue, WorkflowFacts
@@ -319,7 +322,13 @@ def _needed(node: Node, workflows: Mapping[str, WorkflowFacts]) -> frozenset[str
     if not isinstance(node, WorkflowNode):
         return frozenset(inputs_of(node) or ())
     facts = workflows[node.id].properties
-    return frozenset(each.name for each in facts if is_required(each))
+    return _read_by(node.properties) | {each.name for each in facts if is_required(each)}
+
+
+def _read_by(value: Any) -> frozenset[str]:
+    """Returns the ports of what templates read and can't do without."""
+    paths = (path for each in templates_in(value) for path in each.needed_paths)
+    return frozenset(map(reference_port, paths))
 
 
 def _members(graph: GraphDefinition, shape: GraphShape) -> dict[str, tuple[str, ...]]:
@@ -423,7 +432,10 @@ def _runs(plan: RunPlan, node: str, alive: set[str], fires: Mapping[str, frozens
         return False
     incoming = plan.shape.incoming[node]
     fed = {each.target.port for each in incoming if _feeds(plan, each, alive, fires)}
-    if incoming and not fed:
+    found = plan.node(node)
+    if isinstance(found, ValueNode) and found.values:
+        return any(_read_by(value) <= fed for value in found.values.values())
+    if not fed and any(not is_reference(each.target.port) for each in incoming):
         return False
     return all(
         each.target.port in fed for each in incoming if each.target.port in plan.needed[node]
