@@ -264,16 +264,18 @@ def _seconds_left(
     """Estimates the remaining time: all that can be made, at the speed of the last jobs."""
     if mean is None:
         return None
-    expected, left = stored.run.base_candidates, 0
+    expected, unmade, left = stored.run.base_candidates, 0, 0
     for number, (step, row) in enumerate(zip(pipeline.steps, rows, strict=True)):
         if number:
-            keep = pipeline.steps[number - 1].keep
-            expected = (
-                expected if keep is None else min(keep, expected)
-            ) * step.children_per_parent
-        left += math.ceil(max(0, expected - row.made) / step.images_per_job)
+            # Rejected candidates get no children; those to come and to be judged may.
+            keep, before = pipeline.steps[number - 1].keep, rows[number - 1]
+            parents = row.wanted // step.children_per_parent
+            parents += unmade + before.waiting + before.unjudged
+            expected = min(parents, keep or parents) * step.children_per_parent
+        unmade = max(0, expected - row.made)
+        left += math.ceil(unmade / step.images_per_job)
         if step.judge:
-            left += max(0, expected - row.made) + row.unjudged
+            left += unmade + row.unjudged
     return round(left * mean / stored.run.limits.concurrent_jobs, 1)
 
 

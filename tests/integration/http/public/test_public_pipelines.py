@@ -10,6 +10,7 @@ from tests.support.server.customers import Customer, EffectSetup, png
 
 from comfyfleet.server.http.public import pipelines
 from comfyfleet.server.maintenance.sweeps import advance_pipelines
+from comfyfleet.server.pipelines import store_candidates
 
 LIVE_SECONDS = 6.0  # long enough for all that happens while somebody reads
 DOCUMENT = """
@@ -41,8 +42,8 @@ async def started(customer: Customer, base: int = 2) -> str:
     return run_id
 
 
-async def work_off(effect_setup: EffectSetup) -> None:
-    async with effect_setup.fleet_setup.worker() as worker:
+async def work_off(effect_setup: EffectSetup, worker_id: str = "w1") -> None:
+    async with effect_setup.fleet_setup.worker(worker_id) as worker:
         for number in range(20):
             for _, pool in effect_setup.plane.pools.items():
                 await advance_pipelines(effect_setup.plane.context, pool)
@@ -52,6 +53,36 @@ async def work_off(effect_setup: EffectSetup) -> None:
             done = await worker.deliver(polled["job"], png(colour=number))
             assert done.status_code == 200, done.text
     raise AssertionError("still not done")
+
+
+async def test_no_time_is_left_for_children_of_what_was_rejected(
+    effect_setup: EffectSetup, ada: Customer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ten_seconds(*_: Any, **__: Any) -> float:
+        return 10.0
+
+    monkeypatch.setattr(store_candidates, "mean_seconds", ten_seconds)
+    base = {"name": "Base", "workflow": "draw", "needs_approval": True}
+    invert = {
+        "name": "Invert",
+        "workflow": "invert",
+        "properties": {"input": "{{ parent.file }}"},
+        "children_per_parent": 2,
+    }
+    document = {"name": "Approved", "steps": [base, invert]}
+    made = await post(ada, "pipelines", 201, document=document)
+    run = await post(ada, f"pipelines/{made['id']}/runs", 201, base_candidates=2)
+    at = f"pipeline-runs/{run['id']}"
+    await work_off(effect_setup)
+    waits = await ada.get(at)
+    assert (waits["reason"], waits["seconds_left"]) == ("waiting_for_judgement", 40)
+    one, other = (await ada.get(f"{at}/candidates"))["candidates"]
+    await post(ada, f"{at}/candidates/{one['id']}/approve")
+    await post(ada, f"{at}/candidates/{other['id']}/reject")
+    assert (await ada.get(at))["seconds_left"] == 20
+    await work_off(effect_setup, "w2")
+    over = await ada.get(at)
+    assert (over["reason"], over["seconds_left"]) == ("complete", 0)
 
 
 async def test_a_variable_may_name_media_of_the_user_and_of_nobody_else(
