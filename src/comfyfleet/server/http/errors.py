@@ -69,11 +69,14 @@ def describe_validation_error(error: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _message(error: Mapping[str, Any]) -> str:
-    words = _MESSAGES.get(error["type"])
+    # After a check of our own, a text's length is that of any value.
+    is_text = isinstance(error.get("input"), str) and error["type"] in ("too_long", "too_short")
+    words = _MESSAGES.get(f"string_{error['type']}" if is_text else error["type"])
     if words is None:
         said = str(error["msg"]).removeprefix(_VALUE_ERROR_PREFIX)
         return said.replace("Input should be", "must be")
-    return words.format_map(error.get("ctx") or {})
+    said = words.format_map(error.get("ctx") or {})
+    return said.replace(" 1 characters", " 1 character").replace(" 1 entries", " 1 entry")
 
 
 def _field(place: tuple[Any, ...]) -> str:
