@@ -2460,6 +2460,7 @@ export interface Revoked {
   state: string
   is_approved: boolean
   is_draining: boolean
+  /** Jobs that it holds now, at most `max_concurrency`: a further one waits there for its turn. */
   current_load: number
   max_concurrency: number
   capabilities: (string)[]
@@ -3192,6 +3193,7 @@ export interface WorkerAnswer {
   state: string
   is_approved: boolean
   is_draining: boolean
+  /** Jobs that it holds now, at most `max_concurrency`: a further one waits there for its turn. */
   current_load: number
   max_concurrency: number
   capabilities: (string)[]
@@ -3213,6 +3215,7 @@ export interface WorkerDetail {
   state: string
   is_approved: boolean
   is_draining: boolean
+  /** Jobs that it holds now, at most `max_concurrency`: a further one waits there for its turn. */
   current_load: number
   max_concurrency: number
   capabilities: (string)[]
@@ -3254,6 +3257,7 @@ export interface WorkerSeen {
   state: string
   is_approved: boolean
   is_draining: boolean
+  /** Jobs that it holds now, at most `max_concurrency`: a further one waits there for its turn. */
   current_load: number
   max_concurrency: number
   capabilities: (string)[]
