@@ -341,8 +341,8 @@ async def test_a_repeated_delivery_has_the_answer_of_the_first_also_if_that_was_
         fuse, left_starting = Fuse(), 0
 
         async def deliver(graphs: GraphContext, key: str) -> tuple[TriggerFiring, bool]:
-            how = {"cause": FiringCause.WEBHOOK, "key": key, "body": None}
-            return await triggers.fire(graphs, made, **how)
+            cause = FiringCause.WEBHOOK
+            return await triggers.fire(graphs, made, cause=cause, key=key, body=None)
 
         for steps in range(STEPS_MAX):
             before, fuse.left = await setup.count(), steps
