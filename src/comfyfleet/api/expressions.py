@@ -39,6 +39,7 @@ CONDITION_DEPTH_MAX = 30
 STEPS_MAX = (
     100_000  # parts that are evaluated, and items that are walked, of all expressions of one value
 )
+CHARACTERS_PER_STEP = 100  # of texts that are searched, compared or changed
 VALUE_DEPTH_MAX = 100  # of values that are compared
 ROOT = "output"
 EXISTS = "exists"
@@ -530,6 +531,8 @@ class _Evaluation:
                 self.steps.add(len(current))
                 inner = current.values() if isinstance(current, Mapping) else current
                 waiting.extend((each, depth + 1) for each in inner)
+            elif isinstance(current, str):
+                self.steps.add(len(current) // CHARACTERS_PER_STEP)
 
     def value(self, expression: Expression) -> Any:
         self.steps.add(1)
@@ -543,12 +546,12 @@ class _Evaluation:
                 # A list that is compared with a text or a number is not gone through, only searched.
                 if all(isinstance(each, _CONTAINERS) for each in sides):
                     self.walk(*sides)
-                elif name in ("in", "contains"):
-                    self.steps.add(_length_of(*sides))
+                elif name in ("in", "contains") or all(isinstance(each, str) for each in sides):
+                    self.steps.add(_steps_through(*sides))
                 return _compare(name, *sides, self.notes)
             case Calculate(name, left, right):
                 sides = self.value(left), self.value(right)
-                self.steps.add(_length_of(*sides))
+                self.steps.add(_steps_through(*sides))
                 return self.attempt(calculate, name, *sides)
             case ListOf(parts):
                 return self.list(parts)
@@ -586,7 +589,9 @@ class _Evaluation:
         if call.function == "if":
             return self.value(call.arguments[1 if _truth(self.value(call.arguments[0])) else 2])
         arguments = [self.value(each) for each in call.arguments]
-        self.steps.add(_length_of(*arguments))
+        self.steps.add(_steps_through(*arguments))
+        if call.function == "split":
+            self.steps.add(_count_parts(*arguments))
         return self.attempt(FUNCTIONS[call.function].work, *arguments)
 
     def attempt(self, work: Callable[..., Any], *arguments: Any) -> Any:
@@ -600,8 +605,17 @@ class _Evaluation:
             return MISSING
 
 
-def _length_of(*values: Any) -> int:
-    return sum(len(each) for each in values if isinstance(each, list | tuple))
+def _steps_through(*values: Any) -> int:
+    """Returns how many steps it takes to go through values once: items of lists, and texts, also those in lists."""
+    texts = sum(len(each) for each in values if isinstance(each, str))
+    lists = [each for each in values if isinstance(each, list | tuple)]
+    texts += sum(len(text) for each in lists for text in each if isinstance(text, str))
+    return sum(map(len, lists)) + texts // CHARACTERS_PER_STEP
+
+
+def _count_parts(text: Any, at: Any = ",") -> int:
+    """Returns how long the list is that a text would be split into."""
+    return text.count(at) if isinstance(text, str) and isinstance(at, str) and at else 0
 
 
 def _truth(value: Any) -> bool:

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comfyfleet.api.expressions import (
+    CHARACTERS_PER_STEP,
     MISSING,
     STEPS_MAX,
     FieldPath,
+    StepCount,
     compute,
     evaluate_condition,
     parse_expression,
@@ -213,6 +215,37 @@ def test_a_long_value_is_compared_with_a_short_one_in_no_time() -> None:
     named = {"x": LONG * 3, "m": dict.fromkeys(map(str, LONG * 3))}
     for text in ("x != null", "NOT (x == 1)", "m contains '5'", "'5' in m", "x.count > 5"):
         assert evaluate_condition(parse_expression(text, None), named) == (True, ()), text
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "split(t, ';') == 1",
+        "t contains 'x'",
+        "'x' in t",
+        "t == u",
+        "t < u",
+        "[t, u] == [u, t]",
+        "length(sort([t, u])) == 1",
+        "upper(t) == 1",
+        "replace(t, 'x', '') == 1",
+        "number(t) == 1",
+        "t + u == 1",
+        "first(t, 9) == 1",
+    ],
+)
+def test_texts_that_are_gone_through_take_steps(part: str) -> None:
+    """Each alone may be worth it, but not many times."""
+    text = "ab;" * 30_000
+    texts = {"t": text, "u": f"{text};"}
+    steps = StepCount()
+    compute(parse_expression(part, None), lambda path: texts[path.root], steps)
+    assert steps.count >= len(text) // CHARACTERS_PER_STEP
+
+
+def test_a_text_is_not_split_into_more_parts_than_there_are_steps() -> None:
+    with pytest.raises(LimitExceeded, match="steps"):
+        compute(parse_expression("split(t, ';') == 1", None), lambda _: "a;" * 200_000)
 
 
 def test_all_templates_of_one_value_share_their_steps() -> None:
