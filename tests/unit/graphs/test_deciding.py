@@ -611,7 +611,7 @@ connections: [{from: each.output, to: result.value}]
     assert begun(text, rows=[1] * 100).run.status == GraphRunStatus.COMPLETED
     heavy = begun(text.replace("over: rows", "over: rows\n    max_items: 10000"), rows=[1] * 9000)
     assert heavy.run.error
-    assert "take more than 2,000,000 steps" in heavy.run.error.message
+    assert "takes more than 2,000,000 steps" in heavy.run.error.message
 
 
 # 81,000 steps each: one alone is allowed.
@@ -647,9 +647,53 @@ def test_all_that_is_decided_at_one_moment_shares_its_steps(kind: str) -> None:
     run = begun(yaml.safe_dump(document), big=[1] * 9_000)
     assert run.run.status == GraphRunStatus.FAILED
     assert run.run.error
-    assert "take more than 2,000,000 steps" in run.run.error.message
+    assert "takes more than 2,000,000 steps" in run.run.error.message
     light = begun(yaml.safe_dump(document), big=[1] * 9)
     assert light.run.status != GraphRunStatus.FAILED
+
+
+def wide_graph(nodes: int, wires: int) -> str:
+    """Each item goes through merges that nothing reaches, each with many connections."""
+    merges = [{"id": f"x{n}", "type": "merge", "mode": "collect"} for n in range(nodes)]
+    fanout = {"type": "fanout", "mode": "distribute", "per_item": True, "max_items": 10_000}
+    document = {
+        "name": "wide",
+        "nodes": [
+            {"id": "list", "type": "input", "value_type": "integer[]"},
+            {"id": "each", **fanout},
+            {"id": "never", "type": "condition", "condition": "output == 'no'"},
+            *merges,
+            {"id": "all", "type": "merge", "mode": "collect", "over": "each"},
+            {"id": "result", "type": "output"},
+        ],
+        "connections": [
+            {"from": "list.value", "to": "each.items"},
+            {"from": "each.item", "to": "never.input"},
+            *[
+                {"from": "never.true", "to": f"x{n}.input_{wire}"}
+                for n in range(nodes)
+                for wire in range(wires)
+            ],
+            *[{"from": f"x{n}.output", "to": f"all.input_{n}"} for n in range(nodes)],
+            {"from": "all.output", "to": "result.value"},
+        ],
+    }
+    return yaml.safe_dump(document)
+
+
+def test_connections_of_many_items_are_steps_too() -> None:
+    run = begun(wide_graph(nodes=1, wires=4_000), list=[1] * 600).run
+    assert run.error
+    assert "takes more than 2,000,000 steps" in run.error.message
+    assert begun(wide_graph(nodes=1, wires=10), list=[1] * 600).run.status.is_over
+
+
+def test_items_through_more_nodes_than_a_run_can_hold_are_refused_at_once() -> None:
+    run = begun(wide_graph(nodes=200, wires=1), list=[1] * 10_000).run
+    assert run.error
+    assert run.error.node == "each"
+    assert "more than 500,000 executions" in run.error.message
+    assert len(run.records) < 1_000
 
 
 def test_one_node_stops_in_the_moment_that_the_steps_are_used_up() -> None:

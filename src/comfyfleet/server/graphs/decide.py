@@ -486,6 +486,8 @@ def _ready(draft: RunDraft, key: ExecutionKey) -> None:
     fired = run_node(draft, key)
     if isinstance(fired, NodeFired | JobNeeded | NodeAsks):
         why = draft.refusal(key, *fired.values)
+        if not why and isinstance(fired, NodeFired):
+            why = draft.refusal_of_items(key, fired.outputs)
         fired = NodeImpossible(why) if why else fired
     match fired:
         case NodeFired(outputs, inputs, notes):

@@ -4,7 +4,7 @@ So a decision costs what it changes, and the run that came in is never modified.
 executions and runs end early: skip, fail, stop."""
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -39,6 +39,8 @@ from comfyfleet.server.graphs.run import (
 )
 
 DECISION_STEPS_MAX = 2_000_000
+# Of one run. What is open and has a record is counted more than once, so there may be fewer.
+EXECUTIONS_MAX = 500_000
 
 
 class RunDecision(NamedTuple):
@@ -147,6 +149,14 @@ class RunDraft:
             self.outputs_size = together
         self.size = self.size.plus(size)
         return ""
+
+    def refusal_of_items(self, key: ExecutionKey, outputs: Mapping[str, Any]) -> str:
+        """Returns why the items that a fan-out gives are too many for the nodes behind it; mostly empty."""
+        width = items_of(self.plan, key, ExecutionRecord(outputs=outputs))
+        known = self.open_count + len(self.was.records) + len(self.records)
+        if known + width * len(self.plan.members[key.node] if width else ()) <= EXECUTIONS_MAX:
+            return ""
+        return f"its {width:,} items and the nodes behind it are more than {EXECUTIONS_MAX:,} executions"
 
     # Tallies
 

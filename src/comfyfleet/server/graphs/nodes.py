@@ -57,7 +57,7 @@ from comfyfleet.api.graph_model import (
     value_for,
 )
 from comfyfleet.api.templates import fill, templates_in
-from comfyfleet.errors import FleetError
+from comfyfleet.errors import FleetError, LimitExceeded
 from comfyfleet.server.graphs.draft import DECISION_STEPS_MAX, RunDraft
 from comfyfleet.server.graphs.run import (
     APPROVAL_CHOICES,
@@ -120,18 +120,21 @@ class NodeAsks(NamedTuple):
 NodeOutcome: TypeAlias = NodeFired | JobNeeded | NodeSkipped | NodeImpossible | NodeAsks
 
 
-TOO_MANY_STEPS = (
-    f"the expressions of many nodes together take more than {DECISION_STEPS_MAX:,} steps"
-)
+TOO_MANY_STEPS = f"what many nodes do at one moment takes more than {DECISION_STEPS_MAX:,} steps"
+EXECUTION_STEPS = 10  # what an execution takes beside its connections and expressions
 
 
 def run_node(draft: RunDraft, key: ExecutionKey) -> NodeOutcome:
     """Decides what becomes of an execution once all its inputs are decided. One decision about many
-    thousands of them must not keep everybody else waiting.
+    thousands of them, or about as many connections, must not keep everybody else waiting.
     """
-    fired = _run_node(draft, key) if draft.steps.count <= DECISION_STEPS_MAX else None
+    try:
+        draft.steps.add(EXECUTION_STEPS)
+        fired = _run_node(draft, key)
+    except LimitExceeded:
+        return NodeImpossible(TOO_MANY_STEPS)
     is_spent = draft.steps.count > DECISION_STEPS_MAX
-    return NodeImpossible(TOO_MANY_STEPS) if fired is None or is_spent else fired
+    return NodeImpossible(TOO_MANY_STEPS) if is_spent else fired
 
 
 def _run_node(draft: RunDraft, key: ExecutionKey) -> NodeOutcome:
@@ -140,10 +143,9 @@ def _run_node(draft: RunDraft, key: ExecutionKey) -> NodeOutcome:
         return NodeFired({VALUE_PORT: draft.was.inputs.get(node.id, node.default)})
     if isinstance(node, ClosingNode):
         return _close(draft, key, node)
-    arrived = {
-        each.target.port: value_arriving(draft, each, key)
-        for each in draft.plan.shape.incoming[key.node]
-    }
+    incoming = draft.plan.shape.incoming[key.node]
+    draft.steps.add(len(incoming))
+    arrived = {each.target.port: value_arriving(draft, each, key) for each in incoming}
     return _unfed(draft, key, arrived) or _work(draft, key, node, arrived)
 
 
@@ -391,6 +393,7 @@ def _arrived(draft: RunDraft, key: ExecutionKey, places: Sequence[ExecutionKey])
     incoming = sorted(
         draft.plan.shape.incoming[key.node], key=lambda each: port_number(each.target.port) or 0
     )
+    draft.steps.add(len(incoming) * len(places))
     return [value_arriving(draft, each, place) for place in places for each in incoming]
 
 
