@@ -122,6 +122,18 @@ def test_large_values_are_bounded_and_still_compared() -> None:
     assert len(text) == compare.VALUE_CHARACTERS_MAX
 
 
+def test_long_names_are_cut_and_stay_apart() -> None:
+    """Each value would have the names of all levels around it in its own."""
+    inner: Any = list(range(compare.LEAVES_MAX))
+    for _ in range(25):
+        inner = {"k" * 6_000: inner}
+    leaves = compare._leaves({"size": inner}, {})
+    assert len(leaves) == compare.LEAVES_MAX
+    assert max(map(len, leaves)) < 25 * 100
+    one, two = ({"size": {"k" * 100 + end: 1}} for end in "ab")
+    assert compare._leaves(one, {}).keys().isdisjoint(compare._leaves(two, {}))
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: (

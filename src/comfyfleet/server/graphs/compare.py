@@ -2,6 +2,7 @@
 
 Values are texts by name. Files are compared by their content hash, or by their id where that is not known."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ VALUE_CHARACTERS_MAX = 300
 VALUES_MAX = 2_000  # that are listed
 LEAVES_MAX = 10_000  # of the inputs, nodes or outputs of one run that are compared one by one
 DEPTH_MAX = 30
+NAME_CHARACTERS_MAX = 64  # of one part of a path
 HASH_DIGITS = 12  # that are shown
 SAME_SECONDS = 0.1  # times that differ by less are the same,
 SAME_PART = 0.1  # as are those that differ by less than this part
@@ -217,10 +219,18 @@ def _leaves(value: Mapping[str, Any], hashes: Hashes) -> dict[str, Leaf]:
     """Returns the values inside a value by their paths; if there are too many, the rest as one."""
     walk = _walk(value, (), hashes) if value else iter(())
     found = dict(islice(walk, LEAVES_MAX))
-    rest = list(walk)
+    rest = [leaf.identity for _, leaf in walk]
     if rest:
-        found["…"] = Leaf([each.identity for _, each in rest], f"{len(rest):,} more values")
+        found["…"] = Leaf(rest, f"{len(rest):,} more values")
     return found
+
+
+def _short(name: str) -> str:
+    """Cuts a name so that no two become the same: thousands of values may have it in their paths."""
+    if len(name) <= NAME_CHARACTERS_MAX:
+        return name
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
+    return f"{name[:NAME_CHARACTERS_MAX]}…{digest[:HASH_DIGITS]}"
 
 
 def _walk(value: Any, path: tuple[str, ...], hashes: Hashes) -> Iterator[tuple[str, Leaf]]:
@@ -228,7 +238,7 @@ def _walk(value: Any, path: tuple[str, ...], hashes: Hashes) -> Iterator[tuple[s
         yield ".".join(path), _file(value, hashes)
     elif len(path) < DEPTH_MAX and isinstance(value, Mapping) and value:
         for name, inner in _result_fields(value):
-            yield from _walk(inner, (*path, str(name)), hashes)
+            yield from _walk(inner, (*path, _short(str(name))), hashes)
     elif len(path) < DEPTH_MAX and isinstance(value, list | tuple) and value:
         for number, inner in enumerate(value):
             yield from _walk(inner, (*path, str(number)), hashes)
