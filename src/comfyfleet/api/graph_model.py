@@ -3,9 +3,10 @@
 Nodes that contain others (map, loop, graph, score) are expanded before a run; the ids of what they contain begin
 with theirs, as in `refine/sharpen`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 from comfyfleet.api.expressions import MISSING, Expression, FieldPath
@@ -377,6 +378,25 @@ class DocumentProblem(NamedTuple):
     def __str__(self) -> str:
         place = f"{self.node}.{self.port}" if self.port else self.node
         return f"{place}: {self.message}" if place else self.message
+
+
+PROBLEMS_TOLD_MAX = 1_000
+NAMES_TOLD_MAX, NAME_CHARACTERS_TOLD_MAX = 20, 64
+
+
+def told_problems(problems: Collection[DocumentProblem]) -> tuple[DocumentProblem, ...]:
+    """Returns the first problems, and how many there are besides: nobody reads a hundred thousand."""
+    told = tuple(islice(problems, PROBLEMS_TOLD_MAX))
+    if len(problems) == len(told):
+        return told
+    return (*told, DocumentProblem("too_many", f"and {len(problems) - len(told):,} more problems"))
+
+
+def told_names(names: Iterable[str]) -> str:
+    """Returns names as a problem tells them. Only the first: each of many problems may tell the same ones."""
+    some = list(islice(names, NAMES_TOLD_MAX + 1))
+    told = [f"{each:.{NAME_CHARACTERS_TOLD_MAX}}" for each in some[:NAMES_TOLD_MAX]]
+    return ", ".join([*told, "…"] if len(some) > len(told) else told) or "none"
 
 
 NODE_KINDS: Mapping[type[Any], str] = {

@@ -17,7 +17,7 @@ from tests.unit.graphs.builders import (
 )
 
 from comfyfleet.api.documents import read_document
-from comfyfleet.api.graph_model import DocumentProblem, GraphLimits
+from comfyfleet.api.graph_model import PROBLEMS_TOLD_MAX, DocumentProblem, GraphLimits
 from comfyfleet.api.graph_parse import parse_graph, write_graph
 from comfyfleet.errors import InvalidInput
 from comfyfleet.server.catalog.model import Property
@@ -263,6 +263,32 @@ def test_the_inputs_of_a_run_are_checked_too() -> None:
         "missing_input",
     ]
     assert [each.code for each in check_inputs(graph, {"photo": 1})] == ["type_mismatch"]
+
+
+def test_many_wrong_names_do_not_tell_all_right_ones_each() -> None:
+    """A request of kilobytes must not be answered with gigabytes."""
+    inputs = [node(f"i{number:03}{'x' * 56}", "input", default=1) for number in range(400)]
+    links = tuple(f"{each['id']}.value > all.input_{at}" for at, each in enumerate(inputs))
+    inner = document(
+        *inputs,
+        node("all", "merge", mode="collect"),
+        node("o", "output"),
+        links=(*links, "all.output > o.value"),
+    )
+    library = {("inner", 1): parse_graph(inner).graph}
+    wrong = {f"w{number}": 1 for number in range(3_000)}
+    outer = document(
+        node("one", "graph", graph="inner", version=1, inputs=wrong),
+        node("o", "output"),
+        links=("one.o > o.value",),
+    )
+    for found in (
+        check_graph(outer, CATALOGUE, library=library).problems,
+        check_inputs(library["inner", 1], wrong),
+    ):
+        assert len(found) == PROBLEMS_TOLD_MAX + 1
+        assert found[-1].message == "and 2,000 more problems"
+        assert max(len(each.message) for each in found) < 2_000
 
 
 def test_a_problem_names_its_place() -> None:

@@ -45,6 +45,7 @@ from comfyfleet.api.graph_model import (
     ValueNode,
     WorkflowNode,
     reference_port,
+    told_names,
 )
 from comfyfleet.api.templates import parse_template, templates_in
 
@@ -322,9 +323,7 @@ class _Expander:
         inputs = {each.id: each for each in graph.nodes.values() if isinstance(each, InputNode)}
         for name in node.inputs:
             if name not in inputs:
-                message = (
-                    f"{node.graph} has no input {name!r}; it has {', '.join(inputs) or 'none'}"
-                )
+                message = f"{node.graph} has no input {name!r}; it has {told_names(inputs)}"
                 self.problems.append(DocumentProblem("unknown_input", message, node_id, name))
         for each in inputs.values():
             given = node.inputs.get(each.id, each.default)

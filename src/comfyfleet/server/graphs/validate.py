@@ -37,6 +37,8 @@ from comfyfleet.api.graph_model import (
     outputs_of,
     port_number,
     reference_port,
+    told_names,
+    told_problems,
     type_at,
     type_named,
     wrong_cells,
@@ -140,7 +142,7 @@ def _unknown_nodes(
 def _source_problems(types: PortTypes, each: GraphConnection) -> Iterator[DocumentProblem]:
     ports = types.ports(each.source.node)
     if each.source.port not in ports:
-        offered = ", ".join(ports) or "none"
+        offered = told_names(ports)
         message = f"{each.source.node} has no output {each.source.port!r}; it has {offered}"
         yield DocumentProblem("unknown_port", message, *each.target)
     elif types.of(each) is None:
@@ -158,7 +160,7 @@ def _target_problems(
     if wanted is None:
         known = _ports_of(node, workflows)
         word = "property" if isinstance(node, WorkflowNode) else "input"
-        offered = f"; it has {', '.join(known) or 'none'}" if known is not None else ""
+        offered = f"; it has {told_names(known)}" if known is not None else ""
         message = f"{each.target.node} has no {word} {each.target.port!r}{offered}"
         code = "unknown_property" if word == "property" else "unknown_port"
         yield DocumentProblem(code, message, *each.target)
@@ -242,7 +244,7 @@ def check_graph(
     found = validate(graph, catalogue, limits, parsed.broken)
     # What stands inside a node that could not be read is not there, and so not missing.
     every = dict.fromkeys((*parsed.problems, *problems, *found))
-    return GraphCheck(parsed.graph, tuple(every), warnings(graph, catalogue))
+    return GraphCheck(parsed.graph, told_problems(every), warnings(graph, catalogue))
 
 
 def validate(
@@ -315,7 +317,7 @@ def _literal_problems(node: WorkflowNode, workflow: WorkflowFacts) -> Iterator[D
     for name, value in node.properties.items():
         facts = workflow.property_named(name)
         if facts is None:
-            known = ", ".join(each.name for each in workflow.properties) or "none"
+            known = told_names(each.name for each in workflow.properties)
             message = f"{workflow.name} has no property {name!r}; it has {known}"
             yield DocumentProblem("unknown_property", message, node.id, name)
         elif wrong := _value_problem(facts, value):
@@ -472,7 +474,7 @@ def width_max(graph: GraphDefinition, scope: tuple[str, ...]) -> int:
 def check_inputs(graph: GraphDefinition, inputs: Mapping[str, Any]) -> tuple[DocumentProblem, ...]:
     """Returns the problems of the values that a run was given."""
     nodes = {each.id: each for each in graph.nodes.values() if isinstance(each, InputNode)}
-    known = ", ".join(nodes) or "none"
+    known = told_names(nodes)
     if not size_of(inputs).fits(VALUE_SIZE_MAX):
         return (
             DocumentProblem("too_large", f"the inputs are {too_large_message(VALUE_SIZE_MAX)}"),
@@ -493,7 +495,7 @@ def check_inputs(graph: GraphDefinition, inputs: Mapping[str, Any]) -> tuple[Doc
         elif not holds(wanted, inputs[node.id]):
             message = f"takes {wanted}, not {inputs[node.id]!r:.60}"
             problems.append(DocumentProblem("type_mismatch", message, node.id))
-    return tuple(problems)
+    return told_problems(problems)
 
 
 CELLS_TOLD_MAX = 20

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from comfyfleet.api.documents import FieldReader, read_document
 from comfyfleet.api.expressions import MISSING, Expression, FieldPath, value_at
-from comfyfleet.api.graph_model import DocumentProblem
+from comfyfleet.api.graph_model import DocumentProblem, told_names
 from comfyfleet.api.graph_parse import read_judge, read_version, read_work
 from comfyfleet.api.templates import (
     fill,
@@ -299,7 +299,7 @@ def _picture_problems(judge: StepJudge, facts: WorkflowFacts) -> Iterator[tuple[
 
 
 def _no_property(facts: WorkflowFacts, name: str) -> str:
-    known = ", ".join(known.name for known in facts.properties) or "none"
+    known = told_names(known.name for known in facts.properties)
     return f"{facts.name} has no property {name!r}; it has {known}"
 
 
