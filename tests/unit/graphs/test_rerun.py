@@ -1,5 +1,6 @@
 """Reruns: what is kept, what runs again, and that the values are those of a fresh run."""
 
+import contextlib
 import json
 from collections.abc import Callable
 from random import Random
@@ -418,6 +419,23 @@ def test_a_property_that_cannot_be_set_is_refused_by_name(name: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         with_properties(LINE, {name: 1})
     assert refused.value.details["field"] == "set"
+
+
+@pytest.mark.parametrize(
+    ("do", "name"),
+    [
+        ({"nodes": 5}, "draw/x.y"),
+        ({"nodes": [5]}, "draw/x.y"),
+        ({"nodes": [{"id": "x", "properties": 5}]}, "draw/x.y"),
+        ({"nodes": [{"id": "x", "type": ["a"]}], "connections": [5]}, "draw/x.y"),
+        ({"type": "value", "values": []}, "draw/do.y"),
+    ],
+)
+def test_nonsense_that_is_set_first_is_refused_like_any_other(do: Any, name: str) -> None:
+    album = write_graph(parse_graph(ALBUM).graph)
+    with contextlib.suppress(InvalidInput):
+        changed = with_properties(album, {"draw.do": do, name: 1})
+        assert parse_graph(changed).problems
 
 
 # Random graphs

@@ -22,6 +22,7 @@ from comfyfleet.api.graph_model import (
     RoundsNode,
     WorkflowNode,
     is_hidden,
+    told_names,
 )
 from comfyfleet.errors import InvalidInput
 from comfyfleet.server.graphs.plan import RunPlan, quote_plan
@@ -199,7 +200,7 @@ def _text(value: Any) -> str:
 def require_node(plan: RunPlan, node: str) -> None:
     found = plan.graph.nodes.get(node)
     if found is None or is_hidden(found):
-        known = ", ".join(each.id for each in plan.source.nodes.values())
+        known = told_names(each.id for each in plan.source.nodes.values())
         raise InvalidInput(f"the graph has no node {node!r:.80}; it has {known}", field="from")
 
 
@@ -234,28 +235,31 @@ def _set(level: dict[str, Any], way: tuple[str, ...], port: str, value: Any, nam
         _set(found["do"], way[1:], port, value, name)
         return
     fields = _fields_of(found)
+    if not isinstance(fields, dict):
+        raise InvalidInput(f"set {name!r:.80}: what the node has there has no names", field="set")
     if fields is found and port in ("id", "type"):
         raise InvalidInput(f"set {name!r:.80}: a node keeps its id and type", field="set")
     fields[port] = value
     wires, target = level.get("connections"), f"{way[0]}.{port}"
     if isinstance(wires, list):
-        level["connections"] = [each for each in wires if each.get("to") != target]
+        kept = (each for each in wires if not isinstance(each, dict) or each.get("to") != target)
+        level["connections"] = list(kept)
 
 
 def _node_in(level: dict[str, Any], node: str) -> dict[str, Any] | None:
-    if "nodes" in level:
-        return next((each for each in level["nodes"] if each.get("id") == node), None)
-    return level if node == "do" else None
+    """Finds a node of a level, which may be nonsense: it is validated when all is set."""
+    if "nodes" not in level:
+        return level if node == "do" else None
+    nodes = level["nodes"] if isinstance(level["nodes"], list) else []
+    found = (each for each in nodes if isinstance(each, dict) and each.get("id") == node)
+    return next(found, None)
 
 
 _FIELDS = {"workflow": "properties", "value": "values", "graph": "inputs"}
 
 
-def _fields_of(node: dict[str, Any]) -> dict[str, Any]:
+def _fields_of(node: dict[str, Any]) -> Any:
     """Returns where the properties of a node are; those of most kinds are its fields."""
     kind = node.get("type") or ("graph" if "graph" in node else "workflow")
-    name = _FIELDS.get(kind)
-    if name is None:
-        return node
-    found: dict[str, Any] = node.setdefault(name, {})
-    return found
+    name = _FIELDS.get(str(kind))
+    return node if name is None else node.setdefault(name, {})
