@@ -9,6 +9,7 @@ import pytest
 from tests.support.databases.factory import Databases
 from tests.support.jobs.pipelines import ONE_STEP, PipelineSetup, pipeline_setup_on, png
 
+from comfyfleet.server.media.model import small_key
 from comfyfleet.server.notifications import webhooks
 from comfyfleet.server.pipelines import actions
 from comfyfleet.server.pipelines.collector import remove_old_files
@@ -88,6 +89,10 @@ async def test_old_runs_lose_their_files_and_keep_their_index(
     before = await pipeline_setup.candidates(run)
     await remove_old_files(pipeline_setup.context, pipeline_setup.pool)
     assert await pipeline_setup.candidates(run) == before
+    await pipeline_setup.context.deferred.flush()
+    store, prefix = pipeline_setup.context.store, f"tenants/{pipeline_setup.tenant_id}/"
+    for key in [key async for key in store.keys(prefix)]:  # as if somebody had looked at them
+        await store.put(small_key(key), b"small", "image/webp")
     pipeline_setup.clock.advance(days=91)
     await remove_old_files(pipeline_setup.context, pipeline_setup.pool)
     after = await pipeline_setup.candidates(run)
@@ -95,10 +100,7 @@ async def test_old_runs_lose_their_files_and_keep_their_index(
     assert all((each.file or {})["path"] for each in after)
     assert all((each.file or {})["file_id"] is None for each in after)
     await pipeline_setup.context.deferred.flush()
-    kept = [
-        key
-        async for key in pipeline_setup.context.store.keys(f"tenants/{pipeline_setup.tenant_id}/")
-    ]
+    kept = [key async for key in store.keys(prefix)]
     assert kept == []
     stored = await actions.get_run(pipeline_setup.context, *pipeline_setup.whose, run.id)
     assert stored.files_removed_at == pipeline_setup.clock()

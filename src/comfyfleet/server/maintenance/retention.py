@@ -20,7 +20,7 @@ from comfyfleet.server.jobs import store_prompts, submit
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.maintenance import store
 from comfyfleet.server.media import service as media
-from comfyfleet.server.media.model import File, job_in_key, owner_of_small
+from comfyfleet.server.media.model import File, job_in_key, owner_of_small, small_key
 from comfyfleet.server.notifications import service as notifications
 from comfyfleet.server.notifications import webhooks
 from comfyfleet.server.notifications.service import prune_audit, record_audit
@@ -124,7 +124,9 @@ async def _needed_by_runs(
 
 async def delete_objects(context: JobContext, removed: Sequence[File]) -> None:
     """Deletes objects; to be called after the commit that removed their rows."""
-    await delete_keys(context, [key for each in removed for key in each.object_keys])
+    # First the pictures: whoever makes a small one looks afterwards whether its picture is still there.
+    await delete_keys(context, [each.path for each in removed])
+    await delete_keys(context, [small_key(each.path) for each in removed])
 
 
 async def delete_keys(context: JobContext, keys: Sequence[str]) -> None:

@@ -475,7 +475,7 @@ async def _remove_file(
     try:
         async with pool.read() as tx:
             file = await media.get_file(tx, stored.tenant_id, file_id)
-        await context.store.delete(file.path)
+        await context.store.delete(*file.object_keys)
         async with pool.transaction() as tx:
             await store_candidates.clear_file(tx, candidate_id)
             await media.delete_file(tx, stored.tenant_id, file_id)
