@@ -10,7 +10,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections import OrderedDict
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,7 +33,7 @@ PICTURE_TYPES = ("image/png", "image/jpeg", "image/webp")
 PICTURE_BYTES_MIN = 64 * 1024
 PICTURE_BYTES_MAX = 64 * 1024**2
 MADE_AT_ONCE_MAX = 2
-WAITING_MAX = 200
+WAITING_MAX, WAITING_PER_TENANT_MAX = 200, 50
 # Then the whole picture is shown, and the small one the next time.
 WAIT_SECONDS_MAX = 10.0
 PROCESS_SECONDS_MAX = 20.0
@@ -40,6 +42,46 @@ REFUSED_KEPT_MAX = 10_000
 SAME_URL_SECONDS = 600
 # It decodes strangers' files: the control plane's keys, databases and stores are no business of it.
 SECRET_PREFIXES = ("COMFYFLEET_", "COMFY_", "AWS_")
+
+
+class TurnsByTenant:
+    """A few things at once; tenants that wait take turns, so that none waits for all that another wants."""
+
+    def __init__(self, at_once_max: int) -> None:
+        self._free = at_once_max
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncIterator[None]:
+        if self._free:
+            self._free -= 1
+        else:
+            await self._wait(tenant)
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self, tenant: str) -> None:
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(mine)
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if mine.done() and not mine.cancelled():
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            tenant, line = self._waiting.popitem(last=False)
+            first = line.popleft()
+            if line:
+                self._waiting[tenant] = line  # after all others
+            if not first.done():
+                first.set_result(None)
+                return
+        self._free += 1
 
 
 class SmallPictures:
@@ -52,7 +94,7 @@ class SmallPictures:
         self._pixels_max = pixels_max
         self._clock = clock
         self._has_pillow = find_spec("PIL") is not None
-        self._turns = asyncio.Semaphore(MADE_AT_ONCE_MAX)
+        self._turns = TurnsByTenant(MADE_AT_ONCE_MAX)
         self._making: dict[str, asyncio.Task[bytes | None]] = {}
         self._refused: OrderedDict[str, None] = OrderedDict()  # keys of which there can be none
 
@@ -82,13 +124,17 @@ class SmallPictures:
             return None
         making = self._making.get(key)
         if making is None:
-            if len(self._making) >= WAITING_MAX:
+            if not self._has_room(key):
                 return None
             making = asyncio.create_task(self._make(key), name=f"small picture of {key}")
             self._making[key] = making
             making.add_done_callback(lambda _: self._making.pop(key, None))
         done, _ = await asyncio.wait({making}, timeout=WAIT_SECONDS_MAX)
         return making.result() if done and not making.cancelled() else None
+
+    def _has_room(self, key: str) -> bool:
+        wanted = Counter(map(_tenant_of, self._making))
+        return wanted.total() < WAITING_MAX and wanted[_tenant_of(key)] < WAITING_PER_TENANT_MAX
 
     async def aclose(self) -> None:
         waiting = list(self._making.values())
@@ -98,7 +144,7 @@ class SmallPictures:
 
     async def _make(self, key: str) -> bytes | None:
         try:
-            async with self._turns:
+            async with self._turns.turn(_tenant_of(key)):
                 return await self._make_and_store(key)
         except (NotFound, Unavailable, OSError) as error:
             logger.info("there is no small picture of %s: %s", key, error)
@@ -126,6 +172,11 @@ class SmallPictures:
         self._refused[key] = None
         if len(self._refused) > REFUSED_KEPT_MAX:
             self._refused.popitem(last=False)
+
+
+def _tenant_of(key: str) -> str:
+    """Keys begin with `tenants/ID/`."""
+    return "/".join(key.split("/", 2)[:2])
 
 
 def _shrink(source: Path, to: Path, pixels_max: int) -> bytes | None:
