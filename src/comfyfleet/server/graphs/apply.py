@@ -47,7 +47,11 @@ from comfyfleet.server.media.model import File
 from comfyfleet.server.notifications import webhooks
 from comfyfleet.server.notifications.model import EndOfJob, WebhookEvent
 from comfyfleet.server.tenants import wallet as ledger
+from comfyfleet.server.turns import FairThreads
 
+# For reports about large runs, and reruns of them, by user.
+AT_ONCE_MAX, WAITING_PER_USER_MAX = 2, 20
+large_runs = FairThreads("graphs", AT_ONCE_MAX, waiting_each_max=WAITING_PER_USER_MAX)
 RUNS_KEPT_MAX = 500
 RECORDS_KEPT_MAX = 200_000
 

@@ -1,12 +1,12 @@
 """What users read about runs: the timeline of one, the comparison of two."""
 
-import asyncio
+from functools import partial
 from itertools import islice
 from uuid import UUID
 
 from comfyfleet.api.graph_reports import RunComparison, RunTimeline
 from comfyfleet.server.graphs.actions import Owner, file_ids_in, get_live_run
-from comfyfleet.server.graphs.apply import GraphContext
+from comfyfleet.server.graphs.apply import GraphContext, large_runs
 from comfyfleet.server.graphs.compare import RunFacts, compare_runs
 from comfyfleet.server.graphs.timeline import timeline_of
 from comfyfleet.server.media.service import FILES_AT_ONCE_MAX, find_existing
@@ -24,14 +24,15 @@ async def compare_own_runs(
     """Compares two runs of a user; raises NotFound for any other."""
     one, two = await _read_facts(graphs, owner, a), await _read_facts(graphs, owner, b)
     hashes = await _content_hashes(graphs, owner, (one, two))
-    return await asyncio.to_thread(compare_runs, one, two, hashes, with_same=with_same)
+    work = partial(compare_runs, one, two, hashes, with_same=with_same)
+    return await large_runs.run(owner.user_id, work)
 
 
 async def _read_facts(graphs: GraphContext, owner: Owner, run_id: UUID) -> RunFacts:
     loaded, run = await get_live_run(graphs, owner, run_id)
     head = loaded.head
     # In a thread: a run may have many thousands of executions.
-    timeline = await asyncio.to_thread(
+    work = partial(
         timeline_of,
         loaded.plan,
         run,
@@ -39,6 +40,7 @@ async def _read_facts(graphs: GraphContext, owner: Owner, run_id: UUID) -> RunFa
         ended_at=head.ended_at,
         now=graphs.context.clock(),
     )
+    timeline = await large_runs.run(owner.user_id, work)
     return RunFacts(head, loaded.plan, run, timeline)
 
 

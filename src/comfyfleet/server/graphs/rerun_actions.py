@@ -3,11 +3,11 @@
 The new run is written with all that it has kept in one transaction, in which the earlier run and the files of the
 results are locked. Jobs are started afterwards, as in any other run."""
 
-import asyncio
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
@@ -27,7 +27,13 @@ from comfyfleet.server.graphs.actions import (
     replace_files,
     require_payable,
 )
-from comfyfleet.server.graphs.apply import GraphContext, LoadedRun, count_end, write_decision
+from comfyfleet.server.graphs.apply import (
+    GraphContext,
+    LoadedRun,
+    count_end,
+    large_runs,
+    write_decision,
+)
 from comfyfleet.server.graphs.decide import deadline_from, decide_rerun, new_run
 from comfyfleet.server.graphs.draft import RerunDecision
 from comfyfleet.server.graphs.plan import RunPlan, raise_problems
@@ -215,7 +221,8 @@ async def _begin(
     environment = await graphs.environment.now(graphs.context, owner.tenant_id)
     source = EarlierRun(plan, earlier.plan, earlier.run, changed)
     # It may have the results of ten thousand jobs: nobody else should wait for that.
-    begun = await asyncio.to_thread(decide_rerun, plan, run, source, environment)
+    work = partial(decide_rerun, plan, run, source, environment)
+    begun = await large_runs.run(owner.user_id, work)
     after_it = begun.decision.run
     if after_it.status.is_over and len(begun.kept) == len(after_it.records):
         raise Conflict(

@@ -10,17 +10,16 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections import OrderedDict
 from importlib.util import find_spec
 from pathlib import Path
 
 from comfyfleet.clock import Clock
-from comfyfleet.errors import NotFound, Unavailable
+from comfyfleet.errors import NotFound, TooManyCalls, Unavailable
 from comfyfleet.server.media.model import File, small_key
 from comfyfleet.server.storage import ObjectStore
 from comfyfleet.server.storage.local import UrlGrant, UrlSigner
+from comfyfleet.server.turns import FairTurns
 from comfyfleet.transport.files import open_file
 
 logger = logging.getLogger(__name__)
@@ -44,46 +43,6 @@ SAME_URL_SECONDS = 600
 SECRET_PREFIXES = ("COMFYFLEET_", "COMFY_", "AWS_")
 
 
-class TurnsByTenant:
-    """A few things at once; tenants that wait take turns, so that none waits for all that another wants."""
-
-    def __init__(self, at_once_max: int) -> None:
-        self._free = at_once_max
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-
-    @asynccontextmanager
-    async def turn(self, tenant: str) -> AsyncIterator[None]:
-        if self._free:
-            self._free -= 1
-        else:
-            await self._wait(tenant)
-        try:
-            yield
-        finally:
-            self._pass_on()
-
-    async def _wait(self, tenant: str) -> None:
-        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(mine)
-        try:
-            await mine
-        except asyncio.CancelledError:
-            if mine.done() and not mine.cancelled():
-                self._pass_on()
-            raise
-
-    def _pass_on(self) -> None:
-        while self._waiting:
-            tenant, line = self._waiting.popitem(last=False)
-            first = line.popleft()
-            if line:
-                self._waiting[tenant] = line  # after all others
-            if not first.done():
-                first.set_result(None)
-                return
-        self._free += 1
-
-
 class SmallPictures:
     def __init__(
         self, store: ObjectStore, *, public_url: str, secret: bytes, pixels_max: int, clock: Clock
@@ -94,7 +53,7 @@ class SmallPictures:
         self._pixels_max = pixels_max
         self._clock = clock
         self._has_pillow = find_spec("PIL") is not None
-        self._turns = TurnsByTenant(MADE_AT_ONCE_MAX)
+        self._turns = FairTurns(MADE_AT_ONCE_MAX, waiting_each_max=WAITING_PER_TENANT_MAX)
         self._making: dict[str, asyncio.Task[bytes | None]] = {}
         self._refused: OrderedDict[str, None] = OrderedDict()  # keys of which there can be none
 
@@ -124,17 +83,13 @@ class SmallPictures:
             return None
         making = self._making.get(key)
         if making is None:
-            if not self._has_room(key):
+            if len(self._making) >= WAITING_MAX:
                 return None
             making = asyncio.create_task(self._make(key), name=f"small picture of {key}")
             self._making[key] = making
             making.add_done_callback(lambda _: self._making.pop(key, None))
         done, _ = await asyncio.wait({making}, timeout=WAIT_SECONDS_MAX)
         return making.result() if done and not making.cancelled() else None
-
-    def _has_room(self, key: str) -> bool:
-        wanted = Counter(map(_tenant_of, self._making))
-        return wanted.total() < WAITING_MAX and wanted[_tenant_of(key)] < WAITING_PER_TENANT_MAX
 
     async def aclose(self) -> None:
         waiting = list(self._making.values())
@@ -146,7 +101,7 @@ class SmallPictures:
         try:
             async with self._turns.turn(_tenant_of(key)):
                 return await self._make_and_store(key)
-        except (NotFound, Unavailable, OSError) as error:
+        except (NotFound, TooManyCalls, Unavailable, OSError) as error:
             logger.info("there is no small picture of %s: %s", key, error)
             return None
 

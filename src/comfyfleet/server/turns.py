@@ -1,0 +1,73 @@
+"""Work that takes long, a few at once: whoever wants much takes turns with the others."""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from comfyfleet.errors import TooManyCalls
+
+T = TypeVar("T")
+RETRY_SECONDS = 5
+
+
+class FairTurns:
+    """Those who wait take turns, so that nobody waits for all that another wants."""
+
+    def __init__(self, at_once_max: int, *, waiting_each_max: int) -> None:
+        self._free = at_once_max
+        self._waiting_each_max = waiting_each_max
+        self._waiting: OrderedDict[Hashable, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @asynccontextmanager
+    async def turn(self, who: Hashable) -> AsyncIterator[None]:
+        """Waits for a turn; raises TooManyCalls for one who waits for too many already."""
+        if self._free:
+            self._free -= 1
+        else:
+            await self._wait(who)
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self, who: Hashable) -> None:
+        line = self._waiting.setdefault(who, deque())
+        if len(line) >= self._waiting_each_max:
+            raise TooManyCalls(
+                f"{len(line)} such calls wait already", retry_after_seconds=RETRY_SECONDS
+            )
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        line.append(mine)
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if mine.done() and not mine.cancelled():
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            who, line = self._waiting.popitem(last=False)
+            first = line.popleft()
+            if line:
+                self._waiting[who] = line  # after all others
+            if not first.done():
+                first.set_result(None)
+                return
+        self._free += 1
+
+
+class FairThreads:
+    """Threads of their own for what computes long: those of the shared pool read and write everybody's files."""
+
+    def __init__(self, name: str, at_once_max: int, *, waiting_each_max: int) -> None:
+        self._threads = ThreadPoolExecutor(at_once_max, thread_name_prefix=name)
+        self._turns = FairTurns(at_once_max, waiting_each_max=waiting_each_max)
+
+    async def run(self, who: Hashable, work: Callable[[], T]) -> T:
+        """Raises TooManyCalls for one for whom too much waits already."""
+        async with self._turns.turn(who):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
