@@ -491,24 +491,25 @@ def _first_picture(value: Mapping[str, Any], name: str) -> Any:
 
 def paths_of(expression: Expression, *, needed: bool = False) -> Iterator[FieldPath]:
     """Yields the paths that an expression reads; `needed`: without those that have a default."""
-    parts: tuple[Expression, ...] = ()
-    match expression:
-        case FieldPath():
-            yield expression
-        case Exists(path) if not needed:
-            yield path
-        case FileExists(path):
-            yield path
-        case Not(part):
-            parts = (part,)
-        case Compare(_, left, right) | Calculate(_, left, right):
-            parts = (left, right)
-        case FunctionCall("default", given) if needed:
-            parts = given[1:]
-        case AllOf(given) | AnyOf(given) | ListOf(given) | FunctionCall(_, given):
-            parts = given
-    for part in parts:
-        yield from paths_of(part, needed=needed)
+    waiting = [expression]
+    while waiting:
+        parts: tuple[Expression, ...] = ()
+        match waiting.pop():
+            case FieldPath() as path:
+                yield path
+            case Exists(path) if not needed:
+                yield path
+            case FileExists(path):
+                yield path
+            case Not(part):
+                parts = (part,)
+            case Compare(_, left, right) | Calculate(_, left, right):
+                parts = (left, right)
+            case FunctionCall("default", given) if needed:
+                parts = given[1:]
+            case AllOf(given) | AnyOf(given) | ListOf(given) | FunctionCall(_, given):
+                parts = given
+        waiting.extend(reversed(parts))
 
 
 _CONTAINERS = (list, tuple, Mapping)

@@ -48,13 +48,14 @@ from comfyfleet.api.graph_model import (
     kind_of,
     type_named,
 )
-from comfyfleet.api.templates import parse_templates, write_templates
-from comfyfleet.errors import FleetError
+from comfyfleet.api.templates import parse_templates, template_characters, write_templates
+from comfyfleet.errors import FleetError, LimitExceeded
 
 NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 AFFINITY = re.compile(r"worker:[^\s:]\S{0,199}|fleet:[a-z0-9_-]+/[a-z0-9_-]+")
 FROM, LATEST = "from", "latest"
 TOKENS_MAX = 2**53
+EXPRESSION_CHARACTERS_MAX = 200_000  # of all templates and conditions of a graph
 PLACE_MAX = 1_000_000  # pixels, either way
 
 
@@ -85,6 +86,7 @@ class _Parser:
         self.connections: list[GraphConnection] = []
         self.settings: dict[str, Any] = {"priority": 0, "reuse": False}  # defaults of its nodes
         self.prefix = ""  # of the nodes inside a map or a loop
+        self.characters = 0  # of all templates and expressions so far
 
     def graph(self, document: Any) -> ParsedGraph:
         if not isinstance(document, dict):
@@ -280,10 +282,20 @@ class _Parser:
 
     def templates(self, value: Any, name: str, fields: FieldReader) -> Any:
         try:
+            self.count_characters(template_characters(value))
             return parse_templates(value, None)
         except FleetError as problem:
             fields.report("invalid_template", problem.message, name)
             return None
+
+    def count_characters(self, count: int) -> None:
+        """Raises LimitExceeded: to parse them takes time, during which nobody else is served."""
+        self.characters += count
+        if self.characters > EXPRESSION_CHARACTERS_MAX:
+            raise LimitExceeded(
+                "all templates and conditions of a graph together have more than "
+                f"{EXPRESSION_CHARACTERS_MAX:,} characters"
+            )
 
     def values(self, name: str, fields: FieldReader) -> Mapping[str, Any]:
         """Reads values by name; `{from: node.port}` is short for a template of nothing else."""
@@ -307,6 +319,13 @@ class _Parser:
         return ValueNode(node_id, values)
 
     def expression(self, fields: FieldReader, name: str, roots: tuple[str, ...]) -> Expression:
+        text = fields.values.get(name)
+        try:
+            self.count_characters(len(text) if isinstance(text, str) else 0)
+        except LimitExceeded as problem:
+            fields.take(name)
+            fields.report("invalid_condition", problem.message, name)
+            return LiteralValue(False)
         return read_expression(fields, name, roots)
 
     def switch(self, node_id: str, fields: FieldReader) -> Node:

@@ -64,6 +64,15 @@ def is_template(value: Any) -> bool:
     return isinstance(value, str) and _OPEN in value
 
 
+def template_characters(value: Any) -> int:
+    """Returns how long the templates of a value of JSON are together."""
+    if isinstance(value, Mapping):
+        return sum(map(template_characters, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(template_characters, value))
+    return len(value) if is_template(value) else 0
+
+
 def parse_template(text: str, roots: Collection[str] | None) -> Template:
     """Parses a template; InvalidInput says what is wrong and at which character, counted from 1."""
     if len(text) > TEMPLATE_CHARACTERS_MAX:

@@ -621,7 +621,7 @@ HEAVY_NODES: dict[str, dict[str, Any]] = {
     "condition": {"type": "condition", "condition": SUMS_OF_OUTPUT},
     "switch": {
         "type": "switch",
-        "cases": [{"name": f"c{number}", "when": SUMS_OF_OUTPUT} for number in range(50)],
+        "cases": [{"name": f"c{number}", "when": SUMS_OF_OUTPUT} for number in range(30)],
     },
     "value": {"type": "value", "values": {f"v{number}": SUMS for number in range(30)}},
     "workflow": {

@@ -265,6 +265,26 @@ def test_the_inputs_of_a_run_are_checked_too() -> None:
     assert [each.code for each in check_inputs(graph, {"photo": 1})] == ["type_mismatch"]
 
 
+@pytest.mark.parametrize("kind", ["value", "switch"])
+def test_expressions_of_a_graph_have_a_limit_together(kind: str) -> None:
+    """Each alone is allowed; hundreds of them took the time of everybody."""
+    text = " + ".join(["output.width"] * 130)
+
+    def nodes(count: int) -> list[dict[str, Any]]:
+        if kind == "value":
+            values = {f"x{number}": f"{{{{ photo.{text} }}}}" for number in range(count)}
+            return [node("v", "value", values=values)]
+        cases = [{"name": f"c{number}", "when": f"{text} > 0"} for number in range(50)]
+        return [node(f"s{number}", "switch", cases=cases) for number in range(count // 50)]
+
+    def told(count: int) -> bool:
+        found = parse_graph(document(node("photo", "input"), *nodes(count))).problems
+        return any("have more than 200,000 characters" in each.message for each in found)
+
+    assert told(150)
+    assert not told(50)
+
+
 def test_many_wrong_names_do_not_tell_all_right_ones_each() -> None:
     """A request of kilobytes must not be answered with gigabytes."""
     inputs = [node(f"i{number:03}{'x' * 56}", "input", default=1) for number in range(400)]
