@@ -392,8 +392,8 @@ def test_a_node_that_is_not_there_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "where"),
     [
-        ("first.text", "x", lambda it: it["nodes"][1]["properties"]["text"]),
-        ("second.input", {"file_id": "f"}, lambda it: it["nodes"][2]["properties"]["input"]),
+        ("first.text", "x", lambda it: it["nodes"][0]["properties"]["text"]),
+        ("second.input", {"file_id": "f"}, lambda it: it["nodes"][0]["properties"]["input"]),
         ("number.default", 7, lambda it: it["nodes"][0]["default"]),
     ],
 )
@@ -403,6 +403,22 @@ def test_a_property_is_set_for_one_run(name: str, value: Any, where: Any) -> Non
     assert where(changed) == value
     assert name not in {each["to"] for each in changed["connections"]}
     assert json.dumps(LINE) == before
+
+
+def test_what_fed_only_a_property_that_is_set_is_left_out() -> None:
+    changed = with_properties(LINE, {"third.input": {"file_id": "f"}})
+    assert [each["id"] for each in changed["nodes"]] == ["beside", "third", "result", "other"]
+    assert parse_graph(changed).problems == ()
+    read_twice = document(
+        node("radius", "input", default=1),
+        work("first", "draw"),
+        work("second", "draw", properties={"text": "{{ radius }}"}),
+        links=("radius.value > first.width", "radius.value > second.width"),
+    )
+    for values in ({"first.width": 2}, {"first.width": 2, "second.width": 2}):
+        assert with_properties(read_twice, values)["nodes"][0]["id"] == "radius"
+    every: dict[str, Any] = {"first.width": 2, "second.width": 2, "second.text": "x"}
+    assert with_properties(read_twice, every)["nodes"][0]["id"] == "first"
 
 
 def test_a_property_inside_a_map_or_a_loop_is_set() -> None:

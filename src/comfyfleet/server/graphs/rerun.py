@@ -4,6 +4,7 @@ An execution is kept if neither its node nor anything that it depends on has cha
 executions that depend on it are looked at when it is decided, so items and rounds are kept one by one."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -206,11 +207,14 @@ def require_node(plan: RunPlan, node: str) -> None:
 
 # Properties that are set for one run
 
+_WORD = re.compile(r"[\w-]+")
+
 
 def with_properties(document: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a graph's document with properties set, each named `node.property`.
 
-    What a connection fed is no longer connected. A node inside a map or a loop is named as runs show it: `refine/do`.
+    What a connection fed is no longer connected, and nodes that fed nothing else are left out: no output could be reached
+    from them. A node inside a map or a loop is named as runs show it: `refine/do`.
     """
     if len(values) > CHANGES_MAX:
         raise InvalidInput(f"set has more than {CHANGES_MAX} properties", field="set")
@@ -220,14 +224,55 @@ def with_properties(document: Mapping[str, Any], values: Mapping[str, Any]) -> d
         if not (node and dot and port):
             raise InvalidInput(f"set {name!r:.80}: it must be node.property", field="set")
         _set(changed, tuple(node.split("/")), port, value, name)
-    return changed
+    return _without_unused(changed, _used_nodes(document))
+
+
+def _without_unused(document: dict[str, Any], were_used: Collection[str]) -> dict[str, Any]:
+    """Leaves out nodes that something read before the change and that nothing reads now."""
+    while True:
+        used = _used_nodes(document)
+        unused = {each["id"] for each in document["nodes"] if each["id"] in were_used} - used
+        if not unused:
+            return document
+        wires = document.get("connections", ())
+        document = {
+            **document,
+            "nodes": [each for each in document["nodes"] if each["id"] not in unused],
+            "connections": [each for each in wires if _wired_node(each["to"]) not in unused],
+        }
+
+
+def _used_nodes(document: Mapping[str, Any]) -> set[str]:
+    """Returns the nodes that a connection starts from, or that a text of another node may name."""
+    used = {_wired_node(each["from"]) for each in document.get("connections", ())}
+    words = {each["id"]: _words_in(each) for each in document["nodes"]}
+    readers = Counter(word for found in words.values() for word in found)
+    return used | {each for each, own in words.items() if readers[each] > (each in own)}
+
+
+def _wired_node(end: str) -> str:
+    return end.partition(".")[0]
+
+
+def _words_in(value: Any) -> set[str]:
+    """Returns the words of all texts in a value; names of fields are none."""
+    if isinstance(value, str):
+        return set(_WORD.findall(value))
+    if isinstance(value, Mapping):
+        return {word for each in value.values() for word in _words_in(each)}
+    if isinstance(value, list):
+        return {word for each in value for word in _words_in(each)}
+    return set()
 
 
 def _set(level: dict[str, Any], way: tuple[str, ...], port: str, value: Any, name: str) -> None:
     """Sets a property of a node of one level: a graph, or what a map or a loop runs."""
     found = _node_in(level, way[0])
     if found is None:
-        raise InvalidInput(f"set {name!r:.80}: the graph has no such node", field="set")
+        known = ", ".join(str(each.get("id")) for each in level.get("nodes", ())) or "do"
+        raise InvalidInput(
+            f"set {name!r:.80}: there is no such node; there are {known}", field="set"
+        )
     if len(way) > 1:
         if not isinstance(found.get("do"), dict):
             message = "only what is inside a map or a loop of this graph can be set"

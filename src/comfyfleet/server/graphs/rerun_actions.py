@@ -159,8 +159,10 @@ def _require_ended(earlier: LoadedRun) -> None:
     if earlier.head.is_expired:
         raise Conflict("the time of this run is up: what it had done is gone")
     if not earlier.run.status.is_over:
+        asks = earlier.run.status == GraphRunStatus.WAITING_FOR_USER
+        state = "waits for an answer: give it" if asks else f"is {earlier.run.status}: wait"
         raise Conflict(
-            f"only a run that is over can be run again; this one is {earlier.run.status}: cancel it, or wait"
+            f"only a run that is over can be run again; this one {state}, or cancel the run"
         )
 
 
@@ -226,7 +228,7 @@ async def _begin(
     after_it = begun.decision.run
     if after_it.status.is_over and len(begun.kept) == len(after_it.records):
         raise Conflict(
-            "nothing is left to run: all nodes have their results; name the node to run from",
+            "nothing is left to run: all nodes have their results; name the node to run from (--from NODE)",
             field="from",
         )
     await require_payable(graphs, owner, after_it, least_tokens(plan, after_it, begun.kept))
