@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.support.server.commands import Result, comfyfleet
+from tests.support.server.commands import EXAMPLES, Result, comfyfleet
 from tests.support.server.local_server import LocalServer, local_server_in
 
 from comfyfleet.api.webhooks import HEADER, sign
@@ -68,6 +68,58 @@ class Customer:
 @pytest.fixture
 def customer(local_server: LocalServer) -> Customer:
     return Customer(local_server)
+
+
+SOFT = """
+name: Soft
+nodes:
+  - {id: photos, type: input, value_type: "image[]"}
+  - {id: each, type: map, over: input.photos, do: {workflow: soften, properties: {input: "{{ item }}"}}}
+  - {id: album, type: output}
+connections:
+  - {from: each.output.images, to: album.value}
+"""
+
+
+def test_a_schedule_uses_files_that_are_uploaded_with_it(customer: Customer) -> None:
+    answer = httpx.post(
+        f"{customer.url}/api/graphs", json={"document": SOFT}, headers=customer.headers, timeout=60
+    )
+    assert answer.status_code == 201, answer.text
+    given = ("--graph", "Soft", "--tokens-per-day", "50", "--cron", "0 3 * * *", "--json")
+    photo = EXAMPLES / "inputs" / "photo.png"
+    missing = customer.says("create", "x", "--input", "photos=@no.png,", *given, code=1)
+    assert "there is no file no.png" in missing.err
+    made = customer.says("create", "nightly", "--input", f"photos=@{photo},", *given).json
+    assert len(made["inputs"]["photos"]) == 1
+    run_id = customer.says("fire", made["id"]).out.strip()
+    assert customer.ended(run_id)["status"] == "completed"
+
+
+def test_a_webhook_names_all_inputs_that_its_graph_needs(customer: Customer) -> None:
+    document = {"document": SOFT.replace("name: Soft", "name: Softer")}
+    httpx.post(f"{customer.url}/api/graphs", json=document, headers=customer.headers, timeout=60)
+    given = ("--graph", "Softer", "--tokens-per-day", "50")
+    refused = customer.says("create", "shop", *given, code=1)
+    assert "photos: is not given" in refused.err
+    unknown = customer.says("create", "shop", "-i", "photos=body.a", "-i", "b=1", *given, code=1)
+    assert "the graph has no input 'b'; it has photos" in unknown.err
+    customer.says("create", "shop", "--input", "photos=body.order.photos", *given)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--cron", "61 2 * * *"), "the minute of a schedule is 0 to 59; not '61'"),
+        (("--cron", "0 0 30 2 *"), "a day that the month has; not '30'"),
+        (("--cron", "0 0 * * *", "--timezone", "Berlin"), "names are like Europe/Berlin"),
+    ],
+)
+def test_a_schedule_that_is_none_is_refused_with_what_is_allowed(
+    customer: Customer, options: tuple[str, ...], said: str
+) -> None:
+    usual = ("--graph", "A square", "--tokens-per-day", "100")
+    assert said in customer.says("create", "x", *options, *usual, code=1).err
 
 
 def test_a_webhook_makes_a_picture_of_what_it_is_sent(customer: Customer) -> None:

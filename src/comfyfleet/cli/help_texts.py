@@ -141,6 +141,7 @@ comfyfleet graph quote album.yaml
 comfyfleet graph run album.yaml --input photos=@a.png,@b.png -o results
 comfyfleet graph runs --status running
 comfyfleet graph show 0b2f7c1e-4c1d-4f6a-9d0e-3a5b8c7d9e10
+comfyfleet graph rerun 0b2f7c1e-4c1d-4f6a-9d0e-3a5b8c7d9e10 --from soften -o again
 comfyfleet graph draw 0b2f7c1e-4c1d-4f6a-9d0e-3a5b8c7d9e10 -o run.svg
 comfyfleet graph answer 0b2f7c1e-4c1d-4f6a-9d0e-3a5b8c7d9e10 backend --backend worker:gpu-7
 ```

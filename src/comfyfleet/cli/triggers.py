@@ -11,8 +11,14 @@ from uuid import UUID
 from cyclopts import App, Parameter
 
 from comfyfleet.cli import help_texts
-from comfyfleet.cli.context import CliContext, InjectedContext, counted, read_structure
-from comfyfleet.cli.control_plane import API_DEFAULTS, PUBLIC_BASE, ApiOptions, connect
+from comfyfleet.cli.context import (
+    CliContext,
+    InjectedContext,
+    counted,
+    read_structure,
+    require_file,
+)
+from comfyfleet.cli.control_plane import API_DEFAULTS, PUBLIC_BASE, ApiOptions, ApiSession, connect
 from comfyfleet.cli.tables import print_json, print_rows
 from comfyfleet.client import Firing, Trigger
 from comfyfleet.errors import InvalidInput, RunFailed
@@ -47,7 +53,7 @@ class TriggerOptions:
         Parameter(
             name=["--input", "-i"],
             metavar="NAME=VALUE",
-            help="JSON or a text; of a webhook, body.order.photo is a path in what it is sent.",
+            help="JSON or a text; @FILE uploads a file, which is kept as media; @a.png,@b.png is a list of files, and @a.png, (with a comma) a list of one. Of a webhook, body.order.photo is a path in what it is sent.",
         ),
     ] = ()
     schedule: Annotated[
@@ -64,14 +70,14 @@ class TriggerOptions:
     ] = False
     max_tokens: Annotated[int | None, Parameter(metavar="N", help="What one run may spend.")] = None
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self, plane: ApiSession) -> dict[str, Any]:
         return {
             "tokens_per_day": self.tokens_per_day,
             "graph": self.graph,
             "version": self.version,
             "pipeline": self.pipeline,
             "base_candidates": self.base,
-            "inputs": _inputs(self.inputs),
+            "inputs": _inputs(plane, self.inputs),
             "cron": self.schedule,
             "timezone": self.timezone,
             "catch_up": self.catch_up,
@@ -79,17 +85,31 @@ class TriggerOptions:
         }
 
 
-def _inputs(texts: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _inputs(plane: ApiSession, texts: Sequence[str]) -> dict[str, Any]:
+    """Looks for all files before one is uploaded."""
+    found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise InvalidInput(f"--input {text}: it must be NAME=VALUE")
-        found[name] = _value(value)
-    return found
+        found[name] = value
+    for value in found.values():
+        for path in _files(value):
+            require_file(path)
+    return {name: _value(plane, value) for name, value in found.items()}
 
 
-def _value(text: str) -> Any:
+def _files(text: str) -> list[Path]:
+    if not text.startswith("@"):
+        return []
+    return [Path(each.removeprefix("@")) for each in text.split(",") if each]
+
+
+def _value(plane: ApiSession, text: str) -> Any:
+    """Files become media: their owner sees what the trigger uses, and it stays as long as other media."""
+    if files := _files(text):
+        ids = [str(plane.run(plane.client.upload(each)).id) for each in files]
+        return ids if "," in text else ids[0]
     try:
         return json.loads(text)
     except ValueError:
@@ -107,7 +127,7 @@ def create(
 ) -> None:
     """Create a trigger. Prints its id; of a webhook also where to send to, and its secret, which is shown only now."""
     with control(options, context) as plane:
-        made = plane.run(plane.client.triggers.create(name, **given.fields()))
+        made = plane.run(plane.client.triggers.create(name, **given.fields(plane)))
     if options.as_json:
         print_json(made, context)
         return

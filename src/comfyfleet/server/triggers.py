@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID, uuid5
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
-from comfyfleet.api.graph_model import InputNode
 from comfyfleet.api.graphs import FiringCause, FiringStatus, TriggerKind
 from comfyfleet.api.values import problem_with_text
 from comfyfleet.errors import (
@@ -106,10 +105,27 @@ def check_schedule(cron: str, timezone: str, now: datetime) -> datetime:
         first = next(moments_after(cron, timezone, now), None)
     # The library's own errors, and those that it does not foresee in strange texts.
     except Exception as error:  # noqa: BLE001
-        raise InvalidInput(f"the schedule can't be read: {error}"[:200], field="cron") from None
+        raise InvalidInput(_schedule_problem(cron, str(error)), field="cron") from None
     if first is None:
         raise InvalidInput("the schedule has no moment in the next 50 years", field="cron")
     return first
+
+
+# As the library calls them in its errors.
+_SCHEDULE_FIELDS = {
+    "minute": "0 to 59",
+    "hour": "0 to 23",
+    "day-of-month": "1 to 31 or L, and a day that the month has",
+    "month": "1 to 12 or JAN to DEC",
+    "day-of-week": "0 to 7 or SUN to SAT",
+}
+
+
+def _schedule_problem(cron: str, error: str) -> str:
+    for (name, allowed), given in zip(_SCHEDULE_FIELDS.items(), cron.split(), strict=True):
+        if error == f"Bad {name}":
+            return f"the {name.replace('-', ' ')} of a schedule is {allowed}; not {given!r}"
+    return f"the schedule can't be read: {error}"[:200]
 
 
 def next_moments(cron: str, timezone: str, now: datetime) -> tuple[datetime, ...]:
@@ -120,7 +136,9 @@ def next_moments(cron: str, timezone: str, now: datetime) -> tuple[datetime, ...
 
 def check_timezone(name: str) -> None:
     if name not in _timezones():
-        raise InvalidInput(f"there is no time zone {name!r:.80}", field="timezone")
+        raise InvalidInput(
+            f"there is no time zone {name!r:.80}; names are like Europe/Berlin", field="timezone"
+        )
 
 
 @cache
@@ -306,16 +324,18 @@ async def _check_target(graphs: GraphContext, owner: Owner, trigger: StoredTrigg
     await _check_graph(graphs, owner, trigger)
 
 
+_INPUT_NAME_PROBLEMS = ("unknown_input", "missing_input")
+
+
 async def _check_graph(graphs: GraphContext, owner: Owner, trigger: StoredTrigger) -> None:
     if trigger.graph_id is None:
         return
     stored = await actions.get_graph(graphs, owner, trigger.graph_id, trigger.graph_version)
     found = (await actions.check_document(graphs, owner, dict(stored.document))).check
-    if trigger.kind == TriggerKind.SCHEDULE:
-        raise_problems(list(check_inputs(found.graph, trigger.inputs)))
-    known = {each.id for each in found.graph.nodes.values() if isinstance(each, InputNode)}
-    if unknown := sorted(trigger.inputs.keys() - known):
-        raise InvalidInput(f"the graph has no input {unknown[0]!r:.80}", field="inputs")
+    problems = check_inputs(found.graph, trigger.inputs)
+    if trigger.kind == TriggerKind.WEBHOOK:  # values come with what it is sent
+        problems = tuple(each for each in problems if each.code in _INPUT_NAME_PROBLEMS)
+    raise_problems(list(problems))
 
 
 def _whose(owner: Owner) -> tuple[UUID, UUID]:
