@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import PIL.Image
 import pytest
+from tests.support.server.command_process import started
 from tests.support.server.commands import Result, comfyfleet
 from tests.support.server.local_server import LocalServer, local_server_in
 from tests.support.server.processes import finish
@@ -119,6 +120,17 @@ def test_a_run_is_made_judged_shown_and_exported(tmp_path: Path, ada: Customer) 
     assert "none of its 4 candidates has the status winner" in none.err
 
 
+def test_no_time_is_left_for_children_of_what_was_rejected(tmp_path: Path, ada: Customer) -> None:
+    run_id = ada.says("run", written(tmp_path), "--base", "2", *SET, "--wait").out.strip()
+    good, bad = (each["id"] for each in ada.says("tree", run_id, "--json").json["tree"])
+    ada.says("approve", run_id, good)
+    ada.says("reject", run_id, bad)
+    ada.says("status", run_id, "--follow")
+    ended = ada.status(run_id)
+    assert (ended["reason"], ended["seconds_left"]) == ("complete", 0)
+    assert "left" not in ada.says("status", run_id).out
+
+
 def test_candidates_are_judged_and_compared_by_commands(tmp_path: Path, ada: Customer) -> None:
     file = written(tmp_path)
     run = ada.says("run", file, "--base", "4", *SET, "--wait", "--json").json
@@ -197,6 +209,16 @@ def test_a_run_submits_nothing_after_its_time(tmp_path: Path, ada: Customer) -> 
     as_json = json.dumps(answer, indent=2, ensure_ascii=False) + "\n"
     assert ada.says("status", run["id"], "--json").out == as_json
     assert ada.says("run", written(tmp_path), *SET, "--until", "tomorrow", code=2).err
+
+
+def test_a_run_that_is_waited_for_tells_its_id_and_why_it_waits(
+    tmp_path: Path, local_server: LocalServer
+) -> None:
+    poor = local_server.tenant(0)
+    environ = {"COMFYFLEET_URL": local_server.url, "COMFYFLEET_KEY": poor["key"]}
+    given = ("run", written(tmp_path), *SET, "--wait")
+    with started("pipeline", *given, folder=tmp_path, **environ) as waiting:
+        waiting.wait_for_line("warning: run [0-9a-f-]{36} waits: Insufficient token balance")
 
 
 def test_a_run_needs_its_variables(tmp_path: Path, ada: Customer) -> None:

@@ -232,14 +232,14 @@ def run(
         if file.is_file():
             pipeline = str(_made(plane, read_text(file)).id)
         handle = plane.run(plane.client.pipelines.run(pipeline, **given.body()))
+        if not options.as_json:
+            context.print_line(str(handle.id))
         if wait or export_to:
             _watch(plane, handle, context)
         if export_to:
             _export(plane, handle, export_to, context)
     if options.as_json:
         print_json(handle.run, context)
-    else:
-        context.print_line(str(handle.id))
 
 
 def _variables(texts: Sequence[str]) -> dict[str, Any]:
@@ -278,8 +278,18 @@ def status(
 
 def _watch(plane: ApiSession, handle: PipelineRunHandle, context: CliContext) -> None:
     """Until nothing is left that the run could do by itself."""
+    told: str | None = None
+
+    def show(run: PipelineRun) -> None:
+        nonlocal told
+        live.update(render_board(run))
+        # A terminal shows it all the time; a log would show nothing until the end, which may never come.
+        if run.trouble and run.trouble != told and not context.err.is_terminal:
+            context.warn(f"run {run.id} waits: {run.trouble}")
+        told = run.trouble
+
     with live_display(context.err) as live:
-        plane.run(handle.wait(on_change=lambda run: live.update(render_board(run))))
+        plane.run(handle.wait(on_change=show))
 
 
 def render_board(run: PipelineRun) -> Group:
@@ -318,7 +328,7 @@ def _figures(run: PipelineRun) -> Iterator[str]:
         yield f"{run.success_rate:.0%} succeeded"
     yield counted(run.tokens, "token", "tokens")
     yield f"{run.bytes / 1e6:.1f} MB"
-    if run.seconds_left:
+    if run.seconds_left and not run.is_resting:
         yield f"about {run.seconds_left:.0f} s left"
 
 
@@ -550,7 +560,13 @@ def candidates(
     if options.as_json:
         print_json(found, context)
     else:
-        print_rows(found, CANDIDATE_COLUMNS, context, none="there are no such candidates")
+        rows = [{**each, "judge_score": _exact(each["judge_score"])} for each in found]
+        print_rows(rows, CANDIDATE_COLUMNS, context, none="there are no such candidates")
+
+
+def _exact(score: float | None) -> str | None:
+    """In as many digits as thresholds may have: 0.366 is not 0.4, below which a judge rejects."""
+    return None if score is None else f"{score:g}"
 
 
 @app.command
