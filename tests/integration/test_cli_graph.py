@@ -230,7 +230,13 @@ def test_a_file_that_is_no_graph_is_named(tmp_path: Path, ada: Customer) -> None
 def test_a_stored_graph_is_drawn_by_its_name(tmp_path: Path, ada: Customer) -> None:
     ada.says("quote", written(tmp_path))
     assert ada.says("show", "A square").out.startswith("flowchart")
-    assert "there is no graph 'A circle'" in ada.says("show", "A circle", code=1).err
+    for command in ("show", "draw"):
+        unknown = ada.says(command, "circle.yaml", code=1).err
+        assert "there is no file, graph or run circle.yaml" in unknown
+    assert "name a file like a.svg" in ada.says("draw", "A square", "-o", "a.png", code=1).err
+    not_an_id = ada.says("rerun", "A square", code=2).err
+    assert "'A square' is not an id" in not_an_id
+    assert "comfyfleet graph runs shows the ids" in not_an_id
 
 
 def test_a_failed_run_is_retried_to_its_end(tmp_path: Path, local_server: LocalServer) -> None:

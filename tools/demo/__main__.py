@@ -102,6 +102,7 @@ def _tell(content: Content) -> None:
         ("Results", f"{url}/results", f"one runs, one failed: {url}/results/{content.failed_id}"),
         ("Graphs", f"{url}/graph-runs/{content.asking_run_id}", "waits for your answer"),
         ("Pipeline", f"{url}/pipelines/{content.pipeline_id}/runs/{content.pipeline_run_id}", f"{content.candidates} candidates to judge"),
+        ("Triggers", f"{url}/triggers", "a schedule that was fired, and a webhook"),
         ("Console", f"{url}/console", f"jobs: {jobs}; workers: {', '.join(content.workers)}"),
         ("API", f"{url}/docs", "of all this"),
     )  # fmt: skip

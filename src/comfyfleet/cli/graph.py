@@ -29,7 +29,7 @@ from comfyfleet.api.graphs import (
 from comfyfleet.cli import help_texts
 from comfyfleet.cli.context import CliContext, InjectedContext, counted, printable, read_structure
 from comfyfleet.cli.control_plane import API_DEFAULTS, PUBLIC_BASE, ApiOptions, ApiSession, connect
-from comfyfleet.cli.graph_reports import compare, draw, print_timeline
+from comfyfleet.cli.graph_reports import compare, draw, print_timeline, stored_graph
 from comfyfleet.cli.job_waiter import live_display, retry_while_away
 from comfyfleet.cli.tables import print_fields, print_json, print_rows
 from comfyfleet.cli.upload import upload
@@ -166,7 +166,8 @@ def _remarks(run: GraphRun) -> Iterator[str]:
         yield f"run {run.rerun_of.run_id} again{node}"
     for each in run.questions:
         others = f" (backends: {', '.join(each.backends)})" if each.backends else ""
-        yield f"{each.node} asks: {each.message}; answer {', '.join(each.choices)}{others}"
+        picks = f" (--pick 0 to {each.pick_from - 1})" if each.pick_from else ""
+        yield f"{each.node} asks: {each.message}; answer {', '.join(each.choices)}{others}{picks}"
     if run.error:
         yield run.error.message
         if run.error.alternatives:
@@ -596,10 +597,9 @@ def _found_run(plane: ApiSession, what: str) -> GraphRunHandle | None:
 
 
 def _graph(plane: ApiSession, handle: GraphRunHandle | None, what: str) -> Graph:
-    graphs = plane.client.graphs
     if handle is None:
-        return plane.run(graphs.get(what))
-    return plane.run(graphs.get(handle.run.graph_id, version=handle.run.graph_version))
+        return stored_graph(plane, what)
+    return plane.run(plane.client.graphs.get(handle.run.graph_id, version=handle.run.graph_version))
 
 
 @app.command

@@ -30,7 +30,7 @@ from comfyfleet.cli.context import (
 )
 from comfyfleet.cli.control_plane import API_DEFAULTS, PUBLIC_BASE, ApiOptions, ApiSession, connect
 from comfyfleet.cli.tables import TextTable, exact_time, print_json
-from comfyfleet.client import GraphRun
+from comfyfleet.client import Graph, GraphRun
 from comfyfleet.errors import InvalidInput, NotFound
 
 _public = partial(connect, base=PUBLIC_BASE)
@@ -261,6 +261,8 @@ def draw(
 ) -> None:
     """Draw a graph as SVG; of a run, with the states of its nodes."""
     marks: Mapping[str, NodeMark] = {}
+    if output is not None and output.suffix.lower() not in ("", ".svg"):
+        raise InvalidInput(f"{output}: a graph is drawn as SVG; name a file like {output.stem}.svg")
     if Path(what).is_file():
         document = read_structure(Path(what))
     else:
@@ -280,13 +282,24 @@ def draw(
         context.say(f"{output} is written")
 
 
+def stored_graph(plane: ApiSession, what: str) -> Graph:
+    """A graph by its id or name, where a file or a run might have been meant."""
+    try:
+        return plane.run(plane.client.graphs.get(what))
+    except NotFound:
+        raise NotFound(
+            f"there is no file, graph or run {what}",
+            hint="comfyfleet graph list and comfyfleet graph runs show what is stored",
+        ) from None
+
+
 def _drawn(plane: ApiSession, what: str) -> tuple[Any, Mapping[str, NodeMark]]:
     """The document of a graph, or that of a run with the states of its nodes."""
     try:
         run_id = UUID(what)
         answer = plane.get("graph-runs", run_id, document=True, executions=1_000)
     except (ValueError, NotFound):
-        return plane.run(plane.client.graphs.get(what)).document, {}
+        return stored_graph(plane, what).document, {}
     run = GraphRun.model_validate(answer)
     if run.document is None:
         raise InvalidInput("the run has expired, and its graph was deleted")

@@ -4,8 +4,9 @@ import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Literal
+from uuid import UUID
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CoercionError, CycloptsError, Group, Parameter
 
 from comfyfleet import __version__
 from comfyfleet.cli import help_texts
@@ -105,6 +106,20 @@ def main() -> None:
     sys.exit(run(sys.argv[1:], process_context()))
 
 
+# What lists the ids that commands of a group take.
+ID_LISTS = {"graph": "graph runs", "triggers": "triggers list"}
+
+
+def _usage_problem(error: CycloptsError) -> tuple[str, str]:
+    """The message, and what to do next."""
+    chain = tuple(error.command_chain or ())
+    listing = ID_LISTS.get(chain[0]) if chain else None
+    if isinstance(error, CoercionError) and error.target_type is UUID and listing and error.token:
+        message = f"{error.token.value!r:.80} is not an id"
+        return message, f"comfyfleet {listing} shows the ids that there are"
+    return str(error), " ".join(("comfyfleet", *chain, "--help shows what there is"))
+
+
 def run(arguments: Sequence[str], context: CliContext) -> int:
     """The exit code of one command. The only place that catches our errors."""
     try:
@@ -119,10 +134,7 @@ def run(arguments: Sequence[str], context: CliContext) -> int:
             *bound.args, **bound.kwargs, **({"context": context} if "context" in asked_for else {})
         )
     except CycloptsError as error:
-        context.fail(
-            str(error),
-            " ".join(("comfyfleet", *(error.command_chain or ()), "--help shows what there is")),
-        )
+        context.fail(*_usage_problem(error))
         return WRONG_USAGE
     except FleetError as error:
         context.fail(error.message, error.details.get("hint"))
