@@ -32,13 +32,24 @@ export class ApiError extends Error {
     return this.status === 0
   }
 
+  /** It was the reader's own network that was gone. */
+  get isOwnNetwork(): boolean {
+    return this.isOffline && this.details.wasOnline === false
+  }
+
+  /** Of something that is read: there is none, or its id is none. */
+  get isMissing(): boolean {
+    return this.status === 404 || this.status === 422
+  }
+
   get isSignedOut(): boolean {
     return this.status === 401
   }
 }
 
 export function offline(): ApiError {
-  return new ApiError("offline", "the control plane can't be reached", 0)
+  const wasOnline = globalThis.navigator?.onLine !== false
+  return new ApiError("offline", "the control plane can't be reached", 0, { wasOnline })
 }
 
 export async function errorOf(response: Response): Promise<ApiError> {

@@ -3,7 +3,7 @@
 import { Component, type ReactNode, useEffect, useLayoutEffect, useRef, useState } from "react"
 import { Redirect, Route, useLocation } from "wouter"
 import { useOnline, useSession } from "@/api"
-import { Button, Empty, ErrorNote, LinkButton, Skeleton, useTitle } from "@/ui"
+import { Button, Empty, ErrorNote, Late, LinkButton, Skeleton, useTitle } from "@/ui"
 import { Toasts } from "@/ui/Toast"
 import { words } from "@/words/en/common"
 import { ConsoleShell } from "./ConsoleShell"
@@ -131,6 +131,7 @@ function Coming() {
         <Skeleton width="180px" height="28px" />
       </div>
       <Skeleton height="40vh" />
+      <Late />
       <span className="unseen">{words.loading}</span>
     </div>
   )

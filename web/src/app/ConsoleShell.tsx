@@ -2,7 +2,7 @@
 
 import { lazy, type ReactNode, Suspense, useEffect, useState, useSyncExternalStore } from "react"
 import { Link, useLocation } from "wouter"
-import { connection, useSession } from "@/api"
+import { connection, useOnline, useSession } from "@/api"
 import { Badge, count, Dialog, Icon, type IconName } from "@/ui"
 import { words } from "@/words/en/common"
 import { Brand } from "./Brand"
@@ -154,9 +154,10 @@ function Places({ here }: { here: string }) {
 
 function Live() {
   const lost = useSyncExternalStore(connection.subscribe, connection.state)
+  const isLost = !useOnline() || lost !== null
   return (
-    <span className={lost ? "live is-lost" : "live"}>
-      {lost ? words.console.notLive : words.console.live}
+    <span className={isLost ? "live is-lost" : "live"}>
+      {isLost ? words.console.notLive : words.console.live}
     </span>
   )
 }

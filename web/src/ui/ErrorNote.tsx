@@ -49,7 +49,9 @@ export function ErrorNote({ error, title, onRetry, children }: ErrorNoteProps) {
 
 /** As a sentence. Nobody looks for the fault of the service while the own network is gone. */
 export function messageOf(error: ApiError, isOnline: boolean): string {
-  if (error.isOffline) return isOnline ? words.offline : words.youAreOffline
+  if (error.isOffline && !isOnline) return words.youAreOffline
+  if (error.isOwnNetwork) return words.youWereOffline
+  if (error.isOffline) return words.offline
   return sentence(error.message)
 }
 

@@ -1,6 +1,8 @@
 import { expect, test } from "vitest"
+import { ApiError } from "@/api"
 import { bytes, duration, tokens } from "./amounts"
 import { shortId } from "./CopyId"
+import { messageOf } from "./ErrorNote"
 import { stateOf } from "./Status"
 import { relativeTime } from "./Time"
 
@@ -54,4 +56,12 @@ test("each status of the API is one of six states", () => {
     "failed",
     "cancelled",
   ])
+})
+
+test("who was offline is told so when the network is back, too", () => {
+  const own = new ApiError("offline", "", 0, { wasOnline: false })
+  expect(messageOf(own, false)).toBe("You are offline.")
+  expect(messageOf(own, true)).toBe("You were offline. Try it again.")
+  const gone = new ApiError("offline", "", 0, { wasOnline: true })
+  expect(messageOf(gone, true)).toBe("The service can't be reached.")
 })

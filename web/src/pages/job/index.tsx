@@ -14,6 +14,7 @@ import {
   CopyButton,
   CopyId,
   Crumb,
+  Empty,
   ErrorNote,
   LinkButton,
   Loaded,
@@ -53,7 +54,16 @@ export default function JobPage({ id }: { id: string }) {
       <Crumb href="/console/jobs" list={words.jobs}>
         <CopyId id={id} whole />
       </Crumb>
-      <Loaded query={query}>{(job) => <Whole job={job} path={path} />}</Loaded>
+      <Loaded
+        query={query}
+        missing={
+          <Empty title={words.none} act={<LinkButton href="/console/jobs">{words.all}</LinkButton>}>
+            {words.noneText}
+          </Empty>
+        }
+      >
+        {(job) => <Whole job={job} path={path} />}
+      </Loaded>
     </Page>
   )
 }

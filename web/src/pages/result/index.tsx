@@ -18,7 +18,7 @@ export default function ResultPage({ id }: { id: string }) {
   const whole = useQuery<JobAnswer>(hasEnded ? path : null)
   useTitle(job?.effect_title ?? words.title)
   if (!job) {
-    if (error?.status === 404) return <NotFound />
+    if (error?.isMissing) return <NotFound />
     if (error)
       return (
         <div className="page">

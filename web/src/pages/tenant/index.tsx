@@ -61,7 +61,18 @@ export default function TenantPage({ id }: { id: string }) {
       <Crumb href="/console/tenants" list={words.tenants}>
         <CopyId id={id} whole />
       </Crumb>
-      <Loaded query={tenant} skeleton={<Skeleton height="50vh" />}>
+      <Loaded
+        query={tenant}
+        skeleton={<Skeleton height="50vh" />}
+        missing={
+          <Empty
+            title={words.noTenant}
+            act={<LinkButton href="/console/tenants">{words.allTenants}</LinkButton>}
+          >
+            {words.noTenantText}
+          </Empty>
+        }
+      >
         {(known) => <Whole tenant={known} path={path} />}
       </Loaded>
     </Page>

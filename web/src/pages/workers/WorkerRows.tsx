@@ -96,7 +96,14 @@ export function GpuMemory({ worker }: { worker: WorkerSeen }) {
       {total && used != null && (
         <Progress label={words.memoryOf(worker.worker_id)} value={used / total} state="ink" />
       )}
-      <Badge>{facts.length > 0 ? facts.join(" · ") : "–"}</Badge>
+      {facts.length > 0 ? (
+        <Badge>{facts.join(" · ")}</Badge>
+      ) : (
+        // On phones, where nothing says what it is of, it is left out.
+        <span className="wide-only">
+          <Badge>–</Badge>
+        </span>
+      )}
     </>
   )
 }

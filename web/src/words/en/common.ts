@@ -13,7 +13,9 @@ export const words = {
   tokenWord: (value: number) => (Math.abs(value) === 1 ? "token" : "tokens"),
   tokens: (value: number, told: string) => `${told} ${Math.abs(value) === 1 ? "token" : "tokens"}`,
   offline: "The service can't be reached.",
+  late: "This takes longer than usual. It comes by itself.",
   youAreOffline: "You are offline.",
+  youWereOffline: "You were offline. Try it again.",
   offlineNotice: "You are offline. It goes on by itself when the network is back.",
   connectionLost: (seconds: number) =>
     seconds > 0 ? `Connection lost. Trying again in ${seconds} s.` : "Connection lost. Trying again.",

@@ -3,6 +3,9 @@
 export const words = {
   jobs: "Jobs",
   title: (id: string) => `Job ${id}`,
+  none: "There is no such job",
+  noneText: "It may have been erased, or the address is mistyped.",
+  all: "All jobs",
   facts: {
     tenant: "Tenant",
     workflow: "Workflow",

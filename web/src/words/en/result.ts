@@ -71,7 +71,7 @@ export const words = {
   notFound: "There is no such result",
   notFoundText: "It may belong to somebody else, or the address is mistyped.",
   allMedia: "My media",
-  listTitle: "Under way and latest",
+  listTitle: "Results",
   listNone: "Nothing has been made yet",
   listNoneText: "Pick an effect; what it makes is listed here.",
   toEffects: "Pick an effect",

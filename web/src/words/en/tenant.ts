@@ -1,4 +1,7 @@
 export const words = {
+  noTenant: "There is no such tenant",
+  noTenantText: "It may have been erased, or the address is mistyped.",
+  allTenants: "All tenants",
   tenants: "Tenants",
   jobs: "Jobs",
   audit: "Audit",
