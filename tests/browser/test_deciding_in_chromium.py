@@ -299,7 +299,7 @@ def test_a_map_a_judge_and_a_person(customer: WebPage, web: WebServer, photos: l
     expect(dialog.locator(".canvas-picks img")).to_have_count(2)
     dialog.get_by_label("Picture 2").check()
     customer.screenshot("deciding question")
-    dialog.get_by_role("button", name="Approve 1").click()
+    dialog.get_by_role("button", name="Approve 1 of 2").click()
     ends(page)
     expect(node(page, "map").get_by_text("2 items")).to_be_visible()
     # The effect makes two of each.

@@ -274,7 +274,7 @@ def test_a_run_is_given_files_and_values_and_tells_what_it_costs(
     assert customer.serious_findings() == []
     start.click()
     expect(page.get_by_text("Succeeded", exact=True)).to_be_visible()
-    expect(page.get_by_text("3 tokens so far")).to_be_visible()
+    expect(page.get_by_text("3 tokens", exact=True)).to_be_visible()
     expect(page.locator(".canvas-picture:has(img)")).to_have_count(3)
 
 
@@ -365,10 +365,13 @@ def test_a_person_is_asked_and_picks(customer: WebPage, web: WebServer, workflow
     expect(dialog.get_by_role("paragraph").filter(has_text="Which are good?")).to_be_visible()
     # Nothing is drawn that nobody has written.
     expect(page.locator(".react-flow__node")).to_have_count(4)
+    expect(dialog.get_by_role("button", name="Approve all 2")).to_be_visible()
+    expect(dialog.get_by_text("nothing is marked: all 2 go on")).to_be_visible()
     dialog.get_by_label("Picture 2").check()
+    expect(dialog.get_by_text("only what is marked goes on")).to_be_visible()
     customer.screenshot("canvas approves")
     assert customer.serious_findings() == []
-    dialog.get_by_role("button", name="Approve 1").click()
+    dialog.get_by_role("button", name="Approve 1 of 2").click()
     expect(page.get_by_text("Succeeded", exact=True)).to_be_visible()
 
 
@@ -431,7 +434,7 @@ def test_a_run_is_run_again_from_a_node_and_leads_back(
     expect(page.get_by_text("Run again from then.")).to_be_visible(timeout=60_000)
     expect(page).not_to_have_url(re.compile(first))
     expect(page.get_by_text("Succeeded", exact=True)).to_be_visible(timeout=60_000)
-    expect(page.get_by_text("1 token so far")).to_be_visible()
+    expect(page.get_by_text("1 token", exact=True)).to_be_visible()
     page.get_by_role("group", name="draw, Workflow, Done").click()
     kept = page.get_by_role("complementary", name="What happened at draw")
     expect(kept.get_by_role("link", name="an earlier run")).to_be_visible()
@@ -439,7 +442,7 @@ def test_a_run_is_run_again_from_a_node_and_leads_back(
     assert customer.serious_findings() == []
     page.get_by_role("link", name="To the earlier run").click()
     expect(page).to_have_url(re.compile(first))
-    expect(page.get_by_text("2 tokens so far")).to_be_visible(timeout=60_000)
+    expect(page.get_by_text("2 tokens", exact=True)).to_be_visible(timeout=60_000)
     expect(page.get_by_text("Run again from then.")).to_be_hidden()
     page.get_by_text("Run again:").locator("xpath=..").get_by_role("link").click()
     expect(page.get_by_text("Run again from then.")).to_be_visible(timeout=60_000)
@@ -488,3 +491,40 @@ def test_a_run_is_followed_and_cancelled_on_a_phone(
     page.get_by_role("button", name="Cancel run").click()
     page.get_by_role("button", name="Cancel the run").click()
     expect(page.get_by_text("Cancelled", exact=True).first).to_be_visible()
+
+
+def test_on_a_phone_a_question_that_was_put_off_covers_nothing(
+    web: WebServer, phone: WebPage, workflows: None
+) -> None:
+    page = phone.page
+    bound = {**DRAW, "backend_affinity": "worker:gone", "fallback_strategy": "ask_user"}
+    graph_id = graph(web, "Asks on a phone", bound)
+    phone.open(f"/graphs/{graph_id}/runs/{run(web, graph_id)}")
+    page.get_by_role("button", name="Later").click()
+    expect(page.get_by_role("button", name="Answer")).to_be_visible()
+    phone.screenshot("canvas phone asks later")
+    page.get_by_role("button", name="Timeline").click(timeout=3_000)
+    expect(page).to_have_url(re.compile("view=timeline"))
+    page.get_by_role("button", name="Cancel run").click(timeout=3_000)
+    page.get_by_role("button", name="Cancel the run").click()
+    expect(page.get_by_text("Cancelled", exact=True).first).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("path", "told", "way"),
+    [
+        ("/graphs/00000000-0000-0000-0000-000000000000", "There is no such graph", "/graphs"),
+        ("/graphs/mistyped", "There is no such graph", "/graphs"),
+        ("/graph-runs/00000000-0000-0000-0000-000000000000", "There is no such run", "/graph-runs"),
+    ],
+)
+def test_a_graph_that_is_not_there_leads_on(
+    customer: WebPage, path: str, told: str, way: str
+) -> None:
+    page = customer.page
+    customer.expect_problem("404")
+    customer.expect_problem("422")
+    customer.open(path)
+    expect(page).to_have_title(re.compile(told))
+    page.get_by_role("main").get_by_role("link").click()
+    expect(page).to_have_url(re.compile(f"{way}$"))

@@ -1,7 +1,8 @@
-/** The bar of a graph: its name, its views, and what is done with it. */
+/** The bar of a graph: its name, its views, and what is done with it; and what stands in its place. */
 
 import type { ReactNode } from "react"
 import { Link } from "wouter"
+import { Empty, LinkButton, useTitle } from "@/ui"
 import { Mark } from "@/ui/Icon"
 import { words } from "@/words/en/canvas"
 
@@ -41,5 +42,25 @@ export function Bar({ name, told, graphId, view, runId, children }: BarProps) {
       )}
       {children}
     </header>
+  )
+}
+
+/** There is no such graph or run: these pages have no shell that would lead on. */
+export function NotThere({ title, href, act }: { title: string; href: string; act: string }) {
+  useTitle(title)
+  return (
+    <div className="page page-alone">
+      <h1 className="unseen">{title}</h1>
+      <Empty
+        title={title}
+        act={
+          <LinkButton kind="go" href={href}>
+            {act}
+          </LinkButton>
+        }
+      >
+        {words.notThereText}
+      </Empty>
+    </div>
   )
 }

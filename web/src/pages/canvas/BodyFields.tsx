@@ -186,7 +186,7 @@ export function GraphPick({ named, onPick, onVersion, ...props }: GraphPickProps
   const told = String(named.graph ?? "")
   const other = told && !found ? [{ value: told, label: told }] : []
   return (
-    <div className="canvas-two">
+    <div className="canvas-two is-top">
       <Select
         label={words.graphInside}
         options={[

@@ -3,6 +3,7 @@ import type { OfferedProperty, WorkflowOffer } from "@/api/schema"
 import { clipOf, paste, rename } from "./copy"
 import { diffOf } from "./diff"
 import { connect, documentOf, freeId, type GraphDocument, isSame, remove, setProperty } from "./document"
+import { plainly } from "./facts"
 import { began, changed, redone, undone } from "./history"
 import { filledPlaces, placesFor, placesOf, withLayout } from "./layout"
 import { asType, givenOf } from "./RunDialog"
@@ -373,5 +374,21 @@ describe("nodes that decide", () => {
       best: ["output"],
     })
     expect(types.at("best.output.images.0")?.name).toBe("image")
+  })
+})
+
+describe("a problem beside its field", () => {
+  const problem = { code: "wrong_field", node: "each" }
+
+  it("does not name the field twice", () => {
+    const told = { ...problem, port: "over", message: "over must name a value" }
+    expect(plainly(told).message).toBe("must name a value")
+    expect(plainly({ ...told, port: "input" }).message).toBe("over must name a value")
+    expect(plainly({ ...told, port: "" }).message).toBe("over must name a value")
+  })
+
+  it("of a choice that was not made says so", () => {
+    const message = "workflow must be a text of 1 to 200 characters, not ''"
+    expect(plainly({ ...problem, port: "workflow", message }).message).toBe("choose one")
   })
 })

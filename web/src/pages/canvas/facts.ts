@@ -54,6 +54,16 @@ export function portOf({ node, port }: ProblemSeen): string {
   return inner.startsWith(".") ? port : "do"
 }
 
+const EMPTY = /^(workflow|effect|graph) must be a text of .*, not ''$/
+
+/** As told beside its field, which need not be named twice; where nothing was chosen yet, just that. */
+export function plainly(problem: ProblemSeen): ProblemSeen {
+  const { message, port } = problem
+  if (EMPTY.test(message)) return { ...problem, message: words.nothingChosen }
+  if (port === "" || !message.startsWith(`${port} `)) return problem
+  return { ...problem, message: message.slice(port.length + 1) }
+}
+
 const PORTS_MAX = 8
 
 /** Of many, those that matter; all of them where the node is selected. */
@@ -126,7 +136,7 @@ function toldOfFanOut(node: GraphNode): string {
   return node.per_item ? words.eachItem : words.parts(Number(node.output_count ?? 2))
 }
 
-const WIDE: ReadonlySet<string> = new Set(["workflow", "value", "map", "loop", "graph", "score"])
+const WIDE: ReadonlySet<string> = new Set(["workflow", "merge", "value", "map", "loop", "graph", "score"])
 const BORDER = 1
 const HEAD = 36
 const PICTURE = 96

@@ -14,7 +14,7 @@ import type {
 import { graphPath, OFFERS } from "@/app/reads"
 import { Button, Dialog, Empty, ErrorNote, Loaded, Skeleton, toast, tokens, useTitle } from "@/ui"
 import { words } from "@/words/en/canvas"
-import { Bar } from "./Bar"
+import { Bar, NotThere } from "./Bar"
 import { type Clip, clipOf, paste } from "./copy"
 import { addNode, outerOf, type Place, remove } from "./document"
 import type { Saved } from "./drafts"
@@ -42,7 +42,11 @@ export default function CanvasPage({ id }: { id: string }) {
         id === NEW ? (
           <Canvas key={id} id={id} stored={null} offers={workflows} />
         ) : (
-          <Loaded query={graph} skeleton={skeleton}>
+          <Loaded
+            query={graph}
+            skeleton={skeleton}
+            missing={<NotThere title={words.noGraph} href="/graphs" act={words.toGraphs} />}
+          >
             {(found) => <Canvas key={id} id={id} stored={savedOf(found)} offers={workflows} />}
           </Loaded>
         )
@@ -244,7 +248,10 @@ function Canvas({ id, stored, offers }: CanvasProps) {
         />
         {document.nodes.length === 0 && (
           <div className="canvas-empty">
-            <Empty title={words.emptyCanvas}>{words.emptyCanvasText}</Empty>
+            <Empty title={words.emptyCanvas}>
+              <span className="canvas-wide">{words.emptyCanvasText}</span>
+              <span className="canvas-small">{words.emptyNarrow}</span>
+            </Empty>
           </div>
         )}
         <p className="canvas-narrow">{words.tooNarrow}</p>

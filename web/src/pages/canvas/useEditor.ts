@@ -6,6 +6,7 @@ import type { GraphAnswer, Verdict } from "@/api/schema"
 import { words } from "@/words/en/canvas"
 import { documentOf, type GraphDocument, isSame, own, type Places } from "./document"
 import { type Draft, draftOf, forgetDraft, keepDraft, type Saved } from "./drafts"
+import { plainly } from "./facts"
 import { changed, redone, type Sheet, undone } from "./history"
 import { filledPlaces, keepPlaces, placesFor, placesOf, type Size, withLayout } from "./layout"
 
@@ -149,7 +150,7 @@ function useVerdict(document: GraphDocument): { verdict: Verdict | null; error: 
     const abort = new AbortController()
     const timer = setTimeout(() => {
       api.post<Verdict>("/api/graphs/validate", { document }, { signal: abort.signal }).then(
-        (verdict) => setTold({ verdict, error: null }),
+        (told) => setTold({ verdict: { ...told, problems: told.problems.map(plainly) }, error: null }),
         (thrown) => {
           if (!abort.signal.aborted) setTold((before) => ({ ...before, error: asApiError(thrown) }))
         },

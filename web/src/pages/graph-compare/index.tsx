@@ -73,7 +73,11 @@ export default function GraphCompare() {
       {path === null ? (
         <Empty title={words.pickBoth}>{words.pickText}</Empty>
       ) : (
-        <Loaded query={found} skeleton={<Skeleton height="320px" />}>
+        <Loaded
+          query={found}
+          skeleton={<Skeleton height="320px" />}
+          missing={<Empty title={words.noRun}>{words.noRunText}</Empty>}
+        >
           {(told) => <Comparison found={told} show={show} onShow={(next) => go({ show: next })} />}
         </Loaded>
       )}

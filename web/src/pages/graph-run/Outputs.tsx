@@ -16,16 +16,18 @@ export function madeSoFar(run: GraphRunAnswer): MadeFile[] {
 
 interface StripProps {
   files: readonly MadeFile[]
+  /** Then no place is kept for more. */
+  isOver: boolean
   urlOf: (file: MadeFile) => string
   onOpen: () => void
 }
 
-export function Strip({ files, urlOf, onOpen }: StripProps) {
+export function Strip({ files, isOver, urlOf, onOpen }: StripProps) {
   const shown = files.filter((each) => each.mime_type.startsWith("image/")).slice(-STRIP_MAX)
   return (
     <button type="button" className="canvas-strip" onClick={onOpen}>
-      <span className="mono">{words.madeSoFar}</span>
-      {Array.from({ length: STRIP_MAX }, (_, at) => {
+      <span className="mono">{isOver ? words.made : words.madeSoFar}</span>
+      {Array.from({ length: isOver ? shown.length : STRIP_MAX }, (_, at) => {
         const file = shown[at]
         return (
           // biome-ignore lint/suspicious/noArrayIndexKey: places of a strip

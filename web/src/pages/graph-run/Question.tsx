@@ -36,9 +36,9 @@ export function sameAnswer(question: QuestionSeen, { choice, backend }: Answer):
 
 export function Question(props: QuestionProps) {
   const { runId, question, picture, pictures, open, onLater, onAnswered } = props
-  const options = optionsOf(question)
-  const isApproval = question.choices.includes("approve")
   const [picked, setPicked] = useState<readonly number[] | null>(null)
+  const options = optionsOf(question, picked)
+  const isApproval = question.choices.includes("approve")
   const [key, setKey] = useState(options[0]?.key ?? "")
   const [isForAll, setForAll] = useState(false)
   const chosen = options.find((each) => each.key === key) ?? options[0]
@@ -49,7 +49,7 @@ export function Question(props: QuestionProps) {
   // biome-ignore lint/correctness/useExhaustiveDependencies: another question begins anew
   useEffect(() => {
     forget()
-    setKey(optionsOf(question)[0]?.key ?? "")
+    setKey(optionsOf(question, null)[0]?.key ?? "")
     setPicked(null)
   }, [question.node, question.index.join(), forget])
   return (
@@ -127,7 +127,7 @@ export function Question(props: QuestionProps) {
             busy={act.isRunning}
             onClick={() => void act.run(withPicked(chosen.answer, picked))}
           >
-            {chosen.key === "approve" && picked ? words.approvePicked(picked.length) : chosen.act}
+            {chosen.act}
           </Button>
         )}
       </div>
@@ -143,13 +143,15 @@ interface PicksProps {
   count: number
   pictures: readonly (string | undefined)[]
   picked: readonly number[] | null
-  onPick: (picked: readonly number[]) => void
+  onPick: (picked: readonly number[] | null) => void
 }
 
-/** Nothing marked: all of it is meant. */
+/** Nothing marked: all of it is meant, and told so. */
 function Picks({ count, pictures, picked, onPick }: PicksProps) {
-  const toggled = (at: number) =>
-    picked?.includes(at) ? picked.filter((each) => each !== at) : [...(picked ?? []), at]
+  const toggled = (at: number) => {
+    const next = picked?.includes(at) ? picked.filter((each) => each !== at) : [...(picked ?? []), at]
+    return next.length > 0 ? next : null
+  }
   return (
     <div className="canvas-picks">
       {Array.from({ length: Math.min(count, PICKS_MAX) }, (_, at) => at).map((at) => (
@@ -179,7 +181,8 @@ interface Option {
   answer: Answer
 }
 
-function optionsOf({ backends, choices, pick_from, price_tokens: price }: QuestionSeen): Option[] {
+function optionsOf(question: QuestionSeen, picked: readonly number[] | null): Option[] {
+  const { backends, choices, pick_from, price_tokens: price } = question
   const costs = typeof price === "number" ? `, ${tokens(price)}` : ""
   const found: Option[] = backends.map((backend, at) => ({
     key: backend,
@@ -192,8 +195,8 @@ function optionsOf({ backends, choices, pick_from, price_tokens: price }: Questi
     found.push({
       key: "approve",
       title: words.approveAll,
-      hint: pick_from === null ? words.approveHint : words.pickHint,
-      act: words.approveAll,
+      hint: pick_from === null ? words.approveHint : words.pickHint(picked?.length ?? 0, pick_from),
+      act: pick_from === null ? words.approveAll : words.approvePicked(picked?.length ?? 0, pick_from),
       answer: { choice: "approve", backend: null },
     })
   if (choices.includes("reject"))

@@ -21,7 +21,7 @@ import {
 } from "@/ui"
 import { words } from "@/words/en/canvas"
 import { words as reportWords } from "@/words/en/runReports"
-import { Bar } from "../canvas/Bar"
+import { Bar, NotThere } from "../canvas/Bar"
 import { documentOf, type GraphDocument, outerOf, own, type Places } from "../canvas/document"
 import CanvasFlow from "../canvas/Flow"
 import type { Sheet } from "../canvas/history"
@@ -67,7 +67,11 @@ function GraphRun({ id }: { id: string }) {
   useEffect(loadLayout, [])
   const offers = useQuery<WorkflowOffers>(OFFERS, { freshSeconds: 30 })
   return (
-    <Loaded query={run} skeleton={<Skeleton height="70vh" />}>
+    <Loaded
+      query={run}
+      skeleton={<Skeleton height="70vh" />}
+      missing={<NotThere title={words.noRun} href="/graph-runs" act={words.toRuns} />}
+    >
       {(told) => (
         <Run
           key={told.id}
@@ -142,7 +146,7 @@ function Run({ run, offers, put, renew, reload }: RunProps) {
           </span>
         </div>
         <div className="canvas-acts">
-          <span className="badge canvas-spent">{words.spent(tokens(run.tokens))}</span>
+          <span className="badge canvas-spent">{words.spent(tokens(run.tokens), isOver(run.status))}</span>
           <Button size="small" aria-pressed={isTimeline} onClick={() => setTimeline(!isTimeline)}>
             {reportWords.timeline}
           </Button>
@@ -188,7 +192,12 @@ function Run({ run, offers, put, renew, reload }: RunProps) {
           {run.status === "failed" && (
             <Failure run={run} renew={renew} onShow={(node) => select(new Set([node]))} />
           )}
-          <Strip files={madeSoFar(run)} urlOf={urls.current.of} onOpen={() => setGallery(true)} />
+          <Strip
+            files={madeSoFar(run)}
+            isOver={isOver(run.status)}
+            urlOf={urls.current.of}
+            onOpen={() => setGallery(true)}
+          />
         </div>
       </div>
       <Questions run={run} renew={renew} pictureOf={(node) => runs.get(node)?.pictures[0] ?? null} />

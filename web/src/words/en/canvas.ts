@@ -96,8 +96,10 @@ export const words = {
     score: "judges pictures by a number and keeps the best",
     output: "a result of the run",
   } as Record<string, string>,
+  nothingChosen: "choose one",
   emptyCanvas: "Nothing is drawn yet",
   emptyCanvasText: "Pull an effect out of the library, or press A. Wires go from port to port.",
+  emptyNarrow: "It is drawn on a larger screen; its runs can be followed and answered here.",
   drawWider: "Graphs are drawn in a window of at least 700 pixels.",
   tooNarrow: "Graphs can be looked at here. To draw, use a window of at least 700 pixels.",
   // A node
@@ -277,7 +279,7 @@ export const words = {
   runName: (name: string) => `Run of ${name}`,
   nodesDone: (done: number, all: number, percent: number) => `${done} of ${all} nodes, ${percent}%`,
   progress: "Progress of the run",
-  spent: (told: string) => `${told} so far`,
+  spent: (told: string, isOver: boolean) => (isOver ? told : `${told} so far`),
   cancel: "Cancel run",
   cancelTitle: "Cancel this run?",
   cancelText: "Jobs that wait or run are stopped and paid back. What is made already stays.",
@@ -331,8 +333,10 @@ export const words = {
   askApprove: (node: string) => `${node} asks you`,
   approveAll: "Approve",
   approveHint: "it goes on",
-  approvePicked: (count: number) => `Approve ${count}`,
-  pickHint: "only what is marked goes on",
+  approvePicked: (count: number, all: number) =>
+    count > 0 ? `Approve ${count} of ${all}` : `Approve all ${all}`,
+  pickHint: (count: number, all: number) =>
+    count > 0 ? "only what is marked goes on" : `nothing is marked: all ${all} go on`,
   reject: "Reject",
   rejectHint: "it goes the other way",
   pickOne: (number: number) => `Picture ${number}`,
@@ -383,6 +387,10 @@ export const words = {
   runsNone: "Nothing has been run yet",
   runsNoneText: "Open a graph and run it; each run is listed here with what it made.",
   toGraphs: "Open the graphs",
+  toRuns: "All runs of graphs",
+  noGraph: "There is no such graph",
+  noRun: "There is no such run",
+  notThereText: "It may have been deleted, or belongs to somebody else; or the address is mistyped.",
   filter: "Show",
   filters: {
     all: "All",

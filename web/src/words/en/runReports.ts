@@ -44,6 +44,8 @@ export const words = {
   second: "Second run",
   pick: "Pick a run",
   pickBoth: "Pick two runs",
+  noRun: "One of these runs is not there",
+  noRunText: "It may have been deleted, or belongs to somebody else. Pick another one above.",
   pickText: "Inputs, versions, properties, prices, times and outputs then stand side by side.",
   swap: "Swap",
   show: "Show",
