@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
+from tests.support.server.customers import png
 from tests.support.server.web import WebPage, WebServer, open_page
 
 GRAPH = {
@@ -21,10 +23,21 @@ GRAPH = {
 }
 
 
+SHOWS = {
+    "name": "Shows it",
+    "nodes": [
+        {"id": "photo", "type": "input", "value_type": "image"},
+        {"id": "picture", "type": "output"},
+    ],
+    "connections": [{"from": "photo.value", "to": "picture.value"}],
+}
+
+
 @pytest.fixture(scope="module", autouse=True)
 def graph(web: WebServer) -> None:
     with web.customer.http() as http:
         assert http.post("/api/graphs", json=GRAPH).status_code == 201
+        assert http.post("/api/graphs", json=SHOWS).status_code == 201
 
 
 @pytest.fixture
@@ -34,14 +47,14 @@ def phone(browser: Browser, web: WebServer) -> Iterator[WebPage]:
         yield page
 
 
-def new(customer: WebPage, name: str) -> Locator:
+def new(customer: WebPage, name: str, runs: str = "Square", asks_for: str = "width") -> Locator:
     page = customer.page
     customer.open("/triggers")
     page.get_by_role("button", name="New trigger").first.click()
     dialog = page.get_by_role("dialog", name="What shall run, and when?")
     dialog.get_by_label("Name").fill(name)
-    dialog.get_by_label("Graph or pipeline").select_option(label="Square")
-    expect(dialog.get_by_label("width")).to_be_visible()
+    dialog.get_by_label("Graph or pipeline").select_option(label=runs)
+    expect(dialog.get_by_text(asks_for, exact=True)).to_be_visible()
     return dialog
 
 
@@ -50,7 +63,13 @@ def fill(customer: WebPage, dialog: Locator) -> None:
     dialog.get_by_role("button", name="Make the trigger").click()
     expect(dialog.get_by_text("width is missing.")).to_be_visible()
     dialog.get_by_label("width").fill("48")
+    dialog.get_by_label("Tokens a day, at most").fill("-3")
+    expect(dialog.get_by_text("A whole number, 0 or more.")).to_be_visible()
     dialog.get_by_label("Tokens a day, at most").fill("3")
+    customer.expect_problem("422")
+    dialog.get_by_label("Time zone").fill("Mars")
+    expect(dialog.get_by_text("There is no time zone Mars.")).to_be_visible()
+    expect(dialog.get_by_label("Time zone")).to_have_attribute("aria-invalid", "true")
     dialog.get_by_label("How often").select_option("weekdays")
     dialog.get_by_label("At", exact=True).fill("06:15")
     dialog.get_by_label("Time zone").fill("Europe/Berlin")
@@ -160,3 +179,20 @@ def test_triggers_are_made_on_a_phone_and_found_by_keys(phone: WebPage) -> None:
     page.get_by_role("combobox").fill("trig")
     page.get_by_role("option", name="Triggers").click()
     expect(page).to_have_url(re.compile("/triggers$"))
+
+
+def test_a_schedule_is_given_a_picture_by_choosing_it(customer: WebPage, tmp_path: Path) -> None:
+    page, photo = customer.page, tmp_path / "photo.png"
+    photo.write_bytes(png(64, 120, height=48))
+    dialog = new(customer, "with a photo", "Shows it", "photo")
+    dialog.get_by_label("Tokens a day, at most").fill("3")
+    dialog.get_by_role("button", name="Make the trigger").click()
+    expect(dialog.get_by_text("photo is missing.")).to_be_visible()
+    dialog.locator("input[type=file]").set_input_files(photo)
+    expect(dialog.get_by_text("Uploaded")).to_be_visible()
+    customer.screenshot("triggers photo")
+    assert customer.serious_findings() == []
+    dialog.get_by_role("button", name="Make the trigger").click()
+    one = trigger(page, "with a photo")
+    one.get_by_role("button", name="Fire now").click()
+    expect(one.get_by_role("link", name="Succeeded")).to_be_visible()

@@ -6,7 +6,8 @@ import { type ApiError, api, asApiError, useAct, useQuery } from "@/api"
 import type { GraphRunAnswer, QuoteAnswer } from "@/api/schema"
 import { Button, Check, Dialog, duration, ErrorNote, Field, LinkButton, TextArea, tokens } from "@/ui"
 import { words } from "@/words/en/canvas"
-import { type Chosen, forget, MediaInput, usePhase } from "../effect/Media"
+import { type Chosen, forget } from "../effect/Media"
+import { OneFile, sentId } from "../effect/OneFile"
 import "../effect/effect.css"
 import { type GraphNode, own } from "./document"
 import { typedValue } from "./Expression"
@@ -25,7 +26,6 @@ type Given = Record<string, unknown>
 type Files = Record<string, readonly (Chosen | null)[]>
 
 const PAUSE_MS = 300
-const BYTES_MAX = 2 ** 31
 
 export function RunDialog(props: RunDialogProps) {
   return (
@@ -171,9 +171,7 @@ async function uploaded(inputs: readonly GraphNode[], files: Files): Promise<Giv
     const ids: string[] = []
     for (const each of own(files, node.id) ?? []) {
       if (!each) continue
-      const id = each.mediaId ?? (await each.upload?.ended) ?? null
-      if (id === null) throw each.upload?.state().error ?? asApiError(new Error(words.missing(node.id)))
-      ids.push(id)
+      ids.push(await sentId(each, words.missing(node.id)))
     }
     if (ids.length > 0) found[node.id] = typeOf(node).endsWith("[]") ? ids : ids[0]
   }
@@ -273,22 +271,4 @@ function Pictures({ node, files, onFiles }: Pick<OneInputProps, "node" | "files"
       )}
     </>
   )
-}
-
-interface OneFileProps {
-  label: string
-  kind: string
-  chosen: Chosen | null
-  onChange: (chosen: Chosen | null) => void
-}
-
-function OneFile({ label, kind, chosen, onChange }: OneFileProps) {
-  usePhase(chosen)
-  const account = useQuery<{ limits: { max_upload_bytes: number } }>("/api/account", { freshSeconds: 60 })
-  const most = account.data?.limits.max_upload_bytes ?? BYTES_MAX
-  const takes = useMemo(
-    () => ({ kind: kind === "file" ? "image" : kind, media_types: [], max_bytes: most }),
-    [kind, most],
-  )
-  return <MediaInput label={label} takes={takes} effectId="" chosen={chosen} onChange={onChange} />
 }

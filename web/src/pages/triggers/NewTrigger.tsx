@@ -7,6 +7,8 @@ import { graphPath } from "@/app/reads"
 import { Button, Check, Choices, Dialog, Empty, ErrorNote, Field, LinkButton, Select, TextArea } from "@/ui"
 import { words as common } from "@/words/en/common"
 import { words } from "@/words/en/triggers"
+import { type Chosen, forget } from "../effect/Media"
+import { OneFile, sentId } from "../effect/OneFile"
 import { cronOf, DAYS, inputOf, inWords, momentIn, type Plan, RHYTHMS } from "./cron"
 import type { Targets } from "./index"
 
@@ -31,6 +33,8 @@ interface Draft {
   readonly timezone: string
   readonly isCaughtUp: boolean
   readonly inputs: Readonly<Record<string, string>>
+  /** Of a schedule: pictures and the like, by the name of their input. */
+  readonly files: Readonly<Record<string, Chosen | null>>
   readonly variables: string
   readonly tokens: string
   readonly perRun: string
@@ -49,6 +53,7 @@ function newDraft(): Draft {
     timezone: Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC",
     isCaughtUp: false,
     inputs: {},
+    files: {},
     variables: "{}",
     tokens: "",
     perRun: "",
@@ -72,7 +77,11 @@ export function NewTrigger({ targets, onClose, onMade }: NewTriggerProps) {
   })
   const inputs = ports.data?.inputs ?? []
   const wrong = problemsOf(draft, inputs)
-  const make = useAct(async () => onMade(await api.post<MadeTrigger>("/api/triggers", bodyOf(draft, inputs))))
+  const make = useAct(async () => {
+    const sent = await sentFiles(draft, inputs)
+    const body = bodyOf({ ...draft, inputs: { ...draft.inputs, ...sent } }, inputs)
+    onMade(await api.post<MadeTrigger>("/api/triggers", body))
+  })
   const shared = { draft, set, isChecked }
   const isNothing = targets.graphs.length + targets.pipelines.length === 0
   if (isNothing)
@@ -150,6 +159,7 @@ export function NewTrigger({ targets, onClose, onMade }: NewTriggerProps) {
           <Field
             label={form.perRun}
             hint={form.perRunHint}
+            error={isChecked && wrong.perRun}
             type="number"
             min={0}
             inputMode="numeric"
@@ -187,7 +197,7 @@ function TargetFields({ draft, set, isChecked, targets, wrong }: TargetFieldsPro
           })),
         ]}
         value={draft.target}
-        onChange={(target) => set({ target, version: "", inputs: {} })}
+        onChange={(target) => set({ target, version: "", inputs: {}, files: {} })}
       />
       {graph && (
         <Select
@@ -225,7 +235,9 @@ function ScheduleFields({ draft, set }: PartProps) {
     set({ plan: next, cron: cronOf(next) ?? cron })
   }
   const isOwn = plan.rhythm === "own"
-  const wrong = isWhole ? (asked.error ? asked.error.message : undefined) : form.cronHint
+  const told = asked.error?.message
+  const wrongZone = asked.error?.details.field === "timezone" ? form.noZone(timezone) : undefined
+  const wrong = isWhole ? (wrongZone ? undefined : told) : form.cronHint
   return (
     <>
       <div className="triggers-pair">
@@ -263,9 +275,9 @@ function ScheduleFields({ draft, set }: PartProps) {
           spellCheck={false}
           onChange={(event) => set({ cron: event.target.value, plan: { ...plan, rhythm: "own" } })}
         />
-        <Zone draft={draft} set={set} />
+        <Zone draft={draft} set={set} wrong={wrongZone} />
       </div>
-      {asked.data && !wrong && (
+      {asked.data && !told && !wrong && (
         <div role="status">
           <p className="triggers-told">{inWords(cron)}</p>
           <ol className="triggers-moments" aria-label={form.moments}>
@@ -284,11 +296,16 @@ function ScheduleFields({ draft, set }: PartProps) {
   )
 }
 
-function Zone({ draft, set }: Pick<PartProps, "draft" | "set">): ReactNode {
+interface ZoneProps extends Pick<PartProps, "draft" | "set"> {
+  wrong: string | undefined
+}
+
+function Zone({ draft, set, wrong }: ZoneProps): ReactNode {
   return (
     <>
       <Field
         label={form.timezone}
+        error={wrong}
         list="triggers-zones"
         value={draft.timezone}
         spellCheck={false}
@@ -314,18 +331,32 @@ function InputFields({ draft, set, isChecked, inputs, wrong }: InputFieldsProps)
     <fieldset className="triggers-inputs">
       <legend>{form.inputs}</legend>
       {isWebhook && <p className="faint">{form.bodyHint}</p>}
-      {inputs.map(({ name, type }) => (
-        <Field
-          key={name}
-          label={name}
-          hint={isWebhook ? type : MEDIA.has(type) ? form.mediaHint : form.inputHint(type)}
-          error={isChecked && wrong[`input ${name}`]}
-          placeholder={isWebhook ? `body.${name}` : undefined}
-          value={draft.inputs[name] ?? ""}
-          spellCheck={false}
-          onChange={(event) => set({ inputs: { ...draft.inputs, [name]: event.target.value } })}
-        />
-      ))}
+      {inputs.map(({ name, type }) =>
+        isFile(draft, type) ? (
+          <OneFile
+            key={name}
+            label={name}
+            kind={type}
+            chosen={draft.files[name] ?? null}
+            onChange={(chosen) => {
+              forget(draft.files[name] ?? null)
+              set({ files: { ...draft.files, [name]: chosen } })
+            }}
+            error={(isChecked && wrong[`input ${name}`]) || null}
+          />
+        ) : (
+          <Field
+            key={name}
+            label={name}
+            hint={isWebhook ? type : form.inputHint(type)}
+            error={isChecked && wrong[`input ${name}`]}
+            placeholder={isWebhook ? `body.${name}` : undefined}
+            value={draft.inputs[name] ?? ""}
+            spellCheck={false}
+            onChange={(event) => set({ inputs: { ...draft.inputs, [name]: event.target.value } })}
+          />
+        ),
+      )}
     </fieldset>
   )
 }
@@ -338,9 +369,30 @@ function problemsOf(draft: Draft, inputs: readonly GraphPort[]): Problems {
   if (draft.target === "") found.target = form.targetMissing
   if (draft.tokens === "") found.tokens = form.tokensMissing
   if (draft.target.startsWith("pipeline:") && !isObject(draft.variables)) found.variables = form.notJson
-  for (const { name, required } of inputs)
-    if (required && !draft.inputs[name]?.trim()) found[`input ${name}`] = form.missing(name)
+  for (const amount of ["tokens", "perRun"] as const)
+    if (draft[amount] !== "" && !/^\d+$/.test(draft[amount])) found[amount] = form.tokensWrong
+  for (const { name, type, required } of inputs)
+    if (required && !isGiven(draft, name, type)) found[`input ${name}`] = form.missing(name)
   return found
+}
+
+/** A webhook is told files by what is sent. */
+function isFile({ kind }: Draft, type: string): boolean {
+  return kind === "schedule" && MEDIA.has(type)
+}
+
+function isGiven(draft: Draft, name: string, type: string): boolean {
+  return isFile(draft, type) ? Boolean(draft.files[name]) : Boolean(draft.inputs[name]?.trim())
+}
+
+/** Waits for uploads: the ids of their media. */
+async function sentFiles(draft: Draft, inputs: readonly GraphPort[]): Promise<Record<string, string>> {
+  const sent: Record<string, string> = {}
+  for (const { name, type } of inputs) {
+    const chosen = draft.files[name]
+    if (chosen && isFile(draft, type)) sent[name] = await sentId(chosen, form.missing(name))
+  }
+  return sent
 }
 
 function isObject(text: string): boolean {
