@@ -296,10 +296,12 @@ def looks(jobs: JobServer, job_id: str) -> int:
     return len(jobs.get("/audit", action="look_at_files", subject=f"job:{job_id}")["entries"])
 
 
-def test_a_job_that_is_not_there_is_told_with_its_message(tab: WebPage) -> None:
+def test_a_job_that_is_not_there_leads_on(tab: WebPage) -> None:
     tab.expect_problem("404")
     tab.open("/console/jobs/00000000-0000-4000-8000-000000000000")
-    expect(tab.page.get_by_role("alert")).to_contain_text("There is no job")
+    expect(tab.page.get_by_text("There is no such job")).to_be_visible()
+    tab.page.get_by_role("link", name="All jobs").click()
+    expect(tab.page).to_have_url(re.compile("/console/jobs$"))
 
 
 def test_pages_of_jobs_are_for_everybody(browser: Browser, tab: WebPage, jobs: JobServer) -> None:

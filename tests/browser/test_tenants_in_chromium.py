@@ -301,10 +301,12 @@ def test_a_viewer_is_told_what_takes_another_role(browser: Browser, web: WebServ
         expect(page.get_by_text("The limits are set")).to_be_visible()
 
 
-def test_a_tenant_that_is_not_there_is_told_with_its_message(tab: WebPage) -> None:
+def test_a_tenant_that_is_not_there_leads_on(tab: WebPage) -> None:
     tab.expect_problem("404")
     tab.open("/console/tenants/00000000-0000-4000-8000-000000000000")
-    expect(tab.page.get_by_role("alert").first).to_contain_text("There is no tenant")
+    expect(tab.page.get_by_text("There is no such tenant")).to_be_visible()
+    tab.page.get_by_role("link", name="All tenants").click()
+    expect(tab.page).to_have_url(re.compile("/console/tenants$"))
 
 
 def test_pages_of_tenants_are_for_everybody(browser: Browser, tab: WebPage, web: WebServer) -> None:
