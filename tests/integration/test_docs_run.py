@@ -57,7 +57,7 @@ def test_the_quickstart_and_what_builds_on_it_are_run_as_written(tmp_path: Path)
         ran = run(["bash", "-c", script], tmp_path, COMFYFLEET_URL=url, COMFYFLEET_KEY=key)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     first, graphs, deciding, pipelines = ran.stdout.split("BEGIN\n")
-    assert first.splitlines()[-2:] == ["completed", "97"]
+    assert first.splitlines()[-2:] == ["completed", "997"]
     with PIL.Image.open(tmp_path / "softened.png") as picture:
         assert max(picture.size) == 320
     assert "Album: completed" in graphs + ran.stderr

@@ -269,7 +269,7 @@ def _set(level: dict[str, Any], way: tuple[str, ...], port: str, value: Any, nam
     """Sets a property of a node of one level: a graph, or what a map or a loop runs."""
     found = _node_in(level, way[0])
     if found is None:
-        known = ", ".join(str(each.get("id")) for each in level.get("nodes", ())) or "do"
+        known = told_names(str(each.get("id")) for each in _nodes_of(level)) or "do"
         raise InvalidInput(
             f"set {name!r:.80}: there is no such node; there are {known}", field="set"
         )
@@ -292,12 +292,15 @@ def _set(level: dict[str, Any], way: tuple[str, ...], port: str, value: Any, nam
 
 
 def _node_in(level: dict[str, Any], node: str) -> dict[str, Any] | None:
-    """Finds a node of a level, which may be nonsense: it is validated when all is set."""
     if "nodes" not in level:
         return level if node == "do" else None
-    nodes = level["nodes"] if isinstance(level["nodes"], list) else []
-    found = (each for each in nodes if isinstance(each, dict) and each.get("id") == node)
-    return next(found, None)
+    return next((each for each in _nodes_of(level) if each.get("id") == node), None)
+
+
+def _nodes_of(level: dict[str, Any]) -> list[dict[str, Any]]:
+    """A level may be nonsense: it is validated when all is set."""
+    nodes = level.get("nodes")
+    return [each for each in nodes if isinstance(each, dict)] if isinstance(nodes, list) else []
 
 
 _FIELDS = {"workflow": "properties", "value": "values", "graph": "inputs"}
