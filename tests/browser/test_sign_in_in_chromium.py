@@ -138,7 +138,7 @@ def test_it_works_on_a_phone(browser: Browser, web: WebServer) -> None:
 
 def find_all_on_a_phone(page: Page) -> None:
     """The person's menu and their page lead to the same places, each by one word; a finger hits them."""
-    places = ["Results", "Pipelines", "Graphs", "Wallet", "Keys", "Webhooks"]
+    places = ["Results", "Pipelines", "Graphs", "Triggers", "Wallet", "Keys", "Webhooks"]
     page.get_by_role("button", name=re.compile("^Account of")).click()
     items = page.get_by_role("menuitem")
     assert [each for each in items.all_inner_texts() if each in places] == places
@@ -149,8 +149,9 @@ def find_all_on_a_phone(page: Page) -> None:
     page.get_by_role("navigation", name="Main").get_by_role("link", name="You").click()
     links = page.get_by_role("navigation", name="More").locator("b")
     expect(links).to_have_text(places)
-    for name in ("Pipelines", "Graphs"):
-        page.get_by_role("navigation", name="More").get_by_role("link", name=name).click()
+    for name in ("Pipelines", "Graphs", "Triggers"):
+        more = page.get_by_role("navigation", name="More")
+        more.get_by_role("link", name=re.compile(f"^{name}")).click()
         expect(page.get_by_role("heading", level=1)).to_have_text(name)
         page.go_back()
 
