@@ -29,6 +29,7 @@ from comfyfleet.server.jobs.progress import (
     ProgressRelay,
     UserRelay,
 )
+from comfyfleet.server.loop_watchdog import LoopWatchdog
 from comfyfleet.server.media.small_pictures import SmallPictures
 from comfyfleet.server.queue.queue import DispatchQueue
 from comfyfleet.server.run_log.cursors import ClientCursors
@@ -84,8 +85,10 @@ async def open_control_plane(
 ) -> AsyncIterator[ControlPlane]:
     """Refuses to start beside another process on SQLite, or on a schema of another version."""
     places = locations_from(settings, data)
+    meters = ProcessMetrics()
     async with AsyncExitStack() as stack:
         stack.enter_context(single_process_lock(places.sqlite_files()))
+        await _started(LoopWatchdog(meters.loop_stall_seconds.observe), stack)
         central = await _ready(places.central, "central", stack)
         pools = Pools(await _ready_pools(places.pools, stack))
         outward = PublicHttpClient()
@@ -124,6 +127,7 @@ async def open_control_plane(
             siblings=siblings,
             webhook_key=await webhook_key(central),
             small=small,
+            meters=meters,
         )
 
 

@@ -50,6 +50,9 @@ def forget_process(folder: Path, number: int) -> None:
     multiprocess.mark_process_dead(number, str(folder))  # type: ignore[no-untyped-call]
 
 
+STALL_SECONDS = (0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
 class ProcessMetrics:
     """A registry of its own: two control planes in one process (tests) don't mix."""
 
@@ -87,6 +90,12 @@ class ProcessMetrics:
             "comfyfleet_unexpected_answers",
             "Answers of backends in a shape that we don't know, as workers reported them",
             ("fleet",),
+            registry=self.registry,
+        )
+        self.loop_stall_seconds = Histogram(
+            "comfyfleet_loop_stall_seconds",
+            "Times longer than 0.1 s during which the event loop answered nobody",
+            buckets=STALL_SECONDS,
             registry=self.registry,
         )
         self._make_those_of_sweeps()

@@ -1,5 +1,7 @@
 """/metrics as Prometheus would read it, on both databases."""
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -140,3 +142,13 @@ async def test_without_the_database_the_process_still_tells_what_it_counted(
     assert found[of("comfyfleet_figures_readable")] == 0
     health = {"method": "GET", "route": "/healthz", "status": "200"}
     assert found[of("comfyfleet_api_calls_total", **health)] == 1
+
+
+async def test_stalls_of_the_event_loop_are_counted(plane: ControlPlane) -> None:
+    name = of("comfyfleet_loop_stall_seconds_count")
+    async with client_of(plane, key=None) as client:
+        before = (await samples(client))[name]
+        time.sleep(0.15)  # noqa: ASYNC251
+        async with asyncio.timeout(30):
+            while (await samples(client))[name] == before:
+                await asyncio.sleep(0.05)

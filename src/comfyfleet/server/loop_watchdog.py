@@ -1,0 +1,213 @@
+"""Records stalls of the event loop: while a task computes, all other requests wait.
+
+Two things stall a loop. Either one of its own turns takes too long, or another thread holds the interpreter lock. The
+first is measured exactly, between two calls of the loop's selector. A thread that looks about ten times a second takes
+the stacks, and notices the second kind when it is itself woken too late.
+"""
+
+import asyncio
+import logging
+import sys
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from time import monotonic, process_time
+from types import CodeType, FrameType
+from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
+
+logger = logging.getLogger(__name__)
+STALL_SECONDS = 0.1
+LOOK_SECONDS = 0.1
+# A stall that lasts is logged at this age, too: the loop may never turn again.
+LASTING_SECONDS = 10.0
+# Further stalls are only counted. The next line contains their number.
+LINES_PER_MINUTE_MAX = 10
+FRAMES_MAX = 30
+THREADS_MAX = 3
+STACKS_MAX = 100
+# Innermost functions of threads that wait, so they hold no lock.
+_WAITING = frozenset({"_worker", "accept", "get", "poll", "recv", "select", "wait"})
+
+Line: TypeAlias = tuple[CodeType, int]
+Stack: TypeAlias = tuple[Line, ...]
+
+
+class Stall(NamedTuple):
+    """`cpu_seconds` is the CPU time of all threads, with a resolution of about 0.1 s. If it is low, the loop waited for
+    a file or a lock, or the machine was busy with other processes."""
+
+    seconds: float
+    cpu_seconds: float
+    stack: str
+
+
+class TurnClock:
+    """Notes when the current turn of a loop began, by wrapping the `select` of its selector."""
+
+    def __init__(self, selector: Any) -> None:
+        self.began = 0.0  # 0 while the loop waits for events
+        self.users: list[Callable[[float, float], None]] = []
+        self._select = selector.select
+        selector.select = self._timed_select
+
+    def _timed_select(self, timeout: float | None = None) -> Any:
+        began, self.began = self.began, 0.0
+        if began and (ended := monotonic()) - began > STALL_SECONDS:
+            for note in (*self.users,):
+                note(began, ended)
+        events = self._select(timeout)
+        self.began = monotonic()
+        return events
+
+
+_clocks: WeakKeyDictionary[asyncio.AbstractEventLoop, TurnClock] = WeakKeyDictionary()
+
+
+def turn_clock_of(loop: asyncio.AbstractEventLoop) -> TurnClock | None:
+    """Returns the clock of a loop, which all its users share; None if the loop has no such selector."""
+    clock = _clocks.get(loop)
+    if clock is None:
+        selector = getattr(loop, "_selector", None)
+        if selector is None:
+            return None
+        clock = _clocks[loop] = TurnClock(selector)
+    return clock
+
+
+@dataclass
+class _Turn:
+    """What was seen of the turn that began at a moment."""
+
+    began: float = 0.0
+    cpu_before: float = 0.0
+    is_logged: bool = False
+    stacks: Counter[Stack] = field(default_factory=Counter)
+
+    def stack(self) -> str:
+        return text_of(self.stacks.most_common(1)[0][0]) if self.stacks else "no stack was taken"
+
+
+class LoopWatchdog:
+    """Watches the running loop. `observe` gets the seconds of each stall."""
+
+    def __init__(self, observe: Callable[[float], object]) -> None:
+        self._observe = observe
+        self._ended: deque[tuple[float, float]] = deque(maxlen=1_000)
+        self._stop = threading.Event()
+        self._turn = _Turn()
+        self._looked, self._cpu = monotonic(), process_time()
+        self._lines: deque[float] = deque(maxlen=LINES_PER_MINUTE_MAX)
+        self._unlogged = 0
+        self._loop_thread = 0
+        self._clock: TurnClock | None = None
+
+    async def run(self) -> None:
+        self._loop_thread = threading.get_ident()
+        self._clock = turn_clock_of(asyncio.get_running_loop())
+        note = self._note
+        if self._clock is not None:
+            self._clock.users.append(note)
+        self._stop.clear()
+        thread = threading.Thread(target=self._watch, name="loop-watchdog", daemon=True)
+        thread.start()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if self._clock is not None:
+                self._clock.users.remove(note)
+            self._stop.set()
+
+    async def close(self) -> None:
+        self._stop.set()
+
+    def _note(self, began: float, ended: float) -> None:
+        self._ended.append((began, ended))
+
+    def _watch(self) -> None:
+        self._looked, self._cpu = monotonic(), process_time()
+        while not self._stop.wait(LOOK_SECONDS):
+            self.look(monotonic(), process_time())
+
+    def look(self, now: float, cpu: float) -> None:
+        """Takes the stack of a turn that goes on, and reports what has ended since the last look."""
+        began = self._clock.began if self._clock else 0.0
+        is_reported = self._report_ended(cpu)
+        if began:
+            self._sample(began, now, cpu)
+        elif not is_reported:
+            self._report_held_lock(now, cpu)
+        self._looked, self._cpu = now, cpu
+
+    def _sample(self, began: float, now: float, cpu: float) -> None:
+        if began != self._turn.began:
+            self._turn = _Turn(began, self._cpu)
+        turn, frame = self._turn, sys._current_frames().get(self._loop_thread)
+        if frame is not None and len(turn.stacks) < STACKS_MAX:
+            turn.stacks[stack_of(frame)] += 1
+        if now - began > LASTING_SECONDS and not turn.is_logged:
+            turn.is_logged = True
+            self._log(Stall(now - began, cpu - turn.cpu_before, turn.stack()), "is stalled")
+
+    def _report_ended(self, cpu: float) -> bool:
+        is_any = bool(self._ended)
+        while self._ended:
+            began, ended = self._ended.popleft()
+            turn = self._turn if self._turn.began == began else _Turn(began, self._cpu)
+            self._report(Stall(ended - began, cpu - turn.cpu_before, turn.stack()))
+        return is_any
+
+    def _report_held_lock(self, now: float, cpu: float) -> None:
+        """Another thread computed, and this one was not woken in time."""
+        late, used = now - self._looked - LOOK_SECONDS, cpu - self._cpu
+        if late > STALL_SECONDS and used > STALL_SECONDS:
+            self._report(Stall(late, used, f"another thread held the lock: {self._busy_threads()}"))
+
+    def _busy_threads(self) -> str:
+        own = (self._loop_thread, threading.get_ident())
+        frames = [frame for ident, frame in sys._current_frames().items() if ident not in own]
+        busy = [frame for frame in frames if frame.f_code.co_name not in _WAITING]
+        return (
+            " | ".join(text_of(stack_of(frame)) for frame in busy[:THREADS_MAX]) or "it has ended"
+        )
+
+    def _report(self, stall: Stall) -> None:
+        self._observe(stall.seconds)
+        self._log(stall, "stalled")
+
+    def _log(self, stall: Stall, what: str) -> None:
+        now = monotonic()
+        if len(self._lines) == LINES_PER_MINUTE_MAX and now - self._lines[0] < 60:
+            self._unlogged += 1
+            return
+        self._lines.append(now)
+        figures: dict[str, float] = {
+            "stall_seconds": round(stall.seconds, 3),
+            "cpu_seconds": round(stall.cpu_seconds, 3),
+        }
+        if self._unlogged:
+            figures["unlogged_stalls"], self._unlogged = self._unlogged, 0
+        logger.warning("the event loop %s: %s", what, stall.stack, extra=figures)
+
+
+def stack_of(frame: FrameType) -> Stack:
+    """Returns the innermost calls, the innermost one last. Only code and line numbers, never values."""
+    return tuple(_lines_from(frame))[::-1]
+
+
+def _lines_from(frame: FrameType | None) -> Iterator[Line]:
+    for _ in range(FRAMES_MAX):
+        if frame is None:
+            return
+        yield frame.f_code, frame.f_lineno
+        frame = frame.f_back
+
+
+def text_of(stack: Stack) -> str:
+    """Returns a stack as one line."""
+    return " > ".join(
+        f"{'/'.join(PurePath(code.co_filename).parts[-3:])}:{line} {code.co_name}"
+        for code, line in stack
+    )
