@@ -150,5 +150,5 @@ async def test_stalls_of_the_event_loop_are_counted(plane: ControlPlane) -> None
         before = (await samples(client))[name]
         time.sleep(0.15)  # noqa: ASYNC251
         async with asyncio.timeout(30):
-            while (await samples(client))[name] == before:
+            while (await samples(client))[name] == before:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
