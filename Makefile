@@ -5,14 +5,6 @@
 VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := dev
-# Many tests wait for processes: four at a time keep two cores busy. In the order of the folders:
-# what takes longest (acceptance) begins first, what takes least (unit) ends.
-SIDE_BY_SIDE := -q -n 4 --dist loadfile --no-loadscope-reorder --durations=30
-# A browser keeps a core busy: two at a time, and beside nothing else.
-BROWSERS := -q -n 2 --dist loadfile --durations=10 tests/browser
-# Of thousands of tests with real processes one may fail for the machine's load. What failed is run once more, alone,
-# and must pass then; what was printed the first time says which tests to mend.
-AGAIN = echo "What failed is run once more, alone:" && $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none --maxfail 5
 # Tests start many processes: without bytecode each of them compiles the sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -42,14 +34,12 @@ demo-pipeline: $(VENV)/.installed-demo  ## Run an example pipeline to its contac
 screenshots: setup web  ## Take pictures of every page into docs/images
 	@PYTHONPATH=tools $(BIN)/python tools/screenshots.py
 
-# What `make check` runs is left out.
+# `make check` runs tests/tidy.
 test: setup web  ## Run the tests
-	$(BIN)/python -m pytest --cache-clear $(SIDE_BY_SIDE) --ignore tests/tidy --ignore tests/browser || { $(AGAIN); }
-	$(BIN)/python -m pytest --cache-clear $(BROWSERS) || { $(AGAIN); }
+	@$(BIN)/python tools/run_tests.py
 
-test-all: setup web  ## Run the tests, slow ones too
-	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest --cache-clear -m "" $(SIDE_BY_SIDE) --ignore tests/browser || { $(AGAIN) -m ""; }
-	$(BIN)/python -m pytest --cache-clear -m "" $(BROWSERS) || { $(AGAIN) -m ""; }
+test-all: setup web  ## Run the tests, slow ones and the quick form of each benchmark too
+	@HYPOTHESIS_PROFILE=thorough $(BIN)/python tools/run_tests.py --all
 
 browser:  ## Install Chromium, in which the editor is tested
 	@command -v chromium || command -v chromium-browser || command -v google-chrome || sh tools/browser.sh

@@ -1,0 +1,49 @@
+"""A pytest plugin that writes what became of each collected test to the file named by OUTCOMES.
+
+The gate in run_tests.py compares the two: a run that breaks off in the middle leaves tests without
+an outcome.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+
+
+class Outcomes:
+    """Collects node ids and outcomes in the process that prints the report."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._collected: set[str] = set()
+        self._outcomes: dict[str, str] = {}
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._collected.update(item.nodeid for item in session.items)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
+        self._collected.update(ids)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        before = self._outcomes.get(report.nodeid)
+        if report.failed:
+            self._outcomes[report.nodeid] = FAILED
+        elif report.skipped and before is None:
+            self._outcomes[report.nodeid] = SKIPPED
+        elif report.when == "call" and before is None:
+            self._outcomes[report.nodeid] = PASSED
+
+    def pytest_sessionfinish(self) -> None:
+        record = {"collected": sorted(self._collected), "outcomes": self._outcomes}
+        self._path.write_text(json.dumps(record), encoding="utf-8")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Processes of pytest-xdist report to the first one, which counts.
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Outcomes(Path(os.environ["OUTCOMES"])))

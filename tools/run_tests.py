@@ -1,0 +1,146 @@
+"""Runs the tests, and decides whether they passed.
+
+    python tools/run_tests.py          the tests, then those in browsers
+    python tools/run_tests.py --all    slow ones too
+
+Thousands of tests with real processes share one machine, so a few may fail because of its load. Up
+to five failed tests run once more, alone, and are listed at the very end. Unit tests and the
+contract tests of the queue, jobs, graphs and pipelines never run again: a race is what they look for.
+Every collected test must have an outcome, so that a run that breaks off cannot pass.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RERUNS_MAX = 5
+SOME_FAILED = 1  # pytest's exit status; any other than this and 0 means that the run broke off
+NEVER_RERUN = ("tests/unit/",) + tuple(
+    f"tests/contract/{package}/" for package in ("queue", "jobs", "graphs", "pipelines")
+)
+# Many tests wait for processes, so four at a time keep two cores busy. They start in the order of the
+# folders: acceptance tests, which take longest, come first.
+SIDE_BY_SIDE = ["-n", "4", "--dist", "loadfile", "--no-loadscope-reorder", "--durations=30"]
+# A browser keeps a core busy, so only two run at a time, and beside nothing else.
+BROWSERS = ["-n", "2", "--dist", "loadfile", "--durations=10", "tests/browser"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of pytest: its exit status, the collected tests, and the outcome of each."""
+
+    status: int
+    collected: frozenset[str]
+    outcomes: dict[str, str]
+
+    @property
+    def failed(self) -> list[str]:
+        return sorted(test for test, outcome in self.outcomes.items() if outcome == "failed")
+
+    @property
+    def without_outcome(self) -> list[str]:
+        return sorted(self.collected - self.outcomes.keys())
+
+    def count(self, outcome: str) -> int:
+        return sum(one == outcome for one in self.outcomes.values())
+
+
+def run_pytest(arguments: Sequence[str], *, folder: Path = ROOT) -> Run:
+    with tempfile.TemporaryDirectory(prefix="comfyfleet-outcomes-") as scratch:
+        record_path = Path(scratch, "outcomes.json")
+        search_path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        environment = os.environ | {
+            "OUTCOMES": str(record_path),
+            "PYTHONPATH": os.pathsep.join(filter(None, search_path)),
+        }
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "outcomes", *arguments]
+        status = subprocess.run(command, cwd=folder, env=environment, check=False).returncode
+        if not record_path.exists():
+            return Run(status, frozenset(), {})
+        record = json.loads(record_path.read_text(encoding="utf-8"))
+        return Run(status, frozenset(record["collected"]), record["outcomes"])
+
+
+def problem_of(run: Run) -> str:
+    """Returns why a run can't be judged by its failed tests alone, or an empty text."""
+    if run.status not in (0, SOME_FAILED):
+        return f"pytest broke off with exit status {run.status}"
+    if not run.collected:
+        return "no test was collected"
+    if run.without_outcome:
+        names = ", ".join(run.without_outcome[:RERUNS_MAX])
+        return f"{len(run.without_outcome)} tests have no outcome, among them {names}"
+    if (run.status == 0) != (not run.failed):
+        return f"pytest's exit status is {run.status}, but {len(run.failed)} tests failed"
+    return ""
+
+
+def refusal_of(failed: Sequence[str]) -> str:
+    """Returns why failed tests must not run again, or an empty text."""
+    if len(failed) > RERUNS_MAX:
+        return f"{len(failed)} tests failed; at most {RERUNS_MAX} are run again"
+    for test in failed:
+        if test.startswith(NEVER_RERUN):
+            return f"{test} failed, and tests of its folder are never run again"
+    return ""
+
+
+class Gate:
+    """Runs suites one after the other, and keeps the tests that needed a second run."""
+
+    def __init__(self, folder: Path = ROOT) -> None:
+        self._folder = folder
+        self.needed_rerun: list[str] = []
+        self.lines: list[str] = []
+
+    def passes(self, name: str, arguments: Sequence[str], options: Sequence[str]) -> bool:
+        started = time.monotonic()
+        run = run_pytest([*arguments, *options], folder=self._folder)
+        reason = problem_of(run) or refusal_of(run.failed)
+        if run.failed and not reason:
+            print("\nThe failed tests run once more, alone:", flush=True)
+            again = run_pytest([*options, *run.failed], folder=self._folder)
+            reason = problem_of(again) or "; ".join(f"{test} failed twice" for test in again.failed)
+            if not reason and again.collected != frozenset(run.failed):
+                reason = "the second run did not collect the tests that had failed"
+            if not reason:
+                self.needed_rerun += run.failed
+        minutes, seconds = divmod(round(time.monotonic() - started), 60)
+        self.lines.append(
+            f"{name}: {run.count('passed')} passed, {run.count('failed')} failed,"
+            f" {run.count('skipped')} skipped of {len(run.collected)} in {minutes}:{seconds:02}"
+            + (f" — {reason}" if reason else "")
+        )
+        return not reason
+
+    def report(self) -> None:
+        print("\n" + "\n".join(self.lines))
+        if self.needed_rerun:
+            print("Passed only in their second run. Each has a race, in the test or in the code:")
+            print("\n".join(f"  {test}" for test in self.needed_rerun))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--all", action="store_true", help="run slow tests, too")
+    options = parser.parse_args()
+    marks = ["-m", ""] if options.all else []
+    # `make check` runs tests/tidy.
+    beside = [*SIDE_BY_SIDE, "--ignore", "tests/tidy", "--ignore", "tests/browser"]
+    gate = Gate()
+    is_green = gate.passes("tests", beside, marks)
+    is_green = is_green and gate.passes("browsers", BROWSERS, marks)
+    gate.report()
+    return 0 if is_green else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
