@@ -153,9 +153,7 @@ def key_of(number: int) -> str:
 @asynccontextmanager
 async def served(database: Database, *, is_whole: bool) -> AsyncIterator[int]:
     port = free_port()
-    call = (
-        f"from queue_load.idle import serve; serve({database.url!r}, {port}, is_whole={is_whole})"
-    )
+    call = f"from queue_load.idle_polls import serve; serve({database.url!r}, {port}, is_whole={is_whole})"
     folder = str(BENCH)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-c", f"import sys; sys.path.append({folder!r}); {call}"

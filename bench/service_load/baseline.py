@@ -20,7 +20,7 @@ def baseline_at(given: Path | None) -> Iterator[Path]:
         tree = Path(folder) / "tree"
         _run("git", "worktree", "add", "--quiet", "--detach", tree, COMMIT, folder=ROOT)
         try:
-            _run("sh", "tools/setup.sh", ".venv", "postgres", folder=tree)
+            _run("sh", "tools/setup.sh", ".venv", "server,engine,postgres", folder=tree)
             yield tree
         finally:
             _run("git", "worktree", "remove", "--force", tree, folder=ROOT)
