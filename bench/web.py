@@ -28,6 +28,7 @@ from rich.table import Table
 
 from comfyfleet.clock import utc_now
 from comfyfleet.server.app import open_control_plane
+from comfyfleet.server.sign_in_links import SignInLinks
 from comfyfleet.settings import Settings
 from service_load.server import UNLIMITED, running
 from support import ADMIN_KEY, COMFYFLEET, ROOT, bearer, exit_on_sigterm, wait_for
@@ -63,7 +64,11 @@ PAGES = {
 }
 USABLE = """part => document.querySelector(part) && !document.querySelector('main [aria-busy=true]:not(button)')
   ? performance.now() : false"""
-SIGN_IN = "() => fetch('/api/session/local', { method: 'POST' }).then(answer => answer.ok)"
+SIGN_IN = """() => fetch('/api/session/local', {
+  method: 'POST',
+  headers: { 'Content-Type': 'application/json' },
+  body: JSON.stringify({ secret: location.hash.replace('#secret=', '') }),
+}).then(answer => answer.ok)"""
 # Counts frames until told to stop; a frame that comes late is a hitch.
 COUNT_FRAMES = """() => {
   const seen = window.seenFrames = { times: [], stop: false }
@@ -174,6 +179,7 @@ class Server:
 
     url: str
     key: str
+    data: Path
 
     def call(self, method: str, path: str, **body: Any) -> Any:
         """As the operator below /api/admin, as the customer elsewhere."""
@@ -229,7 +235,7 @@ def control_plane(data: Path) -> Iterator[Server]:
     environ = {**UNLIMITED, "COMFYFLEET_ADMIN_KEY": ADMIN_KEY}
     with running(command, environ) as process:
         wait_for(lambda: _answers(process.url))
-        yield Server(process.url, (data / "local.key").read_text().strip())
+        yield Server(process.url, (data / "local.key").read_text().strip(), data)
 
 
 def _answers(url: str) -> bool:
@@ -250,13 +256,13 @@ def fill(data: Path, job_id: str, count: int) -> None:
 
 
 @contextmanager
-def signed_in(browser: Browser, url: str) -> Iterator[BrowserContext]:
+def signed_in(browser: Browser, server: Server) -> Iterator[BrowserContext]:
     context = browser.new_context(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
     context.set_default_timeout(WAIT_MS_MAX)
     try:
         page = context.new_page()
-        page.goto(f"{url}/sign-in")
-        assert page.evaluate(SIGN_IN), "this machine's user can't sign in"
+        page.goto(SignInLinks(server.data).new_link(server.url))
+        assert page.evaluate(SIGN_IN), "the address that signs in once is refused"
         page.close()
         yield context
     finally:
@@ -290,7 +296,7 @@ def load(context: BrowserContext, address: str) -> Load:
 
 def pages(browser: Browser, server: Server, options: argparse.Namespace) -> Iterator[Verdict]:
     table = Table("page", "usable", "requests", "KB", "script KB", title=f"{options.jobs:,} jobs")
-    with signed_in(browser, server.url) as context:
+    with signed_in(browser, server) as context:
         load(context, server.url)  # the control plane's first answers are slower
         for name, path in PAGES.items():
             loads = [load(context, f"{server.url}{path}") for _ in range(options.rounds)]
@@ -320,7 +326,7 @@ def _median(loads: Sequence[Load]) -> Load:
 
 def jobs_table(browser: Browser, server: Server, rows: int) -> Iterator[Verdict]:
     """Scrolled as fast as a hand does; what is drawn stays small."""
-    with signed_in(browser, server.url) as context:
+    with signed_in(browser, server) as context:
         page = context.new_page()
         page.goto(f"{server.url}/console/jobs", wait_until="commit")
         yield Verdict(f"jobs table, {rows:,} rows: usable, ms", usable(page), USABLE_MS_MAX, is_time=True)  # fmt: skip
@@ -337,7 +343,7 @@ def jobs_table(browser: Browser, server: Server, rows: int) -> Iterator[Verdict]
 
 def canvas(browser: Browser, server: Server, run_id: str, nodes: int) -> Iterator[Verdict]:
     """While the run tells its progress, and while the canvas is moved by hand."""
-    with signed_in(browser, server.url) as context:
+    with signed_in(browser, server) as context:
         load(context, server.url)  # as with pages
         page = context.new_page()
         page.goto(f"{server.url}/graph-runs/{run_id}", wait_until="commit")

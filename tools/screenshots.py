@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from demo.content import Content, Demo
-from demo.processes import control_plane
+from demo.processes import Processes, control_plane
 from PIL import Image
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 from playwright.async_api import Error as BrowserError
@@ -46,7 +46,12 @@ IS_READY = """() => document.querySelector('main')
     const { top, bottom } = each.getBoundingClientRect()
     return each.complete || bottom < 0 || top > innerHeight
   })"""
-SIGN_IN = "() => fetch('/api/session/local', { method: 'POST' }).then(answer => answer.ok)"
+# The page that opens has the one-time secret in its address.
+SIGN_IN = """() => fetch('/api/session/local', {
+  method: 'POST',
+  headers: { 'Content-Type': 'application/json' },
+  body: JSON.stringify({ secret: location.hash.replace('#secret=', '') }),
+}).then(answer => answer.ok)"""
 
 
 @dataclass(frozen=True)
@@ -135,21 +140,30 @@ def shots(content: Content) -> Iterator[Shot]:
 
 
 async def take(
-    browser: Browser, content: Content, wanted: Sequence[Shot], looks: Sequence[tuple[str, str]]
+    browser: Browser,
+    server: Processes,
+    content: Content,
+    wanted: Sequence[Shot],
+    looks: Sequence[tuple[str, str]],
 ) -> dict[str, bytes]:
     """PNG by name."""
     room = asyncio.Semaphore(AT_ONCE)
 
     async def look(size: str, theme: str) -> dict[str, bytes]:
         async with room:
-            return await _take_look(browser, content, wanted, size, theme)
+            return await _take_look(browser, server, content, wanted, size, theme)
 
     taken = await asyncio.gather(*(look(size, theme) for size, theme in looks))
     return {name: picture for each in taken for name, picture in each.items()}
 
 
 async def _take_look(
-    browser: Browser, content: Content, wanted: Sequence[Shot], size: str, theme: str
+    browser: Browser,
+    server: Processes,
+    content: Content,
+    wanted: Sequence[Shot],
+    size: str,
+    theme: str,
 ) -> dict[str, bytes]:
     taken: dict[str, bytes] = {}
     context = await browser.new_context(
@@ -164,7 +178,7 @@ async def _take_look(
         # Who is signed in sees no page to sign in.
         for each in sorted(wanted, key=lambda each: not each.is_for_strangers):
             if not each.is_for_strangers:
-                await _sign_in(context, content.url)
+                await _sign_in(context, server)
             taken[f"{each.name}-{theme}-{size}"] = await _shoot(context, content.url, each)
     finally:
         await context.close()
@@ -172,13 +186,13 @@ async def _take_look(
     return taken
 
 
-async def _sign_in(context: BrowserContext, url: str) -> None:
+async def _sign_in(context: BrowserContext, server: Processes) -> None:
     if await context.cookies():
         return
     page = await context.new_page()
-    await page.goto(f"{url}/sign-in")
+    await page.goto(server.sign_in_link())
     if not await page.evaluate(SIGN_IN):
-        raise SystemExit("this machine's user can't sign in without a key")
+        raise SystemExit("the address that signs in once is refused")
     await page.close()
 
 
@@ -227,7 +241,8 @@ async def run(options: argparse.Namespace, folder: Path) -> int:
             browser = await playwright.chromium.launch(executable_path=executable, args=[*FLAGS])
             try:
                 wanted = [each for each in shots(content) if options.only in each.name]
-                taken = await take(browser, content, wanted, LOOKS[: 1 if options.quick else None])
+                looks = LOOKS[: 1 if options.quick else None]
+                taken = await take(browser, processes, content, wanted, looks)
             finally:
                 busy.cancel()
                 await browser.close()

@@ -3,6 +3,7 @@
 import re
 
 from playwright.sync_api import Browser, Page, expect
+from tests.support.server.commands import comfyfleet
 from tests.support.server.web import EFFECTS, TOKENS, WebPage, WebServer, open_page
 
 
@@ -30,6 +31,31 @@ def test_a_visitor_looks_at_the_effects_and_signs_in_to_apply_one(
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile("/effects/soften$"))
     expect(page.get_by_role("link", name="Balance")).to_be_visible()
+
+
+def test_the_address_of_comfyfleet_open_makes_a_browser_the_owner_once(
+    stranger: WebPage, browser: Browser, web: WebServer
+) -> None:
+    data = str(web.server.folder / "comfyfleet-data")
+    link = comfyfleet("open", "--no-open", "--data", data).out.strip()
+    page = stranger.page
+    here = page.get_by_role("button", name="Continue on this machine")
+    stranger.open("/sign-in")
+    expect(page.get_by_text("comfyfleet open")).to_be_visible()
+    expect(here).to_have_count(0)
+    # Only the fragment differs: the browser would not load the page again.
+    page.goto("about:blank")
+    page.goto(link)
+    page.reload()  # before its use the address stays valid
+    here.click()
+    expect(page).to_have_url(f"{web.url}/")
+    page.goto(f"{web.url}/console")
+    expect(page.get_by_role("navigation").first).to_be_visible()
+    with open_page(browser, web.url) as other:
+        other.expect_problem("403")
+        other.page.goto(link)
+        other.page.get_by_role("button", name="Continue on this machine").click()
+        expect(other.page.get_by_text(re.compile("this address was used before"))).to_be_visible()
 
 
 def test_no_script_can_read_the_session_and_no_storage_holds_it(

@@ -21,8 +21,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from comfyfleet.server.http.app import create_app
+from comfyfleet.server.http.local_access import LocalAccess
 from comfyfleet.server.http.middleware import WrongKeyThrottle
 from comfyfleet.server.maintenance.embedded_fleet import local_user_key
+from comfyfleet.server.sign_in_links import SignInLinks
 from comfyfleet.server.tenants.model import Scope
 
 WRONG = "cf_" + "0" * 64
@@ -106,9 +108,9 @@ def test_only_programs_of_this_machine_are_told_what_does_not_exist(
     unknown, known = f"{gateway.url}/api/nowhere/at/all", f"{gateway.url}/api/wallet"
     for call in (httpx.get, httpx.post):
         assert call(unknown).status_code == 404
-    # What exists needs a key here, too; elsewhere nothing is told without one.
-    assert httpx.get(known).status_code == 401
-    assert httpx.post(known).status_code == 401
+    # The user who started `up` needs no key here; elsewhere nothing is told without one.
+    assert httpx.get(known).status_code == 200
+    assert httpx.post(known).status_code == 405
     for headers in (
         {"X-Forwarded-For": "203.0.113.9"},
         {"Host": "fleet.example"},
@@ -288,7 +290,9 @@ async def test_only_addresses_of_this_machine_need_no_key_and_only_in_up(
     databases: Databases, tmp_path: Path
 ) -> None:
     async with plane_on(databases, tmp_path) as plane:
-        app = create_app(plane, await local_user_key(plane, tmp_path))
+        key = await local_user_key(plane, tmp_path)
+        local = LocalAccess(key, SignInLinks(tmp_path), trusts_local_users=True)
+        app = create_app(plane, local)
         found = {}
         for address in ("127.0.0.1", "127.8.9.1", "::1", "::ffff:127.0.0.1", "10.0.0.1", "fe80::1",
                         "::ffff:10.0.0.1", "", "unix"):  # fmt: skip

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -12,11 +11,9 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
-import httpx
 import pytest
 from sqlalchemy import func, select, text
 from tests.support.databases.factory import Databases
-from tests.support.server.asgi import free_listener, served, url_of
 from tests.support.server.control_plane import (
     ADMIN_KEY,
     URL,
@@ -29,11 +26,8 @@ from tests.support.server.sessions import BrowserClient, browser_at
 from comfyfleet.clock import utc_now
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.db.central_tables import sessions as sessions_table
-from comfyfleet.server.http import sign_in
-from comfyfleet.server.http.app import create_app
 from comfyfleet.server.http.middleware import FREE_TRIES, WrongKeyThrottle
 from comfyfleet.server.http.sessions import COOKIE, CSRF_HEADER, SECURE_COOKIE, csrf_token
-from comfyfleet.server.maintenance.embedded_fleet import local_user_key
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants import sessions
 from comfyfleet.server.tenants.model import SESSIONS_PER_KEY_MAX, Scope
@@ -545,67 +539,3 @@ async def test_an_operators_sign_in_is_nobody_to_comfyuis_api(plane: ControlPlan
     async with browser_at(plane) as browser:
         await browser.sign_in(ADMIN_KEY)
         assert (await browser.client.get("/queue")).status_code == 401
-
-
-LOCAL = "/api/session/local"
-
-
-@pytest.fixture
-async def local_url(sqlite_plane: ControlPlane, tmp_path: Path) -> AsyncIterator[str]:
-    """As `comfyfleet up` serves it, on a real socket."""
-    listener = free_listener()
-    app = create_app(sqlite_plane, await local_user_key(sqlite_plane, tmp_path))
-    async with served(app, listener):
-        yield url_of(listener)
-
-
-async def test_a_browser_of_this_machine_signs_in_by_one_click(local_url: str) -> None:
-    async with httpx.AsyncClient(base_url=local_url) as browser:
-        assert (await browser.get("/api/session")).json()["ways"]["one_click"] is True
-        found = (await browser.post(LOCAL, headers={"Origin": local_url})).json()
-        assert found["kinds"] == ["operator", "customer"]
-        assert (found["role"], found["tenant"]["name"]) == ("owner", "local")
-        for path in ("/api/admin/fleets", "/api/wallet", "/queue"):
-            assert (await browser.get(path)).status_code == 200, path
-        audit = (await browser.get("/api/admin/audit?action=sign_in")).json()["entries"]
-        assert {each["details"]["way"] for each in audit} == {"local"}
-
-
-NOT_FROM_HERE: list[dict[str, str]] = [
-    *FOREIGN,
-    {"Host": "evil.example"},
-    {"Host": "127.0.0.1.evil.example"},
-    {"X-Forwarded-For": "127.0.0.1"},
-    {"Forwarded": "for=127.0.0.1"},
-    {"Via": "1.1 proxy"},
-]
-
-
-async def test_nobody_else_does(local_url: str, sqlite_plane: ControlPlane) -> None:
-    async with httpx.AsyncClient(base_url=local_url) as browser:
-        for headers in NOT_FROM_HERE:
-            refused = await browser.post(LOCAL, headers=headers)
-            assert refused.status_code == 403, headers
-            assert "set-cookie" not in refused.headers
-        strange = await browser.get("/api/session", headers={"Host": "evil.example"})
-        assert strange.json()["ways"]["one_click"] is False
-        assert strange.json()["public_catalogue"] is False
-        refused = await browser.get("/api/catalogue", headers={"Host": "evil.example"})
-        assert refused.status_code == 401
-        assert (await browser.get("/api/catalogue")).status_code == 200
-    async with browser_at(sqlite_plane) as browser:
-        assert (await browser.call("POST", LOCAL)).status_code == 404
-
-
-@pytest.mark.skipif(not sign_in.TCP_TABLES[0].exists(), reason="only Linux tells whose it is")
-async def test_another_user_of_this_machine_needs_a_key(
-    local_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = os.getuid()
-    monkeypatch.setattr(sign_in, "ROOT", -1)
-    monkeypatch.setattr(os, "getuid", lambda: own + 1)
-    async with httpx.AsyncClient(base_url=local_url) as browser:
-        assert (await browser.get("/api/session")).json()["ways"]["one_click"] is False
-        assert (await browser.post(LOCAL)).status_code == 403
-        monkeypatch.setattr(os, "getuid", lambda: own)
-        assert (await browser.post(LOCAL)).status_code == 200

@@ -71,15 +71,20 @@ def _folder(given: Path | None) -> Iterator[Path]:
 async def _show(demo: Demo, *, once: bool) -> None:
     async with demo.opened():
         content = await demo.make()
-        _tell(content)
         if once:
+            _tell(content)
             return
+        link = demo.processes.sign_in_link()
+        _tell(content)
+        console.print("\nOpen this address first, and sign in with one click. It works once:\n")
+        console.print(f"  [cyan]{link}[/]\n")
+        console.print(f"For another one: comfyfleet open --data {demo.processes.data}")
         console.print(
             "\nIt stays up, and a customer comes by now and then. [bold]Ctrl-C[/] stops it."
         )
         if has_display(os.environ):
             # Some programs that open a browser return when it is closed.
-            threading.Thread(target=webbrowser.open, args=(content.url,), daemon=True).start()
+            threading.Thread(target=webbrowser.open, args=(link,), daemon=True).start()
         busy = asyncio.create_task(demo.keep_busy())
         try:
             await _stay(demo.processes)
@@ -106,7 +111,7 @@ def _tell(content: Content) -> None:
         ("Console", f"{url}/console", f"jobs: {jobs}; workers: {', '.join(content.workers)}"),
         ("API", f"{url}/docs", "of all this"),
     )  # fmt: skip
-    console.print("\nOpen one of these; [bold]Continue on this machine[/] needs no key:\n")
+    console.print("\nThese pages have something on them:\n")
     for name, address, text in lines:
         console.print(f"  {name:<10} [cyan]{address}[/]  [dim]{text}[/]")
     console.print(f"\nFrom a shell: COMFYFLEET_URL={url}")

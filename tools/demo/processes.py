@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from comfyfleet.server.sign_in_links import SignInLinks
+
 COMMAND = (sys.executable, "-c", "from comfyfleet.cli import main; main()")
 PORT = 8000
 SERVER = "server"
@@ -29,9 +31,17 @@ class Processes:
     admin_key: str = field(default_factory=lambda: secrets.token_hex(16))
     running: "dict[str, subprocess.Popen[bytes]]" = field(default_factory=dict)
 
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    def sign_in_link(self) -> str:
+        """A new address that signs a browser in once, as the owner."""
+        return SignInLinks(self.data).new_link(self.url)
+
     def start_control_plane(self) -> None:
         port = self.url.rpartition(":")[2]
-        words = ("up", "--port", port, "--data", str(self.folder / "data"), "--no-open")
+        words = ("up", "--port", port, "--data", str(self.data), "--no-open")
         self._start(SERVER, words, {"COMFYFLEET_ADMIN_KEY": self.admin_key})
 
     def start_worker(self, name: str, *, fleet: str, secret: str, capability: str) -> None:

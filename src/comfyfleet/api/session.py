@@ -33,7 +33,7 @@ class SignInWays(Response):
 
     key: bool = Field(description="`POST /api/session` with a key.")
     one_click: bool = Field(
-        description="`POST /api/session/local`: in `comfyfleet up`, from the same machine."
+        description="`POST /api/session/local`: with the address that `comfyfleet up` has printed."
     )
     oidc: bool = Field(description="`/auth/oidc/start`: with the operator's identity provider.")
     oidc_name: str | None = Field(default=None, description="What that provider is called.")

@@ -15,6 +15,7 @@ COMMANDS = {
     "db_app": ("comfyfleet.cli.serve", "server"),
     "worker": ("comfyfleet.cli.worker", "worker"),
     "up": ("comfyfleet.cli.up", "server,worker,engine"),
+    "open_pages": ("comfyfleet.cli.up", "server,worker,engine"),
 }
 
 
@@ -31,7 +32,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _refusal(name: str, package: str, extras: str) -> Callable[..., None]:
-    command = f"comfyfleet {name.removesuffix('_app')}"
+    command = f"comfyfleet {name.removesuffix('_app').removesuffix('_pages')}"
 
     def refuse(*_: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> None:
         raise missing_extra(command, package, extras)

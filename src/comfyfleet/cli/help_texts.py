@@ -127,6 +127,21 @@ automatically. With the same folder it continues where it stopped.
 ```
 comfyfleet up
 comfyfleet up --data /srv/comfyfleet --backend http://127.0.0.1:8188
+COMFYUI_BASE_URL=http://127.0.0.1:8188 comfyfleet up
+```
+
+Your own programs on this machine need no key, and you pay nothing. The pages open with an address that signs in
+once; `comfyfleet open` prints another.
+"""
+
+OPEN = """Open the pages of a running `comfyfleet up` in a browser, signed in as its owner.
+
+Prints an address that signs in once. `up` prints such an address at each start; this command prints another, for
+instance when a browser's session has expired. It must run as a user who may write to the folder of `up`.
+
+```
+comfyfleet open
+comfyfleet open --data /srv/comfyfleet --no-open
 ```
 """
 

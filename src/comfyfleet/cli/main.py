@@ -44,6 +44,9 @@ app.command("comfyfleet.cli.run:run", help=help_texts.RUN, group=CORE, sort_key=
 app.command("comfyfleet.cli.workflow:inspect", help=help_texts.INSPECT, group=CORE, sort_key=2)
 app.command("comfyfleet.cli.workflow:convert", help=help_texts.CONVERT, group=CORE, sort_key=3)
 app.command("comfyfleet.cli.extras:up", help=help_texts.UP, group=CORE, sort_key=4)
+app.command(
+    "comfyfleet.cli.extras:open_pages", name="open", help=help_texts.OPEN, group=CORE, sort_key=5
+)
 app.command("comfyfleet.cli.run:watch", help=help_texts.WATCH, group=MORE, sort_key=1)
 app.command("comfyfleet.cli.engine:engine", help=help_texts.ENGINE, group=MORE, sort_key=2)
 app.command("comfyfleet.cli.extras:serve", help=help_texts.SERVE, group=PRODUCTION, sort_key=1)

@@ -65,6 +65,7 @@ from comfyfleet.server.http.listener import (
     stop_on_signals,
 )
 from comfyfleet.server.http.listener import serve as serve_app
+from comfyfleet.server.http.local_access import LocalAccess
 from comfyfleet.server.maintenance.runner import SweepRunner, run_sweeps
 from comfyfleet.server.maintenance.sweeps import all_sweeps
 from comfyfleet.server.secrets import replace_admin_key, replace_url_secret, replace_webhook_key
@@ -455,14 +456,14 @@ async def serve_plane(
     stop: asyncio.Event,
     shared: SharedSocket | None = None,
     *,
-    local_key: str | None = None,
+    local: LocalAccess | None = None,
     backends: Sequence[str] = (),
 ) -> None:
     """Its API, until it is told to stop; then polls that wait are answered at once."""
     giving_back = asyncio.create_task(keep_giving_back())
     try:
         await serve_app(
-            create_app(plane, local_key, backends),
+            create_app(plane, local, backends),
             listener,
             stop,
             at_stop=plane.end_waits,
@@ -509,7 +510,8 @@ def warn_misspelt_settings(context: CliContext) -> None:
 def restrict_permissions(data: Path, context: CliContext) -> None:
     """Databases and files are for this user only: they hold customers' data, and what signs URLs."""
     os.umask(PRIVATE)
-    if data.is_dir() and data.stat().st_mode & 0o007:
+    # Windows has no such permissions: there every folder looks open to everybody.
+    if os.name == "posix" and data.is_dir() and data.stat().st_mode & 0o007:
         context.warn(f"{data} is open to other users of this machine: chmod 700 {data}")
 
 

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
+import httpx
 from cyclopts import Parameter
 
 from comfyfleet.cli.context import (
     CliContext,
     InjectedContext,
     base_url,
+    explain_errors,
     url_without_password,
 )
 from comfyfleet.cli.engine import Port, require_engine, start_engine_process
@@ -34,10 +36,11 @@ from comfyfleet.cli.serve import (
     settings_for_listener,
 )
 from comfyfleet.clock import utc_now
-from comfyfleet.errors import InvalidInput, WorkerRevoked
+from comfyfleet.errors import InvalidInput, ServerUnavailable, WorkerRevoked
 from comfyfleet.malloc import use_one_arena
 from comfyfleet.server.app import ControlPlane, open_control_plane
 from comfyfleet.server.http.listener import listen, listener_url, stop_on_signals
+from comfyfleet.server.http.local_access import LocalAccess, tells_users
 from comfyfleet.server.maintenance.embedded_fleet import (
     FLEET,
     STAGE,
@@ -48,6 +51,7 @@ from comfyfleet.server.maintenance.embedded_fleet import (
 )
 from comfyfleet.server.maintenance.runner import Sweep, SweepRunner, run_sweeps
 from comfyfleet.server.maintenance.sweeps import all_sweeps
+from comfyfleet.server.sign_in_links import SignInLinks
 from comfyfleet.worker import registration
 from comfyfleet.worker.factory import open_platform, open_worker
 from comfyfleet.worker.settings import (
@@ -63,6 +67,7 @@ ENGINE_FOLDER = "engine"
 ASSIGN_SECONDS = 1.0
 # A job that runs at Ctrl-C may end if it does so soon; else it waits for the next start.
 GRACE_SECONDS = 10.0
+ANSWER_SECONDS_MAX = 10.0
 LOOPBACK = ("127.0.0.1", "::1")
 
 
@@ -83,6 +88,25 @@ class UpBackendOptions:
 
 
 ENGINE_ONLY = UpBackendOptions()
+# Routes of ComfyUI's clients that can't send a key.
+KEY_PATH = "/k/"
+
+
+@dataclass(frozen=True)
+class UpAccessOptions:
+    """Who may use it without a key, and whether its pages are opened."""
+
+    trust_local_users: Annotated[
+        bool,
+        Parameter(
+            help="Let every program on this machine use ComfyUI's routes and the API without a key, whoever "
+            "runs it. Without this option only your own programs may."
+        ),
+    ] = False
+    no_open: Annotated[bool, Parameter(help="Don't open the pages in a browser.")] = False
+
+
+OWN_PROGRAMS = UpAccessOptions()
 
 
 def up(
@@ -92,7 +116,7 @@ def up(
     data: Data = DATA,
     backends: Annotated[UpBackendOptions, Parameter(name="*")] = ENGINE_ONLY,
     log_level: LogLevel = "warning",
-    no_open: Annotated[bool, Parameter(help="Don't open the pages in a browser.")] = False,
+    access: Annotated[UpAccessOptions, Parameter(name="*")] = OWN_PROGRAMS,
     context: InjectedContext,
 ) -> None:
     """See help_texts.UP."""
@@ -108,7 +132,7 @@ def up(
         set_up_logs(log_level, context.err)
         # It would tell that nothing is assigned to its fleet; here that is done a moment later.
         logging.getLogger(registration.__name__).setLevel(logging.ERROR)
-        everything = _AllInOne(host, data, listener, urls, context, opens=not no_open)
+        everything = _AllInOne(host, data, listener, urls, context, access)
         asyncio.run(everything.run(with_engine=with_engine))
     context.say("Stopped")
 
@@ -136,7 +160,7 @@ class _AllInOne:
     listener: socket.socket
     backends: Sequence[str]
     context: CliContext
-    opens: bool = False
+    access: UpAccessOptions = OWN_PROGRAMS
 
     async def run(self, *, with_engine: bool) -> None:
         settings = settings_for_listener(self.listener, self.host, self.context)
@@ -149,7 +173,9 @@ class _AllInOne:
             print_greeting(plane, listener_url(self.listener), self.context)
             secret = await embedded_fleet_secret(plane, self.data)
             await open_embedded_fleet(plane)
-            local_key = await local_user_key(plane, self.data)
+            links = SignInLinks(self.data)
+            key = await local_user_key(plane, self.data)
+            local = LocalAccess(key, links, trusts_local_users=self.access.trust_local_users)
             backends = [
                 (default_worker_id(socket.gethostname(), url), url) for url in self.backends
             ]
@@ -158,8 +184,9 @@ class _AllInOne:
                 backends.append((BUILT_IN, stack.enter_context(engine)))
             workers = [await self._open_worker(name, url, secret, stack) for name, url in backends]
             await stack.enter_async_context(run_sweeps(_sweeps(plane)))
-            self._tell_next(backends)
-            await self._work(plane, workers, stop, local_key)
+            pages = links.start(listener_url(self.listener))
+            self._tell_next(backends, pages, local)
+            await self._work(plane, workers, stop, local, pages)
 
     async def _open_worker(self, name: str, url: str, secret: str, stack: AsyncExitStack) -> Worker:
         environ = self.context.environ
@@ -186,18 +213,19 @@ class _AllInOne:
         plane: ControlPlane,
         workers: Sequence[Worker],
         stop: asyncio.Event,
-        local_key: str,
+        local: LocalAccess,
+        pages: str,
     ) -> None:
         """The workers leave while the control plane still listens to them."""
         closing = asyncio.Event()
         serving = asyncio.create_task(
-            serve_plane(plane, self.listener, closing, local_key=local_key, backends=self.backends)
+            serve_plane(plane, self.listener, closing, local=local, backends=self.backends)
         )
         working = [asyncio.create_task(self._run_worker(worker, stop)) for worker in workers]
         asked = asyncio.create_task(stop.wait())
-        if self.opens and has_display(self.context.environ):
+        if not self.access.no_open and has_display(self.context.environ):
             # Some programs that open a browser return when it is closed.
-            threading.Thread(target=webbrowser.open, args=(self._pages,), daemon=True).start()
+            threading.Thread(target=webbrowser.open, args=(pages,), daemon=True).start()
         try:
             await asyncio.wait({asked, serving, *working}, return_when=asyncio.FIRST_COMPLETED)
             for worker in workers:
@@ -218,25 +246,67 @@ class _AllInOne:
             self.context.warn(error.message)
             await stop.wait()
 
-    @property
-    def _pages(self) -> str:
-        return f"{listener_url(self.listener)}/"
-
-    def _tell_next(self, backends: Sequence[tuple[str, str]]) -> None:
+    def _tell_next(
+        self, backends: Sequence[tuple[str, str]], pages: str, local: LocalAccess
+    ) -> None:
         for name, url in backends:
             kind = "the built-in engine" if name == BUILT_IN else "ComfyUI"
             self.context.say(
                 f"Worker {name} in fleet {FLEET}/{STAGE} on {kind} at {url_without_password(url)}"
             )
-        self.context.say(f"Pages at {self._pages} (a browser on this machine needs no key)")
+        self.context.say(f"Pages at {pages}")
+        self.context.say(
+            f"      This address signs in once. For a new one: comfyfleet open --data {self.data}"
+        )
         self.context.say(f"Everything is kept in {self.data.resolve()}; Ctrl-C stops it")
-        url = listener_url(self.listener)
+        url = self._url_without_key(local)
         self.context.say(f"Any program that talks to a ComfyUI can talk to {url} instead, like")
         self.context.say(f"      COMFY_LOCAL_URL={url} comfy run --workflow FILE --wait")
         if find_spec("comfyui_frontend_package"):
             self.context.say(f"      {url}/editor/ in a browser")
         self.context.say("Next: comfyfleet admin workflows register NAME FILE")
         self.context.say("      comfyfleet admin submit NAME --wait")
+
+    def _url_without_key(self, local: LocalAccess) -> str:
+        """The address for programs of this machine that have no key."""
+        url = listener_url(self.listener)
+        if local.trusts_local_users or tells_users():
+            return url
+        self.context.say(
+            "This system doesn't tell whose programs call, so that those without a key use an address "
+            "with a secret. Don't show it to others."
+        )
+        return f"{url}{KEY_PATH}{local.key}"
+
+
+def open_pages(
+    *,
+    data: Data = DATA,
+    no_open: Annotated[bool, Parameter(help="Print the address only.")] = False,
+    context: InjectedContext,
+) -> None:
+    """See help_texts.OPEN."""
+    links = SignInLinks(data)
+    with explain_errors(data):
+        url = links.address()
+        if url is None:
+            raise InvalidInput(
+                f"{data} isn't the folder of a `comfyfleet up`", hint="Name it: --data DIR"
+            )
+        _require_running(url)
+        link = links.new_link(url)
+    context.print_line(link)
+    if not no_open and has_display(context.environ):
+        webbrowser.open(link)
+
+
+def _require_running(url: str) -> None:
+    try:
+        httpx.get(f"{url}/healthz", timeout=ANSWER_SECONDS_MAX).raise_for_status()
+    except httpx.HTTPError as error:
+        raise ServerUnavailable(
+            f"no control plane runs at {url}", hint="Start it: comfyfleet up"
+        ) from error
 
 
 def has_display(environ: Mapping[str, str]) -> bool:

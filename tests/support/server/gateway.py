@@ -22,6 +22,7 @@ from comfyfleet.engine.node import EngineNodeType
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.http.app import create_app
 from comfyfleet.server.http.listener import serve
+from comfyfleet.server.http.local_access import LocalAccess
 from comfyfleet.server.maintenance.embedded_fleet import (
     FLEET,
     STAGE,
@@ -29,6 +30,7 @@ from comfyfleet.server.maintenance.embedded_fleet import (
     local_user_key,
     open_embedded_fleet,
 )
+from comfyfleet.server.sign_in_links import SignInLinks
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants.model import ALL_SCOPES, NewApiKey, new_api_key
 from comfyfleet.worker.settings import WorkerSettings
@@ -191,8 +193,8 @@ async def gateway_on(
         )
         secret = await embedded_fleet_secret(plane, folder)
         await open_embedded_fleet(plane)
-        local_key = await local_user_key(plane, folder)
-        app = create_app(plane, local_key)
+        local = LocalAccess(await local_user_key(plane, folder), SignInLinks(folder))
+        app = create_app(plane, local)
         serving = asyncio.create_task(serve(app, listener, stop, at_stop=plane.end_waits))
         try:
             async with contextlib.AsyncExitStack() as workers:

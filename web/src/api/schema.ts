@@ -1463,6 +1463,11 @@ export interface LineageAnswer {
   tied: number
 }
 
+export interface LocalSignIn {
+  /** From the address that `comfyfleet up` or `comfyfleet open` has printed. It works once. */
+  secret: string
+}
+
 export interface MadeEffect {
   id: string
   slug: string
@@ -2689,7 +2694,7 @@ export interface ShownValue {
 export interface SignInWays {
   /** `POST /api/session` with a key. */
   key: boolean
-  /** `POST /api/session/local`: in `comfyfleet up`, from the same machine. */
+  /** `POST /api/session/local`: with the address that `comfyfleet up` has printed. */
   one_click: boolean
   /** `/auth/oidc/start`: with the operator's identity provider. */
   oidc: boolean

@@ -69,9 +69,9 @@ export async function signIn(key: string): Promise<Session> {
   return begun(await api.post<Session>(SESSION, { key }))
 }
 
-/** On the machine itself, under `comfyfleet up`. */
-export async function signInHere(): Promise<Session> {
-  return begun(await api.post<Session>(`${SESSION}/local`))
+/** With the one-time secret from the address that `comfyfleet up` has printed. */
+export async function signInHere(secret: string): Promise<Session> {
+  return begun(await api.post<Session>(`${SESSION}/local`, { secret }))
 }
 
 function begun(session: Session): Session {

@@ -32,9 +32,9 @@ from comfyfleet.server.http.gateway import (
     editor_router,
     gateway_router,
 )
-from comfyfleet.server.http.gateway.auth import is_from_here
 from comfyfleet.server.http.gateway.editor import installed_files
 from comfyfleet.server.http.gateway.passthrough import PassThrough
+from comfyfleet.server.http.local_access import LocalAccess
 from comfyfleet.server.http.middleware import (
     SHARED_PATH,
     AccessLog,
@@ -255,10 +255,10 @@ _OTHER_ROUTES = [
 
 
 def create_app(
-    plane: ControlPlane, local_key: str | None = None, backends: Sequence[str] = ()
+    plane: ControlPlane, local: LocalAccess | None = None, backends: Sequence[str] = ()
 ) -> FastAPI:
-    """`local_key`: of browsers and ComfyUI's clients on this machine that bring none. `backends`: URLs to which
-    routes of custom nodes are passed on, where an operator allows it."""
+    """`local`: access for the user who started `comfyfleet up`. `backends`: URLs to which routes of custom nodes
+    are passed on, where an operator allows it."""
     app = FastAPI(
         title="comfyfleet",
         version=__version__,
@@ -272,8 +272,7 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.plane = plane
-    app.state.local_key = local_key
-    app.state.is_local = None if local_key is None else is_from_here
+    app.state.local = local
     app.state.wrong_keys = WrongKeyThrottle()
     errors.install(app, plane.meters)
     deps.install(app)
@@ -294,7 +293,7 @@ def create_app(
     app.add_middleware(DirectRoutes, plane=plane, declared=often)
     app.add_middleware(BodyLimits, of_customers=plane.settings.max_body_bytes)
     app.add_middleware(CallerAuth, checks=CHECKS)
-    gateway = gateway_router(plane, local_key)
+    gateway = gateway_router(plane, local)
     app.state.has_editor = installed_files() is not None
     app.add_middleware(
         PassThrough, gateway=gateway.gateway, backends=backends, own=app.router.routes

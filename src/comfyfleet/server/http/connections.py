@@ -279,6 +279,7 @@ class HttpConnection(asyncio.Protocol, ABC):
     admission = PollAdmission()
     _is_admitted = False
     on_lost: Callable[[], object] | None = None
+    peer_user: int | None = None  # the system's id of the client's user, once it was read
     # The server's.
     transport: asyncio.Transport
     loop: asyncio.AbstractEventLoop

@@ -1,6 +1,6 @@
 """FastAPI dependencies (the control plane, the current time), and error responses in the OpenAPI document."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, TypeAlias
 
@@ -8,6 +8,7 @@ from fastapi import Depends, FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.http.local_access import LocalAccess
 
 
 def plane_of(request: Request) -> ControlPlane:
@@ -19,12 +20,18 @@ def now_of(request: Request) -> datetime:
     return plane_of(request).clock()
 
 
-def is_catalogue_public(request: Request) -> bool:
-    """Whether effects are shown to visitors who have not signed in: by a setting, or to browsers on the machine of
+def local_access_of(request: Request) -> LocalAccess | None:
+    """Returns the access without a key that `comfyfleet up` gives to its own user."""
+    local: LocalAccess | None = request.app.state.local
+    return local
+
+
+async def is_catalogue_public(request: Request) -> bool:
+    """Whether effects are shown to visitors who have not signed in: by a setting, or to the user who started
     `comfyfleet up`."""
-    is_local: Callable[[Request], bool] | None = request.app.state.is_local
+    local = local_access_of(request)
     return plane_of(request).settings.public_catalogue or (
-        is_local is not None and is_local(request)
+        local is not None and await local.admits(request)
     )
 
 

@@ -21,7 +21,7 @@ from comfyfleet.errors import FleetError, TooManyCalls, Unauthenticated, said_to
 from comfyfleet.log_context import bind_ids
 from comfyfleet.server.app import ProcessMetrics
 from comfyfleet.server.http.connections import PARKED, ParkedConnection, connection_of
-from comfyfleet.server.http.deps import plane_of
+from comfyfleet.server.http.deps import local_access_of, plane_of
 from comfyfleet.server.http.errors import error_response, response_to_error, status_of
 from comfyfleet.server.http.request_body import CALLER_GONE
 from comfyfleet.server.secrets import hash_key
@@ -258,7 +258,7 @@ class CallerAuth:
         try:
             request.state.caller = await self._authenticate(check, request)
         except FleetError as error:
-            if isinstance(error, Unauthenticated) and _is_nothing_here(request):
+            if isinstance(error, Unauthenticated) and await _is_nothing_here(request):
                 await self._app(scope, receive, send)
                 return
             plane_of(request).meters.errors.labels(error.code).inc()
@@ -286,11 +286,11 @@ class CallerAuth:
         return next((check for prefix, check in self._checks if path.startswith(prefix)), None)
 
 
-def _is_nothing_here(request: Request) -> bool:
-    """Whether a program on the machine of `comfyfleet up`, which needs no key, asks for what does not exist: it is
-    told so, and not that a key is missing."""
-    is_local = request.app.state.is_local
-    if is_local is None or _key_of(request) is not None or not is_local(request):
+async def _is_nothing_here(request: Request) -> bool:
+    """Whether the user of `comfyfleet up`, who needs no key, calls a route that doesn't exist: the response is then
+    404 instead of 401."""
+    local = local_access_of(request)
+    if local is None or _key_of(request) is not None or not await local.admits(request):
         return False
     routes = request.app.router.routes
     return all(route.matches(request.scope)[0] is Match.NONE for route in routes)

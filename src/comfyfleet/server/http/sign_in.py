@@ -1,11 +1,7 @@
 """Sign-in and sign-out of browsers, and who is signed in: `/api/session`."""
 
-import ipaddress
-import os
-import sys
+import asyncio
 from contextlib import suppress
-from pathlib import Path
-from typing import TypeAlias
 
 from fastapi import APIRouter, Request, Response, status
 from pydantic import Field
@@ -19,8 +15,14 @@ from comfyfleet.api.session import (
 )
 from comfyfleet.errors import FleetError, Forbidden, NotFound, Unauthenticated
 from comfyfleet.server.app import ControlPlane
-from comfyfleet.server.http.deps import NowDep, PlaneDep, is_catalogue_public, problems
-from comfyfleet.server.http.gateway.auth import is_from_here
+from comfyfleet.server.http.deps import (
+    NowDep,
+    PlaneDep,
+    is_catalogue_public,
+    local_access_of,
+    problems,
+)
+from comfyfleet.server.http.local_access import is_from_here
 from comfyfleet.server.http.middleware import WrongKeyThrottle
 from comfyfleet.server.http.oidc import OidcProvider
 from comfyfleet.server.http.request_body import Body, JsonRoute, Text
@@ -36,6 +38,7 @@ from comfyfleet.server.http.sessions import (
     sign_in,
     sign_out,
 )
+from comfyfleet.server.sign_in_links import SignInLinks
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants import sessions
 from comfyfleet.server.tenants.model import BrowserSession, Caller
@@ -45,9 +48,6 @@ PATH = "/api/session"
 KEY_CHARACTERS_MAX = 500
 CLEAR = {"Clear-Site-Data": '"storage"'}
 NOT_KEPT = {"Cache-Control": "no-store"}
-TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-ESTABLISHED, USER_CELL, ROOT = "01", 7, 0
-IpAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 router = APIRouter(
     prefix=PATH,
     tags=["session"],
@@ -64,6 +64,14 @@ class KeySignIn(Body):
     )
 
 
+class LocalSignIn(Body):
+    secret: Text = Field(
+        min_length=1,
+        max_length=KEY_CHARACTERS_MAX,
+        description="From the address that `comfyfleet up` or `comfyfleet open` has printed. It works once.",
+    )
+
+
 @router.get("")
 async def show(plane: PlaneDep, request: Request, response: Response) -> SessionAnswer:
     """Who is signed in in this browser, and how one can sign in. 200 also when nobody is."""
@@ -71,8 +79,9 @@ async def show(plane: PlaneDep, request: Request, response: Response) -> Session
     session = await session_of(plane, request)
     secret = secret_in(request, plane.settings.public_url)
     if session is None or secret is None:
+        public_catalogue = await is_catalogue_public(request)
         return SessionAnswer(
-            signed_in=False, public_catalogue=is_catalogue_public(request), ways=_ways(request)
+            signed_in=False, public_catalogue=public_catalogue, ways=_ways(request)
         )
     return await _answer(plane, request, SignedIn(session, secret))
 
@@ -103,20 +112,34 @@ async def create(
 
 @router.post("/local", responses=problems(404))
 async def create_local(
-    plane: PlaneDep, now: NowDep, request: Request, response: Response
+    body: LocalSignIn, plane: PlaneDep, now: NowDep, request: Request, response: Response
 ) -> SessionAnswer:
-    """Signs in without a key, as first owner and as this machine's user: in `comfyfleet up`, for a browser on the
-    same machine, of the same user of the machine."""
+    """Signs in as first owner and as the local user, with the one-time secret from the address that `comfyfleet up`
+    or `comfyfleet open` has printed."""
     require_page_of_ours(plane, request)
-    local_key: str | None = request.app.state.local_key
-    if local_key is None:
-        raise NotFound("only `comfyfleet up` takes sign-ins without a key")
-    if not _is_ours(request):
-        raise Forbidden("only a browser of this machine and this user signs in without a key")
+    local = local_access_of(request)
+    if local is None:
+        raise NotFound("only `comfyfleet up` accepts sign-ins without a key")
+    if not is_from_here(request):
+        raise Forbidden("only a browser on the machine of `comfyfleet up` signs in without a key")
     async with plane.central.read() as tx:
-        caller = await tenants.authenticate_key(tx, local_key, now=now)
+        caller = await tenants.authenticate_key(tx, local.key, now=now)
+    await _use_link(request, local.links, body.secret)
     grant = SessionGrant(customer=caller, is_first_owner=True)
     return await _signed_in(plane, request, response, grant, "local")
+
+
+async def _use_link(request: Request, links: SignInLinks, secret: str) -> None:
+    """Raises Forbidden, later and later, or TooManyCalls."""
+    wrong: WrongKeyThrottle = request.app.state.wrong_keys
+    address = request.client.host if request.client else ""
+    wrong.admit(address, secret)
+    if not await asyncio.to_thread(links.use, secret):
+        await wrong.delay(address)
+        raise Forbidden(
+            "this address was used before, or comfyfleet was restarted since",
+            hint="`comfyfleet open` prints a new one.",
+        )
 
 
 @router.delete("", status_code=status.HTTP_204_NO_CONTENT)
@@ -162,7 +185,7 @@ async def _answer(plane: ControlPlane, request: Request, signed_in: SignedIn) ->
         role=operator.role if operator else None,
         csrf=csrf_token(signed_in.secret),
         expires_at=session.until,
-        public_catalogue=is_catalogue_public(request),
+        public_catalogue=await is_catalogue_public(request),
         ways=_ways(request),
     )
 
@@ -185,48 +208,12 @@ async def _user(plane: ControlPlane, caller: Caller) -> SessionUser:
 
 
 def _ways(request: Request) -> SignInWays:
-    is_local = request.app.state.local_key is not None and _is_ours(request)
+    local = local_access_of(request)
     provider: OidcProvider | None = request.app.state.oidc
     name = provider.settings.oidc_name if provider else None
-    return SignInWays(key=True, one_click=is_local, oidc=provider is not None, oidc_name=name)
-
-
-def _is_ours(request: Request) -> bool:
-    return is_from_here(request) and _is_of_our_user(request)
-
-
-def _is_of_our_user(request: Request) -> bool:
-    """Whether the program at the other end runs as our own user, or as root. Only Linux tells: elsewhere
-    all programs of the machine count."""
-    tables = [table for table in TCP_TABLES if table.exists()]
-    if not tables:
-        return True
-    client, server = request.scope.get("client"), request.scope.get("server")
-    if not client or not server:
-        return False
-    return any(_owner(table, client, server) in (os.getuid(), ROOT) for table in tables)
-
-
-def _owner(table: Path, client: tuple[str, int], server: tuple[str, int]) -> int | None:
-    """The user of the program that opened a connection of this machine to this process."""
-    ends = tuple(f":{port:04X}" for _, port in (client, server))
-    for line in table.read_text(encoding="ascii").splitlines()[1:]:
-        cells = line.split()
-        near, far, state = cells[1:4]
-        is_it = near.endswith(ends[0]) and far.endswith(ends[1]) and state == ESTABLISHED
-        if is_it and _address(near) == _plain(ipaddress.ip_address(client[0])):
-            return int(cells[USER_CELL])
-    return None
-
-
-def _address(cell: str) -> IpAddress:
-    """`0100007F:1F40`: each word of the address has its bytes in reverse, on most machines."""
-    packed = bytes.fromhex(cell.partition(":")[0])
-    words = (packed[start : start + 4] for start in range(0, len(packed), 4))
-    order = -1 if sys.byteorder == "little" else 1
-    return _plain(ipaddress.ip_address(b"".join(word[::order] for word in words)))
-
-
-def _plain(address: IpAddress) -> IpAddress:
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return mapped or address
+    return SignInWays(
+        key=True,
+        one_click=local is not None and is_from_here(request),
+        oidc=provider is not None,
+        oidc_name=name,
+    )

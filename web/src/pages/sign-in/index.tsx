@@ -5,6 +5,7 @@ import { Brand } from "@/app/Brand"
 import { Button, ErrorNote, Field, LinkButton, Pencil, useTitle } from "@/ui"
 import { words } from "@/words/en/signIn"
 import { goesTo } from "./next"
+import { forgetSecret, secretInAddress } from "./secret"
 import "./sign-in.css"
 
 export default function SignIn() {
@@ -18,8 +19,14 @@ export default function SignIn() {
   const [, go] = useLocation()
   const enter = (signedIn: Session) => go(goesTo(next, signedIn.kinds))
   const byKey = useAct(async () => enter(await signIn(key.trim())))
-  const byClick = useAct(async () => enter(await signInHere()))
+  const [secret] = useState(secretInAddress)
+  const byClick = useAct(async () => {
+    const signedIn = await signInHere(secret)
+    forgetSecret()
+    enter(signedIn)
+  })
   const ways = session.data?.ways
+  const canClick = ways?.one_click && secret !== ""
   const submit = (event: FormEvent) => {
     event.preventDefault()
     setEmpty(!key.trim())
@@ -38,7 +45,7 @@ export default function SignIn() {
               {words.oidcProblem(problem)}
             </p>
           )}
-          {ways?.one_click && (
+          {canClick && (
             <>
               <p className="quiet">{words.hereText}</p>
               <Button kind="go" size="large" busy={byClick.isRunning} onClick={() => void byClick.run()}>
@@ -47,6 +54,7 @@ export default function SignIn() {
               <Or />
             </>
           )}
+          {ways?.one_click && !canClick && <p className="quiet">{words.noSecret}</p>}
           <Field
             className="input-large mono"
             label={words.key}
@@ -60,7 +68,7 @@ export default function SignIn() {
             error={isEmpty ? words.empty : isWrong ? words.wrong : undefined}
             onChange={(event) => setKey(event.target.value)}
           />
-          <Button kind={ways?.one_click ? "plain" : "go"} size="large" type="submit" busy={byKey.isRunning}>
+          <Button kind={canClick ? "plain" : "go"} size="large" type="submit" busy={byKey.isRunning}>
             {words.act}
           </Button>
           {ways?.oidc && (

@@ -4,10 +4,12 @@ export const words = {
   where: "where do I find mine?",
   whereText:
     "Customers get theirs from whoever runs this service, or make one under Keys. Operators: comfyfleet admin operators create. Under `comfyfleet up`, the terminal shows it.",
+  noSecret:
+    "On your own machine you need no key: open the address that `comfyfleet up` has printed. It works once; `comfyfleet open` prints another.",
   act: "Sign in",
   or: "or",
   here: "Continue on this machine",
-  hereText: "comfyfleet runs on this machine, so no key is needed.",
+  hereText: "This address signs you in as the owner of comfyfleet on this machine. It works once.",
   oidc: (name: string) => `Continue with ${name}`,
   oidcUnnamed: "single sign-on",
   oidcProblem: (code: string) =>

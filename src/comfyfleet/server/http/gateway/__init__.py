@@ -19,6 +19,7 @@ from comfyfleet.server.http.gateway.auth import KeyInPath as KeyInPath
 from comfyfleet.server.http.gateway.editor import Editor, EditorRouter, installed_files
 from comfyfleet.server.http.gateway.editor import EditorRoutes as EditorRoutes
 from comfyfleet.server.http.gateway.templates import installed_templates
+from comfyfleet.server.http.local_access import LocalAccess
 
 ROUTES = (
     *prompts.ROUTES,
@@ -30,9 +31,9 @@ ROUTES = (
 )
 
 
-def gateway_router(plane: ControlPlane, local_key: str | None = None) -> GatewayRouter:
-    """`local_key`: of programs of this machine that bring none."""
-    return GatewayRouter(Gateway(plane, local_key), ROUTES, sockets.SOCKETS)
+def gateway_router(plane: ControlPlane, local: LocalAccess | None = None) -> GatewayRouter:
+    """`local`: access for programs of this machine without a key."""
+    return GatewayRouter(Gateway(plane, local), ROUTES, sockets.SOCKETS)
 
 
 def editor_router(router: GatewayRouter) -> EditorRouter:

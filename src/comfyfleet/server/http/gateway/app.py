@@ -28,6 +28,7 @@ from comfyfleet.server.gateway.prompts import PromptNumbers
 from comfyfleet.server.http.errors import response_to_error
 from comfyfleet.server.http.gateway import v2_errors
 from comfyfleet.server.http.gateway.auth import authenticate
+from comfyfleet.server.http.local_access import LocalAccess
 from comfyfleet.server.http.request_body import content_length, parse_leniently, parsed
 from comfyfleet.server.http.streams import StreamLimiter
 from comfyfleet.server.tenants.model import Caller
@@ -45,10 +46,10 @@ PICTURES_AT_ONCE_MAX = 2
 
 @dataclass
 class Gateway:
-    """What all calls share. `local_key`: of programs of this machine that have none."""
+    """What all calls share. `local`: access for programs of this machine without a key."""
 
     plane: ControlPlane
-    local_key: str | None = None
+    local: LocalAccess | None = None
     kept: BoundedCache = field(default_factory=BoundedCache)
     inventories: InventoryCache = field(default_factory=InventoryCache)
 
@@ -184,7 +185,7 @@ class GatewayRouter(Router[GatewayCall]):
 
     async def served_to(self, request: Request) -> GatewayCall:
         gateway = self.gateway
-        return GatewayCall(gateway, await authenticate(gateway.plane, request, gateway.local_key))
+        return GatewayCall(gateway, await authenticate(gateway.plane, request, gateway.local))
 
     async def answer(self, request: Request) -> Response:
         if _holds_nul(request):
@@ -205,7 +206,7 @@ class GatewayRouter(Router[GatewayCall]):
             return
         gateway = self.gateway
         try:
-            caller = await authenticate(gateway.plane, socket, gateway.local_key)
+            caller = await authenticate(gateway.plane, socket, gateway.local)
             give_back = gateway.sockets.take(caller)
         except FleetError as error:
             await _refuse(socket, error)

@@ -3,7 +3,6 @@ session of a browser; and, in `comfyfleet up`, programs of this machine without 
 
 import base64
 import binascii
-import ipaddress
 from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import parse_qs, quote
@@ -13,8 +12,8 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from comfyfleet.errors import Unauthenticated
-from comfyfleet.protocol.http import is_local_name
 from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.http.local_access import LocalAccess
 from comfyfleet.server.http.middleware import WrongKeyThrottle
 from comfyfleet.server.http.public.auth import RateLimiter
 from comfyfleet.server.http.sessions import is_reading, require_own_page, session_of
@@ -25,12 +24,6 @@ from comfyfleet.server.tenants.model import Scope as KeyScope
 KEY_PREFIX = "/k/"
 # Where a request that has its key in its path says so, for links that lead back.
 KEY_PREFIX_SCOPE = "comfyfleet.key_prefix"
-# Whatever a proxy adds: behind one, everybody seems to call from this machine.
-FORWARDED = frozenset(
-    {"forwarded", "via", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "true-client-ip",
-     "cf-connecting-ip", "fastly-client-ip", "x-original-host", "x-envoy-external-address"}
-)  # fmt: skip
-FORWARDED_PREFIX = "x-forwarded-"
 
 
 class KeyInPath:
@@ -103,7 +96,7 @@ def _basic(given: str) -> Iterator[str]:
 
 
 async def authenticate(
-    plane: ControlPlane, connection: HTTPConnection, local_key: str | None
+    plane: ControlPlane, connection: HTTPConnection, local: LocalAccess | None
 ) -> Caller:
     """Raises Unauthenticated, Forbidden or TooManyCalls."""
     given = next(keys_in(connection), None)
@@ -113,21 +106,24 @@ async def authenticate(
         caller = session.customer
         await _count_call(plane, connection, caller)
     else:
-        caller = await _by_key(plane, connection, given, local_key)
+        caller = await _by_key(plane, connection, given, local)
     caller.require(KeyScope.READ if is_reading(connection) else KeyScope.WRITE)
     return caller
 
 
 async def _by_key(
-    plane: ControlPlane, connection: HTTPConnection, given: GivenKey | None, local_key: str | None
+    plane: ControlPlane,
+    connection: HTTPConnection,
+    given: GivenKey | None,
+    local: LocalAccess | None,
 ) -> Caller:
-    if given is None and local_key is not None and is_from_here(connection):
-        given = GivenKey(local_key, is_ambient=True, is_local=True)
+    if given is None and local is not None and await local.admits(connection):
+        given = GivenKey(local.key, is_ambient=True, is_local=True)
     if given is None:
-        raise Unauthenticated(
-            "an API key is needed",
-            hint="Send it as Authorization: Bearer KEY, as ?token=KEY, or use the address /k/KEY/.",
-        )
+        hint = "Send it as Authorization: Bearer KEY, as ?token=KEY, or use the address /k/KEY/."
+        if local is not None:
+            hint += " The user who started `comfyfleet up` finds theirs in what it printed."
+        raise Unauthenticated("an API key is needed", hint=hint)
     if given.is_ambient:
         require_own_page(connection, plane.settings.public_url)
     return await authenticate_key(plane, connection, given)
@@ -163,27 +159,3 @@ async def _count_call(
     if not caller.key.is_use_recorded(now):
         async with plane.central.transaction() as tx:
             await tenants.note_key_use(tx, caller.key, now=now)
-
-
-def is_from_here(connection: HTTPConnection) -> bool:
-    """Whether a program of this machine called by one of its own names, without a proxy between.
-
-    HTTP/1.0 counts as a proxy: some speak it unless told otherwise, with our own address as `Host`.
-    """
-    headers = connection.headers
-    is_forwarded = any(name in FORWARDED or name.startswith(FORWARDED_PREFIX) for name in headers)
-    return (
-        _is_loopback(connection.client.host if connection.client else "")
-        and is_local_name(headers.get("host"))
-        and not is_forwarded
-        and connection.scope.get("http_version") != "1.0"
-    )
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return (mapped or found).is_loopback

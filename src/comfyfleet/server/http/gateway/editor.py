@@ -170,7 +170,7 @@ class Editor:
         return self.router.gateway.plane
 
     async def caller_of(self, request: Request) -> Caller:
-        return await authenticate(self.plane, request, self.router.gateway.local_key)
+        return await authenticate(self.plane, request, self.router.gateway.local)
 
     async def comfyui_answer(self, request: Request) -> Response:
         """To the same request, where it is not below `/editor`."""

@@ -109,7 +109,7 @@ class PassThrough:
             return Response(status_code=403)
         try:
             gateway = self._gateway
-            caller = await authenticate(gateway.plane, request, gateway.local_key)
+            caller = await authenticate(gateway.plane, request, gateway.local)
             usable = _usable(caller, found)
             target = f"{quote(path)}{_query(request)}"
             if request.method not in METHODS or not is_plain(path) or len(target) > TARGET_CHARACTERS_MAX:  # fmt: skip

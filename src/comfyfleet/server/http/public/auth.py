@@ -16,7 +16,7 @@ from comfyfleet.errors import Forbidden, InvalidInput, TooManyCalls, Unauthentic
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.db import Tx
 from comfyfleet.server.fleets import service as fleets
-from comfyfleet.server.http.deps import now_of, plane_of, problems
+from comfyfleet.server.http.deps import local_access_of, now_of, plane_of, problems
 from comfyfleet.server.http.middleware import caller_of
 from comfyfleet.server.http.request_body import Body as Body
 from comfyfleet.server.http.request_body import JsonRoute
@@ -123,6 +123,10 @@ async def authenticate_customer(request: Request) -> Caller:
     rate limits."""
     plane, now, bearer = plane_of(request), now_of(request), await _bearer(request)
     if bearer is None:
+        local = local_access_of(request)
+        if local is not None and await local.admits_program(request):
+            async with plane.central.read() as tx:
+                return await tenants.authenticate_key(tx, local.key, now=now)
         caller = await _signed_in(plane, request)
     else:
         async with plane.central.read() as tx:

@@ -65,7 +65,7 @@ async def list_catalogue(
     limit: Limit = PAGE_USUAL,
 ) -> PublicEffects:
     """The published effects for visitors without a key, where COMFYFLEET_PUBLIC_CATALOGUE allows it."""
-    _admit_visitor(request, now)
+    await _admit_visitor(request, now)
     return await _list(plane, 0, q, tag, after, limit)
 
 
@@ -74,12 +74,12 @@ async def show_catalogue_entry(
     effect_id: EffectName, plane: PlaneDep, request: Request, now: NowDep
 ) -> EffectAnswer:
     """One effect for visitors without a key, where COMFYFLEET_PUBLIC_CATALOGUE allows it."""
-    _admit_visitor(request, now)
+    await _admit_visitor(request, now)
     return _effect_answer(plane, await _find(plane, effect_id), 0)
 
 
-def _admit_visitor(request: Request, now: datetime) -> None:
-    if not is_catalogue_public(request):
+async def _admit_visitor(request: Request, now: datetime) -> None:
+    if not await is_catalogue_public(request):
         raise Unauthenticated(
             "effects are shown to customers only",
             hint="Send a key to /api/effects, or let the operator set COMFYFLEET_PUBLIC_CATALOGUE.",
