@@ -24,6 +24,7 @@ FleetError
  ├─ FileGone              a backend names an output that it no longer has
  ├─ NotFound              it does not exist, or this key can't see it
  ├─ Conflict              the request conflicts with the current state
+ │   ├─ WorkerOffline     the worker is known, and is not registered at the moment
  │   └─ LeaseLost         the lease is no longer held; nothing was changed
  ├─ Unauthenticated       the key is missing, wrong or revoked
  ├─ Forbidden             the key is valid, but does not allow this
@@ -80,6 +81,7 @@ __all__ = [
     "Unavailable",
     "UnexpectedAnswer",
     "UnknownNodeTypes",
+    "WorkerOffline",
     "WorkerRevoked",
 ]
 
@@ -194,6 +196,10 @@ class NotFound(FleetError):
 
 class Conflict(FleetError):
     code = "conflict"
+
+
+class WorkerOffline(Conflict):
+    code = "worker_offline"
 
 
 class LeaseLost(Conflict):

@@ -158,7 +158,8 @@ class AdminEffects(Message):
 class WorkerAnswer(Message):
     worker_id: str
     fleet: str = Field(description="SLUG/STAGE")
-    state: str = Field(description="online, offline, draining, pending or revoked")
+    state: str = Field(description="online, faulty, offline, draining, pending or revoked")
+    problem: str | None = Field(default=None, description="Why a faulty worker can't work.")
     is_approved: bool
     is_draining: bool
     current_load: int = Field(

@@ -43,6 +43,9 @@ RunEvent: TypeAlias = tuple[str, dict[str, Any]]
 RunEvents: TypeAlias = Annotated[tuple[RunEvent, ...], Field(max_length=RUN_EVENTS_MAX)]
 FilledIn: TypeAlias = Annotated[dict[str, dict[str, Any]], Field(max_length=FILLED_IN_MAX)]
 Provider: TypeAlias = Literal["self_hosted", "cloud"]
+# Why a worker's backend can't take jobs: it doesn't answer; its prompt thread is stuck; its GPU is in an
+# error state; it refuses our account; the worker's disk is full.
+BackendProblem: TypeAlias = Literal["down", "hung", "poisoned", "closed", "disk_full"]
 # The run before had the heavy model too; one before that had it; none had since the backend began.
 ModelChange: TypeAlias = Literal["same", "switched", "first"]
 RequeueReason: TypeAlias = Literal[
@@ -55,6 +58,7 @@ RequeueReason: TypeAlias = Literal[
     "backend_fault",
     "out_of_memory",
     "backend_lacks",
+    "disk_full",
 ]
 
 
@@ -86,6 +90,8 @@ class Reading(Message):
     memory_used_bytes: RowId | None = None
     memory_total_bytes: RowId | None = None
     disk_free_bytes: RowId | None = None
+    # How often the worker has restarted its ComfyUI because it did not give memory back.
+    comfyui_restarts: RowId | None = None
 
 
 class BackendFacts(Message):
@@ -142,6 +148,8 @@ class Poll(Message):
     reading: Reading | None = None
     backend: BackendFacts | None = None  # when it has changed since register
     is_brief: bool = False  # the job's fields that repeat others may be left out
+    # The worker gets no job, and doesn't count as online, until it polls without a problem.
+    backend_problem: BackendProblem | None = None
 
 
 class Job(Message):

@@ -52,7 +52,15 @@ _PREFIXES: TypeAdapter[tuple[str, ...]] = TypeAdapter(RoutePrefixes)
 @Parameter(name="*")
 @dataclass(frozen=True)
 class FleetOptions:
-    control: Annotated[str, Parameter(group=PLACE, metavar="URL", help="The control plane.")]
+    control: Annotated[
+        tuple[str, ...],
+        Parameter(
+            group=PLACE,
+            metavar="URL",
+            help="The control plane. Repeat it to name further addresses: the next one is used when one "
+            "doesn't answer for two heartbeats.",
+        ),
+    ]
     fleet: Annotated[str, Parameter(group=PLACE, metavar="SLUG", help="The fleet to join.")]
     stage: Annotated[str, Parameter(group=PLACE, help="The fleet's stage.")] = "production"
     worker_id: Annotated[
@@ -280,7 +288,8 @@ def _settings(
     given = place.worker_id or environ.get("COMFYFLEET_WORKER_ID") or ""
     worker_id = given or default_worker_id(socket.gethostname(), backend_url)
     return WorkerSettings(
-        control_url=_control_url(place.control),
+        control_url=_control_url(place.control[0]),
+        more_control_urls=tuple(map(_control_url, place.control[1:])),
         fleet_slug=place.fleet,
         stage=place.stage,
         worker_id=worker_id,

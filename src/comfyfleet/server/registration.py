@@ -1,6 +1,6 @@
 """Workers register, are seen and deregister: rows, keys, audit and the requeue of what they held."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from comfyfleet.api.worker import (
     PROTOCOL_VERSION,
@@ -12,6 +12,7 @@ from comfyfleet.errors import (
     InvalidInput,
     NotFound,
     Refused,
+    WorkerOffline,
 )
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.db import Tx
@@ -21,7 +22,7 @@ from comfyfleet.server.fleets.model import Fleet, FleetWorker, Sighting, WorkerR
 from comfyfleet.server.fleets.object_info import upload_slot
 from comfyfleet.server.jobs.finish import requeue_worker
 from comfyfleet.server.jobs.poll import note_sighting
-from comfyfleet.server.notifications.service import record_audit
+from comfyfleet.server.notifications.service import find_audit_entries, record_audit
 from comfyfleet.server.queue.model import RequeueReason
 from comfyfleet.server.secrets import hash_key, new_key
 
@@ -104,6 +105,26 @@ async def _refuse_strangers(plane: ControlPlane, worker_id: str) -> str | None:
 async def note_heartbeat(plane: ControlPlane, worker: FleetWorker, message: Heartbeat) -> None:
     """That it lives."""
     await note_sighting(plane.context, worker, Sighting(reading=message.reading), plane.clock())
+
+
+# A name that left its fleet so long ago is unknown.
+KNOWN_FOR = timedelta(days=7)
+
+
+async def require_worker(tx: Tx, worker_id: str, *, now: datetime) -> FleetWorker:
+    """Raises WorkerOffline for a worker that has left its fleet lately, as one that restarts has."""
+    worker = await fleets.find_worker(tx, worker_id)
+    if worker is not None:
+        return worker
+    left = await find_audit_entries(
+        tx, action="deregister", subject=f"worker:{worker_id}", since=now - KNOWN_FOR, limit=1
+    )
+    if not left:
+        raise NotFound(f"there is no worker {worker_id}")
+    raise WorkerOffline(
+        f"The worker {worker_id} is offline: it left its fleet at {left[0].at:%Y-%m-%d %H:%M} UTC.",
+        hint="Repeat the command when the worker is back.",
+    )
 
 
 async def deregister_worker(plane: ControlPlane, worker: FleetWorker) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import errno
 import select
+import socket
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -25,6 +26,8 @@ HEAD_BYTES_MAX = 100 * 1024
 UNREAD_BYTES_MAX = 256 * 1024
 # After that long the next address of a host is tried, too.
 NEXT_ADDRESS_SECONDS = 0.25
+# An address that took a request and didn't answer is the last choice for so long.
+SILENT_SECONDS = 60.0
 
 
 class ServerOrigin(NamedTuple):
@@ -54,6 +57,7 @@ class Http1Transport(httpx.AsyncBaseTransport):
         self._places = asyncio.Semaphore(CONNECTIONS_MAX)
         self._connections: set[Connection] = set()
         self._idle: dict[ServerOrigin, list[Connection]] = {}
+        self._silent: dict[str, float] = {}  # addresses, and until when they are avoided
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         timeouts = Timeouts(**request.extensions.get("timeout", {}))
@@ -63,6 +67,10 @@ class Http1Transport(httpx.AsyncBaseTransport):
             origin = _origin(request.url)
             connection = self._idle_connection(origin) or await self._open(origin, timeouts)
             head = await connection.exchange(request, timeouts)
+        except httpx.ReadTimeout:
+            self._note_silent(connection)
+            self._release(connection)
+            raise
         except BaseException:
             self._release(connection)
             raise
@@ -109,17 +117,39 @@ class Http1Transport(httpx.AsyncBaseTransport):
             self._discard(connection)
         return None
 
+    def _note_silent(self, connection: "Connection | None") -> None:
+        """A host may be hung as a whole: the next call takes a new connection, to another address if there is one."""
+        if connection is None:
+            return
+        self._silent[connection.address] = time.monotonic() + SILENT_SECONDS
+        for idle in self._idle.pop(connection.origin, []):
+            self._discard(idle)
+
+    async def _answering_address(self, origin: ServerOrigin) -> str:
+        """Returns the host, or one of its addresses if another of them was silent lately."""
+        now = time.monotonic()
+        self._silent = {address: until for address, until in self._silent.items() if until > now}
+        if not self._silent or parse_address(origin.host):
+            return origin.host
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+        addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
+        others = [each for each in addresses if each not in self._silent]
+        return others[0] if others and len(others) < len(addresses) else origin.host
+
     async def _open(self, origin: ServerOrigin, timeouts: Timeouts) -> "Connection":
         secure = self._ssl_context() if origin.scheme == "https" else None
         # Only for names: a call that is given up while asyncio races may leave a socket to the collector.
         delay = None if parse_address(origin.host) else NEXT_ADDRESS_SECONDS
         try:
             async with asyncio.timeout(timeouts.connect):
+                host = await self._answering_address(origin)
                 _, connection = await asyncio.get_running_loop().create_connection(
                     lambda: Connection(origin),
-                    origin.host,
+                    host,
                     origin.port,
                     ssl=secure,
+                    server_hostname=origin.host if secure else None,
                     happy_eyeballs_delay=delay,
                 )
         except TimeoutError as error:
@@ -196,6 +226,12 @@ class Connection(asyncio.Protocol):
         self.is_closed = True
         self._loss = self._loss or ConnectionAbortedError("the connection was closed on this side")
         self._transport.abort()
+
+    @property
+    def address(self) -> str:
+        """The address of the server, without its port."""
+        peer = self._transport.get_extra_info("peername")
+        return str(peer[0]) if peer else self.origin.host
 
     def is_readable(self) -> bool:
         """Of an idle one: it was closed by the server, though the loop has not told us yet."""

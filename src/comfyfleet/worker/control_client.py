@@ -38,11 +38,19 @@ from comfyfleet.errors import (
 from comfyfleet.transport.error_decoder import error_fields
 from comfyfleet.transport.http import Call, HttpClient, describe_network_error, open_client
 from comfyfleet.transport.retry import RetryPolicy
+from comfyfleet.worker.settings import HEARTBEAT_SECONDS
 
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 30.0
-POLL_GRACE_SECONDS = 15.0
+# A control plane that says nothing for two heartbeats is taken for hung, within these limits.
+HEARTBEATS_MISSED_MAX = 2
+SILENCE_SECONDS_MIN = 10.0
+SILENCE_SECONDS_MAX = 60.0
+# Less than the minute after which many proxies cut a silent connection.
+WAIT_SECONDS_MAX = 50.0
+# A call that waits is answered after this part of the allowed silence, at the latest.
+WAIT_SHARE = 0.75
 DEREGISTER_ATTEMPTS_MAX = 4
 SNIPPET_CHARACTERS_MAX = 500
 # What may be answered differently the next time.
@@ -59,6 +67,15 @@ REPORT_ENDPOINTS: Mapping[type[Message], str] = {
 Answer = TypeVar("Answer", bound=Message)
 
 
+class _Address:
+    """One address of the control plane, with its connections."""
+
+    def __init__(self, url: str, retry: RetryPolicy) -> None:
+        self.url = url
+        client = open_client(f"{url}/api/worker", answer_seconds=ANSWER_SECONDS)
+        self.calls = HttpClient(client, retry=retry)
+
+
 class ControlClient:
     """Calls the control plane. `key` comes from register.
 
@@ -67,17 +84,42 @@ class ControlClient:
     """
 
     def __init__(
-        self, url: str, *, key: str | None = None, retry: RetryPolicy | None = None
+        self,
+        *urls: str,
+        key: str | None = None,
+        retry: RetryPolicy | None = None,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
     ) -> None:
+        """`urls`: the addresses of one control plane. The next one is used when one doesn't answer."""
         self.key = key
-        self._url = url.rstrip("/")
+        self.heartbeat_seconds = heartbeat_seconds
         self._is_unreachable = False
         self._retry = retry or RetryPolicy()
-        client = open_client(f"{self._url}/api/worker", answer_seconds=ANSWER_SECONDS)
-        self._calls = HttpClient(client, retry=self._retry)
+        self._addresses = [_Address(each.rstrip("/"), self._retry) for each in urls]
+
+    @property
+    def _url(self) -> str:
+        return self._addresses[0].url
+
+    @property
+    def silence_seconds(self) -> float:
+        """How long a control plane may say nothing before another address is tried."""
+        silence = HEARTBEATS_MISSED_MAX * self.heartbeat_seconds
+        return min(max(silence, SILENCE_SECONDS_MIN), SILENCE_SECONDS_MAX)
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long a poll may wait for a job."""
+        return min(WAIT_SHARE * self.silence_seconds, WAIT_SECONDS_MAX)
+
+    @property
+    def _answer_seconds(self) -> float:
+        """The read timeout of a call that doesn't wait."""
+        return min(ANSWER_SECONDS, self.silence_seconds)
 
     async def aclose(self) -> None:
-        await self._calls.client.aclose()
+        for address in self._addresses:
+            await address.calls.client.aclose()
 
     async def register(self, message: Register, secret: str) -> Registered:
         """Raises Unauthenticated, InvalidInput, Conflict (the id is taken), FleetFull."""
@@ -87,12 +129,12 @@ class ControlClient:
         return registered
 
     async def poll(self, message: Poll) -> Polled:
-        seconds = message.wait_seconds + POLL_GRACE_SECONDS
+        seconds = max(self.silence_seconds, message.wait_seconds / WAIT_SHARE)
         return await self._ask("poll", message, Polled, self._bearer(), seconds)
 
     async def heartbeat(self, message: Heartbeat) -> HeartbeatAnswer:
         """Raises LeaseLost."""
-        seconds = message.wait_seconds + ANSWER_SECONDS
+        seconds = max(self._answer_seconds, message.wait_seconds / WAIT_SHARE)
         return await self._ask("heartbeat", message, HeartbeatAnswer, self._bearer(), seconds)
 
     async def end(self, report: FinalReport) -> Completed:
@@ -119,7 +161,7 @@ class ControlClient:
             raise LeaseLost(error.message) from error
 
     async def poll_routes(self, message: RoutePoll) -> RoutePolled:
-        seconds = message.wait_seconds + POLL_GRACE_SECONDS
+        seconds = max(self.silence_seconds, message.wait_seconds / WAIT_SHARE)
         return await self._ask("routes", message, RoutePolled, self._bearer(), seconds)
 
     async def answer_route(self, answer: RouteAnswer) -> None:
@@ -152,6 +194,14 @@ class ControlClient:
                 },
             )
         await self._retry.back_off(min(attempt, 6))
+
+    def _leave(self, address: "_Address") -> None:
+        """Moves on to the next address, unless another call has done so."""
+        if len(self._addresses) > 1 and self._addresses[0] is address:
+            self._addresses.append(self._addresses.pop(0))
+            logger.warning(
+                "the control plane at %s doesn't answer: trying %s", address.url, self._url
+            )
 
     def _bearer(self) -> dict[str, str]:
         if not self.key:
@@ -198,13 +248,15 @@ class ControlClient:
             f"/{endpoint}",
             content=message.model_dump_json(exclude_none=True),
             headers={**headers, "Content-Type": "application/json"},
-            read_seconds=read_seconds,
+            read_seconds=read_seconds or self._answer_seconds,
         )
+        address = self._addresses[0]
         try:
-            response = await self._calls.once(call)
+            response = await address.calls.once(call)
         except httpx.TransportError as error:
+            self._leave(address)
             raise Unavailable(
-                f"{endpoint} at {self._url}: {describe_network_error(error)}"
+                f"{endpoint} at {address.url}: {describe_network_error(error)}"
             ) from error
         if response.status_code // 100 != 2:
             raise error_from_response(endpoint, response)

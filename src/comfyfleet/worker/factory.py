@@ -82,7 +82,11 @@ async def open_worker(
     async with contextlib.AsyncExitStack() as stack:
         backend = connect_backend(settings, environ, settings.limits)
         probe = connect_backend(settings, environ, settings.probe_limits)
-        control = ControlClient(settings.control_url)
+        control = ControlClient(
+            settings.control_url,
+            *settings.more_control_urls,
+            heartbeat_seconds=settings.heartbeat_seconds,
+        )
         store = store_client()
         for each in (backend, probe, control, store):
             stack.push_async_callback(each.aclose)

@@ -62,6 +62,8 @@ class BackendFault(NamedTuple):
 
 OUT_OF_MEMORY = BackendFault("out_of_memory", frees=True)
 POISONED = BackendFault("backend_fault", BackendCondition.POISONED)
+DISK_FULL = BackendFault("disk_full", BackendCondition.DISK_FULL)
+DISK_FULL_TEXT = "The worker's disk is full."
 
 # The first that fits. Types are matched at the end of the name, texts anywhere.
 _BY_TYPE: tuple[tuple[str, BackendFault], ...] = (
@@ -143,18 +145,18 @@ class LeaseOutcome:
     is_unexpected: bool = False
 
 
+def is_full_disk(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in FULL_DISK
+
+
 def outcome_of_error(error: Exception, job: Job) -> LeaseOutcome:
     match error:
         case RunFailed():
             return _outcome_of_failed_run(error.details.get("failed"), error, job)
         case PromptRefused():
             return _outcome_of_refusal(error, job)
-        case OSError() if error.errno in FULL_DISK:
-            message = "The worker's disk is full."
-            return LeaseOutcome(
-                failed_outcome(job, job_error("disk_full", message)),
-                BackendFault("backend_fault", BackendCondition.DISK_FULL),
-            )
+        case OSError() if is_full_disk(error):
+            return LeaseOutcome(requeued_outcome(job, DISK_FULL, DISK_FULL_TEXT), DISK_FULL)
         case FleetError():
             return _outcome_of_known_error(error, job)
     detail = f"{type(error).__name__}: {error}"

@@ -279,7 +279,8 @@ SMALL_BYTES = 1024 * 1024
 URL_RENEWAL_SECONDS_MAX = 600.0
 STORE_OUTAGE_SECONDS_MAX = 900.0
 REFUSALS_MAX = 4
-ANSWER_SECONDS = 120.0
+# A store that has taken a whole file and says nothing is hung; a repeated PUT changes nothing.
+ANSWER_SECONDS = 30.0
 
 
 def store_client() -> httpx.AsyncClient:
@@ -320,21 +321,27 @@ class OutputUploads:
     async def put(self, file: ReadyFile, *, name: str, content_type: str) -> None:
         """Raises Unavailable when the store accepts nothing for long, LimitExceeded if the file is
         too large."""
-        wanted, refusals = WantedOutput(name=name, content_type=content_type), 0
+        wanted = WantedOutput(name=name, content_type=content_type)
+        refusals = failures = 0
         deadline = time.monotonic() + STORE_OUTAGE_SECONDS_MAX
         while True:
             slot = await self._slot(wanted)
             trouble, is_refusal = await self._attempt(slot, file, content_type)
             if trouble is None:
                 return
+            failures += 1
             refusals += is_refusal
-            # The next attempt asks for another URL: this one may have run out on the way.
-            self._slots.pop(name, None)
-            logger.warning("an output was not taken", extra={"output": name, "reason": trouble})
+            if is_refusal:
+                # The next attempt uses another URL: this one may have expired on the way.
+                self._slots.pop(name, None)
+            if failures & (failures - 1) == 0:
+                # The 1st, 2nd, 4th, 8th …: an outage of any length is a few lines.
+                extra = {"output": name, "reason": trouble, "attempt": failures}
+                logger.warning("an output was not taken", extra=extra)
             if refusals >= REFUSALS_MAX or time.monotonic() > deadline:
                 raise Unavailable(f"the store does not take {name}: {trouble}")
-            if refusals != 1:
-                await self._retry.back_off(min(max(refusals, 2), 6))
+            if not (is_refusal and refusals == 1):
+                await self._retry.back_off(failures + 1)
 
     async def _slot(self, wanted: WantedOutput) -> OutputSlot:
         known = self._slots.get(wanted.name)

@@ -15,12 +15,21 @@ from comfyfleet.worker.managed_process import ManagedProcess
 logger = logging.getLogger(__name__)
 
 PROBE_SECONDS = 0.5
-IDLE_PROBE_SECONDS = 10.0
+IDLE_PROBE_SECONDS = 2.0
+# While prompts run, only a refused connection counts: a busy ComfyUI may be slow to answer.
+REFUSALS_MAX = 4
+CONNECT_SECONDS = 1.0
 CLOSED_SECONDS = 60.0
 FAILED_PROBES_MAX = 2
 # A process that lives and doesn't answer: it may still be loading its node packs.
 STARTING_SECONDS_MAX = 300.0
+# A full disk has room again with so many bytes, or with this share of a small disk.
 FREE_BYTES_MIN = 256 * 1024 * 1024
+FREE_SHARE_MIN = 0.1
+# A disk that fills up again soon after a pause gets a longer one.
+FULL_SECONDS_FIRST = 2.0
+FULL_SECONDS_MAX = 300.0
+FULL_AGAIN_SECONDS = 600.0
 CURED_BY_RESTART = frozenset(
     {BackendCondition.DOWN, BackendCondition.HUNG, BackendCondition.POISONED}
 )
@@ -37,7 +46,7 @@ class BackendHealth:
     """Watches and repairs one backend.
 
     `probe`: the same backend without retries. `on_change` is called when the backend fails or has
-    recovered. `place`: the backend's address, for messages.
+    recovered. `place`: the backend's address, for messages. `address`: its host and port, unless it is a cloud.
     """
 
     def __init__(
@@ -50,6 +59,7 @@ class BackendHealth:
         on_change: Callable[[], None],
         on_recovery: Callable[[], Awaitable[None]],
         probe_seconds: float = PROBE_SECONDS,
+        address: tuple[str, int] | None = None,
     ) -> None:
         self.condition: BackendCondition | None = None
         self._probe = probe
@@ -63,11 +73,16 @@ class BackendHealth:
         self._on_recovery = on_recovery
         self._probe_seconds = probe_seconds
         self._failed = asyncio.Event()
+        self._address = address
+        self._full_until = float("-inf")
+        self._full_seconds = FULL_SECONDS_FIRST
 
     def note(self, fault: BackendFault, detail: str) -> None:
         if fault.condition is None or self.condition is not None:
             return
         self.condition = fault.condition
+        if fault.condition is BackendCondition.DISK_FULL:
+            self._note_full()
         remedy = "it is restarted" if self._restarts() else "no jobs are taken until it works again"
         logger.error(
             "%s at %s: %s",
@@ -82,17 +97,36 @@ class BackendHealth:
     async def watch(self, is_idle: Callable[[], bool]) -> None:
         """Runs until cancelled.
 
-        While prompts run it does not probe: those who follow them notice a failure first.
+        While prompts run, those who follow them notice most failures; only that nothing listens
+        any more is noticed here, because they try for longer.
         """
         failed_probes = 0
         while True:
-            if await self._fails_within(IDLE_PROBE_SECONDS):
+            pause = self._probe_seconds if failed_probes else IDLE_PROBE_SECONDS
+            if await self._fails_within(pause):
                 await self._repair()
                 failed_probes = 0
-            elif is_idle():
-                failed_probes = 0 if await self._answers() else failed_probes + 1
-                if failed_probes >= FAILED_PROBES_MAX:
-                    self.note(BackendFault("backend_down", BackendCondition.DOWN), self._last_error)
+                continue
+            idle = is_idle()
+            is_well = await self._answers() if idle else not await self._is_refused()
+            failed_probes = 0 if is_well else failed_probes + 1
+            if failed_probes >= (FAILED_PROBES_MAX if idle else REFUSALS_MAX):
+                self.note(BackendFault("backend_down", BackendCondition.DOWN), self._last_error)
+
+    async def _is_refused(self) -> bool:
+        """Whether nothing listens at the backend's address any more."""
+        if self._address is None:
+            return False
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                _, writer = await asyncio.open_connection(*self._address)
+        except ConnectionRefusedError as error:
+            self._last_error = str(error)
+            return True
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return False
 
     async def wait_until_ready(self) -> None:
         """Waits at the start: a ComfyUI takes minutes to load its node packs."""
@@ -164,9 +198,21 @@ class BackendHealth:
             case BackendCondition.HUNG:
                 return was_down or await self._is_empty()
             case BackendCondition.DISK_FULL:
-                free = await asyncio.to_thread(shutil.disk_usage, self._folder)
-                return free.free >= FREE_BYTES_MIN
+                return time.monotonic() >= self._full_until and await self._has_room()
         return True
+
+    async def _has_room(self) -> bool:
+        usage = await asyncio.to_thread(shutil.disk_usage, self._folder)
+        return usage.free >= min(FREE_BYTES_MIN, FREE_SHARE_MIN * usage.total)
+
+    def _note_full(self) -> None:
+        """Pauses longer each time, as long as the disk fills up again soon after each pause."""
+        now = time.monotonic()
+        is_again = now < self._full_until + FULL_AGAIN_SECONDS
+        self._full_seconds = (
+            min(2 * self._full_seconds, FULL_SECONDS_MAX) if is_again else FULL_SECONDS_FIRST
+        )
+        self._full_until = now + self._full_seconds
 
     async def _keep_process(self, since: float | None = None) -> None:
         """Starts the process again when it has ended, or when it has not answered for too long."""

@@ -92,6 +92,14 @@ class Journal:
         }
         _write(self._path(entry.job), json.dumps(data).encode())
 
+    def keep(self, entry: JournalEntry) -> OSError | None:
+        """Like `write`, but returns an error: a lease goes on without its file in the journal."""
+        try:
+            self.write(entry)
+        except OSError as error:
+            return error
+        return None
+
     def forget(self, job: Job) -> None:
         self._path(job).unlink(missing_ok=True)
 

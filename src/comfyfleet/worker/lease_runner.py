@@ -132,6 +132,7 @@ class LeaseDeps:
     models: LoadedModels = field(default_factory=LoadedModels)
     turns: RecordTurns = field(default_factory=RecordTurns)
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    on_journal_error: Callable[[OSError], None] = lambda error: None
 
 
 class ActiveLease:
@@ -279,8 +280,15 @@ async def upload_and_submit(
     lease.entry = replace(lease.entry, run_id=run_id)
     if run_id != lease.prompt_id:
         # Our own prompt id need not be stored: it can be derived from the job.
-        await asyncio.to_thread(deps.journal.write, lease.entry)
+        await keep_entry(lease, deps)
     return run_id
+
+
+async def keep_entry(lease: ActiveLease, deps: LeaseDeps) -> None:
+    """Writes the lease to the journal. A full disk pauses the worker, but ends no run that goes well."""
+    error = await asyncio.to_thread(deps.journal.keep, lease.entry)
+    if error is not None:
+        deps.on_journal_error(error)
 
 
 async def upload_assets(
@@ -367,7 +375,7 @@ async def follow_run(
                 if isinstance(event, Started) and began is None:
                     began = note_start(lease, heartbeat_loop, deps)
                     limit.reschedule(_deadline(began, lease.job.run_limit_seconds))
-                    await asyncio.to_thread(deps.journal.write, lease.entry)
+                    await keep_entry(lease, deps)
                 if isinstance(event, NodeDone) and lease.delivery and deps.files is not None:
                     lease.delivery.begin(event)
                 if isinstance(event, Preview) and not is_recorded:
@@ -439,6 +447,8 @@ class StopReason(StrEnum):
     SPOT = "spot"
     REBALANCE = "rebalance"
     SHUTDOWN = "shutdown"
+    BACKEND_DOWN = "backend_down"
+    DISK_FULL = "disk_full"
 
 
 REQUEUE_REASONS: Mapping[StopReason, RequeueReason] = {
@@ -447,6 +457,8 @@ REQUEUE_REASONS: Mapping[StopReason, RequeueReason] = {
     StopReason.SPOT: "spot",
     StopReason.REBALANCE: "rebalance",
     StopReason.SHUTDOWN: "shutdown",
+    StopReason.BACKEND_DOWN: "backend_down",
+    StopReason.DISK_FULL: "disk_full",
 }
 
 
@@ -524,11 +536,11 @@ class LeaseRunner:
         try:
             await asyncio.wait({sending}, timeout=JOURNAL_AFTER_SECONDS)
             if not sending.done():
-                await asyncio.to_thread(self._deps.journal.write, self.lease.entry)
+                await keep_entry(self.lease, self._deps)
             await sending
         except asyncio.CancelledError:
             sending.cancel()
-            self._deps.journal.write(self.lease.entry)
+            self._deps.journal.keep(self.lease.entry)
             raise
 
     async def _with_prompt(self, report: FinalReport | None) -> FinalReport | None:
@@ -606,7 +618,8 @@ class LeaseRunner:
     async def _report_stop(self, why: StopReason) -> FinalReport | None:
         job = self.lease.job
         logger.info("work on a lease stops", extra={**self.ids, "reason": why.value})
-        if self.lease.in_backend:
+        # A backend that is down can't cancel anything, and asking it takes many seconds.
+        if self.lease.in_backend and why is not StopReason.BACKEND_DOWN:
             await self._cancel_run()
         match why:
             case StopReason.LOST:

@@ -145,7 +145,11 @@ class ManagedProcess:
         self.started_at = time.monotonic()
         self._was_stopped = False
         self._known = _known(self._child.pid)
-        await asyncio.to_thread(_write, self._note, self._known)
+        try:
+            await asyncio.to_thread(_write, self._note, self._known)
+        except OSError as error:
+            # A later worker then finds a ComfyUI that it did not start, and uses it.
+            logger.warning("ComfyUI's process id can't be stored", extra={"reason": str(error)})
         logger.info("ComfyUI was started", extra={"pid": self._child.pid})
 
     async def stop(self) -> None:

@@ -85,7 +85,7 @@ class RegistrationClient:
         self.worker_id = registered.worker_id
         self._has_joined = True
         self._apply_answer(registered.heartbeat_seconds)
-        await asyncio.to_thread(self._journal.remember, self._identity(registered))
+        await asyncio.to_thread(self._remember, self._identity(registered))
         workflows = list(registered.workflows_assigned)
         logger.info("registered", extra={"worker_id": self.worker_id, "workflows": workflows})
         if not workflows:
@@ -95,14 +95,24 @@ class RegistrationClient:
     def take_new_key(self, key: str) -> None:
         """Stores the new key before it is used: its first use invalidates the old one."""
         known = self._journal.identity()
-        if known is not None:
-            self._journal.remember(known.model_copy(update={"key": key}))
+        if known is not None and not self._remember(known.model_copy(update={"key": key})):
+            return  # the control plane sends it again with its next answer
         self._control.key = key
         logger.info("the worker uses a new key", extra={"worker_id": self.worker_id})
+
+    def _remember(self, identity: WorkerIdentity) -> bool:
+        """Stores the key; False if the disk is full. Without it, the next start registers anew."""
+        try:
+            self._journal.remember(identity)
+        except OSError as error:
+            logger.warning("the worker's key can't be stored", extra={"reason": str(error)})
+            return False
+        return True
 
     def _apply_answer(self, seconds: float) -> None:
         """Adopts the control plane's heartbeat interval if it is shorter than ours."""
         self.heartbeat_seconds = min(self._settings.heartbeat_seconds, seconds)
+        self._control.heartbeat_seconds = self.heartbeat_seconds
 
     async def _taken(self, error: Conflict) -> None:
         if self._settings.is_default_id and not self._has_joined:

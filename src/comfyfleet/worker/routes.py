@@ -28,7 +28,6 @@ from comfyfleet.worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 AT_ONCE_MAX = 4
-WAIT_SECONDS = 50.0
 # How soon a backend that is down, or a control plane that knows no such calls, is asked again.
 PAUSE_SECONDS = 1.0
 UNKNOWN_SECONDS = 60.0
@@ -81,7 +80,9 @@ class RoutePasser:
             await self._retry.sleep(PAUSE_SECONDS)
             return None
         message = RoutePoll(
-            worker_id=self._worker_id(), prefixes=self._prefixes, wait_seconds=WAIT_SECONDS
+            worker_id=self._worker_id(),
+            prefixes=self._prefixes,
+            wait_seconds=self._control.wait_seconds,
         )
         try:
             polled = await self._control.poll_routes(message)

@@ -72,6 +72,7 @@ class WorkerSettings:
     worker_id: str
     state: Path
     backend_url: str | None = None
+    more_control_urls: tuple[str, ...] = ()  # other addresses of the same control plane
     is_default_id: bool = False
     secret: str = field(default="", repr=False)
     max_concurrency: int = 1
@@ -94,6 +95,14 @@ class WorkerSettings:
             return "Comfy Cloud"
         scheme, _, rest = self.backend_url.partition("://")
         return f"{scheme}://{rest.rpartition('@')[2]}"
+
+    @property
+    def backend_address(self) -> tuple[str, int] | None:
+        """The backend's host and port; None for Comfy Cloud."""
+        if self.backend_url is None:
+            return None
+        parts = urlsplit(self.backend_url)
+        return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
     @property
     def is_cloud(self) -> bool:

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -23,7 +23,13 @@ from comfyfleet.comfy import Backend, Description
 from comfyfleet.errors import FleetError, NotOffered, Unauthenticated, Unavailable, WorkerRevoked
 from comfyfleet.worker.backend_facts import backend_facts
 from comfyfleet.worker.control_client import ControlClient, FinalReport
-from comfyfleet.worker.failures import OUT_OF_MEMORY, BackendFault
+from comfyfleet.worker.failures import (
+    DISK_FULL,
+    OUT_OF_MEMORY,
+    BackendCondition,
+    BackendFault,
+    is_full_disk,
+)
 from comfyfleet.worker.health import BackendHealth
 from comfyfleet.worker.heartbeat import HeartbeatLoop
 from comfyfleet.worker.journal import JournalEntry
@@ -43,8 +49,10 @@ from comfyfleet.worker.shutdown import StopRequest, stop_on_notices
 
 logger = logging.getLogger(__name__)
 
-# Less than the minute after which many proxies cut a silent connection.
-WAIT_SECONDS = 50.0
+# How often a worker looks whether a full disk has room again.
+DISK_SECONDS = 5.0
+# How long the shutdown waits at a time before it looks at its deadline again.
+LOOK_SECONDS = 50.0
 EMPTY_PAUSE_SECONDS = 1.0
 # How long a prefetch waits for the final report of a lease whose outputs are being uploaded.
 PREFETCH_DELAY_SECONDS = 1.0
@@ -58,6 +66,13 @@ FACTS_SHARE = 1 / 100
 # To hand back what isn't done, however late the notice came.
 HAND_BACK_SECONDS_MAX = 10.0
 DEREGISTER_SECONDS_MAX = 15.0
+
+
+# While these last, no prompt can start; the others end with the prompts that are in the backend.
+_STOP_BY_CONDITION = {
+    BackendCondition.DOWN: StopReason.BACKEND_DOWN,
+    BackendCondition.DISK_FULL: StopReason.DISK_FULL,
+}
 
 
 @dataclass(slots=True)
@@ -88,7 +103,7 @@ class Worker:
         self._has_begun = False
         self._settings = settings
         self._control = control
-        self._deps = deps
+        self._deps = replace(deps, on_journal_error=self._on_journal_error)
         self._platform = platform
         self._owned = owned
         self._registration = RegistrationClient(settings, control, deps.journal)
@@ -97,8 +112,9 @@ class Worker:
             place=settings.place,
             folder=settings.state,
             owned=owned,
-            on_change=self._wake,
+            on_change=self._on_condition,
             on_recovery=self._recover,
+            address=settings.backend_address,
         )
         self._lease_runners: dict[LeaseRunner, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
@@ -106,6 +122,7 @@ class Worker:
         self._reported_facts: BackendFacts | None = None
         self._polled_facts: BackendFacts | None = None  # as they were when the poll began
         self._polled_load = 0  # as it was then
+        self._polled_condition: BackendCondition | None = None  # as it was then
         self._is_polling = False
         self._is_requesting = False  # a job: by a poll, or with the final report of a lease
         self._logged_reason: str | None = None  # why there was no job, as the log has it
@@ -152,7 +169,7 @@ class Worker:
 
     async def _begin(self) -> bool:
         journal = self._deps.journal
-        await asyncio.to_thread(journal.open)
+        await self._open_journal()
         self._registration.check_secret()
         await self._health.wait_until_ready()
         await self._describe()
@@ -162,6 +179,25 @@ class Worker:
             self._take(entry, resumes=True)
         self._has_begun = True
         return True
+
+    async def _open_journal(self) -> None:
+        """Waits until there is room for it: the disk may have filled up while the worker was off."""
+        is_logged = False
+        while True:
+            try:
+                await asyncio.to_thread(self._deps.journal.open)
+            except OSError as error:
+                if not is_full_disk(error):
+                    raise
+                if not is_logged:
+                    logger.warning(
+                        "the disk is full: waiting until there is room",
+                        extra={"detail": str(error)},
+                    )
+                is_logged = True
+                await asyncio.sleep(DISK_SECONDS)
+            else:
+                return
 
     async def _register(self) -> None:
         facts = self._facts
@@ -187,18 +223,26 @@ class Worker:
                 polled = await self._unless_stopped(self._poll(failures), self._is_poll_outdated)
                 # The job must be reported as held before the next request.
                 await self._take_job(polled)
-            failures = 0 if polled is not None else failures + 1
+            is_cut = polled is None and self._polled_condition is not self._health.condition
+            failures = 0 if polled is not None or is_cut else failures + 1
 
     async def _take_job(self, polled: Polled | None) -> None:
-        if polled is not None and polled.job is not None:
-            await asyncio.to_thread(self._deps.journal.write, JournalEntry(polled.job))
-            self._take(JournalEntry(polled.job))
+        if polled is None or polled.job is None:
+            return
+        entry = JournalEntry(polled.job)
+        error = await asyncio.to_thread(self._deps.journal.keep, entry)
+        if error is not None:
+            self._on_journal_error(error)
+        self._take(entry)
+        if self._health.condition is not None:
+            self._hand_back_for(self._health.condition)
 
     @contextlib.contextmanager
     def _requesting_job(self) -> Iterator[None]:
         """Marks that a job is being requested, by a poll or with a final report: one request at a time."""
         self._is_requesting = True
         self._polled_facts, self._polled_load = self._facts, self._load()
+        self._polled_condition = self._health.condition
         try:
             yield
         finally:
@@ -231,6 +275,9 @@ class Worker:
     def _may_poll(self) -> bool:
         """Whether to poll now. A prefetch waits a moment for a result that is about to be sent: one
         call then does both."""
+        if self._health.condition is not None:
+            # The control plane learns at once that there is no backend, and gives no job.
+            return not self._is_requesting
         is_prefetch = self._load() >= self._settings.max_concurrency
         waits = is_prefetch and self._is_ending(PREFETCH_DELAY_SECONDS)
         return self._has_room() and not self._is_requesting and not waits
@@ -243,6 +290,8 @@ class Worker:
     def _is_poll_outdated(self) -> bool:
         """Whether the pending poll is outdated: the backend has changed or is idle now, and both
         decide which job it gets."""
+        if self._health.condition is not self._polled_condition:
+            return True
         most = self._settings.max_concurrency
         is_idle_now = self._load() < most <= self._polled_load
         is_other = self._facts is not self._polled_facts
@@ -306,7 +355,7 @@ class Worker:
         if polled.job is None and polled.reason != self._logged_reason:
             self._logged_reason = polled.reason
             logger.info("no jobs: %s", polled.reason)
-        if polled.job is None and time.monotonic() - sent_at < WAIT_SECONDS / 2:
+        if polled.job is None and time.monotonic() - sent_at < self._control.wait_seconds / 2:
             # Answered before its time: draining, paused, or nothing assigned.
             await asyncio.sleep(EMPTY_PAUSE_SECONDS)
         return polled
@@ -320,12 +369,13 @@ class Worker:
             self._hand_back_unstarted(StopReason.DRAIN)
 
     async def _poll_message(
-        self, wait_seconds: float = WAIT_SECONDS, ended: UUID | None = None
+        self, wait_seconds: float | None = None, ended: UUID | None = None
     ) -> Poll:
         reading = await self._platform.machine.read()
         jobs = [each.lease.job for each in self._lease_runners]
         held = [job for job in jobs if job.lease_token != ended]
         facts, self._polled_load = self._polled_facts, self._load()
+        problem = self._polled_condition
         return Poll(
             worker_id=self._registration.worker_id,
             is_brief=True,
@@ -333,12 +383,13 @@ class Worker:
             current_load=self._polled_load,
             max_concurrency=self._settings.max_concurrency,
             providers=(self._registration.provider,),
-            wait_seconds=wait_seconds,
+            wait_seconds=self._control.wait_seconds if wait_seconds is None else wait_seconds,
             held=tuple(
                 HeldLease(dispatch_id=job.dispatch_id, lease_token=job.lease_token) for job in held
             ),
             models_loaded=self.models.keys,
             model_set=self.models.set_key,
+            backend_problem=None if problem is None else problem.value,
             reading=reading,
             backend=None if facts is self._reported_facts else facts,
         )
@@ -437,6 +488,22 @@ class Worker:
         if fault.frees:
             self._run_in_background(self._free())
         self._health.note(fault, detail)
+
+    def _on_journal_error(self, error: OSError) -> None:
+        """Without its journal, a worker that is killed forgets its leases: it takes no more jobs."""
+        self._on_fault(DISK_FULL, str(error))
+
+    def _on_condition(self) -> None:
+        """Hands back at once what the backend can't start any more, and wakes the poll loop."""
+        if self._health.condition is not None:
+            self._hand_back_for(self._health.condition)
+        self._wake()
+
+    def _hand_back_for(self, condition: BackendCondition) -> None:
+        """Hands back the leases that this condition keeps from starting."""
+        why = _STOP_BY_CONDITION.get(condition)
+        if why is not None:
+            self._hand_back_unstarted(why)
 
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         background = asyncio.create_task(work)
@@ -548,7 +615,7 @@ class Worker:
         while not is_done() and (seconds := seconds_left()) > 0:
             self._changed.clear()
             try:
-                async with asyncio.timeout(min(seconds, WAIT_SECONDS)):
+                async with asyncio.timeout(min(seconds, LOOK_SECONDS)):
                     await self._changed.wait()
             except TimeoutError:
                 continue
@@ -571,10 +638,10 @@ class Worker:
     async def _unless_stopped(
         self, coroutine: Coroutine[Any, Any, Any], until: Callable[[], bool] = lambda: False
     ) -> Any:
-        """Runs `coroutine`; returns None if a stop, a fault of the backend, or `until` comes first."""
+        """Runs `coroutine`; returns None if a stop, or `until`, comes first."""
         work = asyncio.create_task(coroutine)
         try:
-            while not (work.done() or self.stop.asked or self._health.condition or until()):
+            while not (work.done() or self.stop.asked or until()):
                 self._changed.clear()
                 waker = asyncio.create_task(self._changed.wait())
                 await asyncio.wait({work, waker}, return_when=asyncio.FIRST_COMPLETED)

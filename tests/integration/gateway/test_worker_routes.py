@@ -118,7 +118,7 @@ async def registered(stage: RouteStage, worker_id: str) -> FleetWorker:
     client = ControlClient(stage.gateway.url)
     settings = stage.settings(worker_id)
     message = {"worker_id": worker_id, "fleet_slug": settings.fleet_slug, "stage": settings.stage}
-    answer = await client._calls.client.post(
+    answer = await client._addresses[0].calls.client.post(
         "/register", json=message, headers={"X-Fleet-Secret": stage.secret}
     )
     await client.aclose()

@@ -91,7 +91,7 @@ async def test_an_idle_worker_notices_that_its_backend_is_gone(
     async with running_worker(settings):
         await eventually(lambda: plane.polls)
         await asyncio.to_thread(dies_like_comfyui.kill)
-        await eventually(lambda: not plane.waiting)
+        await eventually(lambda: plane.problems == ["down"] and not plane.waiting)
         job = plane.add(picture())
         await asyncio.sleep(WRONG_SECONDS)
         assert job.leases == 0
@@ -170,7 +170,7 @@ async def test_a_prompt_that_had_arrived_is_found_again(
     assert job.result.outputs
 
 
-async def test_a_full_disk_is_a_clear_failure_and_no_more_jobs_are_taken_until_there_is_room(
+async def test_a_full_disk_hands_the_job_back_and_no_more_jobs_are_taken_until_there_is_room(
     plane: Plane, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def full(
@@ -181,6 +181,8 @@ async def test_a_full_disk_is_a_clear_failure_and_no_more_jobs_are_taken_until_t
     with monkeypatch.context() as patched:
         patched.setattr(ComfyServer, "fetch", full)
         patched.setattr(health, "FREE_BYTES_MIN", 1 << 60)
+        patched.setattr(health, "FREE_SHARE_MIN", 2.0)
+        plane.requeues_again = False
         first = plane.add(picture())
         async with running_worker(settings_for(plane, engine.url, tmp_path)):
             await eventually(lambda: first.word)
@@ -188,9 +190,10 @@ async def test_a_full_disk_is_a_clear_failure_and_no_more_jobs_are_taken_until_t
             second = plane.add(picture())
             await asyncio.sleep(WRONG_SECONDS)
             assert second.leases == 0
+            assert set(plane.problems) == {"disk_full"}
             patched.undo()
             await eventually(lambda: second.word)
-    assert first.failure["code"] == "disk_full"
+    assert first.requeue.reason == "disk_full"
     assert second.result.outputs
 
 

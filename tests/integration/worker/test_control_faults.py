@@ -1,17 +1,24 @@
 """What the control plane wants, and what it fails to say."""
 
 import asyncio
+import contextlib
 import re
+from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 from uuid import UUID
 
+import pytest
 from tests.integration.worker.test_overlap import depth
+from tests.support.backends.tcp_relay import freezing_relay
 from tests.support.workers.memory_plane import JobFile, Plane, eventually
 from tests.support.workers.plane_server import Served
 from tests.support.workers.prompts import passing, picture, steps
 from tests.support.workers.workers import running_worker, settings_for
 
 from comfyfleet.engine.serve import Served as Engine
+from comfyfleet.worker import control_client
+from comfyfleet.worker.control_client import ControlClient
 
 
 async def test_a_control_plane_that_is_away_in_mid_run_loses_nothing(
@@ -201,3 +208,71 @@ async def test_prompt_ids_are_those_of_job_and_lease(
     async with running_worker(settings_for(plane, engine.url, tmp_path)):
         await eventually(lambda: job.word)
     assert UUID(job.result.provider_job_id).version == 5
+
+
+@contextlib.asynccontextmanager
+async def hung() -> AsyncIterator[tuple[str, Counter[str]]]:
+    """A control plane that takes connections and never answers, like a stopped process."""
+    seen: Counter[str] = Counter()
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen["connections"] += 1
+        with contextlib.suppress(OSError):
+            await reader.read()
+        writer.transport.abort()
+
+    server = await asyncio.start_server(listen, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", seen
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def _missed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_client, "SILENCE_SECONDS_MIN", 2.0)
+
+
+@pytest.mark.usefixtures("_missed_soon")
+async def test_a_hung_control_plane_is_left_for_the_next_address(
+    plane: Plane, engine: Engine, tmp_path: Path
+) -> None:
+    job = plane.add(picture())
+    async with hung() as (url, seen):
+        settings = settings_for(
+            plane, engine.url, tmp_path, control_url=url, more_control_urls=(plane.url,)
+        )
+        async with running_worker(settings):
+            await eventually(lambda: job.word)
+        assert seen["connections"] == 1, "one silence is enough"
+    assert job.result.outputs
+
+
+@pytest.mark.usefixtures("_missed_soon")
+@pytest.mark.parametrize("hangs", ["poll", "heartbeat"])
+async def test_a_control_plane_that_hangs_behind_a_balancer_gets_new_connections(
+    plane: Plane, engine: Engine, tmp_path: Path, hangs: str
+) -> None:
+    """The balancer's address is the only one; it passes new connections to a plane that works."""
+    async with freezing_relay(plane.url) as relay:
+        settings = settings_for(plane, engine.url, tmp_path, control_url=relay.url)
+        async with running_worker(settings):
+            if hangs == "poll":
+                await eventually(lambda: plane.waiting)
+                relay.freeze()
+                job = plane.add(picture())
+            else:
+                job = plane.add(steps(10, 100))
+                await eventually(lambda: job.started)
+                relay.freeze()
+            await eventually(lambda: job.word)
+    assert job.result.outputs
+    assert job.leases <= 2
+
+
+def test_a_call_that_waits_is_answered_before_its_plane_counts_as_hung() -> None:
+    for seconds in (0.5, 1, 5, 15, 30, 300):
+        control = ControlClient("http://plane", heartbeat_seconds=seconds)
+        assert control.wait_seconds < control.silence_seconds
+        assert control.silence_seconds <= 60
+        assert control.silence_seconds == min(60, max(10, 2 * seconds))

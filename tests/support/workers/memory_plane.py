@@ -110,7 +110,8 @@ class Plane:
         self.delays: dict[str, float] = {}
         self.calls: list[str] = []
         self.polls: list[Poll] = []
-        self.waiting = 0  # polls that have no answer yet
+        self.waiting = 0  # polls for a job that have no answer yet
+        self.problems: list[str] = []  # of backends, as polls have reported them
         self.registers: list[Register] = []
         self.keys: dict[str, str] = {}
         self.keys_used: list[str] = []
@@ -176,6 +177,9 @@ class Plane:
         self.keys[key], self.new_token = worker_id, key
 
     async def poll(self, body: Poll, key: str, is_gone: Callable[[], Awaitable[bool]]) -> Polled:
+        if body.backend_problem is not None:
+            self.problems.append(body.backend_problem)
+            return await self._polled(body, key, is_gone)
         self.polls.append(body)
         self.waiting += 1
         try:
@@ -273,7 +277,7 @@ class Plane:
             mine = dispatch.status == "leased" and dispatch.worker_id == body.worker_id
             if mine and dispatch.token not in held and not dispatch.heartbeats:
                 return dispatch
-        if self.drain or body.worker_id in self.draining:
+        if self.drain or body.worker_id in self.draining or body.backend_problem:
             return None
         if body.current_load >= body.max_concurrency + self.prefetches:
             return None

@@ -1,6 +1,5 @@
 """What an error means: the job's fault, the backend's, and what is to be done."""
 
-import errno
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -110,7 +109,6 @@ def test_trouble_around_the_job_hands_it_back(
         (RunTimedOut("too long"), "run_limit"),
         (LimitExceeded("too large"), "limit_exceeded"),
         (InvalidInput("no such node"), "invalid_input"),
-        (OSError(errno.ENOSPC, "No space left on device"), "disk_full"),
     ],
 )
 def test_trouble_of_the_job_fails_it(error: Exception, code: str) -> None:

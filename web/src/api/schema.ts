@@ -2168,6 +2168,7 @@ export interface Poll {
   reading?: Reading | null
   backend?: BackendFacts | null
   is_brief?: boolean
+  backend_problem?: "down" | "hung" | "poisoned" | "closed" | "disk_full" | null
 }
 
 export interface Polled {
@@ -2328,6 +2329,7 @@ export interface Reading {
   memory_used_bytes?: number | null
   memory_total_bytes?: number | null
   disk_free_bytes?: number | null
+  comfyui_restarts?: number | null
 }
 
 export interface ReadingAnswer {
@@ -2461,8 +2463,10 @@ export interface Revoked {
   worker_id: string
   /** SLUG/STAGE */
   fleet: string
-  /** online, offline, draining, pending or revoked */
+  /** online, faulty, offline, draining, pending or revoked */
   state: string
+  /** Why a faulty worker can't work. */
+  problem: string | null
   is_approved: boolean
   is_draining: boolean
   /** Jobs that it holds now, at most `max_concurrency`: a further one waits there for its turn. */
@@ -3194,8 +3198,10 @@ export interface WorkerAnswer {
   worker_id: string
   /** SLUG/STAGE */
   fleet: string
-  /** online, offline, draining, pending or revoked */
+  /** online, faulty, offline, draining, pending or revoked */
   state: string
+  /** Why a faulty worker can't work. */
+  problem: string | null
   is_approved: boolean
   is_draining: boolean
   /** Jobs that it holds now, at most `max_concurrency`: a further one waits there for its turn. */
@@ -3216,8 +3222,10 @@ export interface WorkerDetail {
   worker_id: string
   /** SLUG/STAGE */
   fleet: string
-  /** online, offline, draining, pending or revoked */
+  /** online, faulty, offline, draining, pending or revoked */
   state: string
+  /** Why a faulty worker can't work. */
+  problem: string | null
   is_approved: boolean
   is_draining: boolean
   /** Jobs that it holds now, at most `max_concurrency`: a further one waits there for its turn. */
@@ -3258,8 +3266,10 @@ export interface WorkerSeen {
   worker_id: string
   /** SLUG/STAGE */
   fleet: string
-  /** online, offline, draining, pending or revoked */
+  /** online, faulty, offline, draining, pending or revoked */
   state: string
+  /** Why a faulty worker can't work. */
+  problem: string | null
   is_approved: boolean
   is_draining: boolean
   /** Jobs that it holds now, at most `max_concurrency`: a further one waits there for its turn. */

@@ -122,6 +122,8 @@ workers = Table(
     Column("current_load", Integer, nullable=False, server_default="0"),
     Column("is_approved", Boolean, nullable=False),
     Column("is_draining", Boolean, nullable=False, server_default=text("false")),
+    # What is wrong with its backend, as the worker reports it; none if it takes jobs.
+    Column("backend_problem", String(20)),
     Column("facts", Json),  # GPU, memory, node types, model files; none until reported
     Column("facts_hash", String(64)),  # of the node types and model files in them
     Column("object_info_hash", String(64)),  # of the whole, as its backend tells it

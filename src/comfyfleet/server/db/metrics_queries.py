@@ -90,12 +90,14 @@ async def workers_by_state(tx: Tx, *, offline_before: datetime) -> list[WorkersR
     w = workers.c
     # What a worker reported when it began to poll may be a minute old, its leases are not.
     has_lease = exists().where(text(LEASED), dispatches.c.worker_id == w.worker_id)
+    # One whose ComfyUI is down can run as little as one that is gone.
+    is_unusable = or_(w.last_seen_at < offline_before, w.backend_problem.is_not(None))
     states = (
         w.fleet_id,
         w.is_approved,
         w.is_draining,
         case((has_lease, 1), else_=0).label("is_busy"),
-        case((w.last_seen_at < offline_before, 1), else_=0).label("is_offline"),
+        case((is_unusable, 1), else_=0).label("is_offline"),
     )
     names = ("fleet_id", "is_approved", "is_draining", "is_busy", "is_offline")
     query = select(*states, func.count(), func.sum(w.max_concurrency)).group_by(*names)

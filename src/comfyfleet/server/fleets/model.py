@@ -13,6 +13,14 @@ from comfyfleet.api.values import is_storable
 from comfyfleet.api.worker import BackendFacts, Reading
 from comfyfleet.errors import InvalidInput
 
+# What a worker reports about its backend, in words.
+BACKEND_PROBLEMS: Mapping[str, str] = {
+    "down": "its ComfyUI doesn't answer",
+    "hung": "its ComfyUI is stuck",
+    "poisoned": "its GPU is in an error state that only a restart of ComfyUI clears",
+    "closed": "its backend refuses the account",
+    "disk_full": "its disk is full",
+}
 REFUSED_NAMES_MAX = 1_000
 # A backend may get what its lists never show; after so long it is tried again.
 REFUSALS_KEPT = timedelta(minutes=15)
@@ -238,6 +246,8 @@ class FleetWorker:
         default=None, repr=False, compare=False
     )  # to be sent to the worker
     next_key_hash: str | None = field(default=None, repr=False, compare=False)
+    # Why its backend can't take jobs, as the worker reported; None if it can.
+    backend_problem: str | None = None
 
     @property
     def subject(self) -> str:
@@ -253,17 +263,26 @@ class FleetWorker:
         return frozenset({self.subject, f"fleet:{self.fleet_name}"})
 
     @property
+    def problem(self) -> str | None:
+        """The problem with its backend in words, if it has reported one."""
+        if self.backend_problem is None:
+            return None
+        return BACKEND_PROBLEMS.get(self.backend_problem, self.backend_problem)
+
+    @property
     def takes_jobs(self) -> bool:
-        return self.is_approved and not self.is_draining
+        return self.is_approved and not self.is_draining and self.backend_problem is None
 
     def state_at(self, now: datetime, *, offline_after_seconds: int) -> str:
-        """Returns online, offline, draining, pending or revoked."""
+        """Returns online, faulty, offline, draining, pending or revoked."""
         if self.revoked_at is not None:
             return "revoked"
         if not self.is_approved:
             return "pending"
         if now - self.last_seen_at > timedelta(seconds=offline_after_seconds):
             return "offline"
+        if self.backend_problem is not None:
+            return "faulty"
         return "draining" if self.is_draining else "online"
 
     def load_with(self, leases: int) -> int:
@@ -303,6 +322,7 @@ class Sighting:
     max_concurrency: int | None = None
     reading: Reading | None = None
     backend: BackendFacts | None = None
+    backend_problem: str | None = None  # an empty text if there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,6 +442,8 @@ def apply_sighting(worker: FleetWorker, sighting: Sighting, now: datetime) -> Fl
     changes: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
     if sighting.backend is not None:
         changes |= {"facts_hash": facts_hash(sighting.backend), "refusals": None}
+    if sighting.backend_problem is not None:
+        changes |= {"backend_problem": sighting.backend_problem or None}
     return replace(worker, last_seen_at=max(now, worker.last_seen_at), **changes)
 
 
@@ -464,6 +486,8 @@ def why_no_lanes(worker: FleetWorker, workflows: Iterable[AssignedWorkflow]) -> 
         return "this worker waits for an operator's approval"
     if worker.is_draining:
         return "this worker is draining"
+    if worker.problem is not None:
+        return f"this worker reports that {worker.problem}"
     if not mine:
         return "no workflow is assigned to this worker"
     if not any(each.is_runnable for each in mine):
@@ -497,8 +521,14 @@ def is_worth_writing(
     if sighting.backend is not None or is_due:
         return True
     seen = apply_sighting(worker, sighting, now)
-    return (seen.capabilities, seen.providers, seen.max_concurrency) != (
+    return _eligibility(seen) != _eligibility(worker)
+
+
+def _eligibility(worker: FleetWorker) -> tuple[object, ...]:
+    """Returns the reported values that decide which jobs a worker may get."""
+    return (
         worker.capabilities,
         worker.providers,
         worker.max_concurrency,
+        worker.backend_problem,
     )

@@ -514,6 +514,7 @@ def _sighting_row(known: FleetWorker) -> Mapping[str, Any]:
         "capabilities": sorted(known.capabilities),
         "providers": list(known.providers),
         "max_concurrency": known.max_concurrency,
+        "backend_problem": known.backend_problem,
     }
 
 

@@ -301,7 +301,11 @@ async def all_workers(
 ) -> list[FleetWorker]:
     wanted: list[ColumnElement[bool]] = []
     if only_taking_jobs:
-        wanted += [workers.c.is_approved.is_(True), workers.c.is_draining.is_(False)]
+        wanted += [
+            workers.c.is_approved.is_(True),
+            workers.c.is_draining.is_(False),
+            workers.c.backend_problem.is_(None),
+        ]
     if fleet_ids is not None:
         wanted.append(is_one_of(tx, workers.c.fleet_id, fleet_ids))
     if seen_since is not None:
@@ -339,6 +343,7 @@ _SIGHTED = (
     "capabilities",
     "providers",
     "max_concurrency",
+    "backend_problem",
 )
 _NOTE_SIGHTING = PreparedStatement(
     lambda tx: (

@@ -77,6 +77,7 @@ async def is_serving(tx: Tx, worker_row_id: int) -> bool:
         workers.c.id == worker_row_id,
         workers.c.is_approved,
         ~workers.c.is_draining,
+        workers.c.backend_problem.is_(None),
         workers.c.revoked_at.is_(None),
     )
     return (await tx.execute(query)).first() is not None

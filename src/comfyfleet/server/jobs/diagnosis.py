@@ -138,6 +138,9 @@ def _why_bound_cannot(ground: Availability, bound: str | None) -> str | None:
     if not online:
         return f"It is bound to {bound}, which is offline."
     if not any(worker.takes_jobs for worker in online):
+        problem = next((worker.problem for worker in online if worker.problem), None)
+        if problem is not None:
+            return f"It is bound to {bound}, and {problem}."
         return f"It is bound to {bound}, which drains or is not approved."
     if any(ground.can_run(worker) for worker in online):
         return None
@@ -154,6 +157,10 @@ def why_nobody_can_run(ground: Availability) -> str | None:
     if all(worker.is_draining for worker in online):
         return f"All workers of fleet {names} drain."
     if not any(worker.takes_jobs for worker in online):
+        faulty = [worker for worker in online if worker.problem]
+        if faulty:
+            told = join_names([f"{each.worker_id}: {each.problem}" for each in faulty[:NAMED_MAX]])
+            return f"No worker of fleet {names} can work ({told})."
         return f"No worker of fleet {names} is approved."
     if any(ground.can_run(worker) for worker in online):
         return None
@@ -162,6 +169,10 @@ def why_nobody_can_run(ground: Availability) -> str | None:
         return f"No worker of fleet {names} that is online has what {ground.wanted.workflow.slug} asks for."
     nearest = min(lacks, key=lambda each: len(each.node_types) + len(each.models))
     return f"Missing {nearest.in_words()} on fleet {names}."
+
+
+# Of workers with a problem, so many are named.
+NAMED_MAX = 3
 
 
 def join_names(names: Sequence[str]) -> str:

@@ -321,6 +321,7 @@ def _sighting(asked: Poll) -> Sighting:
         max_concurrency=asked.max_concurrency,
         reading=asked.reading,
         backend=asked.backend,
+        backend_problem=asked.backend_problem or "",
     )
 
 

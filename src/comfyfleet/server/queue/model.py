@@ -176,6 +176,7 @@ class RequeueReason(StrEnum):
     BACKEND_FAULT = "backend_fault"
     OUT_OF_MEMORY = "out_of_memory"
     BACKEND_LACKS = "backend_lacks"
+    DISK_FULL = "disk_full"  # of the worker's machine
     OTHER = "other"  # in a worker's own words
     # by ourselves, never by a worker:
     EXPIRED = "expired"
@@ -197,12 +198,13 @@ class RequeueReason(StrEnum):
 
     @property
     def prefers_others(self) -> bool:
-        return self in _BROKEN or self is RequeueReason.BACKEND_LACKS
+        return self in _BROKEN or self in _ELSEWHERE
 
 
 _BROKEN = frozenset(
     {RequeueReason.BACKEND_DOWN, RequeueReason.BACKEND_FAULT, RequeueReason.OUT_OF_MEMORY}
 )
+_ELSEWHERE = frozenset({RequeueReason.BACKEND_LACKS, RequeueReason.DISK_FULL})
 _OUR_REASONS = frozenset(
     {RequeueReason.RECALL, RequeueReason.WAITER_GONE, RequeueReason.PAYLOAD_DELAYED}
 )

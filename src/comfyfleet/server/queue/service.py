@@ -270,7 +270,12 @@ def _after_requeue(row: Dispatch, reason: RequeueReason, settings: Settings) -> 
     is not to blame, unless that happens repeatedly: then the job may be what takes its workers down
     while they prepare it. A prefetched job cannot have done that.
     """
-    is_counted = row.started_at is not None if reason is RequeueReason.EXPIRED else reason.counts
+    is_counted = reason.counts
+    if reason is RequeueReason.EXPIRED:
+        is_counted = row.started_at is not None
+    elif reason is RequeueReason.BACKEND_DOWN and row.is_prefetched:
+        # It waited behind another job, and has not touched the backend that died.
+        is_counted = row.started_at is not None
     is_lost = reason is RequeueReason.EXPIRED and not is_counted and not row.is_prefetched
     requeues = row.requeues + int(reason.is_interruption)
     lost_leases = row.lost_leases + int(is_lost)

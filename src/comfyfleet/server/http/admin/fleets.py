@@ -56,6 +56,7 @@ from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import Dispatch, RequeueReason
 from comfyfleet.server.queue.switch_costs import Estimate
+from comfyfleet.server.registration import require_worker
 from comfyfleet.server.secrets import hash_key, new_key
 
 router = admin_router()
@@ -337,7 +338,7 @@ async def _change_worker(
     now: datetime,
 ) -> WorkerAnswer:
     async with plane.central.transaction() as tx:
-        worker = await change(tx, await fleets.get_worker(tx, worker_id))
+        worker = await change(tx, await require_worker(tx, worker_id, now=now))
         await record_audit(tx, operator, action, worker.subject, now)
         leases = await dispatch.count_leases(tx, [worker_id])
     # If it waits for a job it asks anew, as what it now is.
@@ -359,6 +360,7 @@ def _worker_answer(
         worker_id=worker.worker_id,
         fleet=worker.fleet_name,
         state=worker.state_at(now, offline_after_seconds=plane.settings.offline_after_seconds),
+        problem=worker.problem,
         is_approved=worker.is_approved,
         is_draining=worker.is_draining,
         current_load=worker.load_with(leases),

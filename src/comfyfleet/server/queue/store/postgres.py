@@ -74,6 +74,7 @@ _ENTITLED = f"""
     AND (key IS NULL OR EXISTS (
         SELECT 1 FROM comfyui_workers JOIN comfyui_workflow_fleets USING (fleet_id)
         WHERE key_hash = key AND worker_id = worker AND is_approved AND NOT is_draining
+            AND backend_problem IS NULL
             AND workflow_id = workflow))
     AND (held_max IS NULL OR held_max >= (
         SELECT count(*) FROM ai_job_dispatches WHERE status = 'leased' AND worker_id = worker))"""

@@ -57,6 +57,7 @@ _IS_OPEN = f"""EXISTS (SELECT 1 FROM workflows WHERE id = :workflow AND is_activ
 _IS_ENTITLED = """(:key IS NULL OR EXISTS (
         SELECT 1 FROM comfyui_workers AS w JOIN comfyui_workflow_fleets AS a USING (fleet_id)
         WHERE w.key_hash = :key AND w.worker_id = :worker AND w.is_approved AND NOT w.is_draining
+            AND w.backend_problem IS NULL
             AND a.workflow_id = :workflow))
     AND (:held_max IS NULL OR :held_max >= (
         SELECT count(*) FROM ai_job_dispatches AS h

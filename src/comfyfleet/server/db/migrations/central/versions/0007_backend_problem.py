@@ -1,0 +1,17 @@
+"""Why a worker's backend can't take jobs at the moment."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "backend_problem_1"
+down_revision = "reuse_1"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("comfyui_workers", sa.Column("backend_problem", sa.String(20)))
+
+
+def downgrade() -> None:
+    op.drop_column("comfyui_workers", "backend_problem")
