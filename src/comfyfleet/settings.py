@@ -29,6 +29,8 @@ READ_ELSEWHERE = (
     "COMFYFLEET_WORKER_ID",
 )
 EVERYBODY = "*"
+_ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
+_USUAL_PORTS = {"http:": ":80", "https": ":443"}  # browsers leave them out of an origin
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 
@@ -41,6 +43,7 @@ class Settings:
     tenant_database_urls: str = ""  # name=url,name=url; default: main=tenants.sqlite3 there
     storage_url: str = ""  # file:///dir or s3://bucket/prefix?endpoint=…&region=…
     public_url: str = "http://127.0.0.1:8000"  # as others reach us; default: where we listen
+    cors_origins: str = ""  # origins of front ends that may call the customers' API, with commas
     web: bool = True  # whether the pages for people are served
     public_catalogue: bool = False  # effects are shown without a sign-in; up: on its machine
     lease_seconds: int = 900  # how long a lease lasts without a heartbeat
@@ -180,6 +183,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         for each in fields(Settings)
         if variable_of(each.name) in environ
     }
+    parse_origins(str(values.get("cors_origins", "")))
     return Settings(**values)  # type: ignore[arg-type]
 
 
@@ -229,6 +233,20 @@ def parse_claim_rules(text: str, name: str) -> tuple[ClaimRule, ...]:
             )
         rules.append(ClaimRule(claim, value, target))
     return tuple(rules)
+
+
+def parse_origins(text: str) -> tuple[str, ...]:
+    """Parses `https://app.example,http://localhost:3000`; raises InvalidInput for anything but origins."""
+    name = variable_of("cors_origins")
+    origins = tuple(each.strip().lower() for each in text.split(",") if each.strip())
+    for origin in origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise InvalidInput(
+                f"{name} has {origin!r}; an origin is http:// or https://, a host and perhaps a port, "
+                "without a path, such as https://app.example",
+                field=name,
+            )
+    return tuple(origin.removesuffix(_USUAL_PORTS[origin[:5]]) for origin in origins)
 
 
 def parse_pools(text: str) -> dict[str, str]:

@@ -24,6 +24,7 @@ from comfyfleet.server.http import (
     worker,
 )
 from comfyfleet.server.http.admin.auth import authenticate_operator
+from comfyfleet.server.http.cors import CrossOriginCalls, areas_of
 from comfyfleet.server.http.direct_routes import DirectRoutes
 from comfyfleet.server.http.gateway import (
     EditorRoutes,
@@ -49,6 +50,7 @@ from comfyfleet.server.http.web.pages import NOT_BUILT
 from comfyfleet.server.media.small_pictures import SMALL_PATH
 from comfyfleet.server.storage import LocalStore
 from comfyfleet.server.storage.local import OBJECTS_PATH
+from comfyfleet.settings import parse_origins
 
 HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
@@ -245,6 +247,7 @@ def _routes_of(*routers: APIRouter, **given: Any) -> list[BaseRoute]:
 # every application of a process. Nor may one be made for one application: the framework keeps what
 # it has once called, and with it all that a function of one control plane holds.
 _WORKER_ROUTES = _routes_of(worker.router, responses=PROBLEMS)
+_PUBLIC_AREAS = areas_of(each for router in public.ROUTERS for each in router.routes)
 _OTHER_ROUTES = [
     *_routes_of(
         health.metrics_router, health.router, router, sign_in.router, oidc.router, *public.ROUTERS
@@ -302,4 +305,7 @@ def create_app(
     app.add_middleware(EditorRoutes, router=editor_router(gateway))
     app.add_middleware(AccessLog, meters=plane.meters)
     app.add_middleware(KeyInPath)
+    origins = parse_origins(plane.settings.cors_origins)
+    if origins:
+        app.add_middleware(CrossOriginCalls, origins=origins, areas=_PUBLIC_AREAS)
     return app
