@@ -6,7 +6,8 @@ are bounded before anything walks the result. A field that can't be used is repo
 import json
 import math
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -162,6 +163,7 @@ def _inside(value: Any) -> Iterator[Any]:
         yield from value
 
 
+FIELDS_OF_ALL = frozenset({"id", "type"})  # too short to be what somebody meant
 Choice = TypeVar("Choice", bound=StrEnum)
 # code, message, field
 Report = Callable[[str, str, str], None]
@@ -221,7 +223,7 @@ class FieldReader:
         value = self.take(name, default.value)
         kind = type(default)
         if value not in [each.value for each in kind]:
-            self.wrong(name, "one of " + ", ".join(kind))
+            self.wrong(name, "one of " + ", ".join(kind), meant=did_you_mean(value, list(kind)))
             return default
         return kind(value)
 
@@ -232,18 +234,27 @@ class FieldReader:
             return {}
         return value
 
-    def wrong(self, name: str, wanted: str) -> None:
-        self.report(
-            "invalid_field", f"{name} must be {wanted}, not {_shown(self.values[name])}", name
-        )
+    def wrong(self, name: str, wanted: str, *, meant: str = "") -> None:
+        shown = _shown(self.values[name])
+        self.report("invalid_field", f"{name} must be {wanted}, not {shown}{meant}", name)
 
     def refuse_others(self) -> None:
         """Reports the fields that were not read, most likely misspelt; to be called last."""
         words = ", ".join(sorted(self.known))
         for name in self.values:
             if name not in self.known:
-                message = f"there is no field {name!r:.60} here; there are {words}"
+                meant = did_you_mean(name, self.known - FIELDS_OF_ALL)
+                message = f"there is no field {name!r:.60} here; there are {words}{meant}"
                 self.report("unknown_field", message, str(name))
+
+
+def did_you_mean(value: Any, known: Iterable[str]) -> str:
+    """Returns "; did you mean 'mode'?" for a word that is close to a known one, otherwise an empty text."""
+    if not isinstance(value, str):
+        return ""
+    word, words = value[:60].lower(), sorted(known)
+    near = get_close_matches(word, words, n=1) or [each for each in words if word in each]
+    return f"; did you mean {near[0]!r}?" if word and near else ""
 
 
 def _shown(value: Any) -> str:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from comfyfleet.api.documents import FieldReader, read_document
+from comfyfleet.api.documents import FieldReader, did_you_mean, read_document
 from comfyfleet.api.expressions import (
     ROOT,
     Expression,
@@ -48,6 +48,7 @@ from comfyfleet.api.graph_model import (
     kind_of,
     type_named,
 )
+from comfyfleet.api.graph_spellings import CONFIG, with_our_spelling
 from comfyfleet.api.templates import parse_templates, template_characters, write_templates
 from comfyfleet.errors import FleetError, LimitExceeded
 
@@ -74,7 +75,7 @@ def parse_graph_text(text: str, limits: GraphLimits = DEFAULT_LIMITS) -> ParsedG
 
 
 def parse_graph(document: Any, limits: GraphLimits = DEFAULT_LIMITS) -> ParsedGraph:
-    return _Parser(limits).graph(document)
+    return _Parser(limits).graph(with_our_spelling(document))
 
 
 class _Parser:
@@ -158,9 +159,14 @@ class _Parser:
         if reader is None:
             fields.take("type")
             known = ", ".join(_READERS)
-            fields.report("unknown_type", f"type must be one of {known}", "type")
+            meant = did_you_mean(entry.get("type"), _READERS)
+            fields.report("unknown_type", f"type must be one of {known}{meant}", "type")
             return
         node = reader(self, node_id, fields)
+        if CONFIG in fields.values:
+            fields.take(CONFIG)
+            message = "config can't be read; did you mean its fields beside 'id' and 'type'?"
+            fields.report("unknown_field", message, CONFIG)
         fields.refuse_others()
         if node_id not in self.broken:
             self.nodes[node_id] = node
@@ -176,7 +182,10 @@ class _Parser:
 
     def connection(self, entry: Any) -> None:
         if not isinstance(entry, dict) or set(entry) != {"from", "to"}:
-            message = f"a connection must be an object with from and to, not {entry!r:.80}"
+            message = (
+                f"a connection must be an object with from and to, not {entry!r:.80}; did you mean "
+                '{"from": "node.port", "to": "node.port"}?'
+            )
             self.problems.append(DocumentProblem("invalid_connection", message))
             return
         source, target = read_source(entry["from"]), read_target(entry["to"])
@@ -235,7 +244,9 @@ class _Parser:
     def affinity(self, fields: FieldReader) -> str | None:
         affinity = fields.text("backend_affinity")
         if affinity and not AFFINITY.fullmatch(affinity):
-            fields.wrong("backend_affinity", "worker:ID or fleet:SLUG/STAGE")
+            plain = re.sub(r"\s+", "-", affinity.strip().partition(":")[2] or affinity.strip())
+            meant = f"; did you mean 'worker:{plain}'?"
+            fields.wrong("backend_affinity", "worker:ID or fleet:SLUG/STAGE", meant=meant)
         return affinity or None
 
     def properties(self, node_id: str, fields: FieldReader) -> Mapping[str, Any]:

@@ -137,7 +137,7 @@ def test_an_affinity_to_a_backend_without_the_model_that_the_node_names_is_told_
         (work("x", retries=-1), "invalid_field", "retries"),
         (work("x", retries=True), "invalid_field", "retries"),
         (work("x", fallback_strategy="maybe"), "invalid_field", "fallback_strategy"),
-        (work("x", backend_affinity="gpu-7"), "invalid_field", "backend_affinity"),
+        (work("x", backend_affinity="gpu 7"), "invalid_field", "backend_affinity"),
         (work("x", color="red"), "unknown_field", "color"),
         (work("x", properties=[1]), "invalid_field", "properties"),
         (work("x", properties={"input": {"from": "photo"}}), "invalid_connection", "input"),

@@ -15,6 +15,7 @@ from pydantic import Field
 from comfyfleet.api.graph_mermaid import draw_mermaid
 from comfyfleet.api.graph_model import DocumentProblem
 from comfyfleet.api.graph_parse import parse_graph, write_graph
+from comfyfleet.api.graph_spellings import with_our_spelling
 from comfyfleet.api.graphs import (
     GraphAnswer,
     GraphPage,
@@ -193,7 +194,7 @@ async def validate(body: Document, plane: PlaneDep, caller: Reader) -> Verdict:
     priced = actions.quote_checked(plane.graphs, checked, {}) if found.valid else None
     return found.model_copy(
         update={
-            "document": document if was_text else None,
+            "document": with_our_spelling(document) if was_text else None,
             "quote": _quote_answer(priced) if priced else None,
         }
     )
