@@ -62,6 +62,7 @@ async def prepare(url: str, rows: int) -> Database:
                 "required_capabilities": [],
                 "is_active": True,
                 "created_at": utc_now(),
+                "output": "optional",
             }
             for number in range(1, WORKFLOWS + 1)
         ]

@@ -66,6 +66,7 @@ __all__ = [
     "NotFound",
     "NotOffered",
     "OutcomeUnknown",
+    "OutputMissing",
     "PromptRefused",
     "QueueFull",
     "Refused",
@@ -226,6 +227,12 @@ class Refused(FleetError):
 
 class InputUnavailable(Refused):
     code = "input_unavailable"
+
+
+class OutputMissing(Refused):
+    """A result was reported without a file or a value."""
+
+    code = "output_missing"
 
 
 class StorageFull(Refused):

@@ -68,6 +68,12 @@ class PropertyAnswer(Message):
     format: str | None = Field(default=None, description="multiline, colour or mask")
 
 
+# Whether a job may complete without a file and without a value.
+OutputRule: TypeAlias = Literal["required", "optional"]
+# How delivered files are marked as made by AI; `auto` decides by the prompt.
+AiMark: TypeAlias = Literal["auto", "generated", "edited", "none"]
+
+
 class RegisteredVersion(Message):
     slug: str
     version: int
@@ -89,6 +95,12 @@ class WorkflowAnswer(Message):
     )
     fleets: list[str] = Field(description="SLUG/STAGE of those that it is assigned to.")
     created_at: datetime
+    output: OutputRule = Field(
+        default="required", description="Whether a job may complete without a file and a value."
+    )
+    ai_mark: AiMark = Field(
+        default="auto", description="How delivered files are marked as made by AI."
+    )
 
 
 class Workflows(Message):

@@ -69,6 +69,9 @@ class EffectAnswer(Response):
         description="The median of the latest runs; null before the first.",
         examples=[12.5],
     )
+    last_processing_time_seconds: float | None = Field(
+        default=None, description="Of the latest run; null before the first.", examples=[12.5]
+    )
     takes: Takes | None = Field(
         default=None, description="null: it needs no media, and so no video_id."
     )

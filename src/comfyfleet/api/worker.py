@@ -1,11 +1,14 @@
 """Messages of the worker protocol, under /api/worker: register, poll, heartbeat, complete, fail, requeue, deregister."""
 
+import json
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeAlias, get_args
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from pydantic import (
+    AliasChoices,
     BeforeValidator,
     Field,
     ValidationError,
@@ -189,8 +192,60 @@ class Job(Message):
     input_payload: dict[str, Any] | None = None
 
 
+# A placeholder as workflows write it, such as {{INPUT_VIDEO}}.
+PLACEHOLDER = re.compile(r"\{\{[^{}]+\}\}")
+
+
+def with_placeholders(job: Job) -> Job:
+    """Gives each asset a placeholder that occurs only in the input that its binding names.
+
+    A worker may then either set that input or replace the placeholder by the name of the file. The workflow's
+    own placeholder is kept if it occurs nowhere else in the prompt.
+    """
+    if all(asset.placeholder for asset in job.assets):
+        return job
+    prompt, assets = dict(job.prompt), []
+    text = json.dumps(job.prompt, ensure_ascii=False)
+    for asset in job.assets:
+        place = None if asset.placeholder else find_input(prompt, asset.binding or "")
+        if place is None:
+            assets.append(asset)
+            continue
+        node_id, name = place
+        node = prompt[node_id]
+        mark = node["inputs"].get(name)
+        if not _is_own_placeholder(mark, text):
+            mark = _new_placeholder(job, asset.name, text)
+        prompt[node_id] = {**node, "inputs": {**node["inputs"], name: mark}}
+        assets.append(asset.model_copy(update={"placeholder": mark}))
+    return job.model_copy(update={"prompt": prompt, "assets": tuple(assets)})
+
+
+def _new_placeholder(job: Job, name: str, text: str) -> str:
+    plain = f"{{{{{name}}}}}"
+    return f"{{{{{uuid5(job.lease_token, name).hex}}}}}" if plain in text else plain
+
+
+def _is_own_placeholder(value: Any, text: str) -> bool:
+    if not isinstance(value, str) or not PLACEHOLDER.fullmatch(value):
+        return False
+    return text.count(json.dumps(value, ensure_ascii=False)[1:-1]) == 1
+
+
+def find_input(prompt: Mapping[str, Any], binding: str) -> tuple[str, str] | None:
+    """Returns the node and the input that a binding names. Both may contain dots."""
+    parts = binding.split(".")
+    for length in range(1, len(parts)):
+        node_id, name = ".".join(parts[:length]), ".".join(parts[length:])
+        node = prompt.get(node_id)
+        if isinstance(node, dict) and isinstance(node.get("inputs"), dict):
+            return node_id, name
+    return None
+
+
 def with_plain_fields(job: Job) -> Job:
     """Adds fields that repeat others in a simpler form, for very simple workers."""
+    job = with_placeholders(job)
     primary = next((each for each in job.assets if each.is_primary_input), None)
     slot = job.outputs[0] if job.outputs else None
     payload = {
@@ -324,7 +379,7 @@ class Complete(Message):
 class Fail(Message):
     dispatch_id: RowId
     lease_token: UUID
-    error: str | dict[str, Any]
+    error: str | dict[str, Any] = Field(validation_alias=AliasChoices("error", "error_message"))
     provider_job_id: str | None = None
     interrupted: bool = False  # as the control plane had ordered
     filled_in: FilledIn | None = None  # if no heartbeat has told it
@@ -351,7 +406,7 @@ class Requeue(Message):
 
 
 class Deregister(Message):
-    worker_id: WorkerId
+    worker_id: WorkerId | None = None  # the key tells which worker it is
 
 
 class Done(Message):

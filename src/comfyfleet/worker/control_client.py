@@ -30,6 +30,7 @@ from comfyfleet.errors import (
     FleetFull,
     InvalidInput,
     LeaseLost,
+    OutputMissing,
     Refused,
     Unauthenticated,
     Unavailable,
@@ -282,6 +283,8 @@ def error_from_response(endpoint: str, response: httpx.Response) -> FleetError:
             return FleetFull(text)
         case 400 | 404 | 422 if endpoint == "register":
             return InvalidInput(text)
+        case 422 if code == OutputMissing.code:
+            return OutputMissing("The workflow produced no file and no value.", status=422)
         case status if status >= 500 or status in RETRYABLE_STATUSES or status < 400:
             return Unavailable(text)
     return Refused(text, status=response.status_code)

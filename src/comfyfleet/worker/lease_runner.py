@@ -673,7 +673,7 @@ class LeaseRunner:
             logger.error("the final report was refused", extra={**extra, "reason": error.message})  # noqa: TRY400
             if isinstance(report, Complete):
                 await self._send_and_log(
-                    failed_outcome(self.lease.job, job_error("refused", error.message))
+                    failed_outcome(self.lease.job, job_error(error.code, error.message))
                 )
         else:
             logger.info("a lease has ended", extra=extra)

@@ -84,6 +84,7 @@ async def _seed(central: Database, tenant_id: UUID, now: datetime) -> None:
                 "required_capabilities": [],
                 "is_active": True,
                 "created_at": now,
+                "output": "optional",
             }
             await tx.execute(insert(workflows).values(row))
 

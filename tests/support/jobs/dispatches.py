@@ -49,6 +49,7 @@ async def add_workflows(db: Database, *numbers: int) -> None:
             "required_capabilities": [],
             "is_active": True,
             "created_at": datetime(2026, 1, 1, tzinfo=UTC),
+            "output": "optional",
         }
         for number in numbers or (1, 2, 3)
     ]

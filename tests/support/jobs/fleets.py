@@ -65,6 +65,7 @@ async def a_workflow(
         "is_active": is_active,
         "is_paused": is_paused,
         "created_at": NOW,
+        "output": "optional",
     }
     made: int | None = await tx.scalar(insert(workflows).values(row).returning(workflows.c.id))
     assert made is not None

@@ -60,8 +60,7 @@ class Customer:
         announced = await self.client.post("/api/videos/uploads", json=body)
         assert announced.status_code == 201, announced.text
         slot = announced.json()["upload"]
-        put = await self.client.put(slot["url"], content=data, headers=slot["headers"])
-        assert put.status_code in (200, 201), put.text
+        await put_object(self.client, slot["url"], slot["headers"], data)
         file_id: str = announced.json()["file_id"]
         return file_id
 
@@ -94,6 +93,18 @@ class Customer:
     async def balance(self) -> int:
         found: int = (await self.get("wallet"))["balance"]
         return found
+
+
+async def put_object(
+    client: httpx.AsyncClient, url: str, headers: dict[str, str], data: bytes
+) -> None:
+    """Uploads to the folder through the control plane, and to S3 directly."""
+    if url.startswith(str(client.base_url)):
+        answer = await client.put(url, content=data, headers=headers)
+    else:
+        async with httpx.AsyncClient() as direct:
+            answer = await direct.put(url, content=data, headers=headers)
+    assert answer.status_code in (200, 201), answer.text
 
 
 @dataclass

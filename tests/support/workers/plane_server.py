@@ -81,7 +81,7 @@ async def _answer(plane: Plane, endpoint: str, raw: bytes, request: Request) -> 
         case "heartbeat":
             return plane.heartbeat(Heartbeat.model_validate_json(raw))
         case "deregister":
-            plane.deregister(Deregister.model_validate_json(raw).worker_id)
+            plane.deregister(Deregister.model_validate_json(raw).worker_id or "")
         case _:
             kinds: dict[str, Any] = {"complete": Complete, "fail": Fail, "requeue": Requeue}
             word = kinds[endpoint].model_validate_json(raw)

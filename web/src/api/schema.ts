@@ -559,7 +559,7 @@ export interface DeliveryAnswer {
 export type DeliveryStatus = "pending" | "delivered" | "failed"
 
 export interface Deregister {
-  worker_id: string
+  worker_id?: string | null
 }
 
 export interface DispatchPage {
@@ -670,6 +670,8 @@ export interface EffectAnswer {
   price_tokens: number
   /** The median of the latest runs; null before the first. */
   typical_seconds: number | null
+  /** Of the latest run; null before the first. */
+  last_processing_time_seconds: number | null
   /** null: it needs no media, and so no video_id. */
   takes: Takes | null
   /** JSON Schema (2020-12) of what a job may send as properties, in the order of a form. x-kind of each says how people enter it: text, multiline, number, integer, boolean, choice, seed, colour, image, mask, video, audio. */
@@ -1832,7 +1834,7 @@ export interface NewUser {
 
 /** A file that was uploaded, or a URL; exactly one of them. */
 export interface NewVideo {
-  /** A file that was uploaded. */
+  /** A file that was uploaded; original_file_id means the same. */
   file_id?: string | null
   /** Or a URL to fetch it from: http or https, at a public address. */
   url?: string | null
@@ -1854,6 +1856,10 @@ export interface NewWorkflow {
   price_tokens?: number | null
   /** True: it is no longer offered; runs that go on may use it. */
   is_withdrawn?: boolean
+  /** Whether a result needs a file or a value; default: required, or optional for a new workflow whose output nodes only show text. */
+  output?: "required" | "optional" | null
+  /** How delivered files are marked as made by AI: auto (default) decides by the prompt; generated and edited always mark; none never does. */
+  ai_mark?: "auto" | "generated" | "edited" | "none" | null
   /** Lower-case letters, digits, ., - and _; a known one: its next version. */
   slug: string
   /** A workflow as ComfyUI's editor saves it, a prompt, or a JSON that holds one. */
@@ -2837,6 +2843,10 @@ export interface TermsBody {
   price_tokens?: number | null
   /** True: it is no longer offered; runs that go on may use it. */
   is_withdrawn?: boolean
+  /** Whether a result needs a file or a value; default: required, or optional for a new workflow whose output nodes only show text. */
+  output?: "required" | "optional" | null
+  /** How delivered files are marked as made by AI: auto (default) decides by the prompt; generated and edited always mark; none never does. */
+  ai_mark?: "auto" | "generated" | "edited" | "none" | null
 }
 
 export interface TimelineSpan {
@@ -3316,6 +3326,10 @@ export interface WorkflowAnswer {
   /** SLUG/STAGE of those that it is assigned to. */
   fleets: (string)[]
   created_at: string
+  /** Whether a job may complete without a file and a value. */
+  output: "required" | "optional"
+  /** How delivered files are marked as made by AI. */
+  ai_mark: "auto" | "generated" | "edited" | "none"
 }
 
 export interface WorkflowDetail {
@@ -3331,6 +3345,10 @@ export interface WorkflowDetail {
   /** SLUG/STAGE of those that it is assigned to. */
   fleets: (string)[]
   created_at: string
+  /** Whether a job may complete without a file and a value. */
+  output: "required" | "optional"
+  /** How delivered files are marked as made by AI. */
+  ai_mark: "auto" | "generated" | "edited" | "none"
   /** workflow or prompt: what its document is. */
   kind: string
   document_hash: string

@@ -63,6 +63,8 @@ FROM_FIELDS = frozenset(
         "required_capabilities",
         "run_limit_seconds",
         "price_tokens",
+        "output",
+        "ai_mark",
         "fleet",
         "break_effects",
     }
@@ -87,6 +89,14 @@ class WorkflowTermsOptions:
         int | None,
         Parameter(metavar="TOKENS", help="Offer it in graphs and pipelines; 0: free."),
     ] = None
+    output_rule: Annotated[
+        Literal["required", "optional"] | None,
+        Parameter(help="Whether a result needs a file or a value."),
+    ] = None
+    ai_mark: Annotated[
+        Literal["auto", "generated", "edited", "none"] | None,
+        Parameter(help="How delivered files are marked as made by AI; auto decides by the prompt."),
+    ] = None
     break_effects: Annotated[
         bool,
         Parameter(help="Accept it though published effects don't fit it; these then refuse jobs."),
@@ -98,6 +108,8 @@ class WorkflowTermsOptions:
             "required_capabilities": sorted(self.capability) or None,
             "run_limit_seconds": self.run_limit,
             "price_tokens": self.price,
+            "output": self.output_rule,
+            "ai_mark": self.ai_mark,
             "break_effects": self.break_effects or None,
         }
         return {name: value for name, value in fields.items() if value is not None}

@@ -344,6 +344,7 @@ def draft_workflow(
         models=(*models_of(usual), *unnamed),
         warnings=tuple(_warnings(node_types, object_info)) if is_reported else (),
         notes=() if is_reported else tuple(_notes(node_types, object_info)),
+        shows_text_only=_shows_text_only(usual, output_node_id, object_info),
     )
 
 
@@ -399,6 +400,41 @@ def _check_output(
             f"node {node_id} ({class_type}) is no output node: nothing is run for it",
             field="output_node_id",
         )
+
+
+# Types of links that carry no media.
+TEXT_TYPES = frozenset({"STRING", "INT", "FLOAT", "BOOLEAN", "COMBO", "*", "COMFY_MATCHTYPE_V3"})
+FILE_PREFIX = "filename_prefix"
+
+
+def _shows_text_only(
+    prompt: Mapping[str, Any], output_node_id: str | None, object_info: Mapping[str, Any]
+) -> bool:
+    """Whether the output nodes take no media and save no files, as far as their types are known."""
+    nodes = prompt.items() if output_node_id is None else [(output_node_id, prompt[output_node_id])]
+    outputs = [
+        read_entry(node_id, node, object_info)
+        for node_id, node in nodes
+        if output_node_id is not None or _is_output_or_unknown(node, object_info)
+    ]
+    return bool(outputs) and all(map(_shows_text, outputs))
+
+
+def _is_output_or_unknown(node: Mapping[str, Any], object_info: Mapping[str, Any]) -> bool:
+    known = object_info.get(node["class_type"])
+    return not isinstance(known, dict) or bool(known.get("output_node"))
+
+
+def _shows_text(entry: PromptEntry) -> bool:
+    if not entry.info or FILE_PREFIX in entry.inputs:
+        return False
+    linked = [name for name, value in entry.inputs.items() if as_link(value)]
+    return all(_link_type(entry, name) in TEXT_TYPES for name in linked)
+
+
+def _link_type(entry: PromptEntry, name: str) -> str:
+    declared = declared_at(entry, name)
+    return "" if declared is None else input_spec(name, declared).type
 
 
 def _with_unknown_types(

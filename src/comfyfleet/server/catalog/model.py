@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
-from comfyfleet.api.admin import PropertyFormat, PropertyType
+from comfyfleet.api.admin import AiMark, OutputRule, PropertyFormat, PropertyType
 from comfyfleet.api.values import is_storable, problem_with_text
 from comfyfleet.api.worker import BackendFacts
 from comfyfleet.errors import InvalidInput, InvalidValue, LimitExceeded
@@ -86,6 +86,8 @@ class RegisteredWorkflow:
     is_paused: bool
     is_open: bool
     created_at: datetime
+    output: OutputRule = "required"
+    ai_mark: AiMark = "auto"
 
     @property
     def subject(self) -> str:
@@ -121,6 +123,8 @@ class WorkflowTerms:
     run_limit_seconds: int | None = None
     price_tokens: int | None = None  # offers it to customers; 0: free on purpose
     is_withdrawn: bool | None = None  # True: no longer offered
+    output: OutputRule | None = None
+    ai_mark: AiMark | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,7 @@ class WorkflowDraft:
     models: tuple[ModelUse, ...]
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what will be known later
+    shows_text_only: bool = False  # its output nodes take no media and save no files
 
     @property
     def document_key(self) -> str:
@@ -775,3 +780,5 @@ class RunTerms(NamedTuple):
 
     run_limit_seconds: int
     keeps_metadata: bool  # false: its outputs lose their prompt and workflow
+    output: OutputRule = "required"
+    ai_mark: AiMark = "auto"

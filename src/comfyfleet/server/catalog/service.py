@@ -111,7 +111,8 @@ async def register_workflow(
         raise InvalidInput(
             f"slugs that begin with {OPEN_PREFIX} are those of open workflows", field="slug"
         )
-    usual = {"run_limit_seconds": run_limit_seconds}
+    output = "optional" if draft.shows_text_only else "required"
+    usual = {"run_limit_seconds": run_limit_seconds, "output": output}
     workflow = await store.add_workflow(
         tx, {**_new_row(draft.slug, now), **usual, **_given_values(terms)}
     )
@@ -254,7 +255,7 @@ async def open_workflow_of(tx: Tx, fleet: Fleet, *, now: datetime) -> Registered
     if fleet.open_workflow_id is not None:
         return await get_workflow(tx, fleet.open_workflow_id)
     slug = open_slug(fleet)
-    row = {**_new_row(slug, now), "version": 0, "is_open": True}
+    row = {**_new_row(slug, now), "version": 0, "is_open": True, "output": "optional"}
     workflow = await store.add_workflow(tx, row) or await workflow_by_slug(tx, slug)
     fleet = await fleets.set_open_workflow(tx, fleet, workflow_id=workflow.id)
     assigned = {each.workflow_id for each in await fleets.assigned_to(tx, fleet)}
@@ -284,6 +285,8 @@ def _new_row(slug: str, now: datetime) -> dict[str, Any]:
         "is_paused": False,
         "is_open": False,
         "created_at": now,
+        "output": "required",
+        "ai_mark": "auto",
     }
 
 

@@ -248,7 +248,12 @@ async def typical_seconds(tx: Tx, effect_id: UUID) -> float | None:
 
 _RUN_TERMS = PreparedStatement(
     lambda tx: (
-        select(workflows.c.run_limit_seconds, effects.c.keep_metadata)
+        select(
+            workflows.c.run_limit_seconds,
+            effects.c.keep_metadata,
+            workflows.c.output,
+            workflows.c.ai_mark,
+        )
         .select_from(workflows.outerjoin(effects, effects.c.id == bindparam("of_effect")))
         .where(workflows.c.id == bindparam("of_workflow"))
     )
@@ -258,7 +263,10 @@ _RUN_TERMS = PreparedStatement(
 async def run_terms(tx: Tx, workflow_id: int, effect_id: UUID | None) -> RunTerms | None:
     """Reads the terms of a run; None if there is no such workflow."""
     found = await _RUN_TERMS.tuples(tx, {"of_workflow": workflow_id, "of_effect": effect_id})
-    return RunTerms(found[0][0], bool(found[0][1])) if found else None
+    if not found:
+        return None
+    run_limit_seconds, keeps_metadata, output, ai_mark = found[0]
+    return RunTerms(run_limit_seconds, bool(keeps_metadata), output, ai_mark)
 
 
 async def add_effect(tx: Tx, effect: EffectDefinition) -> EffectDefinition | None:

@@ -65,6 +65,10 @@ workflows = Table(
     Column("created_at", Moment, nullable=False),
     # In graphs and pipelines, at its price; an effect of it is offered by itself.
     Column("is_offered", Boolean, nullable=False, server_default=text("false")),
+    # Whether a result needs a file or a value: required or optional.
+    Column("output", String(10), nullable=False, server_default="required"),
+    # How delivered files are marked as made by AI: auto, generated, edited or none.
+    Column("ai_mark", String(10), nullable=False, server_default="auto"),
 )
 
 workflow_versions = Table(

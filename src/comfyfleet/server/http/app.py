@@ -305,7 +305,11 @@ def create_app(
     app.add_middleware(EditorRoutes, router=editor_router(gateway))
     app.add_middleware(AccessLog, meters=plane.meters)
     app.add_middleware(KeyInPath)
+    _allow_origins(app, plane)
+    return app
+
+
+def _allow_origins(app: FastAPI, plane: ControlPlane) -> None:
     origins = parse_origins(plane.settings.cors_origins)
     if origins:
         app.add_middleware(CrossOriginCalls, origins=origins, areas=_PUBLIC_AREAS)
-    return app

@@ -120,8 +120,8 @@ async def current_worker(
 WorkerDep: TypeAlias = Annotated[FleetWorker, Depends(current_worker)]
 
 
-def require_self(worker: FleetWorker, worker_id: str) -> None:
-    if worker.worker_id != worker_id:
+def require_self(worker: FleetWorker, worker_id: str | None) -> None:
+    if worker_id not in {None, worker.worker_id}:
         raise Forbidden(f"this key is not the key of the worker {worker_id}")
 
 

@@ -44,6 +44,7 @@ from comfyfleet.server.jobs.model import (
 )
 from comfyfleet.server.jobs.outbox import notify, sync_dispatches
 from comfyfleet.server.jobs.service import FinishedJob
+from comfyfleet.server.jobs.unreported import with_unreported_output
 from comfyfleet.server.jobs.user_messages import to_user_message
 from comfyfleet.server.media.model import File
 from comfyfleet.server.queue import service as dispatch
@@ -120,6 +121,7 @@ async def complete(
     """`lease`: the dispatch, if the caller has just read it for this report."""
     row = lease or await require_lease(context, message.dispatch_id, message.lease_token, worker_id)
     pool = await context.pool_of(row.tenant_id)
+    message = await with_unreported_output(context, pool, row, message)
     taken = await _take_outputs(context, pool, row, message)
     try:
         ended = await _complete_job(context, pool, row, message, taken)

@@ -29,6 +29,7 @@ from comfyfleet.server.jobs.model import (
 )
 from comfyfleet.server.jobs.outbox import end_dispatch, notify
 from comfyfleet.server.jobs.progress import ANY_JOB, ONLY_SHOWN
+from comfyfleet.server.jobs.unreported import guess_output
 from comfyfleet.server.jobs.user_messages import UNKNOWN, to_plain_sentence
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File, output_key, replace_suffix
@@ -36,8 +37,6 @@ from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import ENDED, DispatchLease, RequeueReason, Waiter
 
 log = logging.getLogger(__name__)
-DEFAULT_OUTPUT = wire_files.WantedOutput(name="output")
-PNG_OUTPUT = wire_files.WantedOutput(name="output.png", content_type="image/png")
 PAYLOAD_DELAY = timedelta(seconds=30)
 # So many leases may turn out to belong to ended jobs before the worker is told to come again.
 LEASES_TRIED_MAX = 50
@@ -223,15 +222,6 @@ async def _asset_url(context: JobContext, ref: AssetRef, file: File) -> wire_fil
         placeholder=ref.placeholder,
         is_primary_input=ref.is_primary_input,
     )
-
-
-def guess_output(asked: JobSpec) -> wire_files.WantedOutput:
-    """Guesses the upload slot of the output, which saves a worker one request: most prompts save a
-    PNG.
-    """
-    named = {asked.output_node_id} if asked.output_node_id else asked.prompt.keys()
-    saves = any(asked.prompt.get(each, {}).get("class_type") == "SaveImage" for each in named)
-    return PNG_OUTPUT if saves else DEFAULT_OUTPUT
 
 
 async def output_slot(

@@ -11,6 +11,7 @@ function effect(given: Partial<Effect>): Effect {
     preview_url: null,
     price_tokens: 12,
     typical_seconds: 8,
+    last_processing_time_seconds: null,
     takes: null,
     properties: {},
     tags: [],

@@ -9,18 +9,17 @@ from uuid import uuid4
 
 from fastapi import Body as InBody
 from fastapi import Path, Query, Request, status
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from comfyfleet.api.admin import (
-    PROPERTY_FORMATS,
-    PROPERTY_TYPES,
     AbleWorker,
     AbleWorkers,
     AdminEffectAnswer,
     AdminEffects,
+    AiMark,
     MadeEffect,
     Model,
-    PropertyAnswer,
+    OutputRule,
     RegisteredVersion,
     WorkflowAnswer,
     WorkflowDetail,
@@ -48,7 +47,6 @@ from comfyfleet.server.catalog.model import (
     EffectDefinition,
     EffectSettings,
     ExampleSide,
-    Property,
     RegisteredWorkflow,
     WorkflowDraft,
     WorkflowTerms,
@@ -59,6 +57,7 @@ from comfyfleet.server.fleets import object_info
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet
 from comfyfleet.server.http.admin.auth import Body, OperatorDep, admin_router
+from comfyfleet.server.http.admin.properties import PropertyBody, property_answer
 from comfyfleet.server.http.deps import NowDep, PlaneDep
 from comfyfleet.server.http.examples import example_views
 from comfyfleet.server.http.request_body import Tokens, VersionNumber
@@ -66,84 +65,6 @@ from comfyfleet.server.ingest import keep_example
 from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.workflow.embedded import Opened, open_document
 from comfyfleet.workflow.inspect import inspect
-
-
-class PropertyBody(BaseModel):
-    """A property of a workflow. Unknown fields cause a warning in the response, as they may be
-    misspelt."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-    name: str = Field(
-        description="The one named `input`, of image or video, takes the user's media."
-    )
-    # A str, not a Literal: an unknown type gets our own message, which lists the known ones.
-    type: str = Field(json_schema_extra={"enum": list(PROPERTY_TYPES)})
-    binding: str | None = Field(
-        default=None, description='"<node id>.<input>", ids as in the prompt.'
-    )
-    placeholder: str | None = Field(
-        default=None,
-        description="Or a text in the document that is replaced by the value.",
-    )
-    default: Any = Field(
-        default=None, description="Without it, a bound input keeps the document's value."
-    )
-    minimum: int | float | None = Field(
-        default=None,
-        validation_alias=AliasChoices("minimum", "min"),
-        description="Else that of the node, for number and integer.",
-    )
-    maximum: int | float | None = Field(
-        default=None, validation_alias=AliasChoices("maximum", "max")
-    )
-    step: int | float | None = Field(default=None, description="For those who draw a slider.")
-    choices: list[str | int | float | bool] | None = Field(
-        default=None,
-        validation_alias=AliasChoices("choices", "options"),
-        description="For a choice; else those of the node.",
-    )
-    required: bool | None = Field(
-        default=None, description="Else: files, and placeholders without a default, are."
-    )
-    description: str = Field(default="", description="For people.")
-    label: str | None = Field(default=None, description="Its name in a form; else from the name.")
-    # A str, as the type: an unknown one gets our own message.
-    format: str | None = Field(
-        default=None,
-        json_schema_extra={"enum": [*PROPERTY_FORMATS, None]},
-        description="How people enter it: multiline (text), colour (text or integer), mask (image).",
-    )
-
-    def parsed(self) -> Property:
-        said = {name: getattr(self, name) for name in type(self).model_fields}
-        choices = None if self.choices is None else tuple(self.choices)
-        return Property(**{**said, "choices": choices})
-
-    def warnings(self) -> list[str]:
-        unknown = sorted(self.model_extra or {})
-        return [
-            f"The property {self.name} has fields that we don't know: {', '.join(unknown)}."
-        ] * (len(unknown) > 0)
-
-
-def answer_of(each: Property) -> PropertyAnswer:
-    return PropertyAnswer(
-        name=each.name,
-        type=each.type,
-        binding=each.binding,
-        placeholder=each.placeholder,
-        default=each.default,
-        minimum=each.minimum,
-        maximum=each.maximum,
-        step=each.step,
-        choices=None if each.choices is None else list(each.choices),
-        required=bool(each.required),
-        description=each.description,
-        label=each.label,
-        format=each.format,
-    )
-
 
 # Each is some megabytes: a document is compared with the newest fleets' only.
 OBJECT_INFOS_MAX = 10
@@ -165,6 +86,16 @@ class TermsBody(Body):
     is_withdrawn: bool = Field(
         default=False, description="True: it is no longer offered; runs that go on may use it."
     )
+    output: OutputRule | None = Field(
+        default=None,
+        description="Whether a result needs a file or a value; default: required, or optional for "
+        "a new workflow whose output nodes only show text.",
+    )
+    ai_mark: AiMark | None = Field(
+        default=None,
+        description="How delivered files are marked as made by AI: auto (default) decides by the "
+        "prompt; generated and edited always mark; none never does.",
+    )
 
     def terms(self) -> WorkflowTerms:
         named = self.required_capabilities
@@ -173,6 +104,8 @@ class TermsBody(Body):
             run_limit_seconds=self.run_limit_seconds,
             price_tokens=self.price_tokens,
             is_withdrawn=self.is_withdrawn or None,
+            output=self.output,
+            ai_mark=self.ai_mark,
         )
 
 
@@ -438,7 +371,7 @@ async def show_workflow(
             kind=found.kind,
             document_hash=found.document_hash,
             output_node_id=found.output_node_id,
-            properties=[answer_of(each) for each in found.properties],
+            properties=[property_answer(each) for each in found.properties],
             node_types=list(found.node_types),
             models=[Model(input=each.input, file=each.file) for each in found.models],
             versions=[each.version for each in all_of_it],
@@ -561,6 +494,8 @@ async def _workflow_answer(tx: Tx, workflow: RegisteredWorkflow) -> WorkflowAnsw
         price_tokens=workflow.price_tokens,
         fleets=[each.name for each in await fleets.fleets_with(tx, workflow.id)],
         created_at=workflow.created_at,
+        output=workflow.output,
+        ai_mark=workflow.ai_mark,
     )
 
 

@@ -141,6 +141,7 @@ def _effect_answer(plane: ControlPlane, offer: ResolvedEffect, balance: int) -> 
         preview_url=settings.preview_url,
         price_tokens=settings.price_tokens,
         typical_seconds=effect.typical_seconds,
+        last_processing_time_seconds=effect.last_processing_time_seconds,
         takes=_takes(plane, offer),
         properties=json_schema_of(offer.version.properties, settings.overrides, settings.locked),
         tags=settings.tags,

@@ -5,7 +5,7 @@ from typing import Annotated, NamedTuple
 from uuid import UUID
 
 from fastapi import Depends, Query, Response, status
-from pydantic import Field, model_validator
+from pydantic import AliasChoices, Field, model_validator
 
 from comfyfleet.api.media import (
     RESULTS_MAX,
@@ -127,7 +127,11 @@ def _part(part: ingest.UploadedPart) -> UploadPart:
 class NewVideo(Body):
     """A file that was uploaded, or a URL; exactly one of them."""
 
-    file_id: UUID | None = Field(default=None, description="A file that was uploaded.")
+    file_id: UUID | None = Field(
+        default=None,
+        validation_alias=AliasChoices("file_id", "original_file_id"),
+        description="A file that was uploaded; original_file_id means the same.",
+    )
     url: Text | None = Field(
         default=None,
         max_length=URL_CHARACTERS_MAX,
