@@ -106,6 +106,35 @@ async def test_a_database_of_another_version_is_refused(
     await database.close()
 
 
+OLD_ID = "11111111111111111111111111111111"
+OLD_JOB = f"""
+    INSERT INTO ai_jobs (id, tenant_id, workflow_id, workflow_slug, workflow_version, stage, provider,
+        priority, status, prompt, properties, assets, submitted_at)
+    VALUES ('{OLD_ID}', '{OLD_ID}', 1, 'w', 1, 'production', 'self_hosted', 0, 'processing', '{{}}', '{{}}',
+        '[]', '2026-01-01 00:00:00+00')"""  # noqa: S608
+OLD_EVENTS = f"""
+    INSERT INTO run_events (tenant_id, user_id, job_id, lease_number, prompt_id, events, record, created_at)
+    VALUES ('{OLD_ID}', '{OLD_ID}', '{OLD_ID}', 1, 'p', '[["execution_start", {{}}]]', RECORD,
+        '2026-01-01 00:00:00+00')"""  # noqa: S608
+
+
+async def test_repeated_records_of_older_versions_are_reduced_to_the_newest(
+    databases: Databases,
+) -> None:
+    database = await databases.open("tenant")
+    async with database.transaction() as tx:
+        await tx.run_sync(to_revision, "tenant", "judges_1")
+        await tx.execute(text(OLD_JOB))
+        for record in ("NULL", "NULL", "'{\"a\": 1}'", "'{\"a\": 2}'"):
+            await tx.execute(text(OLD_EVENTS.replace("RECORD", record)))
+        await tx.run_sync(to_revision, "tenant", "head")
+        query = "SELECT CAST(record AS text), has_start FROM run_events ORDER BY id"
+        rows = [tuple(row) for row in await tx.execute(text(query))]
+    assert [record for record, _ in rows] == [None, None, None, '{"a": 2}']
+    assert [bool(has_start) for _, has_start in rows] == [True, False, False, False]
+    await database.close()
+
+
 def to_revision(connection: Connection, history: History, revision: str) -> None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS_FOLDER / history))

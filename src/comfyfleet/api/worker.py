@@ -44,6 +44,8 @@ RUN_EVENTS_MAX = 5_000
 # A message of ComfyUI's protocol: its type and its data.
 RunEvent: TypeAlias = tuple[str, dict[str, Any]]
 RunEvents: TypeAlias = Annotated[tuple[RunEvent, ...], Field(max_length=RUN_EVENTS_MAX)]
+# Distinct for each report of a lease, and the same when a report is repeated.
+ReportNumber: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
 FilledIn: TypeAlias = Annotated[dict[str, dict[str, Any]], Field(max_length=FILLED_IN_MAX)]
 Provider: TypeAlias = Literal["self_hosted", "cloud"]
 # Why a worker's backend can't take jobs: it doesn't answer; its prompt thread is stuck; its GPU is in an
@@ -184,6 +186,8 @@ class Job(Message):
     # Files of a node are delivered when it has ended, and told with its messages. If false, all that a run
     # makes is told with its end.
     live_outputs: bool = False
+    # The control plane recognizes repeated reports by their `report` number, and takes `unheard` ones.
+    numbers_reports: bool = False
     # The same once more, unless the poll `is_brief`: the user's media, where the first output is PUT,
     # and `workflow` (the prompt), `assets`, `output_node_id`.
     input_url: str | None = None
@@ -303,6 +307,13 @@ class RunPreview(Message):
         return f"data:{self.content_type};base64,{self.base64}"
 
 
+class UnheardReport(Message):
+    """A numbered heartbeat whose answer was lost, so that the worker doesn't know whether it arrived."""
+
+    number: ReportNumber
+    events: RunEvents = ()
+
+
 class Heartbeat(Message):
     dispatch_id: RowId
     lease_token: UUID
@@ -319,6 +330,9 @@ class Heartbeat(Message):
     # files, which are in `outputs`; else those come with the last report.
     events: RunEvents = ()
     outputs: tuple[DeliveredOutput, ...] = Field(default=(), max_length=WANTED_MAX)
+    report: ReportNumber | None = (
+        None  # repeated with the same events and outputs until it is answered
+    )
     preview: RunPreview | None = None  # if the last answer said that somebody looks
 
 
@@ -363,6 +377,8 @@ class Complete(Message):
     # Of a job that `records_run`: the messages that no heartbeat has told, in order; and the run's
     # entry in the backend's history, without its prompt.
     events: RunEvents = ()
+    report: ReportNumber | None = None
+    unheard: UnheardReport | None = None  # logged first, unless it did arrive
     history: dict[str, Any] | None = None
     told_outputs: bool = False  # heartbeats have told some of the outputs, or may have
     # What the worker would say to /poll next, with `held` as it is when this lease has ended.
@@ -384,6 +400,8 @@ class Fail(Message):
     interrupted: bool = False  # as the control plane had ordered
     filled_in: FilledIn | None = None  # if no heartbeat has told it
     events: RunEvents = ()  # as in Complete, with the files that they name
+    report: ReportNumber | None = None
+    unheard: UnheardReport | None = None
     outputs: tuple[DeliveredOutput, ...] = Field(default=(), max_length=WANTED_MAX)
     told_outputs: bool = False
 

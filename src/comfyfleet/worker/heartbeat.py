@@ -14,7 +14,6 @@ from comfyfleet.api.worker import (
     Job,
     Progress,
     Reading,
-    RunEvent,
     RunPreview,
 )
 from comfyfleet.comfy.events import Preview
@@ -31,7 +30,7 @@ from comfyfleet.transport.retry import RetryPolicy
 from comfyfleet.worker.control_client import ControlClient
 from comfyfleet.worker.platform import RenewAsset
 from comfyfleet.worker.run_progress import reported_preview
-from comfyfleet.worker.run_record import RunRecord
+from comfyfleet.worker.run_record import LastReport, RunRecord
 
 logger = logging.getLogger(__name__)
 
@@ -129,10 +128,10 @@ class HeartbeatLoop:
         if record.has_live:
             self._changed.set()
 
-    async def take_events(self, record: RunRecord) -> tuple[RunEvent, ...]:
-        """All that was not reported, after a heartbeat that is under way: what it reports comes first."""
+    async def take_last(self, record: RunRecord) -> LastReport:
+        """Waits for a heartbeat that is being sent, whose messages come first, then takes all others."""
         async with self._sending:
-            return record.pop_all()
+            return record.pop_last()
 
     def set_preview(self, picture: Preview) -> None:
         """Sends a preview once, with the next heartbeat after somebody looks; a newer one replaces it."""
@@ -245,8 +244,7 @@ class HeartbeatLoop:
             reading = await self._reading()
             self._changed.clear()
             self._urgent.clear()
-            events = self._record.pop_live() if self._record and self._started else ()
-            outputs = self._record.outputs_in(events) if self._record and events else ()
+            report = self._record.next_report() if self._record and self._started else None
             message = Heartbeat(
                 dispatch_id=self._job.dispatch_id,
                 lease_token=self._job.lease_token,
@@ -256,12 +254,13 @@ class HeartbeatLoop:
                 want_assets=want_assets,
                 reading=reading,
                 filled_in=self._filled_in,
-                events=events,
-                outputs=outputs,
+                events=report.events if report else (),
+                outputs=report.outputs if report else (),
+                report=report.number if report and self._job.numbers_reports else None,
                 preview=self._pop_preview(),
             )
             self._last = time.monotonic()
-            if self._record and outputs:
+            if self._record and report and report.outputs:
                 self._record.told_outputs = True
             try:
                 answer = await self._control.heartbeat(message)
@@ -269,24 +268,18 @@ class HeartbeatLoop:
                 self._on_lost(error)
                 raise
             except BaseException as error:
-                self._take_back(message, error)
+                if self._record:
+                    self._record.note_silence(is_refused=isinstance(error, Refused))
                 raise
             self._note_watched(is_watched=answer.previews)
             if message.filled_in is not None:
                 self._filled_in = None
-            if events and self._record and self._record.has_live:
-                self._changed.set()  # one report could not hold them all
+            if report and self._record:
+                self._record.note_answer()
+                if self._record.has_live:
+                    self._changed.set()  # one report could not hold them all
         self._on_answer(answer)
         return answer
-
-    def _take_back(self, message: Heartbeat, error: BaseException) -> None:
-        """Cut off or not answered: nobody knows whether it was heard. Told twice is better. Files that were refused
-        come with the end, which tells why."""
-        if self._record and isinstance(error, Refused):
-            for each in message.outputs:
-                self._record.drop_output(each)
-        if self._record and message.events:
-            self._record.put_back(message.events)
 
     def _note_watched(self, *, is_watched: bool) -> None:
         """Whoever has begun to look gets the newest picture at once."""

@@ -23,7 +23,6 @@ from comfyfleet.api.worker import (
     ModelChange,
     Requeue,
     RequeueReason,
-    RunEvent,
 )
 from comfyfleet.comfy import Backend
 from comfyfleet.comfy.backend import Cancellation
@@ -70,7 +69,7 @@ from comfyfleet.worker.job_files import (
 from comfyfleet.worker.journal import Journal, JournalEntry
 from comfyfleet.worker.platform import AssetProvider
 from comfyfleet.worker.run_progress import advance_progress, begin_progress
-from comfyfleet.worker.run_record import RecordTurns, RunRecord, record_of
+from comfyfleet.worker.run_record import LastReport, RecordTurns, RunRecord, record_of
 from comfyfleet.worker.settings import prompt_id_of
 
 LOADED_MODELS_MAX = 8
@@ -200,6 +199,7 @@ async def run_lease(
     if record:
         record.release_results()
         await report_rest(record, heartbeat_loop)
+    last = await last_report(lease, heartbeat_loop, deps)
     return Complete(
         dispatch_id=lease.job.dispatch_id,
         lease_token=lease.job.lease_token,
@@ -208,7 +208,9 @@ async def run_lease(
         execution_seconds=seconds,
         model_change=lease.model_change,
         values=choose_values(outputs, lease.job.output_node_id),
-        events=await last_events(lease, heartbeat_loop, deps),
+        events=last.events,
+        report=last.number,
+        unheard=last.unheard,
         history=(record.history(outputs) or {}) if record else None,
         told_outputs=record is not None and (record.told_outputs or lease.resumes),
     )
@@ -225,14 +227,14 @@ async def report_rest(record: RunRecord, heartbeat_loop: HeartbeatLoop) -> None:
             await heartbeat_loop.send_now()
 
 
-async def last_events(
+async def last_report(
     lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDeps
-) -> tuple[RunEvent, ...]:
-    """For the final report: after those of the run before, and of heartbeats that are under way."""
+) -> LastReport:
+    """The messages for the final report: after those of the run before, and of heartbeats that are being sent."""
     if lease.record is None:
-        return ()
+        return LastReport()
     await deps.turns.wait_for(lease.record)
-    return await heartbeat_loop.take_events(lease.record)
+    return await heartbeat_loop.take_last(lease.record)
 
 
 async def adopt_run(
@@ -552,8 +554,9 @@ class LeaseRunner:
             self.lease.record.drop_results()
             if self.lease.delivery is not None:
                 await self.lease.delivery.drain()
-            events = await last_events(self.lease, self._heartbeat_loop, self._deps)
-            changes["events"] = events
+            last = await last_report(self.lease, self._heartbeat_loop, self._deps)
+            events = last.all_events
+            changes |= {"events": last.events, "report": last.number, "unheard": last.unheard}
             changes["outputs"] = self.lease.record.outputs_in(events)
             changes["told_outputs"] = self.lease.record.told_outputs or self.lease.resumes
             has_failed = any(kind == "execution_error" for kind, _ in events)

@@ -4,12 +4,13 @@ import asyncio
 import base64
 import contextlib
 import json
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from comfyfleet.api.values import DeliveredOutput
-from comfyfleet.api.worker import RUN_EVENTS_MAX, Job, RunEvent
+from comfyfleet.api.worker import RUN_EVENTS_MAX, Job, RunEvent, UnheardReport
 from comfyfleet.comfy.backend import Outputs
 from comfyfleet.comfy.events import Event, NodeText, Preview
 from comfyfleet.media import SNIFF_BYTES, picture_size, sniff_type
@@ -58,6 +59,30 @@ class RecordedEvent(NamedTuple):
 ORDER_SECONDS_MAX = 2.0
 
 
+# Reports of a worker that was restarted under the same lease must not repeat the numbers of those before.
+FIRST_NUMBER_BITS = 62
+
+
+class LiveReport(NamedTuple):
+    """Messages that one heartbeat carries. It is repeated unchanged until the control plane answers it."""
+
+    number: int
+    events: tuple[RunEvent, ...]
+    outputs: tuple[DeliveredOutput, ...]
+
+
+class LastReport(NamedTuple):
+    """The part of the final report that concerns the record."""
+
+    events: tuple[RunEvent, ...] = ()
+    number: int | None = None
+    unheard: UnheardReport | None = None
+
+    @property
+    def all_events(self) -> tuple[RunEvent, ...]:
+        return (*(self.unheard.events if self.unheard else ()), *self.events)
+
+
 class RecordTurns:
     """Which run of a backend tells now: the next begins while the files of the one before are delivered, and
     clients know only one run at a time."""
@@ -98,11 +123,15 @@ class RunRecord:
         folder: str,
         *,
         holds_results: bool = False,
+        numbers_reports: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._prompt = prompt
         self._folder = folder
         self._holds_results = holds_results
+        self._numbers_reports = numbers_reports
+        self._last_number = secrets.randbits(FIRST_NUMBER_BITS)
+        self._unheard: LiveReport | None = None
         self._clock = clock
         self._untold: list[RecordedEvent] = []
         self._bytes = 0
@@ -164,6 +193,37 @@ class RunRecord:
         named = dict.fromkeys(key for each in events for key in sorted(files_in(each)))
         return tuple(self._delivered[key] for key in named if key in self._delivered)
 
+    def next_report(self) -> LiveReport | None:
+        """The report that was not answered, or else a new one with what can be told now."""
+        if self._unheard is None and (events := self.pop_live()):
+            self._unheard = LiveReport(self._next_number(), events, self.outputs_in(events))
+        return self._unheard
+
+    def note_answer(self) -> None:
+        """The control plane has logged the last report."""
+        self._unheard = None
+
+    def note_silence(self, *, is_refused: bool) -> None:
+        """Decides what happens to a report without an answer, which may have been logged.
+
+        It is repeated under its number, so that it counts once. A refused one was not logged: its messages are told
+        again in another report, without the files that were refused. A control plane that knows no numbers gets
+        them again, too, because hearing them twice is better than never.
+        """
+        report = self._unheard
+        if report is None:
+            return
+        if is_refused:
+            for output in report.outputs:
+                self.drop_output(output)
+        if is_refused or not self._numbers_reports:
+            self._unheard = None
+            self.put_back(report.events)
+
+    def _next_number(self) -> int:
+        self._last_number += 1
+        return self._last_number
+
     def pop_live(self) -> tuple[RunEvent, ...]:
         """As many as one report holds of those that can be told at once."""
         told: list[RecordedEvent] = []
@@ -213,9 +273,21 @@ class RunRecord:
         again = [self._recorded(each, len(json.dumps(each))) for each in events]
         self._keep([*again, *self._untold])
 
-    def pop_all(self) -> tuple[RunEvent, ...]:
-        """What goes with the last report; what it can't hold is left out."""
-        told = _fitting(self._untold)
+    def pop_last(self) -> LastReport:
+        """Everything that goes with the final report; what it can't hold is left out."""
+        unheard, self._unheard = self._unheard, None
+        if unheard is None:
+            return LastReport(self.pop_all(), self._next_number())
+        taken = sum(len(json.dumps(event)) for event in unheard.events)
+        return LastReport(
+            self.pop_all(LAST_BYTES_MAX - taken),
+            self._next_number(),
+            UnheardReport(number=unheard.number, events=unheard.events),
+        )
+
+    def pop_all(self, bytes_max: int | None = None) -> tuple[RunEvent, ...]:
+        """All messages that were not told, as far as they fit into the final report."""
+        told = _fitting(self._untold, LAST_BYTES_MAX if bytes_max is None else bytes_max)
         self._keep([])
         return tuple(each.event for each in told)
 
@@ -271,12 +343,12 @@ def _size(events: Sequence[RecordedEvent]) -> int:
     return sum(each.size for each in events)
 
 
-def _fitting(events: Sequence[RecordedEvent]) -> Sequence[RecordedEvent]:
-    if len(events) > RUN_EVENTS_MAX or _size(events) > LAST_BYTES_MAX:
+def _fitting(events: Sequence[RecordedEvent], bytes_max: int) -> Sequence[RecordedEvent]:
+    if len(events) > RUN_EVENTS_MAX or _size(events) > bytes_max:
         events = [each for each in events if not each.is_replaceable]
-    if _size(events) > LAST_BYTES_MAX:
+    if _size(events) > bytes_max:
         events = [each for each in events if each.event[0] not in (TEXT, PICTURE)]
-    while events and _size(events) > LAST_BYTES_MAX:
+    while events and _size(events) > bytes_max:
         events = events[1:]
     return events[-RUN_EVENTS_MAX:]
 
@@ -285,7 +357,12 @@ def record_of(job: Job, folder: str) -> RunRecord | None:
     """None: nobody wants one."""
     if not job.records_run:
         return None
-    return RunRecord(job.prompt, folder, holds_results=job.holds_results)
+    return RunRecord(
+        job.prompt,
+        folder,
+        holds_results=job.holds_results,
+        numbers_reports=job.numbers_reports,
+    )
 
 
 def replace_text(value: Any, old: str, new: str) -> Any:

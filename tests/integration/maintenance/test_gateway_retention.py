@@ -72,13 +72,17 @@ def run_of(job: Job) -> LoggedRun:
 
 async def log(ada: TenantData, job: Job, *, is_end: bool) -> None:
     now, events = ada.plane.clock(), [("execution_start", {"prompt_id": "x"})]
+    run = run_of(job)
     async with ada.pool.transaction() as tx:
+        state = await run_log.lock_run(tx, run.tenant_id, run.user_id, run.job_id)
+        assert state is not None
         if is_end:
             made = [DeliveredOutput(name="9", size=3, filename="x_00001_.png", folder="output")]
             end = RunEnd("completed")
-            await run_log.log_end(tx, run_of(job), end, events, files=RunFiles(made), now=now)
+            files = RunFiles(made)
+            await run_log.log_end(tx, run, end, events, state=state, files=files, now=now)
         else:
-            await run_log.log_live(tx, run_of(job), events, now=now)
+            await run_log.log_live(tx, run, events, state=state, now=now)
 
 
 async def test_an_upload_goes_with_the_tenants_retention_and_its_name_is_free(

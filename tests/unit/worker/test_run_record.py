@@ -141,3 +141,79 @@ def test_a_client_reads_the_names_that_it_gave() -> None:
     run.show_as({"folder/1.image.dat": "cat.png"})
     run.take(told("execution_error", current_inputs={"image": ["folder/1.image.dat"]}))
     assert run.pop_all()[0][1] == {"current_inputs": {"image": ["cat.png"]}}
+
+
+def test_a_report_without_an_answer_is_repeated_unchanged() -> None:
+    run = record()
+    run.take(told("executing", node="1"))
+    first = run.next_report()
+    assert first is not None
+    run.note_silence(is_refused=False)
+    run.take(told("executing", node="2"))
+    assert run.next_report() == first
+    run.note_answer()
+    second = run.next_report()
+    assert second is not None
+    assert [data["node"] for _, data in second.events] == ["2"]
+    assert second.number != first.number
+
+
+def test_the_final_report_carries_the_one_without_an_answer() -> None:
+    run = record()
+    run.take(told("executing", node="1"))
+    first = run.next_report()
+    assert first is not None
+    run.note_silence(is_refused=False)
+    run.take(told("executing", node="2"))
+    last = run.pop_last()
+    assert last.unheard is not None
+    assert (last.unheard.number, last.unheard.events) == (first.number, first.events)
+    assert [data["node"] for _, data in last.events] == ["2"]
+    assert [data["node"] for _, data in last.all_events] == ["1", "2"]
+    assert last.number not in (None, first.number)
+
+
+def test_the_final_report_with_an_unanswered_one_still_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run_record, "REPORT_BYTES_MAX", 2000)
+    monkeypatch.setattr(run_record, "LAST_BYTES_MAX", 4000)
+    run = record()
+    for number in range(100):
+        run.take(told("executing", node=str(number), padding="x" * 50))
+    assert run.next_report() is not None
+    run.note_silence(is_refused=False)
+    assert len(json.dumps(run.pop_last().all_events)) <= 4000
+
+
+def test_a_refused_report_is_told_again_under_another_number() -> None:
+    run = record()
+    run.take(told("executing", node="1"))
+    first = run.next_report()
+    assert first is not None
+    run.note_silence(is_refused=True)
+    again = run.next_report()
+    assert again is not None
+    assert again.events == first.events
+    assert again.number != first.number
+
+
+def test_an_older_control_plane_gets_unanswered_messages_again() -> None:
+    run = RunRecord(SENDER, "folder-of-the-job", numbers_reports=False)
+    run.take(told("executing", node="1"))
+    assert run.next_report() is not None
+    run.note_silence(is_refused=False)
+    last = run.pop_last()
+    assert last.unheard is None
+    assert [data["node"] for _, data in last.events] == ["1"]
+
+
+def test_a_restarted_worker_does_not_repeat_numbers() -> None:
+    numbers = set()
+    for _ in range(100):
+        run = record()
+        run.take(told("executing", node="1"))
+        report = run.next_report()
+        assert report is not None
+        numbers.add(report.number)
+    assert len(numbers) == 100

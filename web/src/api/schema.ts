@@ -495,6 +495,8 @@ export interface Complete {
   filled_in?: Record<string, Record<string, unknown>> | null
   values?: (ShownValue)[]
   events?: (unknown[])[]
+  report?: number | null
+  unheard?: UnheardReport | null
   history?: Record<string, unknown> | null
   told_outputs?: boolean
   poll?: Poll | null
@@ -793,6 +795,8 @@ export interface Fail {
   interrupted?: boolean
   filled_in?: Record<string, Record<string, unknown>> | null
   events?: (unknown[])[]
+  report?: number | null
+  unheard?: UnheardReport | null
   outputs?: (DeliveredOutput)[]
   told_outputs?: boolean
 }
@@ -1130,6 +1134,7 @@ export interface Heartbeat {
   filled_in?: Record<string, Record<string, unknown>> | null
   events?: (unknown[])[]
   outputs?: (DeliveredOutput)[]
+  report?: number | null
   preview?: RunPreview | null
 }
 
@@ -1181,6 +1186,7 @@ export interface Job {
   records_run: boolean
   holds_results: boolean
   live_outputs: boolean
+  numbers_reports: boolean
   input_url: string | null
   output_url: string | null
   output_headers: Record<string, string> | null
@@ -2926,6 +2932,12 @@ export interface Triggers {
   triggers: (TriggerAnswer)[]
   /** The next page: before=next; null: no more. */
   next: string | null
+}
+
+/** A numbered heartbeat whose answer was lost, so that the worker doesn't know whether it arrived. */
+export interface UnheardReport {
+  number: number
+  events?: (unknown[])[]
 }
 
 export interface Upload {

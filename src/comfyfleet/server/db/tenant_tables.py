@@ -327,9 +327,25 @@ run_events = Table(
     Column("events", Document, nullable=False),
     Column("record", Document),  # with the last ones: status, outputs and meta of its history entry
     Column("created_at", Moment, nullable=False),
+    # The worker's number of the report. Null: the worker does not number reports, or the row is our own.
+    Column("report", BigInteger),
+    Column("has_start", Boolean, nullable=False, server_default=text("false")),
+    Column("has_end", Boolean, nullable=False, server_default=text("false")),
     Index(None, "job_id", "id"),
     Index(None, "tenant_id", "user_id", "id"),
     partial_index("run_events_unfinished", "created_at", where="record IS NULL"),
+    # A report counts once. A prompt has one start, one end and one history record, whatever is repeated.
+    partial_index(
+        "run_events_report",
+        "job_id",
+        "lease_number",
+        "report",
+        where="report IS NOT NULL",
+        unique=True,
+    ),
+    partial_index("run_events_start", "job_id", where="has_start", unique=True),
+    partial_index("run_events_end", "job_id", where="has_end", unique=True),
+    partial_index("run_events_record", "job_id", where="record IS NOT NULL", unique=True),
     sqlite_autoincrement=True,
 )
 

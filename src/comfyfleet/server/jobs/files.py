@@ -54,7 +54,13 @@ from comfyfleet.server.media.model import (
     stored_key,
 )
 from comfyfleet.server.run_log import service as run_log
-from comfyfleet.server.run_log.model import PREVIEWS, LoggedRun, RunFiles, without_results
+from comfyfleet.server.run_log.model import (
+    PREVIEWS,
+    LoggedRun,
+    LoggedState,
+    RunFiles,
+    without_results,
+)
 from comfyfleet.server.storage.model import CHUNK_BYTES
 from comfyfleet.transport.files import open_file
 
@@ -418,29 +424,42 @@ async def report_live(
     key: LeaseKey,
     events: Sequence[RunEvent],
     outputs: Sequence[DeliveredOutput] = (),
+    *,
+    report: int | None = None,
 ) -> None:
-    """Messages of a run that goes on, with the files that they name, if its job is one whose client wants them."""
+    """Logs messages of a run that continues, with the files that they name, if its job's client wants them.
+
+    A repeated report, which has the same number, changes nothing.
+    """
     pool, taken = await context.pool_of(key.tenant_id), TakenOutputs()
     if outputs:
         async with pool.read() as tx:
             job = await store.get(tx, key.tenant_id, key.job_id)
+            run = logged_run(job, key.token, report)
+            if run is None or job is None or await run_log.is_reported(tx, run):
+                return
             known = await known_outputs(tx, key.tenant_id, key.job_id)
-        if logged_run(job, key.token) is None or job is None:
-            return
         if tells_results_live(job.asked):
             taken = await take_outputs(context, key, outputs, known)
     try:
         async with pool.transaction() as tx:
-            run, replaced = await _log(tx, context, key, events, taken)
+            logged, replaced = await _log(tx, context, key, events, taken, report)
     except (NotFound, *REFUSALS):
         await discard_outputs(context, taken.new)
         raise
-    if run is None:
-        await discard_outputs(context, taken.new)
+    used = {each.file.id for each in logged.taken.new} if logged else set()
+    await discard_outputs(context, [each for each in taken.new if each.file.id not in used])
+    if logged is None:
         return
+    run = logged.run
     delete_sources(context, taken.stored)
     context.deferred.delete_objects(context.store, [each.path for each in replaced])
     context.notifier.tell_user(run.user_id, ONLY_TOLD)
+
+
+class LoggedReport(NamedTuple):
+    run: LoggedRun
+    taken: TakenOutputs
 
 
 async def _log(
@@ -449,23 +468,49 @@ async def _log(
     key: LeaseKey,
     events: Sequence[RunEvent],
     taken: TakenOutputs,
-) -> tuple[LoggedRun | None, list[File]]:
-    """Returns the run, if its lease is still held, and files that were replaced."""
+    report: int | None,
+) -> tuple[LoggedReport | None, list[File]]:
+    """Returns the report, if its lease is held and it is new, and files that were replaced."""
     job = await store.get(tx, key.tenant_id, key.job_id)
-    if taken.outputs and job is not None and job.asked.user_id is not None:
-        await run_log.lock_log(tx, job.asked.user_id)
-        await store.lock(tx, key.tenant_id, [key.job_id])
-        job = await store.get(tx, key.tenant_id, key.job_id)
-    run = logged_run(job, key.token)
+    run = logged_run(job, key.token, report)
     if run is None or job is None:
+        return None, []
+    state = await lock_run(tx, run, key.token)
+    if state is None or state.is_reported:
         return None, []
     if not tells_results_live(job.asked):
         events = without_results(events)
+    taken = await _with_current_files(tx, key, taken)
     if asks_for_previews(job.asked) and any(kind == "execution_start" for kind, _ in events):
         events = [*events, (PREVIEWS, {})]
     await add_files(tx, job, taken)
-    old_ids = await run_log.log_live(tx, run, events, taken.named(), now=context.clock())
-    return run, await remove_files(tx, key.tenant_id, old_ids)
+    old_ids = await run_log.log_live(
+        tx, run, events, taken.named(), state=state, now=context.clock()
+    )
+    return LoggedReport(run, taken), await remove_files(tx, key.tenant_id, old_ids)
+
+
+async def _with_current_files(tx: Tx, key: LeaseKey, taken: TakenOutputs) -> TakenOutputs:
+    """Returns the outputs with the files that are stored for them now, under the lock of the run.
+
+    The same report may have been logged between the look without the lock and now. Its file stays: others may
+    have been told of it already.
+    """
+    if not taken.outputs:
+        return taken
+    known = await known_outputs(tx, key.tenant_id, key.job_id)
+    aliases: dict[str, str] = {}
+    stored: list[StoredOutput] = []
+    for output, one in zip(taken.outputs, taken.stored, strict=True):
+        name = _find_same(output, known, aliases)
+        if name is not None:
+            aliases[output.name] = name
+            stored.append(StoredOutput(one.source, known[name], is_known=True))
+        elif one.is_known:
+            raise Unavailable(f"output {output.name!r} was replaced while it was taken")
+        else:
+            stored.append(one)
+    return TakenOutputs(taken.outputs, stored, aliases, taken.may_be_known)
 
 
 async def add_files(tx: Tx, job: Job, taken: TakenOutputs) -> None:
@@ -489,8 +534,17 @@ async def settle(tx: Tx, job: Job, taken: TakenOutputs) -> list[File]:
     return await remove_files(tx, job.tenant_id, [each for each in before if each not in kept])
 
 
-def logged_run(job: Job | None, token: UUID) -> LoggedRun | None:
-    """None: nobody wants to know, or another lease holds the job."""
+async def lock_run(tx: Tx, run: LoggedRun, token: UUID) -> LoggedState | None:
+    """Locks the run for a report of this lease; None if the lease is no longer held.
+
+    Two equal reports may arrive at once. Whichever comes second waits here, and then sees the first.
+    """
+    state = await run_log.lock_run(tx, run.tenant_id, run.user_id, run.job_id, report=run.report)
+    return state if state is not None and state.holds(token) else None
+
+
+def logged_run(job: Job | None, token: UUID, report: int | None = None) -> LoggedRun | None:
+    """Returns the run to log; None if no client follows the job, or another lease holds it."""
     if job is None or job.asked.gateway is None or job.asked.user_id is None:
         return None
     if job.lease_token != token or not job.status.is_active:
@@ -503,4 +557,5 @@ def logged_run(job: Job | None, token: UUID) -> LoggedRun | None:
         job.lease_number,
         data.get("client_id"),
         data["prompt_id"],
+        report,
     )

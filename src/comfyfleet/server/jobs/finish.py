@@ -28,6 +28,7 @@ from comfyfleet.server.jobs.files import (
     TakenOutputs,
     add_files,
     known_outputs,
+    lock_run,
     logged_run,
     remove_files,
     settle,
@@ -80,19 +81,28 @@ async def _log_end(
     error: str | None = None,
     taken: TakenOutputs | None = None,
 ) -> list[File]:
-    """In the transaction in which the job ends: whoever sees the one sees the other. Returns files that others
-    have replaced."""
-    run, taken = logged_run(job, token), taken or TakenOutputs()
-    if run is None or job is None:
+    """Logs the end in the transaction in which the job ends. Returns files that others have replaced.
+
+    Nothing is logged if the lease is no longer held, which includes a report that is repeated.
+    """
+    unheard = message.unheard if message else None
+    # The number that the state is about: an earlier report whose answer the worker never got.
+    run = logged_run(job, token, unheard.number if unheard else None)
+    state = await lock_run(tx, run, token) if run else None
+    if run is None or state is None or job is None:
         return []
+    taken = taken or TakenOutputs()
     done = message if isinstance(message, Complete) else None
     events = message.events if message else ()
+    if unheard is not None and not state.is_reported:
+        events = (*unheard.events, *events)
     is_shown = done is not None or tells_results_live(job.asked)
     old_ids = await run_log.log_end(
         tx,
-        run,
+        run._replace(report=message.report if message else None),
         RunEnd(_end_status(message), job.asked.prompt, error),
         events if is_shown else without_results(events),
+        state=state,
         files=taken.named(is_result=done is not None),
         history=done.history if done else None,
         now=context.clock(),
@@ -176,7 +186,7 @@ async def _complete_job(
 ) -> FinishedJob:
     one = (row.tenant_id, row.job_id, message.lease_token, _result(message, taken.files))
     stored = [each.file for each in taken.new]
-    if message.events or message.history is not None:
+    if message.events or message.unheard or message.history is not None:
         async with pool.transaction() as tx:
             job = await store.get(tx, row.tenant_id, row.job_id)
             replaced = await _log_end(tx, context, job, message.lease_token, message, taken=taken)

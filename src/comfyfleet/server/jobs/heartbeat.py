@@ -142,7 +142,7 @@ async def _extend(
     await record_attempt(context, message, beat)
     if message.events:
         key = LeaseKey(beat.tenant_id, beat.job_id, message.lease_token)
-        await report_live(context, key, message.events, message.outputs)
+        await report_live(context, key, message.events, message.outputs, report=message.report)
     is_watched = context.previews.is_watched(beat.job_id)
     if is_watched and (picture := preview_in(message)) is not None:
         # After the messages of the same moment: those who look are told of both together.

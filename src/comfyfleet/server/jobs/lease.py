@@ -167,6 +167,7 @@ async def payload_of(
         records_run=job.asked.gateway is not None,
         holds_results=job.asked.gateway is not None and not tells_results_live(job.asked),
         live_outputs=tells_results_live(job.asked),
+        numbers_reports=True,
         extra_data=sent_extra_data(job.asked, is_watched=_is_watched(context, job)),
     )
 

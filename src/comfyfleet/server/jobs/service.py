@@ -510,13 +510,13 @@ async def _log_end(tx: Tx, job: Job, *, now: datetime) -> None:
     data, user_id = job.asked.gateway, job.asked.user_id
     if data is None or user_id is None or job.started_at is None:
         return
-    told = await run_log.records_of(tx, job.tenant_id, [job.id])
-    if job.id in told and told[job.id][0] == job.lease_number:
+    state = await run_log.lock_run(tx, job.tenant_id, user_id, job.id)
+    if state is None or state.has_end:
         return
     client_id, prompt_id = data.get("client_id"), data["prompt_id"]
     run = LoggedRun(job.tenant_id, user_id, job.id, job.lease_number, client_id, prompt_id)
     end = RunEnd(job.status.value, job.asked.prompt, job.error_message)
-    await run_log.log_end(tx, run, end, (), now=now)
+    await run_log.log_end(tx, run, end, (), state=state, now=now)
 
 
 async def force_fail(

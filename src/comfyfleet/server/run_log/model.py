@@ -22,6 +22,7 @@ _COUNTED = re.compile(r"(?P<prefix>.*_)(?P<counter>\d{2,9})(?P<rest>_?(?:\.[^./]
 # client wants previews.
 TEXT, PICTURE, REMOVED = "comfyfleet_text", "comfyfleet_picture", "comfyfleet_removed"
 PREVIEWS = "comfyfleet_previews"
+START, CACHED = "execution_start", "execution_cached"
 ENDS = ("execution_success", "execution_error", "execution_interrupted")
 COMPLETED, FAILED, CANCELLED = "completed", "failed", "cancelled"
 FAILED_TYPE = "comfyfleet.JobFailed"
@@ -56,6 +57,22 @@ class LoggedRun(NamedTuple):
     lease_number: int
     client_id: str | None = None
     prompt_id: str = ""  # as the client knows it
+    report: int | None = None  # the worker's number of the report
+
+
+class LoggedState(NamedTuple):
+    """A job's lease and what its log holds, read under the locks that every writer of the log takes."""
+
+    lease_token: UUID | None
+    lease_number: int
+    is_running: bool
+    start_lease: int | None  # the lease under which `execution_start` was logged
+    has_end: bool
+    is_reported: bool  # the report in question was logged before
+
+    def holds(self, token: UUID) -> bool:
+        """Whether the job runs under this lease. Reports of any other lease are dropped."""
+        return self.is_running and self.lease_token == token
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,10 +300,40 @@ def is_ended(events: Iterable[Event]) -> bool:
     return any(kind in ENDS for kind, _ in events)
 
 
-def events_since_start(events: Sequence[Event]) -> list[Event]:
-    """Those of the run's last beginning: a run may have had to begin again elsewhere."""
-    starts = [index for index, (kind, _) in enumerate(events) if kind == "execution_start"]
-    return list(events[starts[0] if starts else 0 :])
+def starts(events: Iterable[Event]) -> bool:
+    return any(kind == START for kind, _ in events)
+
+
+def without_repeated_start(
+    events: Iterable[Event], state: LoggedState, lease_number: int
+) -> list[Event]:
+    """Returns the events with `execution_start` only if the log has none.
+
+    A later attempt also leaves out `execution_cached`: its client sees one run that continues.
+    """
+    is_later_attempt = state.start_lease is not None and state.start_lease < lease_number
+    has_start = state.start_lease is not None
+    kept: list[Event] = []
+    for kind, data in events:
+        if (kind == START and has_start) or (kind == CACHED and is_later_attempt):
+            continue
+        has_start = has_start or kind == START
+        kept.append((kind, data))
+    return kept
+
+
+def without_ends(events: Iterable[Event]) -> list[Event]:
+    """A run ends with its last report only: before that, another worker may still run it again."""
+    return [(kind, data) for kind, data in events if kind not in ENDS]
+
+
+def with_one_end(events: Iterable[Event]) -> list[Event]:
+    """Returns the events without those that repeat the first end."""
+    kept: list[Event] = []
+    for kind, data in events:
+        if kind not in ENDS or not is_ended(kept):
+            kept.append((kind, data))
+    return kept
 
 
 def missing_events(
@@ -302,8 +349,7 @@ def missing_events(
     if is_ended(heard):
         return []
     opening = {"prompt_id": prompt_id, "timestamp": int(at.timestamp() * 1000)}
-    has_begun = any(kind == "execution_start" for kind, _ in heard)
-    first: list[Event] = [] if has_begun else [("execution_start", opening)]
+    first: list[Event] = [] if starts(heard) else [(START, opening)]
     results = results_unheard(prompt_id, history or {}, heard) if end.status == COMPLETED else []
     return [*first, *results, end_event(prompt_id, end, heard, at)]
 

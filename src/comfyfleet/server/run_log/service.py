@@ -16,34 +16,52 @@ from comfyfleet.server.run_log.model import (
     Event,
     LoggedEvents,
     LoggedRun,
+    LoggedState,
     LogLook,
     RunEnd,
     RunFiles,
     UserFile,
     counters_used,
     delivered_files,
-    events_since_start,
     file_named,
     is_ended,
     missing_events,
     path_after,
     record_from,
     told_by_run,
+    with_one_end,
     with_other_files,
     with_prompt_id,
+    without_ends,
+    without_repeated_start,
 )
 
 EVENTS_PER_READ_MAX = 200
 MISSED_PER_READ_MAX = 2_000
 NAMES_TRIED_MAX = 1_000
 QUEUE_FOLDER = "queue"  # beside those of files: their counters are kept together
-# Told once, however often a run has to begin again on another backend.
-OPENING = ("execution_start", "execution_cached")
 
 
 async def lock_log(tx: Tx, user_id: UUID) -> None:
     """Before a job's row is locked whose messages are logged in the same transaction."""
     await store.lock_log(tx, user_id)
+
+
+async def lock_run(
+    tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID, *, report: int | None = None
+) -> LoggedState | None:
+    """Locks a run for a report and returns its state; None if the user has no such job.
+
+    Comes before everything that the report changes: of two equal reports, the second one sees the first.
+    """
+    return await store.lock_run(tx, tenant_id, user_id, job_id, report)
+
+
+async def is_reported(tx: Tx, run: LoggedRun) -> bool:
+    """Whether this report was logged before. Without locks, so it is a hint that saves work."""
+    if run.report is None:
+        return False
+    return await store.is_reported(tx, run.tenant_id, run.job_id, run.lease_number, run.report)
 
 
 async def log_live(
@@ -52,13 +70,17 @@ async def log_live(
     events: Sequence[Event],
     files: RunFiles = NO_FILES,
     *,
+    state: LoggedState,
     now: datetime,
 ) -> list[UUID]:
-    """Messages of a run that goes on, and the files that they name. Returns files that these have replaced."""
+    """Logs messages of a run that continues, and the files that they name. Returns files that these have replaced.
+
+    `state` is what `lock_run` returned for this report. A report that was logged before must not come here.
+    """
     names, replaced = await _name_files(tx, run, files, now=now)
     named = [(kind, _as_known(data, run, names)) for kind, data in told_by_run(events)]
-    told = await _without_repeated_opening(tx, run, named)
-    if told:
+    told = without_repeated_start(without_ends(named), state, run.lease_number)
+    if told or run.report is not None:
         await store.add_events(tx, run, told, None, now=now)
     return replaced
 
@@ -82,6 +104,7 @@ async def log_end(
     end: RunEnd,
     events: Sequence[Event],
     *,
+    state: LoggedState,
     files: RunFiles = NO_FILES,
     history: Mapping[str, Any] | None = None,
     now: datetime,
@@ -93,12 +116,12 @@ async def log_end(
     """
     names, replaced = await _name_files(tx, run, files, now=now)
     named = [(kind, _as_known(data, run, names)) for kind, data in told_by_run(events)]
-    told = list(await _without_repeated_opening(tx, run, named))
+    told = with_one_end(without_repeated_start(named, state, run.lease_number))
     shown = _as_known(history, run, names)
     heard: list[Event] = []
     if not history or not is_ended(told):
         earlier = await store.events_of_job(tx, run.tenant_id, run.job_id)
-        heard = events_since_start([*(each for row in earlier for each in row.events), *told])
+        heard = [*(each for row in earlier for each in row.events), *told]
         missing = missing_events(run.prompt_id, end, heard, now, history=shown)
         told, heard = [*told, *missing], [*heard, *missing]
     record = record_from(heard, shown, is_success=end.status == COMPLETED)
@@ -108,16 +131,8 @@ async def log_end(
 
 async def log_removed(tx: Tx, run: LoggedRun, *, count: int, tells: int, now: datetime) -> None:
     """So many prompts that had not begun were taken back. `tells`: how often ComfyUI would tell of it."""
+    await store.lock_log(tx, run.user_id)
     await store.add_events(tx, run, [(REMOVED, {"count": count, "tells": tells})], None, now=now)
-
-
-async def _without_repeated_opening(
-    tx: Tx, run: LoggedRun, events: Sequence[Event]
-) -> Sequence[Event]:
-    begins = any(kind in OPENING for kind, _ in events)
-    if run.lease_number <= 1 or not begins or not await store.was_logged(tx, run):
-        return events
-    return [(kind, data) for kind, data in events if kind not in OPENING]
 
 
 async def _name_files(

@@ -19,6 +19,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     delete,
+    exists,
     func,
     insert,
     or_,
@@ -30,7 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from comfyfleet.server.db import Tx
-from comfyfleet.server.db.dialect import is_one_of, is_sqlite, upsert_sum
+from comfyfleet.server.db.dialect import for_update, is_one_of, is_sqlite, upsert_sum
 from comfyfleet.server.db.driver import PreparedInsert, PreparedStatement
 from comfyfleet.server.db.tenant_tables import (
     IS_ACTIVE,
@@ -44,11 +45,14 @@ from comfyfleet.server.run_log.model import (
     REPLACED,
     LoggedEvents,
     LoggedRun,
+    LoggedState,
     LogLook,
     UserFile,
+    is_ended,
+    starts,
 )
 
-_ADDED = (*LoggedRun._fields, "events", "record", "created_at")
+_ADDED = (*LoggedRun._fields, "events", "record", "created_at", "has_start", "has_end")
 _LOCK_BITS = 2**64 - 1
 _USER_KEY = ("tenant_id", "user_id", "folder", "prefix")
 
@@ -89,10 +93,63 @@ async def add_events(
     *,
     now: datetime,
 ) -> int:
+    """Adds a row. The caller has locked the log and knows what it holds; the indexes refuse repeated rows."""
     row = {**run._asdict(), "events": list(events), "record": record, "created_at": now}
-    await lock_log(tx, run.user_id)
+    row |= {"has_start": starts(events), "has_end": record is not None or is_ended(events)}
     ((row_id,),) = await _ADD_EVENTS.tuples(tx, _as_new(row))
     return int(row_id)
+
+
+def _exists_for_job(*where: Any) -> Any:
+    return exists().where(run_events.c.job_id == ai_jobs.c.id, *where)
+
+
+def _state(tx: Tx) -> Select[Any]:
+    start = select(run_events.c.lease_number).where(
+        run_events.c.job_id == ai_jobs.c.id, text("run_events.has_start")
+    )
+    is_reported = _exists_for_job(
+        run_events.c.lease_number == ai_jobs.c.lease_number,
+        run_events.c.report == bindparam("report", type_=BigInteger),
+    )
+    query = select(
+        ai_jobs.c.lease_token,
+        ai_jobs.c.lease_number,
+        (ai_jobs.c.status == "processing").label("is_running"),
+        start.scalar_subquery().label("start_lease"),
+        _exists_for_job(text("run_events.has_end")).label("has_end"),
+        is_reported.label("is_reported"),
+    ).where(
+        ai_jobs.c.tenant_id == bindparam("of_tenant"),
+        ai_jobs.c.user_id == bindparam("of_user"),
+        ai_jobs.c.id == bindparam("of_job"),
+    )
+    return for_update(tx, query, of=ai_jobs)
+
+
+_STATE = PreparedStatement(_state)
+
+
+async def lock_run(
+    tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID, report: int | None
+) -> LoggedState | None:
+    """Locks the user's log, then the job's row. Every writer of the log does, so what is read here stays true."""
+    await lock_log(tx, user_id)
+    values = {"of_tenant": tenant_id, "of_user": user_id, "of_job": job_id, "report": report}
+    rows = await _STATE.tuples(tx, values)
+    return LoggedState(*rows[0]) if rows else None
+
+
+async def is_reported(
+    tx: Tx, tenant_id: UUID, job_id: UUID, lease_number: int, report: int
+) -> bool:
+    query = select(run_events.c.id).where(
+        run_events.c.tenant_id == tenant_id,
+        run_events.c.job_id == job_id,
+        run_events.c.lease_number == lease_number,
+        run_events.c.report == report,
+    )
+    return (await tx.execute(query)).first() is not None
 
 
 # Without the record, which is large: history alone reads it.
@@ -204,15 +261,11 @@ async def events_of_job(
 async def records_of(
     tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]
 ) -> dict[UUID, tuple[int, Mapping[str, Any]]]:
-    """The lease and the record of each job that has one; the last lease's."""
-    query = (
-        select(run_events.c.job_id, run_events.c.lease_number, run_events.c.record)
-        .where(
-            run_events.c.tenant_id == tenant_id,
-            is_one_of(tx, run_events.c.job_id, job_ids),
-            run_events.c.record.is_not(None),
-        )
-        .order_by(run_events.c.id)
+    """The lease and the record of each job that has one."""
+    query = select(run_events.c.job_id, run_events.c.lease_number, run_events.c.record).where(
+        run_events.c.tenant_id == tenant_id,
+        is_one_of(tx, run_events.c.job_id, job_ids),
+        run_events.c.record.is_not(None),
     )
     return {row.job_id: (row.lease_number, row.record) for row in await tx.execute(query)}
 
@@ -236,16 +289,6 @@ async def first_id_of_client(
     )
     found = (await tx.execute(query)).scalar()
     return None if found is None else int(found)
-
-
-async def was_logged(tx: Tx, run: LoggedRun) -> bool:
-    """Whether a run of the job, under this lease or one before, has told anything."""
-    query = (
-        select(run_events.c.id)
-        .where(run_events.c.tenant_id == run.tenant_id, run_events.c.job_id == run.job_id)
-        .limit(1)
-    )
-    return (await tx.execute(query)).first() is not None
 
 
 async def prune_live(tx: Tx, *, before: datetime, limit: int) -> int:

@@ -1,0 +1,268 @@
+"""The run log has one start, one end and one history record for each prompt, however often reports are repeated."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import insert
+from sqlalchemy.exc import IntegrityError
+from tests.support.databases.factory import Databases
+from tests.support.jobs.context import waiter
+from tests.support.jobs.gateway_runs import ONE, OTHER, Scene, done, executed, made, scene_on
+
+from comfyfleet.api.worker import Complete, Fail, UnheardReport
+from comfyfleet.api.worker import Job as Handed
+from comfyfleet.errors import LeaseLost
+from comfyfleet.server.db.tenant_tables import gateway_files, run_events
+from comfyfleet.server.jobs import finish
+from comfyfleet.server.jobs import submit as job_submit
+from comfyfleet.server.jobs.files import report_live
+from comfyfleet.server.jobs.lease import lease_next
+from comfyfleet.server.jobs.model import Failure, JobStatus
+from comfyfleet.server.queue.model import RequeueReason
+
+START: tuple[str, dict[str, Any]] = ("execution_start", {"prompt_id": "x"})
+CACHED: tuple[str, dict[str, Any]] = ("execution_cached", {"prompt_id": "x", "nodes": []})
+SUCCESS: tuple[str, dict[str, Any]] = ("execution_success", {"prompt_id": "x"})
+ENDS = {"execution_success", "execution_error", "execution_interrupted"}
+AT_ONCE = 20
+
+
+def executing(node: str) -> tuple[str, dict[str, Any]]:
+    return "executing", {"node": node, "prompt_id": "x"}
+
+
+@pytest.fixture
+async def scene(databases: Databases, tmp_path: Path) -> AsyncIterator[Scene]:
+    async with scene_on(databases, tmp_path) as scene:
+        yield scene
+
+
+async def kinds_of(scene: Scene, lease: Handed) -> list[str]:
+    rows = await scene.rows(run_events, lease.job_id)
+    rows.sort(key=lambda row: row.id)
+    return [kind for row in rows for kind, _ in row.events]
+
+
+async def require_one_of_each(scene: Scene, lease: Handed) -> None:
+    count = Counter(await kinds_of(scene, lease))
+    assert count["execution_start"] == 1
+    assert sum(count[kind] for kind in ENDS) == 1
+    rows = await scene.rows(run_events, lease.job_id)
+    assert len([row for row in rows if row.record is not None]) == 1
+
+
+async def names_of(scene: Scene, lease: Handed) -> list[str]:
+    return sorted(row.path for row in await scene.rows(gateway_files, lease.job_id))
+
+
+async def test_a_repeated_report_is_logged_once(scene: Scene) -> None:
+    lease = await scene.lease()
+    for _ in range(3):
+        await report_live(scene.whole, scene.key(lease), [START, executing("1")], report=7)
+    assert await kinds_of(scene, lease) == ["execution_start", "executing"]
+    await report_live(scene.whole, scene.key(lease), [executing("1")], report=8)
+    assert await kinds_of(scene, lease) == ["execution_start", "executing", "executing"]
+
+
+@pytest.mark.parametrize("number", [1, None], ids=["numbered", "unnumbered"])
+async def test_reports_that_arrive_at_once_name_a_file_once(
+    scene: Scene, number: int | None
+) -> None:
+    lease, output = await scene.lease(), made(ONE)
+    await scene.upload(lease, output, ONE)
+    events = [START, executed(output)]
+    reports = (
+        report_live(scene.whole, scene.key(lease), events, [output], report=number)
+        for _ in range(AT_ONCE)
+    )
+    # One that copies its file after another has deleted the source is refused, and the worker repeats it.
+    results = await asyncio.gather(*reports, return_exceptions=True)
+    assert None in results
+    assert await names_of(scene, lease) == ["x_00001_.png"]
+    assert (await kinds_of(scene, lease)).count("execution_start") == 1
+    if number is not None:
+        assert await scene.names_told(lease.job_id) == ["x_00001_.png"]
+    job = await scene.complete(lease, output)
+    assert len(job.outputs) == len(await scene.files_of(lease.job_id)) == 1
+    assert await names_of(scene, lease) == ["x_00001_.png"]
+    await require_one_of_each(scene, lease)
+    await scene.require_tidy()
+
+
+async def test_completes_that_arrive_at_once_end_the_prompt_once(scene: Scene) -> None:
+    lease, output = await scene.lease(), made(ONE)
+    await scene.upload(lease, output, ONE)
+    word = done(lease, output).model_copy(update={"events": (START, executed(output), SUCCESS)})
+    results = await asyncio.gather(
+        *(finish.complete(scene.whole, word) for _ in range(AT_ONCE)), return_exceptions=True
+    )
+    assert {each.status for each in results if not isinstance(each, BaseException)} == {"completed"}
+    assert await names_of(scene, lease) == ["x_00001_.png"]
+    await require_one_of_each(scene, lease)
+    await scene.require_tidy()
+
+
+async def test_failures_that_arrive_at_once_end_the_prompt_once(scene: Scene) -> None:
+    lease = await scene.lease()
+    word = Fail(
+        dispatch_id=lease.dispatch_id,
+        lease_token=lease.lease_token,
+        error="no",
+        events=(START, ("execution_error", {"prompt_id": "x"})),
+    )
+    key = (lease.dispatch_id, lease.lease_token, Failure("no"))
+    await asyncio.gather(
+        *(finish.fail(scene.whole, *key, message=word) for _ in range(AT_ONCE)),
+        return_exceptions=True,
+    )
+    await require_one_of_each(scene, lease)
+
+
+async def test_a_late_report_changes_nothing(scene: Scene) -> None:
+    lease, output = await scene.lease(), made(ONE)
+    await scene.report(lease)
+    await report_live(scene.whole, scene.key(lease), [START], report=1)
+    await scene.complete(lease, output)
+    before = await kinds_of(scene, lease)
+    await report_live(scene.whole, scene.key(lease), [START, executing("1")], report=2)
+    await report_live(scene.whole, scene.key(lease), [executed(output)], [output])
+    await scene.complete(lease, output)
+    assert await kinds_of(scene, lease) == before
+    await require_one_of_each(scene, lease)
+    assert await names_of(scene, lease) == ["x_00001_.png"]
+
+
+async def test_a_later_attempt_of_another_worker_continues_the_run(scene: Scene) -> None:
+    first = await scene.lease()
+    opening = [START, CACHED, executing("1")]
+    await report_live(scene.whole, scene.key(first), opening, report=1)
+    await finish.requeue(
+        scene.whole, first.dispatch_id, first.lease_token, RequeueReason.SPOT, worker_id="w"
+    )
+    second = await lease_next(scene.whole, waiter("w2"), wait_seconds=0)
+    assert second is not None
+    # Both workers number their reports from 1.
+    await report_live(scene.whole, scene.key(second), opening, report=1)
+    await report_live(scene.whole, scene.key(first), opening, report=2)
+    output = made(ONE)
+    await scene.upload(second, output, ONE)
+    word = done(second, output).model_copy(update={"events": (START, executed(output), SUCCESS)})
+    await finish.complete(scene.whole, word)
+    assert await kinds_of(scene, second) == [
+        "execution_start",
+        "execution_cached",
+        "executing",
+        "executing",
+        "executed",
+        "execution_success",
+    ]
+    await require_one_of_each(scene, second)
+
+
+async def test_an_attempt_that_ends_in_a_heartbeat_does_not_end_the_prompt(scene: Scene) -> None:
+    lease = await scene.lease()
+    error: tuple[str, dict[str, Any]] = ("execution_error", {"prompt_id": "x"})
+    await report_live(scene.whole, scene.key(lease), [START, error], report=1)
+    assert await kinds_of(scene, lease) == ["execution_start"]
+    await finish.requeue(
+        scene.whole, lease.dispatch_id, lease.lease_token, RequeueReason.SPOT, worker_id="w"
+    )
+    again = await scene.lease_again()
+    await scene.complete(again)
+    assert (await kinds_of(scene, again))[-1] == "execution_success"
+    await require_one_of_each(scene, again)
+
+
+@pytest.mark.parametrize("has_arrived", [True, False])
+async def test_the_end_brings_a_report_whose_answer_was_lost(
+    scene: Scene, has_arrived: bool
+) -> None:
+    lease = await scene.lease()
+    unheard = UnheardReport(number=5, events=(START, executing("1")))
+    if has_arrived:
+        await report_live(scene.whole, scene.key(lease), unheard.events, report=5)
+    word = Complete(
+        dispatch_id=lease.dispatch_id,
+        lease_token=lease.lease_token,
+        events=(executing("2"), SUCCESS),
+        report=6,
+        unheard=unheard,
+        history={},
+    )
+    await finish.complete(scene.whole, word)
+    assert await kinds_of(scene, lease) == [
+        "execution_start",
+        "executing",
+        "executing",
+        "execution_success",
+    ]
+
+
+async def test_a_cancelled_prompt_ends_once(scene: Scene) -> None:
+    lease = await scene.lease()
+    await report_live(scene.whole, scene.key(lease), [START], report=1)
+
+    async def cancel() -> None:
+        await job_submit.cancel_job(scene.whole, scene.tenant_id, lease.job_id)
+
+    async def complete() -> None:
+        await finish.complete(scene.whole, done(lease))
+
+    acts = [act() for _ in range(5) for act in (cancel, complete)]
+    results = await asyncio.gather(*acts, return_exceptions=True)
+    errors = {type(each) for each in results if each is not None}
+    assert errors <= {LeaseLost}
+    await require_one_of_each(scene, lease)
+
+
+async def test_the_log_of_a_job_that_ended_elsewhere_stays(scene: Scene) -> None:
+    lease = await scene.lease()
+    await scene.complete(lease)
+    before = await kinds_of(scene, lease)
+    with pytest.raises(LeaseLost):
+        await finish.fail(scene.whole, lease.dispatch_id, lease.lease_token, Failure("no"))
+    assert await kinds_of(scene, lease) == before
+    assert (await scene.rows(run_events, lease.job_id))[-1].record["status"]["completed"]
+
+
+@pytest.mark.parametrize(
+    "columns", [{"report": 1}, {"has_start": True}, {"has_end": True}, {"record": {}}], ids=str
+)
+async def test_the_database_refuses_a_second_row(scene: Scene, columns: dict[str, Any]) -> None:
+    lease = await scene.lease()
+    row = {
+        "tenant_id": scene.tenant_id,
+        "user_id": scene.user_id,
+        "job_id": lease.job_id,
+        "lease_number": 1,
+        "prompt_id": "x",
+        "events": [],
+        "created_at": datetime(2026, 11, 15, tzinfo=UTC),
+        **columns,
+    }
+    pool = scene.whole.pools["main"]
+    async with pool.transaction() as tx:
+        await tx.execute(insert(run_events).values(row))
+    with pytest.raises(IntegrityError):
+        async with pool.transaction() as tx:
+            await tx.execute(insert(run_events).values(row))
+
+
+async def test_the_second_file_of_a_run_takes_the_next_number(scene: Scene) -> None:
+    lease = await scene.lease()
+    both = [made(ONE, "a.png", 1), made(OTHER, "b.png", 2)]
+    for number, (output, data) in enumerate(zip(both, (ONE, OTHER), strict=True)):
+        await scene.upload(lease, output, data)
+        for _ in range(2):
+            await report_live(
+                scene.whole, scene.key(lease), [executed(output)], [output], report=number
+            )
+    job = await scene.complete(lease, *both)
+    assert job.status == JobStatus.COMPLETED
+    assert await scene.names_told(lease.job_id) == ["x_00001_.png", "x_00002_.png"]
+    assert await names_of(scene, lease) == ["x_00001_.png", "x_00002_.png"]
