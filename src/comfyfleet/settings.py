@@ -99,6 +99,7 @@ class Settings:
     avoid_worker_seconds: int = 60  # other workers are preferred after a backend failed a job
     missed_heartbeats_max: int = 3  # then a worker is lost, and its jobs are requeued
     max_lost_leases: int = 5  # a job whose worker is lost so often before its start is poisoned
+    show_backends: bool = False  # customers see names of machines, tracebacks and devices; on in up
     no_backend_seconds: int = 60  # a graph's job that no worker can run waits so long
     offline_after_seconds: int = 90  # a worker not seen for so long is offline
     remove_worker_after_seconds: int = 600  # a worker not seen for so long is removed

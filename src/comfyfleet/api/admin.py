@@ -321,6 +321,7 @@ class TenantAnswer(Message):
     max_storage_bytes: int | None = Field(
         description="null: COMFYFLEET_MAX_STORAGE_BYTES_PER_TENANT."
     )
+    show_backends: bool | None = Field(description="null: COMFYFLEET_SHOW_BACKENDS.")
     erasing_at: datetime | None = Field(description="When deleting its private data started.")
     erased_at: datetime | None = Field(description="When only its ledger was left.")
     created_at: datetime

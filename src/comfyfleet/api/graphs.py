@@ -175,8 +175,13 @@ class GraphPage(Page):
     )
 
 
-# Workers' names are the operator's: shown is what the graph, a retry or an answer has asked for.
-Bound = Annotated[str | None, Field(description="The backend that it is bound to.")]
+# Where backends aren't shown (COMFYFLEET_SHOW_BACKENDS), only what the graph, a retry or an answer asked for.
+Bound = Annotated[
+    str | None,
+    Field(
+        description="The backend that runs it, where backends are shown; otherwise the one that it is bound to."
+    ),
+]
 
 
 class RunningNodeSeen(Response):
@@ -269,6 +274,9 @@ class ExecutionSeen(Response):
         description="False: inputs and outputs were left out because the response would be too large.",
     )
     error: str | None = None
+    traceback: str | None = Field(
+        default=None, description="Of a failed node, where backends are shown."
+    )
     notes: tuple[str, ...] = ()
     reused_from: ReusedFrom | None = Field(
         default=None, description="Its result was there already: it has no job, and cost nothing."

@@ -154,7 +154,12 @@ def _node(node: NodeSeen, seconds: float | None) -> Text:
 def _job(job: RunningNodeSeen) -> Text:
     index = "".join(f"[{number}]" for number in job.index)
     # Which worker it is, is told only to who has chosen it.
-    parts = [index, job.backend_id or "runs", f"{100 * job.progress:.0f} %", job.current_step or ""]
+    parts = [
+        index,
+        (job.backend_id or "runs").removeprefix("worker:"),
+        f"{100 * job.progress:.0f} %",
+        job.current_step or "",
+    ]
     return Text(printable(" ".join(filter(None, parts))), style="blue")
 
 

@@ -8,7 +8,7 @@ import threading
 import webbrowser
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -68,6 +68,7 @@ ASSIGN_SECONDS = 1.0
 # A job that runs at Ctrl-C may end if it does so soon; else it waits for the next start.
 GRACE_SECONDS = 10.0
 ANSWER_SECONDS_MAX = 10.0
+SHOW_BACKENDS = "COMFYFLEET_SHOW_BACKENDS"
 LOOPBACK = ("127.0.0.1", "::1")
 
 
@@ -164,6 +165,9 @@ class _AllInOne:
 
     async def run(self, *, with_engine: bool) -> None:
         settings = settings_for_listener(self.listener, self.host, self.context)
+        if SHOW_BACKENDS not in self.context.environ:
+            # Here the machines are the user's own.
+            settings = replace(settings, show_backends=True)
         async with AsyncExitStack() as stack:
             stop = stack.enter_context(stop_on_signals())
             plane = await stack.enter_async_context(

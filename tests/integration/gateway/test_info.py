@@ -116,6 +116,15 @@ async def test_models_and_devices_are_those_of_all_online_workers(
     assert models.json() == ["a.safetensors", "b.safetensors", "c.safetensors"]
     described = await client.get("/experiment/models/loras")
     assert described.json() == [{"name": "sub/x.safetensors", "pathIndex": 0}]
+    # Where machines aren't shown, one device stands for all of them: the largest.
+    stats = (await client.get("/system_stats")).json()
+    assert [(each["type"], each["vram_total"]) for each in stats["devices"]] == [
+        ("cuda", 24 * 1024**3)
+    ]
+    for tenant in (await setup.admin.get("/api/admin/tenants")).json()["tenants"]:
+        path = f"/api/admin/tenants/{tenant['id']}/show-backends"
+        shown = await setup.admin.put(path, json={"show_backends": True})
+        assert shown.status_code == 200, shown.text
     stats = (await client.get("/system_stats")).json()
     assert stats["system"]["comfyui_version"] == "0.28.0"
     assert [(each["type"], each["vram_total"]) for each in stats["devices"]] == [

@@ -286,6 +286,29 @@ export interface BackendFacts {
   object_info_size?: number | null
 }
 
+/** A machine, or a whole fleet where machines aren't shown. */
+export interface BackendSeen {
+  /** What `backend_affinity` of a graph's node takes. */
+  name: string
+  /** SLUG/STAGE */
+  fleet: string
+  /** Whether it takes jobs now. */
+  is_online: boolean
+  /** Jobs that run there, or that only it may run. */
+  queue_depth: number
+  /** The GPU's name; of machines only. */
+  device: string | null
+  /** Of the GPU; of a fleet's largest. null: not known. */
+  memory_total_bytes: number | null
+  memory_free_bytes: number | null
+}
+
+export interface Backends {
+  backends: (BackendSeen)[]
+  /** False: there are more than the first 500. */
+  is_whole: boolean
+}
+
 export interface Balance {
   balance: number
 }
@@ -705,7 +728,7 @@ export interface EntryAnswer {
 export interface ErrorSeen {
   node: string
   index: (number)[]
-  /** The backend that it is bound to. */
+  /** The backend that runs it, where backends are shown; otherwise the one that it is bound to. */
   backend: string | null
   message: string
   /** For one that is bound to a backend. */
@@ -738,7 +761,7 @@ export interface ExecutionSeen {
   job_id: string | null
   /** Why it waits, if no worker can run it now. */
   why: string | null
-  /** The backend that it is bound to. */
+  /** The backend that runs it, where backends are shown; otherwise the one that it is bound to. */
   backend: string | null
   progress: number
   current_step: string | null
@@ -747,6 +770,8 @@ export interface ExecutionSeen {
   /** False: inputs and outputs were left out because the response would be too large. */
   has_values: boolean
   error: string | null
+  /** Of a failed node, where backends are shown. */
+  traceback: string | null
   notes: (string)[]
   /** Its result was there already: it has no job, and cost nothing. */
   reused_from: ReusedFrom | null
@@ -2587,7 +2612,7 @@ export interface RunTimeline {
 export interface RunningNodeSeen {
   node_id: string
   index: (number)[]
-  /** The backend that it is bound to. */
+  /** The backend that runs it, where backends are shown; otherwise the one that it is bound to. */
   backend_id: string | null
   /** 0 to 1. */
   progress: number
@@ -2697,6 +2722,11 @@ export interface Shares {
   shares: (ShareAnswer)[]
   /** The next page: before=next; null: no more. */
   next: string | null
+}
+
+export interface ShowBackends {
+  /** Whether its users see machines; null: COMFYFLEET_SHOW_BACKENDS. */
+  show_backends: boolean | null
 }
 
 /** One value that a node showed; `name` is the node's key for it, often `text`. */
@@ -2818,6 +2848,8 @@ export interface TenantAnswer {
   retention_days: number | null
   /** null: COMFYFLEET_MAX_STORAGE_BYTES_PER_TENANT. */
   max_storage_bytes: number | null
+  /** null: COMFYFLEET_SHOW_BACKENDS. */
+  show_backends: boolean | null
   /** When deleting its private data started. */
   erasing_at: string | null
   /** When only its ledger was left. */

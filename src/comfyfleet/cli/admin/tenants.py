@@ -646,6 +646,24 @@ def quota(
 
 
 @tenants_app.command
+def show_backends(
+    tenant: TenantId,
+    setting: Annotated[
+        Literal["on", "off", "default"], Parameter(help="`default` is COMFYFLEET_SHOW_BACKENDS.")
+    ],
+    /,
+    *,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Set whether a tenant's users see the names of machines, tracebacks and devices."""
+    given = None if setting == "default" else setting == "on"
+    with connect(options, context) as plane:
+        answer = plane.put("tenants", tenant, "show-backends", show_backends=given)
+    plane.tell(answer, f"tenant {tenant}: backends are shown: {setting}")
+
+
+@tenants_app.command
 def credit(
     tenant: TenantId,
     amount: Annotated[int, Parameter(help="In tokens.")],

@@ -46,6 +46,7 @@ tenants = Table(
     Column("retention_days", Integer),  # none: as the settings say
     Column("max_storage_bytes", BigInteger),  # none: as the settings say
     Column("gateway", Json),  # which fleets and node types its prompts may use; none: as fleets say
+    Column("show_backends", Boolean),  # whether users see machines; none: as the settings say
     Column("erasing_at", Moment),  # since then its private data go, and nothing new comes
     Column("erased_at", Moment),
 )

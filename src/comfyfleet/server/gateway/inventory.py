@@ -81,6 +81,13 @@ def device_of(facts: BackendFacts) -> WorkerDevice:
     return WorkerDevice(facts.gpu or "cpu", facts.gpu is not None, facts.gpu_memory_bytes or 0)
 
 
+def largest_device(devices: Sequence[WorkerDevice]) -> list[WorkerDevice]:
+    """Returns the device with the most memory, GPUs first; none if there is none."""
+    if not devices:
+        return []
+    return [max(devices, key=lambda device: (device.is_gpu, device.memory_bytes))]
+
+
 async def read_inventory(plane: ControlPlane, of_fleets: Sequence[Fleet]) -> Inventory:
     seen_since = plane.clock() - timedelta(seconds=plane.settings.offline_after_seconds)
     devices: list[WorkerDevice] = []

@@ -39,6 +39,7 @@ class Tenant:
     erasing_at: datetime | None = None
     erased_at: datetime | None = None
     gateway: Mapping[str, Any] | None = None  # which fleets and node types its prompts may use
+    show_backends: bool | None = None  # None: as the settings say
 
     @property
     def subject(self) -> str:
@@ -48,6 +49,10 @@ class Tenant:
     def prompts(self) -> TenantPrompts:
         """What its prompts of ComfyUI's clients may use."""
         return TenantPrompts.model_validate(self.gateway or {})
+
+    def sees_backends(self, usual: bool) -> bool:
+        """Whether its users see the names of machines, tracebacks and devices."""
+        return usual if self.show_backends is None else self.show_backends
 
     def clamped(self, priority: int) -> int:
         """Returns the nearest priority that this tenant may use."""

@@ -101,6 +101,12 @@ async def set_quota(tx: Tx, tenant_id: UUID, max_storage_bytes: int | None) -> T
     return _require_tenant(await store.update_tenant(tx, tenant_id, values), tenant_id)
 
 
+async def set_show_backends(tx: Tx, tenant_id: UUID, show: bool | None) -> Tenant:
+    """Sets whether the tenant's users see machines; None uses the setting."""
+    values = {"show_backends": show}
+    return _require_tenant(await store.update_tenant(tx, tenant_id, values), tenant_id)
+
+
 async def set_prompts(tx: Tx, tenant_id: UUID, terms: TenantPrompts) -> Tenant:
     """Sets which fleets and node types its prompts may use; queued ones stay."""
     values = {"gateway": terms.model_dump(mode="json")}

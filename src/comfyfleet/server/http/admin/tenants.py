@@ -43,6 +43,7 @@ from comfyfleet.server.maintenance import checks, retention
 from comfyfleet.server.media import service as media
 from comfyfleet.server.notifications import service as notifications
 from comfyfleet.server.notifications.service import record_audit
+from comfyfleet.server.tenants import actions as tenant_actions
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants import wallet as ledger
 from comfyfleet.server.tenants.model import (
@@ -93,6 +94,12 @@ class Quota(Body):
     max_storage_bytes: Annotated[int, Field(ge=0, le=ROW_ID_MAX)] | None = Field(
         description="Its quota; null: COMFYFLEET_MAX_STORAGE_BYTES_PER_TENANT.",
         examples=[50 * 1024**3],
+    )
+
+
+class ShowBackends(Body):
+    show_backends: bool | None = Field(
+        description="Whether its users see machines; null: COMFYFLEET_SHOW_BACKENDS."
     )
 
 
@@ -170,6 +177,18 @@ async def set_quota(
             tx, owner, "set_quota", tenant.subject, now, tenant.id, **body.model_dump()
         )
     return answer_of(tenant)
+
+
+@router.put("/tenants/{tenant_id}/show-backends")
+async def set_show_backends(
+    tenant_id: UUID, body: ShowBackends, plane: PlaneDep, now: NowDep, operator: OperatorDep
+) -> TenantAnswer:
+    """Sets whether its users see the names of machines, tracebacks and devices."""
+    return answer_of(
+        await tenant_actions.show_backends(
+            plane.central, tenant_id, show=body.show_backends, operator=operator, now=now
+        )
+    )
 
 
 @router.get("/tenants/{tenant_id}/storage")

@@ -19,8 +19,9 @@ from comfyfleet.protocol.server_info import (
 )
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.gateway import files
-from comfyfleet.server.gateway.inventory import Inventory, WorkerDevice
+from comfyfleet.server.gateway.inventory import Inventory, WorkerDevice, largest_device
 from comfyfleet.server.gateway.offers import object_info_body, object_info_of, offer_to
+from comfyfleet.server.gateway.visible_backends import sees_backends
 from comfyfleet.server.http.gateway.app import GatewayCall
 from comfyfleet.server.run_log.model import FOLDERS
 
@@ -62,7 +63,10 @@ async def _inventory(call: GatewayCall) -> Inventory:
 async def get_system_stats(call: GatewayCall, request: Request) -> Response:
     found = await _inventory(call)
     system = describe_system([f"comfyfleet {__version__}"], 0, 0)
-    devices = [_device(index, each) for index, each in enumerate(found.devices)]
+    shown = found.devices
+    if not sees_backends(call.plane, call.caller.tenant):
+        shown = largest_device(shown)
+    devices = [_device(index, device) for index, device in enumerate(shown)]
     return json_reply({"system": system, "devices": devices})
 
 

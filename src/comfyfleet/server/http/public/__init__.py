@@ -9,6 +9,7 @@ from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog.service import ExampleIndex
 from comfyfleet.server.http.public import (
     account,
+    backends,
     effects,
     graph_reports,
     graphs,
@@ -36,6 +37,7 @@ ROUTERS = (
     progress.router,
     jobs.batches_router,
     jobs.router,
+    backends.router,
     graph_reports.router,
     graphs.router,
     account.account_router,

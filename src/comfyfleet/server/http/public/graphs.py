@@ -69,7 +69,7 @@ from comfyfleet.server.http.public.auth import (
 from comfyfleet.server.http.public.progress import WATCHED_MAX, WatchedPreviews
 from comfyfleet.server.http.request_body import ItemIndex, Tokens, VersionNumber
 from comfyfleet.server.http.streams import MEDIA_TYPE, EventStream, StreamKeyCheck, run_shielded
-from comfyfleet.server.tenants.model import Caller
+from comfyfleet.server.tenants.model import Caller, Tenant
 
 router = public_router("graphs")
 
@@ -417,7 +417,7 @@ async def start(
     new = _new_run(body, idempotency_header)
     kept, is_new = await actions.start_run(plane.graphs, owner_of(caller), found, new)
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
-    return await _run_answer(plane, kept)
+    return await _run_answer(plane, caller, kept)
 
 
 @router.post(
@@ -440,7 +440,7 @@ async def start_document(
     owner, new = owner_of(caller), _new_run(body, idempotency_header)
     kept, is_new = await actions.start_document_run(plane.graphs, owner, document, new)
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
-    return await _run_answer(plane, kept)
+    return await _run_answer(plane, caller, kept)
 
 
 def _new_run(body: RunBody, of_header: str | None) -> NewGraphRun:
@@ -538,7 +538,7 @@ async def show_run(
     document: Annotated[bool, Query(description="Adds the graph as it was run.")] = False,
 ) -> GraphRunAnswer:
     kept, run = await actions.get_live_run(plane.graphs, owner_of(caller), run_id)
-    found = await views.run_view(plane, kept, run, limit=executions)
+    found = await views.run_view(plane, caller.tenant, kept, run, limit=executions)
     if document:
         found = found.model_copy(update={"document": await _document_of_run(plane, kept)})
     return await views.with_execution_urls(plane, kept.head, found) if urls else found
@@ -561,7 +561,7 @@ async def _document_of_run(plane: ControlPlane, kept: LoadedRun) -> dict[str, An
 async def cancel(run_id: UUID, plane: PlaneDep, caller: Writer) -> GraphRunAnswer:
     """Cancels a run and its jobs, also on the backends; a run that has ended is not changed."""
     return await _run_answer(
-        plane, await actions.cancel_graph_run(plane.graphs, owner_of(caller), run_id)
+        plane, caller, await actions.cancel_graph_run(plane.graphs, owner_of(caller), run_id)
     )
 
 
@@ -578,7 +578,7 @@ async def retry(
         backend=wanted.backend,
         max_tokens=wanted.max_tokens,
     )
-    return await _run_answer(plane, kept)
+    return await _run_answer(plane, caller, kept)
 
 
 @router.post(
@@ -610,7 +610,7 @@ async def rerun(
     )
     kept, is_new = await rerun_graph_run(plane.graphs, owner_of(caller), run_id, new)
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
-    return await _run_answer(plane, kept)
+    return await _run_answer(plane, caller, kept)
 
 
 @router.post("/graph-runs/{run_id}/answer", responses=problems(404, 409))
@@ -624,11 +624,11 @@ async def answer(run_id: UUID, body: AnswerBody, plane: PlaneDep, caller: Writer
     picked = None if body.picked is None else tuple(body.picked)
     said = Said(key, body.choice, body.backend, picked)
     kept = await actions.answer_question(plane.graphs, owner, run_id, said, for_all=body.for_all)
-    return await _run_answer(plane, kept)
+    return await _run_answer(plane, caller, kept)
 
 
-async def _run_answer(plane: ControlPlane, kept: LoadedRun) -> GraphRunAnswer:
-    return await views.run_view(plane, kept, kept.run, limit=EXECUTIONS_USUAL)
+async def _run_answer(plane: ControlPlane, caller: Caller, kept: LoadedRun) -> GraphRunAnswer:
+    return await views.run_view(plane, caller.tenant, kept, kept.run, limit=EXECUTIONS_USUAL)
 
 
 @router.get(
@@ -680,7 +680,7 @@ async def _lines(
     begun, said_at, said = clock(), 0.0, ""
     while clock() - begun < STREAM_SECONDS_MAX and await key.is_valid():
         kept, run = await run_shielded(actions.get_live_run(plane.graphs, owner, run_id))
-        told = json.dumps(_event_data(plane, kept, run))
+        told = json.dumps(_event_data(plane, caller.tenant, kept, run))
         if watched and (pictures := _preview_lines(watched, owner.user_id, run)):
             yield pictures
         if told != said:
@@ -709,8 +709,10 @@ async def _wait_for_change(plane: ControlPlane, owner: Owner, run_id: UUID, said
         await plane.context.notifier.changed(run_id, PROGRESS_SECONDS)
 
 
-def _event_data(plane: ControlPlane, kept: LoadedRun, run: GraphRunState) -> dict[str, Any]:
-    progress = views.progress_view(plane, kept, run).model_dump(mode="json")
+def _event_data(
+    plane: ControlPlane, tenant: Tenant, kept: LoadedRun, run: GraphRunState
+) -> dict[str, Any]:
+    progress = views.progress_view(plane, tenant, kept, run).model_dump(mode="json")
     asked = [each.model_dump(mode="json") for each in views.questions(kept, run)]
     return {
         "run_id": str(run.id),

@@ -23,6 +23,7 @@ from comfyfleet.api.graphs import (
 from comfyfleet.api.jobs import Output, Value
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.gateway.visible_backends import sees_backends
 from comfyfleet.server.graphs import actions
 from comfyfleet.server.graphs.apply import LoadedRun
 from comfyfleet.server.graphs.progress import node_status, progress_of
@@ -40,6 +41,7 @@ from comfyfleet.server.graphs.run import (
 from comfyfleet.server.jobs.model import Job, JobStatus
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File, safe_name
+from comfyfleet.server.tenants.model import Tenant
 
 DONE_PERCENT = 100.0
 SLUGS_KEPT_MAX = 10_000
@@ -160,9 +162,9 @@ EXECUTION_URLS_MAX = 200
 
 
 async def run_view(
-    plane: ControlPlane, kept: LoadedRun, run: GraphRunState, *, limit: int
+    plane: ControlPlane, tenant: Tenant, kept: LoadedRun, run: GraphRunState, *, limit: int
 ) -> GraphRunAnswer:
-    head = kept.head
+    head, sees = kept.head, sees_backends(plane, tenant)
     unable = await actions.unservable_nodes(plane.graphs, kept, run)
     return GraphRunAnswer(
         id=head.id,
@@ -174,11 +176,11 @@ async def run_view(
         max_tokens=run.max_tokens,
         inputs=dict(head.inputs),
         outputs=await _with_urls(plane, head, run.outputs),
-        error=_error(run),
+        error=_error(run, sees=sees),
         questions=tuple(questions(kept, run)),
-        progress=progress_view(plane, kept, run),
+        progress=progress_view(plane, tenant, kept, run),
         nodes=tuple(node_views(kept, run)),
-        executions=tuple(islice(_executions(kept, run, unable), limit)),
+        executions=tuple(islice(_executions(kept, run, unable, sees=sees), limit)),
         executions_total=sum(not is_hidden(kept.plan.node(key.node)) for key in run.records),
         created_at=head.created_at,
         ended_at=head.ended_at,
@@ -199,13 +201,21 @@ def _rerun_of(head: RunRow) -> RerunOf | None:
     )
 
 
-def progress_view(plane: ControlPlane, kept: LoadedRun, run: GraphRunState) -> ProgressSeen:
+def backend_of(record: ExecutionRecord, *, sees: bool) -> str | None:
+    """The worker that has it, if the caller `sees` backends; otherwise what it is bound to."""
+    return f"worker:{record.backend}" if sees and record.backend else record.affinity
+
+
+def progress_view(
+    plane: ControlPlane, tenant: Tenant, kept: LoadedRun, run: GraphRunState
+) -> ProgressSeen:
+    sees = sees_backends(plane, tenant)
     found = plane.graphs.runs.keep_monotonic(run, progress_of(kept.plan, run))
     running = (
         RunningNodeSeen(
             node_id=each.node_id,
             index=each.at,
-            backend_id=run.record(ExecutionKey(each.node_id, each.at)).affinity,
+            backend_id=backend_of(run.record(ExecutionKey(each.node_id, each.at)), sees=sees),
             progress=round(each.progress, 3),
             current_step=each.current_step,
         )
@@ -237,14 +247,15 @@ def questions(kept: LoadedRun, run: GraphRunState) -> Iterator[QuestionSeen]:
             )
 
 
-def _error(run: GraphRunState) -> ErrorSeen | None:
+def _error(run: GraphRunState, *, sees: bool) -> ErrorSeen | None:
     if run.error is None:
         return None
-    bound = run.record(ExecutionKey(run.error.node, run.error.at)).affinity
+    record = run.record(ExecutionKey(run.error.node, run.error.at))
+    bound = record.affinity
     return ErrorSeen(
         node=run.error.node,
         index=run.error.at,
-        backend=bound,
+        backend=backend_of(record, sees=sees),
         message=run.error.message,
         alternatives=run.error.alternatives if bound else (),
     )
@@ -266,7 +277,7 @@ def node_views(kept: LoadedRun, run: GraphRunState) -> Iterator[NodeSeen]:
 
 
 def _executions(
-    kept: LoadedRun, run: GraphRunState, unable: Mapping[str, str]
+    kept: LoadedRun, run: GraphRunState, unable: Mapping[str, str], *, sees: bool
 ) -> Iterator[ExecutionSeen]:
     """Yields executions in the order of the graph, those of one node by index."""
     place = {name: number for number, name in enumerate(kept.plan.shape.order)}
@@ -279,7 +290,7 @@ def _executions(
         is_told = size.fits(told.within(ANSWER_SIZE_MAX))
         told = told.plus(size) if is_told else told
         why = unable.get(key.node) if record.status == ExecutionStatus.QUEUED else None
-        yield execution_view(run.id, key, record, has_values=is_told, why=why)
+        yield execution_view(run.id, key, record, has_values=is_told, why=why, sees=sees)
 
 
 def execution_view(
@@ -289,6 +300,7 @@ def execution_view(
     *,
     has_values: bool = True,
     why: str | None = None,
+    sees: bool = False,
 ) -> ExecutionSeen:
     inputs, outputs = (record.inputs, record.outputs) if has_values else (None, None)
     has_job = record.attempt > 0 and record.reused_from is None
@@ -299,13 +311,14 @@ def execution_view(
         attempts=record.attempt,
         job_id=job_id(run_id, key, record.attempt) if has_job else None,
         why=why,
-        backend=record.affinity,
+        backend=backend_of(record, sees=sees),
         progress=record.progress,
         current_step=record.current_step,
         inputs=None if inputs is None else dict(inputs),
         outputs=None if outputs is None else dict(outputs),
         has_values=has_values,
         error=record.error,
+        traceback=record.traceback if sees else None,
         notes=record.notes,
         reused_from=ReusedFrom.model_validate(record.reused_from) if record.reused_from else None,
         queued_at=record.queued_at,

@@ -1,0 +1,17 @@
+"""Whether a tenant's users see the names of machines."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "show_backends_1"
+down_revision = "backend_problem_1"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("tenants", sa.Column("show_backends", sa.Boolean))
+
+
+def downgrade() -> None:
+    op.drop_column("tenants", "show_backends")
