@@ -26,7 +26,7 @@ from comfyfleet.server.app import open_control_plane
 from comfyfleet.server.catalog.service import ENGINE_FILE
 from comfyfleet.server.http.app import create_app
 from comfyfleet.server.http.errors import STATUS_OF
-from comfyfleet.settings import Settings, remarks, variable_of
+from comfyfleet.settings import COMFYUI_VARIABLES, KNOWN_BEFORE, Settings, remarks, variable_of
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "reference"
@@ -61,6 +61,7 @@ def settings_page() -> str:
     rows = [
         f"| `{variable_of(each.name)}` | {_default(each.default)} | {_remark(each.name)} |"
         for each in fields(Settings)
+        if not each.name.startswith(KNOWN_BEFORE)
     ]
     return "\n".join(
         [
@@ -72,6 +73,14 @@ def settings_page() -> str:
             "| variable | default | what it is |",
             "|---|---|---|",
             *rows,
+            "",
+            "## ComfyUI",
+            "",
+            "A value that makes no sense is an error at the start of the command. An option of a command counts more than its variable.",
+            "",
+            "| variable | default | what it is | read by |",
+            "|---|---|---|---|",
+            *(f"| `{name}` | {' | '.join(cells)} |" for name, *cells in COMFYUI_VARIABLES),
             "",
         ]
     )

@@ -28,6 +28,39 @@ READ_ELSEWHERE = (
     "COMFYFLEET_URL",
     "COMFYFLEET_WORKER_ID",
 )
+# Variable, default, meaning, and which commands read it: the settings of the original ComfyUI client.
+COMFYUI_VARIABLES = (
+    (
+        "COMFYUI_BASE_URL",
+        "built-in engine",
+        "address of the ComfyUI, where no option names one; `worker` without it needs `--backend`",
+        "`up`, `worker`, `run`, `convert`, `inspect`",
+    ),
+    (
+        "COMFYUI_TIMEOUT",
+        "–",
+        "limit in seconds of a whole job, from its submission to ComfyUI; without it only the limit of its workflow counts",
+        "`up`, `worker`",
+    ),
+    (
+        "COMFYUI_MAX_RETRIES",
+        "3; `up` and `worker`: 5",
+        "retries after connection errors, with back-off",
+        "`up`, `worker`, `run`",
+    ),
+    (
+        "COMFYUI_POLL_INTERVAL",
+        "5; `up` and `worker`: 2",
+        "seconds between looks at a ComfyUI whose websocket is silent; in `up` and `serve` also between checks of ended jobs of graph and pipeline runs (5)",
+        "`up`, `serve`, `worker`, `run`",
+    ),
+    (
+        "COMFYUI_SUBMIT_INTERVAL",
+        "10",
+        "seconds between checks whether graph and pipeline runs can submit jobs; `worker`, which submits each job as soon as it gets it, only checks the value",
+        "`up`, `serve`, `worker`",
+    ),
+)
 EVERYBODY = "*"
 _ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
 _USUAL_PORTS = {"http:": ":80", "https": ":443"}  # browsers leave them out of an origin
@@ -199,7 +232,7 @@ def _parsed(name: str, text: str, kind: object) -> str | int | float | bool:
         raise InvalidInput(f"{name} must be a number, not {text!r}", field=name) from None
     if number == 0 and name in MAY_BE_ZERO:
         return number
-    if not number > 0:
+    if not 0 < number < float("inf"):
         raise InvalidInput(f"{name} must be above zero, not {text}", field=name)
     return number
 

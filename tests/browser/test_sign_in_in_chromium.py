@@ -55,7 +55,9 @@ def test_the_address_of_comfyfleet_open_makes_a_browser_the_owner_once(
         other.expect_problem("403")
         other.page.goto(link)
         other.page.get_by_role("button", name="Continue on this machine").click()
-        expect(other.page.get_by_text(re.compile("this address was used before"))).to_be_visible()
+        expect(
+            other.page.get_by_text(re.compile("comfyfleet open.* prints a new one"))
+        ).to_be_visible()
 
 
 def test_no_script_can_read_the_session_and_no_storage_holds_it(

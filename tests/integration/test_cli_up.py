@@ -285,6 +285,36 @@ def test_up_puts_a_comfyui_to_work_that_runs_elsewhere(tmp_path: Path) -> None:
     assert list((tmp_path / "comfyui" / "output").iterdir())
 
 
+def test_up_takes_its_comfyui_from_the_environment(tmp_path: Path) -> None:
+    with (
+        serve_in_thread(data=tmp_path / "comfyui") as comfyui,
+        started("up", "--port", "0", folder=tmp_path, COMFYUI_BASE_URL=comfyui.url) as running,
+    ):
+        running.wait_for_line(f"in fleet default/production on ComfyUI at {comfyui.url}")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["BASE_URL", "TIMEOUT", "MAX_RETRIES", "POLL_INTERVAL", "SUBMIT_INTERVAL"],
+)
+@pytest.mark.parametrize(
+    "command",
+    [("up", "--no-worker"), ("worker", "--control", "http://127.0.0.1:1", "--fleet", "gpus")],
+    ids=["up", "worker"],
+)
+def test_a_comfyui_variable_that_makes_no_sense_is_an_error_at_the_start(
+    tmp_path: Path, command: tuple[str, ...], name: str
+) -> None:
+    told = comfyfleet(
+        *command,
+        *(("--data", str(tmp_path / "data")) if command[0] == "up" else ()),
+        environ={"COMFYUI_BASE_URL": "http://127.0.0.1:1", f"COMFYUI_{name}": "soon"},
+    )
+    assert told.code == 1
+    assert f"COMFYUI_{name} is 'soon'" in told.lines[0]
+    assert not (tmp_path / "data").exists()
+
+
 def test_a_job_outlives_the_death_of_the_whole_process(tmp_path: Path) -> None:
     steps = {"steps": 20, "step_ms": 100, "previews": False}
     prompt = {

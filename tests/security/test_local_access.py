@@ -105,7 +105,7 @@ async def test_a_secret_works_once_and_not_after_a_restart(up: Up) -> None:
         assert (await browser.post(LOCAL, json={"secret": secret})).status_code == 200
         again = await browser.post(LOCAL, json={"secret": secret})
         assert again.status_code == 403
-        assert "comfyfleet open" in again.json()["error"]["details"]["hint"]
+        assert "comfyfleet open" in again.json()["error"]["message"]
         fresh = up.links.start(up.url)
         assert (await browser.post(LOCAL, json={"secret": unused})).status_code == 403
         new = fresh.partition("#secret=")[2]

@@ -43,6 +43,10 @@ ADMIN_KEY_HINT = (
     "makes another."
 )
 PUBLIC_KEY_HINT = f"It is an API key of yours, not an operator's: export {KEY}=cf_…"
+LOCAL_HINT = (
+    f"Set {KEY} to an API key of yours (cf_…). Only the user who started `comfyfleet up` on this machine needs none; "
+    f"on macOS and Windows, {URL} must then be the address with /k/ that it prints."
+)
 OUTPUT = Group("Output", sort_key=9)
 # Which lists there are, and by which field people name what is in them.
 NAME_FIELDS = {
@@ -54,6 +58,9 @@ NAME_FIELDS = {
 }
 NAMES_SHOWN_MAX = 5
 _NAMED = re.compile(rf"/{ADMIN_BASE}/([^/]+)/([^/]+)")
+# In the address that `comfyfleet up` prints where programs can't do without a key.
+KEY_PATH = "/k/"
+_KEY_IN_PATH = re.compile(rf"{KEY_PATH}[^/]+")
 T = TypeVar("T")
 
 
@@ -83,10 +90,10 @@ def connect(
 
     url = base_url(options.url or context.environ.get(URL) or URL_DEFAULT)
     key = context.environ.get(KEY, "")
-    if not key:
+    host = urlsplit(url).hostname or ""
+    if not key and not (base == PUBLIC_BASE and (host in THIS_MACHINE or KEY_PATH in url)):
         hint = PUBLIC_KEY_HINT if base == PUBLIC_BASE else ADMIN_KEY_HINT
         raise AccessDenied(f"{KEY} is not set", hint=hint)
-    host = urlsplit(url).hostname or ""
     if url.startswith("http://") and host not in THIS_MACHINE:
         context.warn(f"the key goes to {host} unencrypted: use https:// outside a private network")
     with asyncio.Runner() as runner:
@@ -212,7 +219,8 @@ class ApiSession:
 
     @property
     def _url(self) -> str:
-        return url_without_password(str(self.client.calls.client.base_url).rstrip("/"))
+        url = url_without_password(str(self.client.calls.client.base_url).rstrip("/"))
+        return _KEY_IN_PATH.sub(KEY_PATH + "…", url)
 
     def _explained(self, error: Exception) -> Exception:
         """By what the SDK's error came of: no answer, or an answer that refuses."""
@@ -273,6 +281,9 @@ def explain_refusal(error: FleetError, response: httpx.Response) -> FleetError:
 
 def _hint(response: httpx.Response) -> str | None:
     is_admins = f"/{ADMIN_BASE}/" in response.url.path
+    if response.status_code == httpx.codes.UNAUTHORIZED and not is_admins:
+        has_key = "authorization" in response.request.headers
+        return f"{KEY} must be an API key of yours: cf_…" if has_key else LOCAL_HINT
     if response.status_code == httpx.codes.UNAUTHORIZED:
         what = "an operator's, or the one that the control plane printed at its first start"
         return f"{KEY} must be {what if is_admins else 'an API key of yours: cf_…'}"
@@ -288,6 +299,7 @@ def _hint(response: httpx.Response) -> str | None:
 
 def _no_control_plane(response: httpx.Response) -> UnexpectedAnswer:
     where = url_without_password(str(response.url).partition("?")[0].partition("/api/")[0])
+    where = _KEY_IN_PATH.sub(KEY_PATH + "…", where)
     beginning = response.text[:BEGINNING_CHARACTERS]
     return UnexpectedAnswer(
         f"{where} is no control plane: it answered {response.status_code} with {beginning!r}",

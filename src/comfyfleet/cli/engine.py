@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter, validators
 
 from comfyfleet.cli.context import CliContext, InjectedContext, explain_errors
-from comfyfleet.errors import InvalidInput, missing_extra
+from comfyfleet.errors import InvalidInput, ServerUnavailable, missing_extra
 
 if TYPE_CHECKING:
     from comfyfleet.engine import Engine
@@ -29,7 +29,11 @@ log = logging.getLogger(__name__)
 
 MODULE, KEY, USER = "comfyfleet.engine.child", "COMFYFLEET_ENGINE_KEY", "engine"
 STOP_SECONDS_MAX = 10.0
+START_SECONDS_MAX = 60.0
+START_LOOK_SECONDS = 0.05
 LISTEN_BACKLOG = 128
+# On Windows, Ctrl-C would reach the engine unless it is set apart.
+SET_APART = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 # It decodes strangers' files: the control plane's keys, databases and stores are no business of it.
 SECRET_PREFIXES = ("COMFYFLEET_", "COMFY_", "AWS_")
 ENGINE_PREFIXES = ("COMFYFLEET_ENGINE_", "COMFYFLEET_MAX_PICTURE_PIXELS")
@@ -48,12 +52,37 @@ def start_engine_process(environ: Mapping[str, str], data: Path | None = None) -
         kept = data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="comfyfleet-")))
         kept.mkdir(parents=True, exist_ok=True)
         listener = stack.enter_context(_listener())
-        key = secrets.token_urlsafe(24)
-        command = [sys.executable, "-m", MODULE, str(listener.fileno()), str(kept.resolve())]
-        keeper = _Supervisor(command, listener.fileno(), {**_told(environ), KEY: key})
+        key, port = secrets.token_urlsafe(24), listener.getsockname()[1]
+        descriptor = listener.fileno() if can_inherit_sockets() else None
+        if descriptor is None:
+            listener.close()
+        where = f"127.0.0.1:{port}" if descriptor is None else str(descriptor)
+        command = [sys.executable, "-m", MODULE, where, str(kept.resolve())]
+        keeper = _Supervisor(command, descriptor, {**_told(environ), KEY: key})
         stack.callback(keeper.stop)
         keeper.start()
-        yield f"http://{USER}:{key}@127.0.0.1:{listener.getsockname()[1]}"
+        if descriptor is None:
+            _wait_until_it_listens(port)
+        yield f"http://{USER}:{key}@127.0.0.1:{port}"
+
+
+def _wait_until_it_listens(port: int) -> None:
+    deadline = time.monotonic() + START_SECONDS_MAX
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), START_SECONDS_MAX).close()
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise ServerUnavailable("the built-in engine didn't start in time") from error
+            time.sleep(START_LOOK_SECONDS)
+        else:
+            return
+
+
+def can_inherit_sockets() -> bool:
+    """Whether a child process can serve on our socket. On Windows it listens on the same port instead, so that
+    calls fail while it starts."""
+    return sys.platform != "win32"
 
 
 def _told(environ: Mapping[str, str]) -> dict[str, str]:
@@ -75,7 +104,9 @@ def _listener() -> socket.socket:
 class _Supervisor(threading.Thread):
     """Starts the process, and starts it again whenever it has ended."""
 
-    def __init__(self, command: list[str], descriptor: int, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: list[str], descriptor: int | None, environ: Mapping[str, str]
+    ) -> None:
         super().__init__(name="engine-keeper", daemon=True)
         self._command = command
         self._descriptor = descriptor
@@ -119,8 +150,9 @@ class _Supervisor(threading.Thread):
         return subprocess.Popen(  # noqa: S603
             self._command,
             stdin=subprocess.PIPE,
-            pass_fds=[self._descriptor],
+            pass_fds=() if self._descriptor is None else (self._descriptor,),
             start_new_session=True,
+            creationflags=SET_APART,
             env=self._environ,
         )
 

@@ -331,6 +331,7 @@ KEY_VARIABLE = "COMFY_CLOUD_API_KEY"
 BUILT_IN = "the built-in engine"
 QUEUE_SECONDS_MAX = 10.0
 RUN_SECONDS_MAX = 7 * 24 * 3600.0
+SILENCE_SECONDS_MAX = 300.0
 
 
 @Parameter(name="*")
@@ -350,7 +351,7 @@ class TargetOptions:
     ] = False
     timeout: Annotated[
         float | None,
-        Parameter(group=PATIENCE, metavar="SECONDS", help="Longest silence: a run that shows no progress for so long is given up. By default $COMFYUI_TIMEOUT, or 300."),
+        Parameter(group=PATIENCE, metavar="SECONDS", help="Longest silence: a run that shows no progress for so long is given up. By default 300."),
     ] = None  # fmt: skip
     max_retries: Annotated[
         int | None,
@@ -416,7 +417,7 @@ def limits_from_options(options: TargetOptions, context: CliContext) -> BackendL
         limits,
         job_seconds=RUN_SECONDS_MAX,
         # A run may take long as long as it shows that it goes on.
-        stall_seconds=options.timeout or limits.job_seconds,
+        stall_seconds=options.timeout or SILENCE_SECONDS_MAX,
         poll_seconds=options.poll_interval or limits.poll_seconds,
         max_retries=retries,
     )

@@ -511,7 +511,7 @@ def restrict_permissions(data: Path, context: CliContext) -> None:
     """Databases and files are for this user only: they hold customers' data, and what signs URLs."""
     os.umask(PRIVATE)
     # Windows has no such permissions: there every folder looks open to everybody.
-    if os.name == "posix" and data.is_dir() and data.stat().st_mode & 0o007:
+    if sys.platform != "win32" and data.is_dir() and data.stat().st_mode & 0o007:
         context.warn(f"{data} is open to other users of this machine: chmod 700 {data}")
 
 

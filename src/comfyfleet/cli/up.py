@@ -36,6 +36,7 @@ from comfyfleet.cli.serve import (
     settings_for_listener,
 )
 from comfyfleet.clock import utc_now
+from comfyfleet.comfy.backend import ComfyuiVariables, comfyui_variables
 from comfyfleet.errors import InvalidInput, ServerUnavailable, WorkerRevoked
 from comfyfleet.malloc import use_one_arena
 from comfyfleet.server.app import ControlPlane, open_control_plane
@@ -80,7 +81,7 @@ class UpBackendOptions:
         tuple[str, ...],
         Parameter(
             metavar="URL",
-            help="Use this ComfyUI instead of the built-in engine. Repeatable.",
+            help="Use this ComfyUI instead of the built-in engine. Repeatable; default: `COMFYUI_BASE_URL`.",
         ),
     ] = ()
     no_worker: Annotated[
@@ -123,7 +124,9 @@ def up(
     """See help_texts.UP."""
     if backends.no_worker and backends.backend:
         raise InvalidInput("--no-worker puts no backend to work, so leave out --backend")
-    urls = _backend_urls(backends.backend, port)
+    variables = comfyui_variables(context.environ)
+    named = backends.backend or tuple(filter(None, [variables.base_url]))
+    urls = () if backends.no_worker else _backend_urls(named, port)
     with_engine = not urls and not backends.no_worker
     if with_engine:
         require_engine(". Or name a ComfyUI with --backend URL, or start without any: --no-worker")
@@ -133,7 +136,7 @@ def up(
         set_up_logs(log_level, context.err)
         # It would tell that nothing is assigned to its fleet; here that is done a moment later.
         logging.getLogger(registration.__name__).setLevel(logging.ERROR)
-        everything = _AllInOne(host, data, listener, urls, context, access)
+        everything = _AllInOne(host, data, listener, urls, context, access, variables)
         asyncio.run(everything.run(with_engine=with_engine))
     context.say("Stopped")
 
@@ -161,7 +164,8 @@ class _AllInOne:
     listener: socket.socket
     backends: Sequence[str]
     context: CliContext
-    access: UpAccessOptions = OWN_PROGRAMS
+    access: UpAccessOptions
+    variables: ComfyuiVariables
 
     async def run(self, *, with_engine: bool) -> None:
         settings = settings_for_listener(self.listener, self.host, self.context)
@@ -208,7 +212,7 @@ class _AllInOne:
             max_concurrency=concurrency_from(environ),
             heartbeat_seconds=heartbeat_seconds_from(environ),
             grace_seconds=GRACE_SECONDS,
-        )
+        ).with_variables(self.variables)
         platform = await stack.enter_async_context(open_platform(settings, environ))
         return await stack.enter_async_context(open_worker(settings, environ, platform))
 

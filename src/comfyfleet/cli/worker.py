@@ -22,6 +22,7 @@ from comfyfleet.cli.context import (
     url_without_password,
 )
 from comfyfleet.cli.logs import LogLevel, set_up_logs
+from comfyfleet.comfy.backend import ComfyuiVariables, comfyui_variables
 from comfyfleet.errors import InvalidInput
 from comfyfleet.settings import misspelt
 from comfyfleet.worker.machine import UUID_STARTS, unknown_gpus, visible_gpus
@@ -80,7 +81,7 @@ class BackendOptions:
         Parameter(
             group=WORK,
             metavar="URL",
-            help="The ComfyUI to use. With `--comfyui-command` its address after the start, by default "
+            help="The ComfyUI to use; default: `COMFYUI_BASE_URL`. With `--comfyui-command` its address after the start, by default "
             "http://127.0.0.1:8188; with `--per-gpu` the first of them.",
         ),
     ] = None
@@ -172,7 +173,7 @@ class ProcessOptions:
         Parameter(
             metavar="DIR",
             help="Folder for its key, its leases and cached files. By default under "
-            "`~/.local/state/comfyfleet`, one for each worker.",
+            "`~/.local/state/comfyfleet` (Windows: `%LOCALAPPDATA%\\\\comfyfleet`), one for each worker.",
         ),
     ] = None
     cache_gb: Annotated[
@@ -228,7 +229,7 @@ async def _work(
                     f"--metrics: {metrics[0]}:{metrics[1]} can't be listened on: {error.strerror}",
                     hint="Another process, or another worker, may have it: choose another port.",
                 ) from error
-        stop_on_signals(pack.stop, settings.grace_seconds)
+        stack.enter_context(stop_on_signals(pack.stop, settings.grace_seconds))
         await pack.work()
 
 
@@ -283,7 +284,8 @@ def _address(text: str | None) -> tuple[str, int] | None:
 def _settings(
     place: FleetOptions, work: BackendOptions, state: Path | None, environ: Mapping[str, str]
 ) -> WorkerSettings:
-    backend_url = _backend_url(work, environ)
+    variables = comfyui_variables(environ)
+    backend_url = _backend_url(work, environ, variables)
     secret = environ.get(SECRET) or ""
     given = place.worker_id or environ.get("COMFYFLEET_WORKER_ID") or ""
     worker_id = given or default_worker_id(socket.gethostname(), backend_url)
@@ -304,7 +306,7 @@ def _settings(
         comfyui_command=work.comfyui_command,
         backend_folder=_folder(work, environ),
         passthrough=_passthrough(work),
-    )
+    ).with_variables(variables)
 
 
 def _tuned(settings: WorkerSettings, process: ProcessOptions) -> WorkerSettings:
@@ -319,8 +321,12 @@ def _tuned(settings: WorkerSettings, process: ProcessOptions) -> WorkerSettings:
     )
 
 
-def _backend_url(work: BackendOptions, environ: Mapping[str, str]) -> str | None:
+def _backend_url(
+    work: BackendOptions, environ: Mapping[str, str], variables: ComfyuiVariables
+) -> str | None:
     backend = work.backend
+    if backend is None and not work.cloud:
+        backend = variables.base_url
     if backend is None and work.comfyui_command and not work.cloud:
         backend = OWN_BACKEND
     if work.cloud == (backend is not None):
@@ -368,5 +374,7 @@ def _control_url(text: str) -> str:
 
 
 def _default_state(environ: Mapping[str, str]) -> Path:
-    base = environ.get("XDG_STATE_HOME") or "~/.local/state"
+    # Only Windows sets LOCALAPPDATA.
+    usual = environ.get("LOCALAPPDATA") or "~/.local/state"
+    base = environ.get("XDG_STATE_HOME") or usual
     return Path(base) / "comfyfleet"

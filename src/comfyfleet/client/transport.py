@@ -43,7 +43,9 @@ class ApiCalls(HttpClient):
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         client = open_client(base_url, transport=transport)
-        super().__init__(client, retry=retry, headers={"Authorization": f"Bearer {key}"})
+        # Under `comfyfleet up`, its own user needs no key.
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        super().__init__(client, retry=retry, headers=headers)
 
     async def ask(self, call: Call) -> httpx.Response:
         """An answer of success. Raises our errors, ServerUnavailable and OutcomeUnknown."""

@@ -20,7 +20,6 @@ from comfyfleet.comfy.backend import (
     Submitted,
     Uploaded,
     cloud_settings,
-    server_settings,
 )
 from comfyfleet.comfy.calls import CallMeter, CallTally
 from comfyfleet.comfy.cloud import ComfyCloud
@@ -47,5 +46,4 @@ __all__ = [
     "Submitted",
     "Uploaded",
     "cloud_settings",
-    "server_settings",
 ]

@@ -238,22 +238,41 @@ class ServerSettings:
             raise InvalidValue(f"{self.base_url!r} is no address like {DEFAULT_BASE_URL}")
 
 
-def server_settings(environ: Mapping[str, str]) -> ServerSettings:
-    return ServerSettings(environ.get("COMFYUI_BASE_URL") or DEFAULT_BASE_URL, limits(environ))
+BASE_URL, TIMEOUT, MAX_RETRIES = "COMFYUI_BASE_URL", "COMFYUI_TIMEOUT", "COMFYUI_MAX_RETRIES"
+POLL_INTERVAL, SUBMIT_INTERVAL = "COMFYUI_POLL_INTERVAL", "COMFYUI_SUBMIT_INTERVAL"
 
 
-def limits(environ: Mapping[str, str]) -> BackendLimits:
-    return BackendLimits(
-        job_seconds=_positive(environ, "COMFYUI_TIMEOUT", DEFAULT_JOB_SECONDS),
-        max_retries=_retries(environ, "COMFYUI_MAX_RETRIES"),
-        poll_seconds=_positive(environ, "COMFYUI_POLL_INTERVAL", DEFAULT_POLL_SECONDS),
+@dataclass(frozen=True, slots=True)
+class ComfyuiVariables:
+    """The `COMFYUI_…` variables; None means that a variable isn't set."""
+
+    base_url: str | None = None
+    timeout_seconds: float | None = None
+    max_retries: int | None = None
+    poll_seconds: float | None = None
+    submit_seconds: float | None = None
+
+
+def comfyui_variables(environ: Mapping[str, str]) -> ComfyuiVariables:
+    """Reads the variables. Raises InvalidValue for one that makes no sense."""
+    base_url = environ.get(BASE_URL) or None
+    if base_url is not None and not base_url.startswith(("http://", "https://")):
+        raise InvalidValue(
+            f"{BASE_URL} is {base_url!r}; it takes an address like {DEFAULT_BASE_URL}"
+        )
+    return ComfyuiVariables(
+        base_url=base_url,
+        timeout_seconds=_positive(environ, TIMEOUT),
+        max_retries=_retries(environ, MAX_RETRIES),
+        poll_seconds=_positive(environ, POLL_INTERVAL),
+        submit_seconds=_positive(environ, SUBMIT_INTERVAL),
     )
 
 
-def _positive(environ: Mapping[str, str], name: str, default: float) -> float:
+def _positive(environ: Mapping[str, str], name: str) -> float | None:
     text = environ.get(name)
     if not text:
-        return default
+        return None
     try:
         value = float(text)
     except ValueError:
@@ -263,13 +282,24 @@ def _positive(environ: Mapping[str, str], name: str, default: float) -> float:
     return value
 
 
-def _retries(environ: Mapping[str, str], name: str) -> int:
+def _retries(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name)
     if not text:
-        return DEFAULT_MAX_RETRIES
+        return None
     if not (text.isascii() and text.isdigit() and int(text) <= RETRIES_MAX):
         raise InvalidValue(f"{name} is {text!r}; it takes a whole number, 0 to {RETRIES_MAX}")
     return int(text)
+
+
+def limits(environ: Mapping[str, str]) -> BackendLimits:
+    """The limits of commands that run a workflow: $COMFYUI_TIMEOUT is for `up` and workers only."""
+    given = comfyui_variables(
+        {name: environ.get(name, "") for name in (MAX_RETRIES, POLL_INTERVAL)}
+    )
+    return BackendLimits(
+        max_retries=DEFAULT_MAX_RETRIES if given.max_retries is None else given.max_retries,
+        poll_seconds=given.poll_seconds or DEFAULT_POLL_SECONDS,
+    )
 
 
 DEFAULT_CLOUD_URL = "https://cloud.comfy.org"

@@ -1,6 +1,6 @@
-"""The engine as a child process: `python -m comfyfleet.engine.child FD FOLDER`.
+"""The engine as a child process: `python -m comfyfleet.engine.child FD|HOST:PORT FOLDER`.
 
-It serves on the inherited socket FD, requires the key from its environment, and exits when its
+It serves on the inherited socket FD, or listens on HOST:PORT where sockets can't be inherited. It requires the key from its environment, and exits when its
 standard input closes: so it never outlives its parent, however the parent ended.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from comfyfleet.engine.engine import DataFolder, Engine
 from comfyfleet.engine.node import limit_memory, limits_of
 from comfyfleet.engine.nodes import registry
-from comfyfleet.engine.serve import serve
+from comfyfleet.engine.serve import listen, serve
 
 KEY = "COMFYFLEET_ENGINE_KEY"
 INPUT = 0
@@ -25,8 +25,13 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     engine = Engine(DataFolder(Path(sys.argv[2])), registry())
     limit_memory(limits_of(os.environ))
-    with socket.socket(fileno=int(sys.argv[1])) as listener:
+    with _listener(sys.argv[1]) as listener:
         serve(engine, listener, key=os.environ.pop(KEY))
+
+
+def _listener(where: str) -> socket.socket:
+    host, colon, port = where.rpartition(":")
+    return listen(host, int(port)) if colon else socket.socket(fileno=int(where))
 
 
 def _end_with_parent() -> None:

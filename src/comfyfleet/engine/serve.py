@@ -145,11 +145,15 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
+# On Windows, SO_REUSEADDR would let another program take over the port.
+REUSE = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
+
+
 def _bound(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
     # asyncio turns Nagle's delay off only for sockets that say they are TCP: 40 ms a request.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, REUSE, 1)
         listener.bind((host, port))
         listener.listen(LISTEN_BACKLOG)
     except OSError:

@@ -98,7 +98,7 @@ async def open_worker(
             endpoint=settings.backend_url or "cloud",
         )
         files = None if settings.is_cloud else BackendFiles(backend, settings.backend_folder)
-        deps = LeaseDeps(backend, assets, store, journal, files)
+        deps = LeaseDeps(backend, assets, store, journal, files, job_seconds=settings.job_seconds)
         owned = open_managed_process(settings)
         yield Worker(settings, control, deps, platform, probe=probe, owned=owned, counts=counts)
 

@@ -146,7 +146,8 @@ def _write(path: Path, data: bytes) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
-            os.fchmod(file.fileno(), SECRET_MODE)
+            if hasattr(os, "fchmod"):  # Windows: mkstemp lets only this user read the file
+                os.fchmod(file.fileno(), SECRET_MODE)
             file.write(data)
         Path(name).replace(path)
     except BaseException:

@@ -127,6 +127,7 @@ class LeaseDeps:
     store: httpx.AsyncClient
     journal: Journal
     files: BackendFiles | None = None  # a cloud has no folders
+    job_seconds: float | None = None  # limit of a whole job, from its submission to the backend
     upload_gate: UploadGate = field(default_factory=UploadGate)
     models: LoadedModels = field(default_factory=LoadedModels)
     turns: RecordTurns = field(default_factory=RecordTurns)
@@ -367,7 +368,7 @@ async def follow_run(
     """
     counts, end, began = begin_progress(lease.job.prompt), None, None
     try:
-        async with asyncio.timeout(None) as limit:
+        async with asyncio.timeout(deps.job_seconds) as limit:
             tap = lease.record.take if lease.record else None
             async for event in deps.backend.follow(run_id, tap=tap):
                 is_recorded = False
@@ -376,7 +377,7 @@ async def follow_run(
                     heartbeat_loop.show_record(lease.record)
                 if isinstance(event, Started) and began is None:
                     began = note_start(lease, heartbeat_loop, deps)
-                    limit.reschedule(_deadline(began, lease.job.run_limit_seconds))
+                    limit.reschedule(_earlier(limit.when(), began, lease.job.run_limit_seconds))
                     await keep_entry(lease, deps)
                 if isinstance(event, NodeDone) and lease.delivery and deps.files is not None:
                     lease.delivery.begin(event)
@@ -387,8 +388,8 @@ async def follow_run(
                     heartbeat_loop.set_progress(counts.report())
                 end = event if isinstance(event, End) else end
     except TimeoutError:
-        seconds = lease.job.run_limit_seconds
-        raise RunTimedOut(f"The run took longer than its limit of {seconds} s.") from None
+        limits = filter(None, (lease.job.run_limit_seconds, deps.job_seconds))
+        raise RunTimedOut(f"The run took longer than its limit of {min(limits):g} s.") from None
     lease.enter(LeasePhase.DELIVERING)
     require_success(end, run_id)
     return None if began is None else max(0.0, time.time() - began)
@@ -412,9 +413,10 @@ def note_start(lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDep
     return began
 
 
-def _deadline(began: float, limit_seconds: float) -> float:
-    """The deadline by the loop's clock, for a start by the wall clock."""
-    return asyncio.get_running_loop().time() + limit_seconds - (time.time() - began)
+def _earlier(deadline: float | None, began: float, limit_seconds: float) -> float:
+    """The earlier deadline by the loop's clock: that of the whole job, or of a run that began by the wall clock."""
+    of_run = asyncio.get_running_loop().time() + limit_seconds - (time.time() - began)
+    return of_run if deadline is None else min(deadline, of_run)
 
 
 def require_success(end: End | None, run_id: str) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,6 +55,9 @@ logger = logging.getLogger(__name__)
 
 STOP_SECONDS_MAX = 15.0
 POLL_SECONDS = 0.05
+# Windows has no process groups; there, Ctrl-C would reach what we start unless it is set apart.
+HAS_GROUPS = hasattr(os, "killpg")
+SET_APART = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 # One that ends this soon after its start will do so again: starts are spaced out.
 SHORT_LIFE_SECONDS = 60.0
 PAUSE_SECONDS_MAX = 60.0
@@ -85,10 +89,26 @@ class ProcessIdentity:
 
         Signals go to the group: 0 and -1 would mean our own group and all processes.
         """
+        if not HAS_GROUPS:
+            return self.pid > 1
         try:
             return self.pid > 1 and os.getpgid(self.pid) == self.pid != os.getpgrp()
         except (OSError, OverflowError):
             return False
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)
+
+
+def _kill_tree(pid: int) -> None:
+    """Kills a process and its descendants, where the system has no process groups."""
+    with contextlib.suppress(psutil.Error):
+        root = psutil.Process(pid)
+        for process in [*root.children(recursive=True), root]:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
 
 
 class ManagedProcess:
@@ -136,6 +156,7 @@ class ManagedProcess:
                 *self._arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
+                creationflags=SET_APART,
                 env=self._environ,
             )
         except OSError as error:
@@ -156,8 +177,8 @@ class ManagedProcess:
         if self._known is None or not self.is_running:
             return
         self._was_stopped = True
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            self._signal(number)
+        for end in (self._ask, self.kill):
+            end()
             try:
                 async with asyncio.timeout(STOP_SECONDS_MAX):
                     await self._ended()
@@ -169,14 +190,21 @@ class ManagedProcess:
 
     def kill(self) -> None:
         """Kills at once; a `stop` in progress then returns."""
-        if self.is_running:
-            self._signal(signal.SIGKILL)
+        if self._known is None or not self.is_running:
+            return
+        if HAS_GROUPS:
+            _signal_group(self._known.pid, signal.SIGKILL)
+        else:
+            _kill_tree(self._known.pid)
 
-    def _signal(self, number: signal.Signals) -> None:
-        """Sends a signal to the whole session."""
-        if self._known is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._known.pid, number)
+    def _ask(self) -> None:
+        """Asks the whole session to end. Windows can't ask a program without a window."""
+        if self._known is None:
+            return
+        if HAS_GROUPS:
+            _signal_group(self._known.pid, signal.SIGTERM)
+        else:
+            _kill_tree(self._known.pid)
 
     async def _ended(self) -> None:
         if self._child is not None:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import UUID, uuid5
@@ -10,7 +10,7 @@ from uuid import UUID, uuid5
 from comfyfleet.api.values import NAME_CHARACTERS_MAX
 from comfyfleet.api.worker import CONCURRENCY_MAX
 from comfyfleet.comfy import BackendLimits, ServerSettings
-from comfyfleet.comfy.backend import DEFAULT_BASE_URL
+from comfyfleet.comfy.backend import DEFAULT_BASE_URL, ComfyuiVariables
 from comfyfleet.errors import InvalidInput
 
 WORKER_ID_CHARACTERS_MAX = 200
@@ -86,6 +86,10 @@ class WorkerSettings:
     comfyui_environ: Mapping[str, str] = field(default_factory=dict)  # beside what it inherits
     backend_folder: Path | None = None  # holds the backend's input, output and temp
     max_retries: int = RETRIES_MAX
+    job_seconds: float | None = (
+        None  # limit of a whole job; None means that only the job's own counts
+    )
+    poll_seconds: float = LOOK_SECONDS
     passthrough: tuple[str, ...] = ()  # prefixes of routes that the backend is asked for
 
     @property
@@ -116,7 +120,7 @@ class WorkerSettings:
         return BackendLimits(
             job_seconds=FOLLOW_SECONDS_MAX,
             max_retries=self.max_retries,
-            poll_seconds=LOOK_SECONDS,
+            poll_seconds=self.poll_seconds,
             stall_seconds=self.stall_seconds,
             cancel_seconds=CANCEL_SECONDS,
         )
@@ -125,6 +129,15 @@ class WorkerSettings:
     def probe_limits(self) -> BackendLimits:
         """The limits for a probe whether the backend answers at all."""
         return BackendLimits(max_retries=0, answer_seconds=10.0, connect_seconds=5.0)
+
+    def with_variables(self, given: ComfyuiVariables) -> "WorkerSettings":
+        """The same settings with the limits that the `COMFYUI_…` variables set."""
+        return replace(
+            self,
+            job_seconds=given.timeout_seconds,
+            max_retries=self.max_retries if given.max_retries is None else given.max_retries,
+            poll_seconds=given.poll_seconds or self.poll_seconds,
+        )
 
 
 def concurrency_from(environ: Mapping[str, str]) -> int:

@@ -1,18 +1,17 @@
 """Why a worker stops and until when: signals, and notices that its machine will be taken away."""
 
-import asyncio
 import logging
-import signal
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 
+from comfyfleet.signals import on_ending_signals
 from comfyfleet.worker.platform import Notices
 
 logger = logging.getLogger(__name__)
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Advice to leave has no deadline; a spot notice that follows it has.
 # Of the time that a notice leaves: to hand back what isn't done, and to deregister.
 RESERVE_SECONDS = 8.0
@@ -69,10 +68,6 @@ async def stop_on_notices(notices: Notices, stop: StopRequest) -> None:
         stop.ask(notice.kind, seconds)
 
 
-def stop_on_signals(stop: StopRequest, grace_seconds: float) -> None:
-    """The second signal means: stop now."""
-    loop = asyncio.get_running_loop()
-    for number in SIGNALS:
-        loop.add_signal_handler(
-            number, lambda: stop.ask("shutdown", 0.0 if stop.asked else grace_seconds)
-        )
+def stop_on_signals(stop: StopRequest, grace_seconds: float) -> AbstractContextManager[None]:
+    """The first signal asks to stop within the grace time, the second one to stop immediately."""
+    return on_ending_signals(lambda: stop.ask("shutdown", 0.0 if stop.asked else grace_seconds))

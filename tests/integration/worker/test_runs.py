@@ -11,6 +11,7 @@ from tests.support.workers.memory_plane import Dispatch, JobFile, Plane, eventua
 from tests.support.workers.prompts import failing, passing, picture, steps, video
 from tests.support.workers.workers import running_worker, settings_for
 
+from comfyfleet.comfy.backend import comfyui_variables
 from comfyfleet.engine.serve import Served as Engine
 from comfyfleet.worker import heartbeat
 
@@ -114,6 +115,16 @@ async def test_a_run_longer_than_its_limit_is_cancelled_and_fails(here: Fixture)
     job = await here.run(steps(1000, 50), run_limit_seconds=1)
     assert job.failure["code"] == "run_limit"
     assert here.engine.engine.queue.listed() == ([], [])
+
+
+async def test_the_limit_of_whole_jobs_counts_where_it_is_shorter(here: Fixture) -> None:
+    settings = settings_for(here.plane, here.engine.url, here.state)
+    limited = settings.with_variables(comfyui_variables({"COMFYUI_TIMEOUT": "1"}))
+    job = here.plane.add(steps(1000, 50), run_limit_seconds=3600)
+    async with running_worker(limited):
+        await eventually(lambda: job.word)
+    assert job.failure["code"] == "run_limit"
+    assert "limit of 1 s" in str(job.failure)
 
 
 async def test_an_output_that_is_too_large_is_a_clear_failure(here: Fixture) -> None:

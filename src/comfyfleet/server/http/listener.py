@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from starlette.types import ASGIApp
 
 from comfyfleet.errors import ServerUnavailable
 from comfyfleet.server.http.connections import HttpConnection, with_limits
+from comfyfleet.signals import on_ending_signals
 
 # Long polls that wait at the stop get so long to be answered; then they are cut off.
 GRACE_SECONDS = 5
@@ -42,11 +42,15 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
+# On Windows, SO_REUSEADDR would let another program take over the port.
+REUSE = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
+
+
 def _bound(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
     # asyncio turns Nagle's delay off only for sockets that say they are TCP.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, REUSE, 1)
         listener.bind((host, port))
         listener.listen(LISTEN_BACKLOG)
     except OSError:
@@ -172,21 +176,11 @@ class _Server(uvicorn.Server):
 def stop_on_signals() -> Iterator[asyncio.Event]:
     """Yields an event that SIGINT or SIGTERM sets; a second signal has its default effect."""
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    with contextlib.ExitStack() as handlers:
 
-    def ask() -> None:
-        stop.set()
-        for number in numbers:
-            loop.remove_signal_handler(number)
+        def ask() -> None:
+            stop.set()
+            handlers.close()
 
-    for number in numbers:
-        # Outside the main thread, and on Windows, there are no such handlers.
-        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-            loop.add_signal_handler(number, ask)
-    try:
+        handlers.enter_context(on_ending_signals(ask))
         yield stop
-    finally:
-        for number in numbers:
-            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                loop.remove_signal_handler(number)

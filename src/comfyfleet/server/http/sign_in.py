@@ -137,8 +137,7 @@ async def _use_link(request: Request, links: SignInLinks, secret: str) -> None:
     if not await asyncio.to_thread(links.use, secret):
         await wrong.delay(address)
         raise Forbidden(
-            "this address was used before, or comfyfleet was restarted since",
-            hint="`comfyfleet open` prints a new one.",
+            "this address was used before, or comfyfleet was restarted since: `comfyfleet open` prints a new one"
         )
 
 

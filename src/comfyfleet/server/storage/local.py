@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 import threading
 import uuid
 from collections import Counter
@@ -306,6 +307,8 @@ def _remove_empty(folder: Path, root: Path) -> None:
 
 
 def _sync(path: Path | str) -> None:
+    if sys.platform == "win32":
+        return  # Windows writes through only files that are open for writing, and no folders
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

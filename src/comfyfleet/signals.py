@@ -1,0 +1,49 @@
+"""Handlers for signals that end a program, on every system."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+ENDING = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def on_ending_signals(act: Callable[[], object]) -> Iterator[None]:
+    """Calls `act` in the event loop at each SIGTERM and SIGINT, where signals can be handled."""
+    loop = asyncio.get_running_loop()
+    removals = [_handle(loop, number, act) for number in ENDING]
+    try:
+        yield
+    finally:
+        for remove in removals:
+            remove()
+
+
+def _handle(
+    loop: asyncio.AbstractEventLoop, number: signal.Signals, act: Callable[[], object]
+) -> Callable[[], object]:
+    """Sets one handler; returns what restores the earlier one."""
+    try:
+        loop.add_signal_handler(number, act)
+    except NotImplementedError:
+        return _handle_without_loop(loop, number, act)
+    except (RuntimeError, ValueError):
+        return lambda: None  # not in the main thread
+    return lambda: loop.remove_signal_handler(number)
+
+
+def _handle_without_loop(
+    loop: asyncio.AbstractEventLoop, number: signal.Signals, act: Callable[[], object]
+) -> Callable[[], object]:
+    """Event loops of Windows have no signal handlers of their own."""
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(act)
+
+    try:
+        before = signal.signal(number, handle)
+    except ValueError:
+        return lambda: None  # not in the main thread
+    return lambda: signal.signal(number, before)
