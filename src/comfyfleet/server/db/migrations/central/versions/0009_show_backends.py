@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "show_backends_1"
-down_revision = "backend_problem_1"
+down_revision = "outputs_1"
 branch_labels = None
 depends_on = None
 
