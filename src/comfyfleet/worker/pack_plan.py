@@ -33,6 +33,8 @@ class PackRules:
     window_jobs: int = 24
     # The part of a window's samples in which jobs waited behind the running ones.
     backlog_share: float = 0.8
+    # A trial without such a backlog ends after so many windows.
+    trial_windows_max: int = 3
     gain_min: float = 0.1
     memory_margin: float = 0.1
     spare_seconds: float = 300.0
@@ -121,13 +123,15 @@ class ThroughputWindow:
 
 @dataclass(frozen=True, slots=True)
 class PackSize:
-    """`rate_before`: jobs a minute with one fewer; set while the newest one is on trial.
+    """`rate_before`: jobs a minute with one fewer; set while the newest one is on trial. `trial_windows`: how many
+    windows of the trial had too little backlog.
 
     `barred`: sizes that are not tried, and until when.
     """
 
     wanted: int = 1
     rate_before: float | None = None
+    trial_windows: int = 0
     window: ThroughputWindow | None = None
     spare_since: float | None = None
     unsettled_since: float | None = None
@@ -137,7 +141,7 @@ class PackSize:
     def resized(self, wanted: int, *, rate_before: float | None = None) -> "PackSize":
         """The state after a change of size: all measurements start again."""
         return PackSize(
-            wanted, rate_before, out_of_memory=self.out_of_memory, barred=dict(self.barred)
+            wanted, rate_before, 0, out_of_memory=self.out_of_memory, barred=dict(self.barred)
         )
 
     def barring(self, size: int, until: float) -> "PackSize":
@@ -199,10 +203,11 @@ def _decide_by_window(
     size: PackSize, window: ThroughputWindow, sample: GpuSample, rules: PackRules
 ) -> tuple[PackSize, PackDecision | None]:
     rate, again = window.rate(sample), replace(size, window=None)
-    if window.full_samples < rules.backlog_share * window.samples:
-        return again, None  # all jobs that arrive are finished: the rate shows nothing
+    has_backlog = window.full_samples >= rules.backlog_share * window.samples
     if size.rate_before is not None:
-        return _decide_trial(again, size.rate_before, rate, sample, rules)
+        return _decide_trial(again, size.rate_before, rate, sample, rules, has_backlog=has_backlog)
+    if not has_backlog:
+        return again, None  # all jobs that arrive are finished: the rate shows nothing
     more = size.wanted + 1
     if more > rules.most or size.is_barred(more, sample.at):
         return again, None
@@ -218,11 +223,21 @@ def _decide_by_window(
 
 
 def _decide_trial(
-    size: PackSize, before: float, rate: float, sample: GpuSample, rules: PackRules
+    size: PackSize,
+    before: float,
+    rate: float,
+    sample: GpuSample,
+    rules: PackRules,
+    *,
+    has_backlog: bool,
 ) -> tuple[PackSize, PackDecision | None]:
+    """A gain is a gain with or without a backlog. Without one, a missing gain may come later, but not for ever."""
     if rate >= before * (1 + rules.gain_min):
         decision = PackDecision(PackMove.KEEP, MoveReason.GAIN, size.wanted, rate, before)
-        return replace(size, rate_before=None), decision
+        return replace(size, rate_before=None, trial_windows=0), decision
+    trial_windows = size.trial_windows + 1
+    if not has_backlog and trial_windows < rules.trial_windows_max:
+        return replace(size, trial_windows=trial_windows), None
     barred = size.barring(size.wanted, sample.at + rules.retry_seconds)
     return _removed(barred, MoveReason.NO_GAIN, rate, before)
 

@@ -19,6 +19,8 @@ from comfyfleet.errors import Unavailable
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Sighting
+from comfyfleet.server.maintenance.cloudwatch import scaling_figures, wanted_by
+from comfyfleet.server.metrics import read_figures
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import DispatchStatus
 
@@ -152,3 +154,18 @@ async def test_stalls_of_the_event_loop_are_counted(plane: ControlPlane) -> None
         async with asyncio.timeout(30):
             while (await samples(client))[name] == before:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
+
+
+async def test_the_wanted_workers_are_those_that_cloudwatch_is_told(plane: ControlPlane) -> None:
+    """Twelve queued jobs of 60 s each: three workers start all of them within five minutes."""
+    async with plane.central.transaction() as tx:
+        fleet, workflow = await a_fleet(tx), await a_workflow(tx)
+        await fleets.assign(tx, fleet, {workflow}, now=plane.clock())
+    await submit(plane.central, *(new(to=lane(workflow)) for _ in range(12)))
+    async with client_of(plane) as client:
+        found = await samples(client)
+    wanted = found[of("comfyfleet_wanted_workers", fleet="gpus", stage="production")]
+    async with plane.central.read() as tx:
+        figures = await read_figures(tx, now=plane.clock(), offline_after_seconds=90)
+        (scaling,) = await scaling_figures(tx, figures, cap=plane.settings.max_fleet_workers)
+    assert wanted == wanted_by(scaling) == 3

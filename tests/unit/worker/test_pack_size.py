@@ -110,6 +110,25 @@ def test_it_grows_to_the_most_that_is_allowed_where_each_brings_more() -> None:
     assert REMOVE not in [move for move, _, _ in scene.moves]
 
 
+@pytest.mark.parametrize(("rate", "move"), [(60, KEEP), (31, REMOVE)])
+def test_a_trial_ends_with_a_verdict_though_the_backlog_comes_and_goes(
+    rate: float, move: PackMove
+) -> None:
+    """Two take jobs faster than they are prefetched: seldom do both have one waiting."""
+    scene = Scene(rates=(30, rate, rate, rate))
+    scene.run(200)
+    assert scene.size.rate_before is not None
+    full = scene.look
+
+    def seldom_full() -> GpuSample:
+        return replace(full(), full=1, idle=0)
+
+    scene.look = seldom_full  # type: ignore[method-assign]
+    scene.run(1_000)
+    assert scene.size.rate_before is None
+    assert scene.decisions[-1][1].move is move
+
+
 def test_without_a_backlog_nothing_is_added() -> None:
     """Each has something to do, and nothing waits behind it."""
     look = GpuSample(0, 1, 0, 0, 0, 0, 0, GB, 80 * GB)

@@ -22,6 +22,7 @@ from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.counters import SiblingProcesses
 from comfyfleet.server.db.schema import require_newest_schema
 from comfyfleet.server.http.deps import PlaneDep
+from comfyfleet.server.maintenance.cloudwatch import scaling_figures, wanted_by
 from comfyfleet.server.metrics import (
     GRAPH_RUNS,
     JOB_SECONDS,
@@ -200,16 +201,22 @@ class _MetricsCache:
             figures = await read_figures(
                 tx, now=now, offline_after_seconds=plane.settings.offline_after_seconds
             )
+            scaling = await scaling_figures(tx, figures, cap=plane.settings.max_fleet_workers)
+        seconds = plane.settings.scale_target_seconds
+        wanted = [
+            ((each.slug, each.stage), wanted_by(each, target_seconds=seconds)) for each in scaling
+        ]
         await self._outcomes.look(plane.central, now)
         runs = await read_run_figures(plane.pools)
         return _Snapshot(
-            figures, dict(self._outcomes.sums), runs, plane.queue.switch_costs.estimates
+            figures, wanted, dict(self._outcomes.sums), runs, plane.queue.switch_costs.estimates
         )
 
 
 @dataclass(frozen=True, eq=False)
 class _Snapshot(Collector):
     figures: SystemFigures
+    wanted: Sequence[tuple[tuple[str, str], int]]  # workers, by fleet and stage
     ended: dict[tuple[str, str, str], EndedCounts]
     runs: dict[str, RunFigures]
     switch_costs: Mapping[ModelOfFleet, Estimate]
@@ -244,6 +251,8 @@ class _Snapshot(Collector):
         states = [
             ((*key, state), each.workers.get(state, 0)) for key, each in fleets for state in STATES
         ]
+        text = "Workers that would start all waiting jobs within COMFYFLEET_SCALE_TARGET_SECONDS"
+        yield _gauge("wanted_workers", text, names, self.wanted)
         yield _gauge("workers", "Workers by what they do", (*names, "state"), states)
 
     def _switches(self) -> Iterator[Metric]:

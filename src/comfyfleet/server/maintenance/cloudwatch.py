@@ -14,7 +14,7 @@ from comfyfleet.errors import missing_extra
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.db import Tx
 from comfyfleet.server.maintenance.runner import Sweep
-from comfyfleet.server.metrics import BUSY, IDLE, read_figures
+from comfyfleet.server.metrics import BUSY, IDLE, SystemFigures, read_figures
 from comfyfleet.server.metrics import FleetFigures as Known
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import LaneDepth, QueueLane
@@ -74,11 +74,8 @@ def wanted_workers(
     return min(cap, max(1, math.ceil(at_once / max(1, jobs_per_worker))))
 
 
-def to_metric_data(
-    figures: ScalingFigures, *, now: datetime, target_seconds: float = TARGET_SECONDS
-) -> list[dict[str, Any]]:
-    """Converts the figures to CloudWatch's format."""
-    wanted = wanted_workers(
+def wanted_by(figures: ScalingFigures, *, target_seconds: float = TARGET_SECONDS) -> int:
+    return wanted_workers(
         depth=figures.depth,
         leased=figures.leased,
         oldest_age=figures.oldest_age_seconds,
@@ -88,6 +85,13 @@ def to_metric_data(
         jobs_per_worker=figures.jobs_per_worker,
         target_seconds=target_seconds,
     )
+
+
+def to_metric_data(
+    figures: ScalingFigures, *, now: datetime, target_seconds: float = TARGET_SECONDS
+) -> list[dict[str, Any]]:
+    """Converts the figures to CloudWatch's format."""
+    wanted = wanted_by(figures, target_seconds=target_seconds)
     values = (
         ("QueueDepth", figures.depth, "Count"),
         ("OldestAgeSeconds", max(0.0, figures.oldest_age_seconds), "Seconds"),
@@ -184,13 +188,17 @@ async def publish_fleets(plane: ControlPlane, watch: CloudWatch) -> None:
         figures = await read_figures(
             tx, now=now, offline_after_seconds=plane.settings.offline_after_seconds
         )
-        depths = await dispatch.depths(tx)
-        typical = await _typical_seconds(tx, depths)
-    cap = plane.settings.max_fleet_workers
-    told = [
+        told = await scaling_figures(tx, figures, cap=plane.settings.max_fleet_workers)
+    await watch.publish(told, now=now)
+
+
+async def scaling_figures(tx: Tx, figures: SystemFigures, *, cap: int) -> list[ScalingFigures]:
+    """Returns the figures of each fleet; `cap` applies to fleets without their own."""
+    depths = await dispatch.depths(tx)
+    typical = await _typical_seconds(tx, depths)
+    return [
         _scaling_figures(fleet, typical_of(fleet, depths, typical), cap) for fleet in figures.fleets
     ]
-    await watch.publish(told, now=now)
 
 
 async def _typical_seconds(tx: Tx, depths: Mapping[QueueLane, LaneDepth]) -> dict[int, float]:

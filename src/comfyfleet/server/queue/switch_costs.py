@@ -16,6 +16,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 SAMPLES_MIN = 5
+# Jobs are grouped by model before anything is known, so the first mixed backlog has only a few switches.
+SWITCHES_MIN = 2
 SAMPLES_KEPT_MAX = 32
 RUNS_NOTED_MAX = 10_000
 WORKERS_KEPT_MAX = 10_000
@@ -103,9 +105,11 @@ def _estimate(of_workflows: Sequence[Samples]) -> Estimate | None:
         longer += [seconds - run_seconds for seconds in switched]
         usual += [run_seconds] * len(switched)
         errors += [_error_of_median(stayed)] * len(switched)
-    if len(longer) < SAMPLES_MIN:
+    if len(longer) < SWITCHES_MIN:
         return None
-    error = math.hypot(_error_of_median(longer), statistics.fmean(errors))
+    # The deviation of a few values says little: then their whole range is uncertain.
+    of_few = max(longer) - min(longer) if len(longer) < SAMPLES_MIN else 0.0
+    error = math.hypot(max(of_few, _error_of_median(longer)), statistics.fmean(errors))
     return Estimate(
         seconds=max(0.0, statistics.median(longer)) + error,
         error=error,
