@@ -199,7 +199,9 @@ def stack_of(frame: FrameType) -> Stack:
 
 def _lines_from(frame: FrameType | None) -> Iterator[Line]:
     for _ in range(FRAMES_MAX):
-        if frame is None:
+        if (
+            frame is None or frame.f_code.co_name == "_run_once"
+        ):  # what runs the loop is always the same
             return
         yield frame.f_code, frame.f_lineno
         frame = frame.f_back

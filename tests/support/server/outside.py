@@ -91,8 +91,13 @@ def raw_request(
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-def raw_websocket(path: str, frames: Sequence[bytes], *, key: str = "") -> bytes:
-    """A handshake that offers compression, then frames, then a closing frame."""
+def raw_websocket(
+    path: str, frames: Sequence[bytes], *, key: str = "", closes: bool = True
+) -> tuple[bytes, bytes]:
+    """A handshake that offers compression; then, when it was answered, frames and a closing frame.
+
+    Without a closing frame the exchange lasts until the server closes the connection.
+    """
     headers = {
         "Connection": "Upgrade",
         "Upgrade": "websocket",
@@ -101,7 +106,8 @@ def raw_websocket(path: str, frames: Sequence[bytes], *, key: str = "") -> bytes
         "Sec-WebSocket-Extensions": "permessage-deflate",
     }
     handshake = raw_request("GET", path, key=key, headers=headers)
-    return b"".join([handshake, *frames, websocket_frame(struct.pack(">H", 1000), opcode=CLOSE)])
+    end = websocket_frame(struct.pack(">H", 1000), opcode=CLOSE) if closes else b""
+    return handshake, b"".join([*frames, end])
 
 
 def websocket_frame(payload: bytes, *, opcode: int = TEXT, is_compressed: bool = False) -> bytes:
@@ -120,17 +126,20 @@ def websocket_frame(payload: bytes, *, opcode: int = TEXT, is_compressed: bool =
 
 
 async def send_from_outside(
-    url: str, requests: Sequence[bytes], *, at_once: int | None = None
+    url: str, requests: Sequence[bytes | tuple[bytes, bytes]], *, at_once: int | None = None
 ) -> list[RawAnswer]:
     """Sends each request over a connection of its own; returns what came back, in the same order.
 
+    Of two parts the second is sent once the server has answered the first.
     `at_once`: how many connections are open at the same time; None means all.
     """
     address = urlsplit(url)
     with tempfile.TemporaryDirectory(prefix="outside-") as name:
         folder = Path(name)
         for number, request in enumerate(requests):
-            (folder / f"{number}.request").write_bytes(request)
+            first, second = (request, b"") if isinstance(request, bytes) else request
+            (folder / f"{number}.request").write_bytes(first)
+            (folder / f"{number}.second").write_bytes(second)
         words = (
             str(address.hostname),
             str(address.port),
@@ -150,17 +159,23 @@ async def send_from_outside(
 
 def _exchange(host: str, port: int, request: Path) -> None:
     with socket.create_connection((host, port), timeout=SECONDS_MAX) as connection:
-        sender = threading.Thread(target=_send, args=(connection, request.read_bytes()))
+        answered = threading.Event()
+        sender = threading.Thread(target=_send, args=(connection, request, answered))
         sender.start()
         with request.with_suffix(".answer").open("wb") as answer, suppress(ConnectionError):
             while received := connection.recv(READ_BYTES):
                 answer.write(received)
+                answered.set()
+        answered.set()
         sender.join()
 
 
-def _send(connection: socket.socket, data: bytes) -> None:
-    with suppress(ConnectionError):
-        connection.sendall(data)
+def _send(connection: socket.socket, request: Path, answered: threading.Event) -> None:
+    with suppress(OSError):
+        connection.sendall(request.read_bytes())
+        if second := request.with_suffix(".second").read_bytes():
+            answered.wait()
+            connection.sendall(second)
 
 
 def _main() -> None:

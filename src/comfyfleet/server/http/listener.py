@@ -13,13 +13,12 @@ from starlette.types import ASGIApp
 
 from comfyfleet.errors import ServerUnavailable
 from comfyfleet.server.http.connections import HttpConnection, with_limits
+from comfyfleet.server.http.websockets import FRAME_BYTES_MAX, LimitedWebSocket
 from comfyfleet.signals import on_ending_signals
 
 # Long polls that wait at the stop get so long to be answered; then they are cut off.
 GRACE_SECONDS = 5
 KEEP_ALIVE_SECONDS = 75
-# Clients of ComfyUI send nothing but a few words.
-WEBSOCKET_BYTES_MAX = 1024 * 1024
 # Ten thousand workers may come back at the same moment.
 LISTEN_BACKLOG = 4096
 # A process that hands over leaves connections so long to be used once more; then idle ones are closed.
@@ -107,8 +106,9 @@ async def serve(
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=GRACE_SECONDS,
-            ws="websockets-sansio",
-            ws_max_size=WEBSOCKET_BYTES_MAX,
+            ws=LimitedWebSocket,
+            ws_max_size=FRAME_BYTES_MAX,
+            ws_per_message_deflate=False,
             http=connection or with_limits(),
         ),
         shared.at_ready if shared else lambda: None,

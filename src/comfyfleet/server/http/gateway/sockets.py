@@ -88,23 +88,29 @@ async def _watch(key: StreamKeyCheck) -> None:
 
 
 async def _listen(websocket: WebSocket, socket: GatewaySocket, features: Mapping[str, Any]) -> None:
-    """Only the first text that is JSON counts, and only if it is `feature_flags`."""
+    """Only the first text is parsed, and only `feature_flags` has an effect."""
     is_first = True
     while True:
         message = await websocket.receive()
         if message["type"] == "websocket.disconnect":
             return
-        if not is_first:
-            continue
-        try:
-            said = json.loads(message.get("text") or "")
-        except (ValueError, RecursionError):
-            continue
-        is_first = False
-        if isinstance(said, dict) and said.get("type") == "feature_flags":
-            supported = said.get("data")
-            socket.features = supported if isinstance(supported, dict) else {}
-            socket.push(json_frame("feature_flags", features))
+        text = message.get("text")
+        if is_first and text is not None:
+            is_first = False
+            _take_features(socket, text, features)
+        # Waiting frames are received without a turn of the loop.
+        await asyncio.sleep(0)
+
+
+def _take_features(socket: GatewaySocket, text: str, features: Mapping[str, Any]) -> None:
+    try:
+        sent = json.loads(text)
+    except (ValueError, RecursionError):
+        return
+    if isinstance(sent, dict) and sent.get("type") == "feature_flags":
+        supported = sent.get("data")
+        socket.features = supported if isinstance(supported, dict) else {}
+        socket.push(json_frame("feature_flags", features))
 
 
 SOCKETS = {"/ws": serve_socket, "/api/ws": serve_socket}

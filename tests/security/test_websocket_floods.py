@@ -1,0 +1,105 @@
+"""What a client sends over its websocket keeps no other client waiting."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.support.databases.factory import Databases
+from tests.support.server.gateway import GatewayInProcess, GatewayUser, gateway_on
+from tests.support.server.loop_stalls import STALL_MS_MAX, LoopStalls
+from tests.support.server.outside import (
+    TEXT,
+    RawAnswer,
+    raw_websocket,
+    send_from_outside,
+    websocket_frame,
+)
+from websockets.asyncio.client import connect
+
+from comfyfleet.server.http.websockets import FRAME_BYTES_MAX, FRAMES_AT_ONCE_MAX
+
+CONT, BINARY, PING = 0, 2, 9
+DEEP = b"[" + b"[]," * 349_000
+FEATURES = json.dumps({"type": "feature_flags", "data": {"supports_preview_metadata": True}})
+
+
+@pytest.fixture
+async def server(sqlite_databases: Databases, tmp_path: Path) -> AsyncIterator[GatewayInProcess]:
+    async with gateway_on(sqlite_databases, tmp_path, engines=0) as server:
+        yield server
+
+
+@pytest.fixture
+async def user(server: GatewayInProcess) -> GatewayUser:
+    return await server.new_user()
+
+
+async def attack(
+    user: GatewayUser, *frames: bytes, sockets: int = 1, closes: bool = True
+) -> tuple[RawAnswer, float]:
+    request = raw_websocket("/ws?clientId=attacker", frames, key=user.key, closes=closes)
+    async with LoopStalls() as stalls:
+        answers = await send_from_outside(user.url, [request] * sockets)
+    return answers[-1], stalls.worst_ms
+
+
+async def test_compressed_frames_are_refused_before_they_are_unpacked(user: GatewayUser) -> None:
+    frames = [websocket_frame(DEEP, is_compressed=True)] * 8
+    answer, worst_ms = await attack(user, *frames)
+    assert b"permessage-deflate" not in answer.raw.partition(b"\r\n\r\n")[0]
+    assert answer.close_code == 1002
+    assert worst_ms < STALL_MS_MAX
+
+
+async def test_a_frame_may_have_16_kib(user: GatewayUser) -> None:
+    text = (b"[" + b"[]," * FRAME_BYTES_MAX)[:FRAME_BYTES_MAX]
+    answer, worst_ms = await attack(user, *[websocket_frame(text)] * FRAMES_AT_ONCE_MAX)
+    assert answer.close_code == 1000
+    assert worst_ms < STALL_MS_MAX
+
+
+async def test_a_frame_of_more_than_16_kib_closes_the_socket(user: GatewayUser) -> None:
+    answer, worst_ms = await attack(user, websocket_frame(b"x" * (FRAME_BYTES_MAX + 1)))
+    assert answer.close_code == 1009
+    assert worst_ms < STALL_MS_MAX
+
+
+@pytest.mark.parametrize("opcode", [TEXT, BINARY, PING], ids=["text", "bytes", "ping"])
+async def test_a_socket_accepts_20_frames_at_once_and_no_more(
+    user: GatewayUser, opcode: int
+) -> None:
+    frame = websocket_frame(b"x", opcode=opcode)
+    taken, _ = await attack(user, *[frame] * FRAMES_AT_ONCE_MAX)
+    assert taken.close_code == 1000
+    refused, _ = await attack(user, *[frame] * (FRAMES_AT_ONCE_MAX + 3), closes=False)
+    assert refused.close_code == 1008
+    assert b"20 frames at once" in refused.raw
+
+
+@pytest.mark.parametrize("opcode", [TEXT, CONT, PING], ids=["text", "parts", "ping"])
+async def test_a_flood_of_tiny_frames_is_not_parsed(user: GatewayUser, opcode: int) -> None:
+    """A megabyte of them would take seconds."""
+    start = bytearray(websocket_frame(b""))
+    start[0] &= 0x7F  # the first part of a message
+    tiny = bytearray(websocket_frame(b"", opcode=opcode))
+    if opcode == CONT:
+        tiny[0] &= 0x7F
+    first = bytes(start) if opcode == CONT else b""
+    answer, worst_ms = await attack(user, first + bytes(tiny) * 170_000, sockets=4, closes=False)
+    assert answer.close_code == 1008
+    assert worst_ms < STALL_MS_MAX
+
+
+async def test_the_first_text_tells_features(user: GatewayUser) -> None:
+    url = user.url.replace("http", "ws", 1) + "/ws"
+    async with connect(url, additional_headers=user.headers) as socket:
+        await socket.send(FEATURES)
+        assert json.loads(await socket.recv())["type"] == "status"
+        assert json.loads(await socket.recv())["type"] == "feature_flags"
+        await socket.send(FEATURES)
+        await (await socket.ping())
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await socket.recv()
