@@ -213,8 +213,7 @@ async def delete_asset(plane: ControlPlane, caller: Caller, asset_id: str) -> No
     async with plane.pools[caller.tenant.pool].transaction() as tx:
         file = await _own_file(tx, plane, caller, asset_id)
         await media.lock_file(tx, tenant_id, file.id)
-        active = await jobs.active_prompts(tx, tenant_id, user_id)
-        if any(each.file_id == file.id for job in active for each in job.asked.assets):
+        if await jobs.is_needed_by_prompts(tx, tenant_id, user_id, file.id):
             raise AssetInUse("a job that has not ended needs this asset")
         if await media.is_in_media(tx, tenant_id, file.id):
             raise AssetInUse("the asset is media of yours, which needs it")

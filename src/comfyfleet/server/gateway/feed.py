@@ -17,7 +17,7 @@ from comfyfleet.protocol import sockets as frames
 from comfyfleet.protocol.sockets import Frame, Socket
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.db import Tx
-from comfyfleet.server.gateway.history import active_jobs
+from comfyfleet.server.gateway.history import started_jobs
 from comfyfleet.server.gateway.model import events_in, gateway_data, is_running, prompt_id_of
 from comfyfleet.server.jobs.model import Job, asks_for_previews
 from comfyfleet.server.jobs.progress import Previews, PreviewWatch
@@ -484,12 +484,8 @@ class GatewayFeeds:
         """The first report of a prompt of this client that goes on, or has just ended; which node runs; and
         which prompts of the user run."""
         tenant_id, user_id = caller.tenant.id, caller.user_id
-        active = await active_jobs(self._plane, caller)
-        running = [
-            job
-            for job in active
-            if gateway_data(job).get("client_id") == client_id and job.started_at
-        ]
+        active = await started_jobs(self._plane, caller)
+        running = [job for job in active if gateway_data(job).get("client_id") == client_id]
         started = [each.started_at for each in running if each.started_at]
         since = min([self._plane.clock() - MISSED_MAX, *started])
         async with self._plane.context.tenant(tenant_id) as tx:

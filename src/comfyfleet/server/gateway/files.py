@@ -1,7 +1,7 @@
 """A user's files by the names that ComfyUI would give them: uploads, outputs, and which a prompt names."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,20 +53,27 @@ class NamedFiles:
     file_ids: dict[str, UUID] = field(default_factory=dict)
 
 
-async def named_in(
-    plane: ControlPlane,
-    caller: Caller,
-    prompt: Mapping[str, Mapping[str, Any]],
-    object_infos: Sequence[ObjectInfo],
-) -> NamedFiles:
-    """By the word of any backend: what one does not call a file is one on another."""
-    found = NamedFiles()
-    names = {each for object_info in object_infos for each in _names(prompt, object_info)}
-    if not names:
-        return found
+def names_in(
+    prompt: Mapping[str, Mapping[str, Any]], object_infos: Sequence[ObjectInfo]
+) -> frozenset[tuple[str, str]]:
+    """The kinds and names of files in a prompt, by the object_info of any backend: an input that is no file on one
+    backend may be one on another."""
+    names: set[tuple[str, str]] = set()
+    for object_info in object_infos:
+        names.update(_names(prompt, object_info))
     if len(names) > FILES_NAMED_MAX:
         says = f"A prompt names at most {FILES_NAMED_MAX:,} files"
         raise RefusedPrompt(fault("prompt_too_large", says, f"{len(names):,} files"))
+    return frozenset(names)
+
+
+async def find_named(
+    plane: ControlPlane, caller: Caller, names: Collection[tuple[str, str]]
+) -> NamedFiles:
+    """Finds the user's files among the names."""
+    found = NamedFiles()
+    if not names:
+        return found
     async with plane.context.tenant(caller.tenant.id) as tx:
         for kind, name in sorted(names):
             file_id = await _file_id(tx, caller, *split_annotation(name))

@@ -6,7 +6,16 @@ so is each prompt in them: after a change only what has changed is read and rend
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Hashable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import StrEnum
 from time import monotonic
@@ -44,17 +53,18 @@ HISTORY_ENTRIES_MAX = 1_000
 # Of all users together.
 KEPT_BYTES_MAX = 64 * 1024 * 1024
 # One user's history may be large; the others have room, too.
-ANSWER_BYTES_MAX = 8 * 1024 * 1024
+ANSWER_BYTES_MAX = 16 * 1024 * 1024
 # About what Python needs for an entry beside its bytes.
 OVERHEAD_BYTES = 500
 # Changes are told, here and by other control planes. An answer is made anew after so long even if none was;
 # and after the shorter time while those of others can't be heard.
 TOLD_SECONDS, UNTOLD_SECONDS = 5.0, 0.5
 USERS_KEPT_MAX = 10_000
-READ_FIRST, READ_AT_ONCE_MAX = 20, 100  # once it is known that they are small
-# Of one answer: a prompt may have some megabytes, and there may be thousands of them.
-BODY_BYTES_MAX = 32 * 1024 * 1024
-READ_BYTES_MAX = 16 * 1024 * 1024
+# Of one answer: it is stored, sent and compared in one piece. Larger ones lack the oldest prompts of a history, and
+# the content of prompts at the end of a queue.
+BODY_BYTES_MAX = 4 * 1024 * 1024
+# Rows of one page of a list.
+READ_FIRST, READ_BYTES_MAX = 20, 16 * 1024 * 1024
 
 
 class PromptForm(StrEnum):
@@ -162,9 +172,9 @@ class PollCache:
         return max(self._changed.get(user_id, 0), self._all_changed)
 
 
-async def active_jobs(plane: ControlPlane, caller: Caller) -> list[Job]:
+async def started_jobs(plane: ControlPlane, caller: Caller) -> list[Job]:
     async with plane.context.tenant(caller.tenant.id) as tx:
-        return await jobs.active_prompts(tx, caller.tenant.id, caller.user_id)
+        return await jobs.started_prompts(tx, caller.tenant.id, caller.user_id)
 
 
 async def count_active(plane: ControlPlane, caller: Caller) -> int:
@@ -176,6 +186,11 @@ async def queue_body(plane: ControlPlane, caller: Caller, kept: BoundedCache) ->
     async with plane.context.tenant(caller.tenant.id) as tx:
         active = await jobs.active_prompt_ids(tx, caller.tenant.id, caller.user_id)
         rows = await _rendered(tx, caller, [(each, PromptForm.ROW) for each, _ in active], kept)
+        left_out = [job_id for job_id, _ in active if job_id not in rows]
+        # A client takes a prompt that isn't listed for one that has ended.
+        names = await jobs.prompt_names(tx, caller.tenant.id, left_out)
+    rows |= {job_id: _without_content(*name) for job_id, name in names.items()}
+    rows = {job_id: rows[job_id] for job_id, _ in active if job_id in rows}
     is_running = dict(active)
     running = [row for job_id, row in rows.items() if is_running[job_id]]
     waiting = as_in_heap(row for job_id, row in rows.items() if not is_running[job_id])
@@ -241,6 +256,11 @@ async def _ended_ids(tx: Tx, caller: Caller) -> list[UUID]:
     return found[::-1]
 
 
+def _without_content(number: float, prompt_id: str) -> RenderedPrompt:
+    row = json_text([number, prompt_id, {}, {}, []]).encode()
+    return RenderedPrompt(prompt_id, number, row, {})
+
+
 def _array(rendered: Iterable[RenderedPrompt]) -> bytes:
     return b"[" + b",".join(each.text for each in rendered) + b"]"
 
@@ -269,7 +289,11 @@ async def entries_of(
     forms = [(job.id, PromptForm.ENTRY) for job in ended]
     async with plane.context.tenant(caller.tenant.id) as tx:
         found = await _rendered(tx, caller, forms, kept, known={job.id: job for job in ended})
-    return {job_id: json.loads(each.text) for job_id, each in found.items()}
+    entries: dict[UUID, Record] = {}
+    for job_id, each in found.items():
+        entries[job_id] = json.loads(each.text)
+        await asyncio.sleep(0)
+    return entries
 
 
 async def _rendered(
@@ -292,18 +316,16 @@ async def _rendered(
             missing.append(key)
         else:
             found[key[0]] = each
-    start, count = 0, READ_FIRST
     left = BODY_BYTES_MAX - sum(len(each.text) for each in found.values())
-    while start < len(missing) and (left > 0 or not found):
-        made = await _render(tx, caller, missing[start : start + count], known or {})
-        for key, each in made.items():
-            kept.keep(key, each, each.size)
-            found[key[0]] = each
-        if start:
-            await asyncio.sleep(0)  # others have their turn
-        start, read = start + count, sum(len(each.text) for each in made.values())
-        left -= read
-        count = max(1, min(READ_AT_ONCE_MAX, READ_BYTES_MAX * len(made) // max(read, 1)))
+    if missing and (left > 0 or not found):
+        async with aclosing(_render_in_parts(tx, caller, missing, known or {})) as parts:
+            async for made in parts:
+                for key, each in made.items():
+                    kept.keep(key, each, each.size)
+                    found[key[0]] = each
+                left -= sum(len(each.text) for each in made.values())
+                if left <= 0:
+                    break
     fitting = _fitting(found, [job_id for job_id, _ in order if job_id in found])
     return {job_id: found[job_id] for job_id, _ in wanted if job_id in fitting}
 
@@ -320,22 +342,31 @@ def _fitting(found: Mapping[UUID, RenderedPrompt], order: Sequence[UUID]) -> set
     return fitting
 
 
-async def _render(
+async def _render_in_parts(
     tx: Tx,
     caller: Caller,
     forms: Sequence[tuple[UUID, PromptForm]],
     known: Mapping[UUID, Job],
-) -> dict[tuple[UUID, PromptForm], RenderedPrompt]:
+) -> AsyncGenerator[dict[tuple[UUID, PromptForm], RenderedPrompt], None]:
+    """Other tasks run between the parts."""
+    form_of = dict(forms)
+    for job_id, job in known.items():
+        if job_id in form_of:
+            yield await _render(tx, caller, [(job, form_of[job_id])])
+            await asyncio.sleep(0)
     unread = [job_id for job_id, _ in forms if job_id not in known]
-    found = {**known, **await jobs.get_many(tx, caller.tenant.id, unread)}
-    made: dict[tuple[UUID, PromptForm], RenderedPrompt] = {}
-    ended = [found[job_id] for job_id, form in forms if job_id in found and _shows_end(form)]
-    records = await _records(tx, caller, ended)
-    for job_id, form in forms:
-        job = found.get(job_id)
-        if job is not None and job.asked.gateway is not None:
-            made[job_id, form] = _rendered_as(form, job, records.get(job_id, {}))
-    return made
+    async for part in jobs.get_in_parts(tx, caller.tenant.id, unread):
+        yield await _render(tx, caller, [(job, form_of[job.id]) for job in part])
+
+
+async def _render(
+    tx: Tx, caller: Caller, shown: Sequence[tuple[Job, PromptForm]]
+) -> dict[tuple[UUID, PromptForm], RenderedPrompt]:
+    prompts = [(job, form) for job, form in shown if job.asked.gateway is not None]
+    records = await _records(tx, caller, [job for job, form in prompts if _shows_end(form)])
+    return {
+        (job.id, form): _rendered_as(form, job, records.get(job.id, {})) for job, form in prompts
+    }
 
 
 def _shows_end(form: PromptForm) -> bool:

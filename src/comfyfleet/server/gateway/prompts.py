@@ -17,7 +17,7 @@ from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog.model import AssetRef, model_key, needs_hash, prompt_needs
 from comfyfleet.server.counters import ProcessMetrics
 from comfyfleet.server.gateway import files as user_files
-from comfyfleet.server.gateway.history import active_jobs, find_job
+from comfyfleet.server.gateway.history import find_job, started_jobs
 from comfyfleet.server.gateway.model import (
     CLIENT_ID_CHARACTERS_MAX,
     gateway_data,
@@ -34,6 +34,7 @@ from comfyfleet.server.gateway.placement import (
     needed_part,
     place_prompt,
 )
+from comfyfleet.server.gateway.sizes import count_values, is_larger
 from comfyfleet.server.jobs import service as jobs
 from comfyfleet.server.jobs import submit as job_submit
 from comfyfleet.server.jobs.caches import UNLIMITED
@@ -44,9 +45,11 @@ from comfyfleet.server.tenants.model import Caller
 
 TITLE_CHARACTERS_MAX = 200
 NODES_MAX = 10_000
-SMALL_NODES_MAX = 500
-# Kept with each prompt, and shown with it: the editor's document, mostly.
-EXTRA_BYTES_MAX = 4 * 1024**2
+# All nodes, inputs and items of lists. Each is validated, stored, sent to a worker and shown again.
+VALUES_MAX = 50_000
+SMALL_VALUES_MAX = 2_000
+# Stored and shown with each prompt. Mostly the editor's document.
+EXTRA_BYTES_MAX = 512 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +175,15 @@ def _require_small(submission: PromptSubmission) -> None:
     if len(submission.prompt) > NODES_MAX:
         text = f"The prompt has more than {NODES_MAX} nodes"
         raise RefusedPrompt(fault("prompt_too_large", text, str(len(submission.prompt))))
-    more = len(json_text(submission.extra_data))
-    if more > EXTRA_BYTES_MAX:
-        says = f"{more:,} bytes; at most {EXTRA_BYTES_MAX:,} are taken"
-        raise RefusedPrompt(fault("prompt_too_large", "extra_data is too large", says))
+    if count_values(submission.prompt, most=VALUES_MAX) > VALUES_MAX:
+        text = f"The prompt has more than {VALUES_MAX:,} values"
+        raise RefusedPrompt(fault("prompt_too_large", text))
+    extra_data = submission.extra_data
+    if is_larger(extra_data, bytes_max=EXTRA_BYTES_MAX) or (
+        len(json_text(extra_data)) > EXTRA_BYTES_MAX
+    ):
+        limit = f"the limit is {EXTRA_BYTES_MAX:,} bytes"
+        raise RefusedPrompt(fault("prompt_too_large", "extra_data is too large", limit))
 
 
 def _client_id(extra_data: Mapping[str, Any]) -> str | None:
@@ -204,13 +212,16 @@ async def _match_offer(
     plane: ControlPlane, caller: Caller, submission: PromptSubmission, offer: Offer
 ) -> tuple[PromptMatch, Mapping[str, UUID]]:
     infos = list({each.hash: each.object_info for each in offer.backends}.values())
-    files = await user_files.named_in(plane, caller, submission.prompt, infos)
-    work = partial(match_prompt, offer, submission.prompt, submission.targets, files.by_kind)
-    # In a thread where others would notice how long it takes.
-    is_small = len(submission.prompt) <= SMALL_NODES_MAX
+    prompt = submission.prompt
+    # Other calls would have to wait for a large one, so it is matched in a thread.
+    is_small = count_values(prompt, most=SMALL_VALUES_MAX) <= SMALL_VALUES_MAX
     if is_small:
-        return work(), files.file_ids
+        files = await user_files.find_named(plane, caller, user_files.names_in(prompt, infos))
+        return match_prompt(offer, prompt, submission.targets, files.by_kind), files.file_ids
     async with offer_cache(plane).large:
+        names = await asyncio.to_thread(user_files.names_in, prompt, infos)
+        files = await user_files.find_named(plane, caller, names)
+        work = partial(match_prompt, offer, prompt, submission.targets, files.by_kind)
         return await asyncio.to_thread(work), files.file_ids
 
 
@@ -336,7 +347,7 @@ async def _waiting_ids(plane: ControlPlane, caller: Caller) -> list[UUID]:
 
 async def interrupt(plane: ControlPlane, caller: Caller, prompt_id: str | None) -> None:
     """The caller's prompts that run now, or one of them."""
-    for job in await active_jobs(plane, caller):
+    for job in await started_jobs(plane, caller):
         is_meant = prompt_id is None or prompt_id_of(job) == prompt_id
         if is_meant and is_running(job):
             await _cancel(plane, caller, job)
@@ -413,8 +424,10 @@ async def order_waiting(plane: ControlPlane, caller: Caller) -> None:
     """Lets a user's prompts change places among themselves; what others wait for stays as it is."""
     context = plane.context
     async with context.tenant(caller.tenant.id) as tx:
-        waiting = await jobs.waiting_prompt_numbers(tx, caller.tenant.id, caller.user_id)
-    moved = _out_of_order(waiting)
+        active = await jobs.active_prompt_ids(tx, caller.tenant.id, caller.user_id)
+        waiting = [job_id for job_id, is_begun in active if not is_begun]
+        names = await jobs.prompt_names(tx, caller.tenant.id, waiting)
+    moved = _out_of_order([(job_id, names[job_id][0]) for job_id in waiting if job_id in names])
     if not moved:
         return
     async with context.central.transaction() as tx:

@@ -2,24 +2,32 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import PurePosixPath
 from typing import Any
 
 from comfyfleet.api.values import is_storable
 from comfyfleet.errors import Conflict, InvalidInput, LimitExceeded, NotFound, StorageFull
 from comfyfleet.protocol.files import path_inside
+from comfyfleet.protocol.http import json_text
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.db import Tx
 from comfyfleet.server.gateway import store
 from comfyfleet.server.gateway.model import StoredUserdata, UserdataEntry
+from comfyfleet.server.gateway.sizes import is_larger
 from comfyfleet.server.tenants.model import Caller
 
 SETTINGS = "comfy.settings.json"
 PATH_CHARACTERS_MAX = 500
 FILE_BYTES_MAX = 20 * 1024**2
-SETTINGS_BYTES_MAX = 1024**2
+# A folder is listed with each of its files.
+PATH_FOLDERS_MAX = 20
+# All settings are read and written for each one that changes.
+SETTINGS_BYTES_MAX = 512 * 1024
 FILES_MAX = 5_000
 BYTES_MAX = 512 * 1024**2
+
+
+class PathTooDeep(InvalidInput):
+    pass
 
 
 def checked_path(name: str) -> str:
@@ -27,6 +35,8 @@ def checked_path(name: str) -> str:
     path = path_inside("", name)
     if not path or len(path) > PATH_CHARACTERS_MAX or not is_storable(path):
         raise InvalidInput(f"a path has 1 to {PATH_CHARACTERS_MAX} characters, none of them NUL")
+    if path.count("/") > PATH_FOLDERS_MAX:
+        raise PathTooDeep(f"a path has at most {PATH_FOLDERS_MAX} folders")
     return path
 
 
@@ -45,7 +55,7 @@ async def list_files(plane: ControlPlane, caller: Caller, folder: str) -> list[U
         found = await store.list_under(
             tx, caller.tenant.id, caller.user_id, folder, limit=FILES_MAX
         )
-    return sorted(found, key=lambda entry: PurePosixPath(entry.path))
+    return sorted(found, key=lambda entry: entry.path.split("/"))
 
 
 async def has_any(plane: ControlPlane, caller: Caller) -> bool:
@@ -123,17 +133,23 @@ async def read_settings(plane: ControlPlane, caller: Caller) -> dict[str, Any]:
 
 
 async def change_settings(plane: ControlPlane, caller: Caller, changes: Mapping[str, Any]) -> None:
-    """Merges them. An editor sends several at once: none may be lost."""
+    """Merges them. An editor sends several at once, and none may be lost."""
+    if is_larger(changes, bytes_max=SETTINGS_BYTES_MAX):
+        raise _settings_too_large()
     tenant_id, user_id, now = caller.tenant.id, caller.user_id, plane.clock()
     row = {"tenant_id": tenant_id, "user_id": user_id, "path": SETTINGS, "size": 2}
     moments = {"created_at": now, "modified_at": now}
     async with plane.context.tenant_transaction(tenant_id) as tx:
         await store.add(tx, {**row, **moments, "data": b"{}"})
         settings = _parsed(await store.get_locked(tx, tenant_id, user_id, SETTINGS))
-        data = json.dumps({**settings, **changes}, indent=4).encode()
+        data = json_text({**settings, **changes}).encode()
         if len(data) > SETTINGS_BYTES_MAX:
-            raise LimitExceeded(f"settings have at most {SETTINGS_BYTES_MAX:,} bytes")
+            raise _settings_too_large()
         await store.put(tx, {**row, **moments, "data": data, "size": len(data)})
+
+
+def _settings_too_large() -> LimitExceeded:
+    return LimitExceeded(f"settings have at most {SETTINGS_BYTES_MAX:,} bytes")
 
 
 def _parsed(data: bytes | None) -> dict[str, Any]:

@@ -316,7 +316,9 @@ async def _read_jobs(tx: Tx, caller: Caller, query: WorkflowJobQuery) -> tuple[l
         if len(part) < limit:
             return found, False
         before = part[-1].submitted_at, part[-1].id
-        size += sum(len(json_text(job.asked.prompt)) for job in part)
+        for job in part:
+            size += len(json_text(job.asked.prompt))
+            await asyncio.sleep(0)
     return found, True
 
 

@@ -3,7 +3,8 @@
 Each change that the central database must follow adds an outbox row in the same transaction; `outbox`
 flushes it, at once or by a sweep."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
@@ -188,6 +189,15 @@ async def get(tx: Tx, tenant_id: UUID, job_id: UUID) -> Job:
 async def get_many(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> dict[UUID, Job]:
     """Returns those of them that exist, by id."""
     return {job.id: job for job in await store.get_many(tx, tenant_id, job_ids)}
+
+
+async def get_in_parts(
+    tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]
+) -> AsyncIterator[list[Job]]:
+    """Yields the jobs in parts that are small enough to be decoded at once. Other tasks run between the parts."""
+    async for part in store.get_in_parts(tx, tenant_id, job_ids):
+        yield part
+        await asyncio.sleep(0)
 
 
 async def lock(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> None:
@@ -540,23 +550,38 @@ async def find_prompt(tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID) -> J
     return await store_prompts.find_prompt(tx, tenant_id, user_id, job_id)
 
 
-async def active_prompts(tx: Tx, tenant_id: UUID, user_id: UUID) -> list[Job]:
-    """A user's prompts of the gateway that wait or run, as they came."""
-    return await store_prompts.active_prompts(tx, tenant_id, user_id, limit=PROMPTS_LISTED_MAX)
+async def started_prompts(tx: Tx, tenant_id: UUID, user_id: UUID) -> list[Job]:
+    """Returns a user's prompts of the gateway that have started and not ended, in the order of submission."""
+    ids = await store_prompts.started_prompt_ids(tx, tenant_id, user_id, limit=PROMPTS_LISTED_MAX)
+    found = {job.id: job async for part in get_in_parts(tx, tenant_id, ids) for job in part}
+    return [found[job_id] for job_id in ids if job_id in found]
+
+
+async def is_needed_by_prompts(tx: Tx, tenant_id: UUID, user_id: UUID, file_id: UUID) -> bool:
+    """Checks whether a prompt of the user that has not ended has the file as an input."""
+    return file_id in await store_prompts.files_of_active_prompts(
+        tx, tenant_id, user_id, limit=PROMPTS_LISTED_MAX
+    )
 
 
 async def active_prompt_ids(tx: Tx, tenant_id: UUID, user_id: UUID) -> list[tuple[UUID, bool]]:
-    """The same without their contents, each with whether it runs."""
+    """Returns a user's prompts of the gateway that wait or run, in the order of submission, and which run."""
     return await store_prompts.active_prompt_ids(tx, tenant_id, user_id, limit=PROMPTS_LISTED_MAX)
 
 
-async def waiting_prompt_numbers(
-    tx: Tx, tenant_id: UUID, user_id: UUID
-) -> list[tuple[UUID, float]]:
-    """Of those that have not begun, as they came."""
-    return await store_prompts.waiting_prompt_numbers(
-        tx, tenant_id, user_id, limit=PROMPTS_LISTED_MAX
-    )
+NAMES_AT_ONCE_MAX = 20  # a database parses a whole document for them
+
+
+async def prompt_names(
+    tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]
+) -> dict[UUID, tuple[float, str]]:
+    """Returns the numbers and ids of prompts by job, without their content."""
+    found: dict[UUID, tuple[float, str]] = {}
+    for start in range(0, len(job_ids), NAMES_AT_ONCE_MAX):
+        part = job_ids[start : start + NAMES_AT_ONCE_MAX]
+        found |= await store_prompts.names_of(tx, tenant_id, part)
+        await asyncio.sleep(0)
+    return found
 
 
 async def ended_prompt_ids(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list[UUID]:
@@ -579,9 +604,11 @@ async def list_prompts(
     limit: int,
 ) -> list[Job]:
     """A user's prompts of the gateway, the newest first; `before`: place of the last page's last."""
-    return await store_prompts.list_prompts(
+    ids = await store_prompts.list_prompt_ids(
         tx, tenant_id, user_id, statuses=statuses, before=before, limit=limit
     )
+    found = {job.id: job async for part in get_in_parts(tx, tenant_id, ids) for job in part}
+    return [found[job_id] for job_id in ids if job_id in found]
 
 
 async def count_prompts_ahead(tx: Tx, job: Job) -> int:

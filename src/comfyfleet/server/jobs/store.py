@@ -1,6 +1,6 @@
 """The SQL of jobs, batches and the outbox. Every row is looked up with its tenant."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -12,8 +12,10 @@ from sqlalchemy import (
     Integer,
     Row,
     Select,
+    Text,
     and_,
     bindparam,
+    cast,
     delete,
     exists,
     func,
@@ -120,6 +122,42 @@ async def get_many(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[Job
         return []
     found = await _GET_MANY.of(tx, job_ids, {"of_tenant": tenant_id})
     return sorted((job_from_row(row) for row in found), key=lambda job: job.id)
+
+
+# Their JSON is decoded in one piece.
+READ_BYTES_MAX, READ_JOBS_MAX = 1024**2, 20
+_STORED_BYTES = func.octet_length(cast(ai_jobs.c.prompt, Text)) + func.coalesce(
+    func.octet_length(cast(ai_jobs.c.gateway, Text)), 0
+)
+_BYTES = PreparedForIds(
+    ai_jobs.c.id,
+    lambda tx, is_one: _select_many(is_one, ai_jobs.c.id, _STORED_BYTES.label("bytes")),
+)
+
+
+async def get_in_parts(
+    tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]
+) -> AsyncIterator[list[Job]]:
+    """Yields the jobs in parts that are small enough to be decoded at once."""
+    for start in range(0, len(job_ids), READ_JOBS_MAX):
+        for part in await _small_parts(tx, tenant_id, job_ids[start : start + READ_JOBS_MAX]):
+            yield await get_many(tx, tenant_id, part)
+
+
+async def _small_parts(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> list[list[UUID]]:
+    if is_sqlite(tx) or len(job_ids) == 1:
+        return [[each] for each in job_ids]  # on SQLite a row is read by a statement of its own
+    rows = await _BYTES.of(tx, job_ids, {"of_tenant": tenant_id})
+    bytes_of = {row["id"]: row["bytes"] for row in rows}
+    parts: list[list[UUID]] = []
+    size = READ_BYTES_MAX + 1
+    for job_id in job_ids:
+        size += bytes_of.get(job_id, 0)
+        if size > READ_BYTES_MAX:
+            parts.append([])
+            size = bytes_of.get(job_id, 0)
+        parts[-1].append(job_id)
+    return parts
 
 
 async def lock(tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]) -> None:

@@ -19,7 +19,7 @@ from sqlalchemy import (
 
 from comfyfleet.server.db import Tx
 from comfyfleet.server.db.dialect import Moment, is_one_of, upsert
-from comfyfleet.server.db.driver import PreparedStatement
+from comfyfleet.server.db.driver import PreparedForIds, PreparedStatement
 from comfyfleet.server.db.tenant_tables import ai_jobs, job_previews
 from comfyfleet.server.jobs.model import Job, JobStatus, job_from_row
 
@@ -39,13 +39,6 @@ async def find_prompt(tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID) -> J
     return None if row is None else job_from_row(row._mapping)
 
 
-async def active_prompts(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list[Job]:
-    """Prompts of the gateway that wait or run, as they came."""
-    query = _of_gateway(tenant_id, user_id).where(ai_jobs.c.completed_at.is_(None))
-    rows = await tx.execute(query.order_by(ai_jobs.c.submitted_at, ai_jobs.c.id).limit(limit))
-    return [job_from_row(row._mapping) for row in rows]
-
-
 _OF_USER = (
     ai_jobs.c.tenant_id == bindparam("of_tenant"),
     ai_jobs.c.user_id == bindparam("of_user"),
@@ -60,13 +53,21 @@ _ACTIVE_IDS = PreparedStatement(
         .limit(bindparam("most", type_=Integer))
     )
 )
-_WAITING_NUMBERS = PreparedStatement(
+_STARTED_IDS = PreparedStatement(
     lambda tx: (
-        select(ai_jobs.c.id, ai_jobs.c.gateway["number"].as_float().label("number"))
-        .where(*_OF_USER, ai_jobs.c.completed_at.is_(None), ai_jobs.c.started_at.is_(None))
+        select(ai_jobs.c.id)
+        .where(*_OF_USER, ai_jobs.c.completed_at.is_(None), ai_jobs.c.started_at.is_not(None))
         .order_by(ai_jobs.c.submitted_at, ai_jobs.c.id)
         .limit(bindparam("most", type_=Integer))
     )
+)
+_NAMES = PreparedForIds(
+    ai_jobs.c.id,
+    lambda tx, is_one: select(
+        ai_jobs.c.id,
+        ai_jobs.c.gateway["number"].as_float().label("number"),
+        ai_jobs.c.gateway["prompt_id"].as_string().label("prompt_id"),
+    ).where(ai_jobs.c.tenant_id == bindparam("of_tenant"), is_one),
 )
 _ENDED_IDS = PreparedStatement(
     lambda tx: (
@@ -94,12 +95,12 @@ async def active_prompt_ids(
     ]
 
 
-async def waiting_prompt_numbers(
-    tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int
-) -> list[tuple[UUID, float]]:
-    """As they came, each with its number."""
-    values = {"of_tenant": tenant_id, "of_user": user_id, "most": limit}
-    return [(row[0], row[1]) for row in await _WAITING_NUMBERS.tuples(tx, values)]
+async def names_of(
+    tx: Tx, tenant_id: UUID, job_ids: Sequence[UUID]
+) -> dict[UUID, tuple[float, str]]:
+    """The number and the id of prompts, by job."""
+    rows = await _NAMES.of(tx, job_ids, {"of_tenant": tenant_id})
+    return {row["id"]: (row["number"], row["prompt_id"]) for row in rows}
 
 
 async def ended_prompt_ids(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list[UUID]:
@@ -114,7 +115,20 @@ async def is_prompt_ended(tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID) 
     return any(row[0] for row in await _IS_ENDED.tuples(tx, values))
 
 
-async def list_prompts(
+async def started_prompt_ids(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list[UUID]:
+    values = {"of_tenant": tenant_id, "of_user": user_id, "most": limit}
+    return [row[0] for row in await _STARTED_IDS.tuples(tx, values)]
+
+
+async def files_of_active_prompts(
+    tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int
+) -> set[UUID]:
+    query = _of_gateway(tenant_id, user_id).with_only_columns(ai_jobs.c.assets)
+    rows = await tx.execute(query.where(ai_jobs.c.completed_at.is_(None)).limit(limit))
+    return {UUID(asset["file_id"]) for row in rows for asset in row.assets}
+
+
+async def list_prompt_ids(
     tx: Tx,
     tenant_id: UUID,
     user_id: UUID,
@@ -122,15 +136,16 @@ async def list_prompts(
     statuses: Sequence[JobStatus],
     before: tuple[datetime, UUID] | None,
     limit: int,
-) -> list[Job]:
+) -> list[UUID]:
     """Prompts of the gateway, the newest first."""
-    query = _of_gateway(tenant_id, user_id).where(ai_jobs.c.status.in_(statuses))
+    mine = _of_gateway(tenant_id, user_id).with_only_columns(ai_jobs.c.id)
+    query = mine.where(ai_jobs.c.status.in_(statuses))
     place = tuple_(ai_jobs.c.submitted_at, ai_jobs.c.id)
     if before:
         query = query.where(place < tuple_(literal(before[0], Moment()), before[1]))
     order = ai_jobs.c.submitted_at.desc(), ai_jobs.c.id.desc()
     rows = await tx.execute(query.order_by(*order).limit(limit))
-    return [job_from_row(row._mapping) for row in rows]
+    return [row.id for row in rows]
 
 
 async def count_prompts_ahead(tx: Tx, job: Job) -> int:

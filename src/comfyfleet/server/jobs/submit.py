@@ -2,6 +2,7 @@
 
 Also cancels and retries them."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -572,11 +573,12 @@ async def take_back_prompts(
             )
             gone.append(job)
             outbox += outbox_ids
+            await asyncio.sleep(0)
         if gone:
             await service.hide_prompts(tx, *owner, [job.id for job in gone], now=now)
-            left = await service.active_prompts(tx, *owner)
+            left = await service.active_prompt_ids(tx, *owner)
             # ComfyUI tells twice of the last one that is deleted.
-            is_last = not is_clear and all(job.shown_status == JobStatus.PROCESSING for job in left)
+            is_last = not is_clear and all(is_running for _, is_running in left)
             first = gone[0]
             prompt_id = (first.asked.gateway or {}).get("prompt_id", "")
             run = LoggedRun(*owner, first.id, first.lease_number, None, prompt_id)

@@ -32,6 +32,7 @@ from comfyfleet.server.http.local_access import LocalAccess
 from comfyfleet.server.http.request_body import content_length, parse_leniently, parsed
 from comfyfleet.server.http.streams import StreamLimiter
 from comfyfleet.server.tenants.model import Caller
+from comfyfleet.server.turns import FairThreads
 
 logger = logging.getLogger(__name__)
 # Nothing of a user's may be shown in, or read as a script by, a page of another origin.
@@ -42,6 +43,7 @@ SAFE_HEADERS = {
 # Of files, which users and backends make: whatever a browser takes one for, it must not act as a page of ours.
 CONTENT_POLICY = "sandbox; default-src 'none'"
 PICTURES_AT_ONCE_MAX = 2
+LISTINGS_AT_ONCE_MAX, LISTINGS_WAITING_MAX = 2, 20
 
 
 @dataclass
@@ -63,6 +65,9 @@ class Gateway:
         settings = self.plane.settings
         self.sockets = StreamLimiter(
             per_key=settings.max_sockets_per_user, per_user=settings.max_sockets_per_user
+        )
+        self.listings = FairThreads(
+            "listings", LISTINGS_AT_ONCE_MAX, waiting_each_max=LISTINGS_WAITING_MAX
         )
         # Decoding takes a core and much memory.
         self._pictures = asyncio.Semaphore(PICTURES_AT_ONCE_MAX)

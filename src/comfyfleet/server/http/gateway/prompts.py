@@ -5,7 +5,6 @@ import hashlib
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import wraps
-from itertools import islice
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -104,6 +103,7 @@ async def _number(call: GatewayCall, body: object) -> float:
 
 
 ID_CHARACTERS, IDS_MAX = 36, 10_000
+INVALID_IDS_SHOWN_MAX = 100
 Handler: TypeAlias = Callable[[GatewayCall, Request], Awaitable[Response]]
 Polled: TypeAlias = Callable[[GatewayCall, Request], Awaitable[bytes]]
 # Whoever keeps an answer asks each time whether it still holds.
@@ -241,9 +241,12 @@ async def cancel_jobs(call: GatewayCall, request: Request) -> Response:
     job_ids = body.get("job_ids") if isinstance(body, dict) else None
     if not isinstance(job_ids, list):
         return json_reply({"error": "job_ids must be a list"}, 400)
+    if len(job_ids) > IDS_MAX:
+        return json_reply({"error": f"job_ids has at most {IDS_MAX:,} ids"}, 400)
     invalid = [each for each in job_ids if not is_canonical_id(each)]
     if invalid:
-        return json_reply({"error": "Invalid job ids", "invalid_ids": invalid}, 400)
+        shown = invalid[:INVALID_IDS_SHOWN_MAX]
+        return json_reply({"error": "Invalid job ids", "invalid_ids": shown}, 400)
     active = await prompts.still_active(call.plane, call.caller, job_ids)
     cancelled = [await prompts.cancel_prompt(call.plane, call.caller, each) for each in active]
     return json_reply({"cancelled": any(cancelled)})
@@ -261,8 +264,13 @@ def _ids_to_delete(body: object) -> Iterable[str]:
         return ()
     if not isinstance(ids, list | str | dict):
         raise MalformedBody("delete must be a list of ids")
+    if isinstance(ids, str):
+        return ()
+    if len(ids) > IDS_MAX:
+        says = f"At most {IDS_MAX:,} ids can be deleted at once"
+        raise RefusedPrompt(fault("too_many_ids", says, f"{len(ids):,} ids"))
     named = (each for each in ids if isinstance(each, str) and len(each) == ID_CHARACTERS)
-    return list(islice(dict.fromkeys(each for each in named if is_canonical_id(each)), IDS_MAX))
+    return list(dict.fromkeys(each for each in named if is_canonical_id(each)))
 
 
 ROUTES = (

@@ -1,14 +1,14 @@
 """ComfyUI's routes of what an editor stores on its server: users, settings, files."""
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from pathlib import PurePosixPath
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 from urllib.parse import unquote
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from comfyfleet.errors import Conflict, InvalidInput, NotFound
+from comfyfleet.errors import Conflict, InvalidInput, LimitExceeded, NotFound
 from comfyfleet.protocol.files import (
     FileReply,
     FileStamp,
@@ -17,7 +17,7 @@ from comfyfleet.protocol.files import (
     path_inside,
     plan_reply,
 )
-from comfyfleet.protocol.http import Route, empty_reply, json_reply, text_reply
+from comfyfleet.protocol.http import JSON, Route, empty_reply, json_reply, json_text, text_reply
 from comfyfleet.protocol.payloads import MalformedBody
 from comfyfleet.server.gateway import userdata
 from comfyfleet.server.gateway.model import UserdataEntry
@@ -64,10 +64,16 @@ async def list_files(call: GatewayCall, request: Request) -> Response:
     found = await userdata.list_files(call.plane, call.caller, folder)
     if not found:
         return text_reply("Directory not found", 404)
-    entries = [entry._replace(path=_relative(entry.path, folder)) for entry in found]
-    if not _is_true(query, "recurse"):
-        entries = [entry for entry in entries if "/" not in entry.path]
-    return json_reply([_listed(entry, query) for entry in entries])
+    return await _listing(call, lambda: _entries(found, folder, query))
+
+
+def _entries(
+    found: Iterable[UserdataEntry], folder: str, query: Mapping[str, str]
+) -> Iterator[Any]:
+    for each in found:
+        entry = each._replace(path=_relative(each.path, folder))
+        if _is_true(query, "recurse") or "/" not in entry.path:
+            yield _listed(entry, query)
 
 
 def _relative(path: str, folder: str) -> str:
@@ -98,8 +104,36 @@ async def list_tree(call: GatewayCall, request: Request) -> Response:
     found = await userdata.list_files(call.plane, call.caller, folder)
     if not found:
         return await _no_tree(call, wanted, folder)
+    return await _listing(call, lambda: _tree(found, folder))
+
+
+LISTED_MAX, LISTED_BYTES_MAX = 10_000, 4 * 1024**2
+RENDERED_AT_ONCE = 500
+
+
+async def _listing(call: GatewayCall, entries: Callable[[], Iterable[Any]]) -> Response:
+    """Renders a list in a thread, in parts. Raises LimitExceeded for one that is too long."""
+    text = await call.gateway.listings.run(call.caller.tenant.id, lambda: _rendered(entries()))
+    return Response(text, 200, {"content-type": JSON})
+
+
+def _rendered(entries: Iterable[Any]) -> bytes:
+    parts: list[str] = []
+    count = size = 0
+    left = iter(entries)
+    while some := list(islice(left, RENDERED_AT_ONCE)):
+        parts.append(json_text(some)[1:-1])
+        count, size = count + len(some), size + len(parts[-1])
+        if count > LISTED_MAX or size > LISTED_BYTES_MAX:
+            raise LimitExceeded(
+                f"a list has at most {LISTED_MAX:,} entries and {LISTED_BYTES_MAX:,} bytes; list a folder inside of it"
+            )
+    return f"[{','.join(parts)}]".encode()
+
+
+def _tree(found: Iterable[UserdataEntry], folder: str) -> list[dict[str, Any]]:
     entries = [*_folders(found, folder), *_files(found)]
-    return json_reply(sorted(entries, key=_folders_first))
+    return sorted(entries, key=_folders_first)
 
 
 async def _no_tree(call: GatewayCall, wanted: str, folder: str) -> Response:
@@ -113,10 +147,16 @@ async def _no_tree(call: GatewayCall, wanted: str, folder: str) -> Response:
 
 
 def _folders(entries: Iterable[UserdataEntry], folder: str) -> Iterator[dict[str, Any]]:
-    above = {str(each) for entry in entries for each in PurePosixPath(entry.path).parents}
-    for path in above - {".", folder}:
-        if not folder or path.startswith(f"{folder}/"):
+    """Each folder once, however many files are in it."""
+    known = {"", folder}
+    for entry in entries:
+        path = entry.path.rpartition("/")[0]
+        while path not in known:
+            known.add(path)
+            if len(known) > LISTED_MAX + 2:
+                return
             yield {"name": path.rpartition("/")[2], "path": path, "type": "directory"}
+            path = path.rpartition("/")[0]
 
 
 def _files(entries: Iterable[UserdataEntry]) -> Iterator[dict[str, Any]]:
@@ -164,6 +204,8 @@ async def post_file(call: GatewayCall, request: Request) -> Response:
         return empty_reply(403)
     except Conflict:
         return text_reply("File already exists", 409)
+    except userdata.PathTooDeep as error:
+        return text_reply(error.message, 400)
     except InvalidInput:
         return empty_reply(400)
     return json_reply(_path_or_info(entry, request))
@@ -191,6 +233,8 @@ async def move_file(call: GatewayCall, request: Request) -> Response:
         return empty_reply(404)
     except Conflict:
         return text_reply("File already exists", 409)
+    except userdata.PathTooDeep as error:
+        return text_reply(error.message, 400)
     except InvalidInput:
         return empty_reply(400)
     return json_reply(_path_or_info(entry, request))
