@@ -21,7 +21,7 @@ from tests.support.databases.factory import Databases
 from comfyfleet.errors import Conflict, InsufficientTokens
 from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.tenants import wallet as ledger
-from comfyfleet.server.tenants.model import TransactionType
+from comfyfleet.server.tenants.model import Settlement, TransactionType
 
 NOW = datetime(2026, 11, 15, 8, 30, tzinfo=UTC)
 T = TypeVar("T")
@@ -43,6 +43,7 @@ class LedgerLife(RuleBasedStateMachine):
         self.payments: dict[str, tuple[UUID, int]] = {}
         self.reserved: dict[UUID, tuple[UUID, int]] = {}
         self.settled: dict[UUID, TransactionType] = {}
+        self.spent = 0
 
     def act(self, do: Callable[[Tx], Coroutine[Any, Any, T]]) -> T:
         async def in_one_transaction() -> T:
@@ -108,25 +109,36 @@ class LedgerLife(RuleBasedStateMachine):
         if priced:
             self.balances[user] = has - total
 
-    @rule(job=jobs, succeeded=st.booleans())
-    def settle(self, job: UUID, succeeded: bool) -> None:
+    @rule(job=jobs, succeeded=st.booleans(), unused=amounts)
+    def settle(self, job: UUID, succeeded: bool, unused: int) -> None:
         wanted = TransactionType.JOB_CONSUME if succeeded else TransactionType.JOB_REFUND
-        end = ledger.consume if succeeded else ledger.refund
-        found = self.act(lambda tx: end(tx, self.tenant, job, now=NOW))
+
+        def end(tx: Tx) -> Coroutine[Any, Any, Settlement | None]:
+            if succeeded:
+                return ledger.consume(tx, self.tenant, job, unused=unused, now=NOW)
+            return ledger.refund(tx, self.tenant, job, now=NOW)
+
+        found = self.act(end)
         if job not in self.reserved:
             assert found is None
             return
         user, amount = self.reserved[job]
         is_new = job not in self.settled
         assert found == (self.settled.setdefault(job, wanted), user, amount, is_new)
-        if is_new and not succeeded:
-            self.balances[user] += amount
+        if is_new:
+            self.balances[user] += min(unused, amount) if succeeded else amount
+            self.spent = self.spent + (amount - min(unused, amount) if succeeded else 0)
 
     @invariant()
     def it_adds_up(self) -> None:
         async def look() -> None:
             async with self.database.read() as tx:
                 assert await ledger.verify(tx, self.tenant) == []
+                paid = sum(amount for _, amount in self.payments.values())
+                held = sum(
+                    amount for job, (_, amount) in self.reserved.items() if job not in self.settled
+                )
+                assert paid == sum(self.balances.values()) + held + self.spent
                 for user, balance in self.balances.items():
                     assert balance >= 0
                     assert await ledger.balance(tx, self.tenant, user) == balance

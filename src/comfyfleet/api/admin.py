@@ -665,6 +665,15 @@ class FleetPrompts(Message):
         return self
 
 
+class FleetPromptsAnswer(FleetPrompts):
+    """The terms, with what the operator should know about them."""
+
+    warning: str | None = Field(
+        default=None,
+        description="Set if prompts cost less than a registered workflow that the fleet runs.",
+    )
+
+
 class TenantPrompts(Message):
     """What a tenant's prompts may use, of what the fleets allow."""
 

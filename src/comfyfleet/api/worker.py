@@ -398,6 +398,7 @@ class Fail(Message):
     error: str | dict[str, Any] = Field(validation_alias=AliasChoices("error", "error_message"))
     provider_job_id: str | None = None
     interrupted: bool = False  # as the control plane had ordered
+    execution_seconds: float | None = Field(default=None, ge=0)  # as in Complete, if it started
     filled_in: FilledIn | None = None  # if no heartbeat has told it
     events: RunEvents = ()  # as in Complete, with the files that they name
     report: ReportNumber | None = None

@@ -552,6 +552,8 @@ class LeaseRunner:
         changes: dict[str, Any] = {}
         if isinstance(report, Complete | Fail) and self._heartbeat_loop.unreported is not None:
             changes["filled_in"] = self._heartbeat_loop.unreported
+        if isinstance(report, Fail) and self.lease.entry.started_at is not None:
+            changes["execution_seconds"] = max(0.0, time.time() - self.lease.entry.started_at)
         if isinstance(report, Fail) and self.lease.record is not None:
             self.lease.record.drop_results()
             if self.lease.delivery is not None:

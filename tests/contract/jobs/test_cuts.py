@@ -18,7 +18,7 @@ from tests.support.jobs.context import (
 )
 from tests.support.jobs.fuse import Fuse, ProcessDied, fused
 
-from comfyfleet.api.worker import Complete
+from comfyfleet.api.worker import Complete, Fail
 from comfyfleet.api.worker import Job as Handed
 from comfyfleet.errors import LeaseLost
 from comfyfleet.server.jobs import finish
@@ -183,6 +183,49 @@ async def test_a_metered_end_can_be_cut_anywhere_and_is_paid_once(scene: Scene) 
             assert after > 6, "its statements were not among the steps"
             return
     pytest.fail("it never came to its end")
+
+
+@pytest.mark.parametrize("way", ["interrupt", "limit", "cancel"])
+async def test_a_stopped_metered_run_can_be_cut_anywhere_and_pays_its_seconds_once(
+    scene: Scene, way: str
+) -> None:
+    """1.9 s at 3 tokens a second cost 6 of the 10 tokens that were reserved."""
+    gateway = {"prompt_id": "mine", "number": 1, PRICE_PER_SECOND: 3.0}
+    spec = asked(user_id=scene.user_id, price_tokens=10, gateway=gateway)
+    for after in range(STEPS_MAX):
+        await job_submit.submit_many(scene.whole, scene.tenant_id, {scene.whole.new_id(): spec})
+        lease = await lease_next(scene.whole, waiter(), wait_seconds=0)
+        assert lease
+        scene.clock.advance(seconds=1.9)
+        if way == "interrupt":
+            await job_submit.interrupt_job(scene.whole, scene.tenant_id, lease.job_id)
+        was_cut = await _cut_off(scene.fuse, after, _stop(scene.cut, scene, lease, way))
+        if (await job_submit.get_job(scene.whole, scene.tenant_id, lease.job_id)).status.is_active:
+            await _stop(scene.whole, scene, lease, way)  # sent again
+        await scene.sweep()
+        assert not (await scene.require_in_line(lease.job_id)).is_active
+        async with scene.whole.pools["main"].read() as tx:
+            left = await ledger.balance(tx, scene.tenant_id, scene.user_id)
+        assert left == 1000 - 6 * (after + 1)
+        if not was_cut:
+            assert after > 3, "its statements were not among the steps"
+            return
+    pytest.fail("it never came to its end")
+
+
+async def _stop(context: JobContext, scene: Scene, lease: Handed, way: str) -> None:
+    if way == "cancel":
+        await job_submit.cancel_job(context, scene.tenant_id, lease.job_id)
+        return
+    message = Fail(
+        dispatch_id=lease.dispatch_id,
+        lease_token=lease.lease_token,
+        error={"code": "run_limit"},
+        interrupted=way == "interrupt",
+        execution_seconds=1.9,
+    )
+    place = lease.dispatch_id, lease.lease_token
+    await finish.fail(context, *place, Failure("stopped"), message=message)
 
 
 def _ran(handed: Handed) -> Complete:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -33,13 +34,13 @@ from tests.support.jobs.context import (
 )
 from tests.support.jobs.fuse import Fuse, ProcessDied, fused
 
-from comfyfleet.api.worker import Complete, Heartbeat
+from comfyfleet.api.worker import Complete, Fail, Heartbeat
 from comfyfleet.api.worker import Job as Handed
 from comfyfleet.errors import LeaseLost
 from comfyfleet.server.jobs import finish, submit
 from comfyfleet.server.jobs.heartbeat import heartbeat
 from comfyfleet.server.jobs.lease import lease_next
-from comfyfleet.server.jobs.model import Failure, Job, JobStatus
+from comfyfleet.server.jobs.model import PRICE_PER_SECOND, Failure, Job, JobStatus
 from comfyfleet.server.jobs.outbox import flush_due
 from comfyfleet.server.jobs.reconcile import expire_due_leases, reconcile
 from comfyfleet.server.queue import service as dispatch
@@ -101,13 +102,23 @@ class JobMachine(RuleBasedStateMachine):
         self.extend(handed[0], True, None)
         return multiple(*handed)
 
-    @rule(target=jobs, cut=CUTS, workflow_id=st.sampled_from([1, 2]), priority=st.integers(0, 2))
-    def submit(self, cut: int | None, workflow_id: int, priority: int) -> UUID:
+    @rule(
+        target=jobs,
+        cut=CUTS,
+        workflow_id=st.sampled_from([1, 2]),
+        priority=st.integers(0, 2),
+        is_metered=st.booleans(),
+    )
+    def submit(
+        self, cut: int | None, workflow_id: int, priority: int, is_metered: bool = False
+    ) -> UUID:
         job_id = self.whole.new_id()
         self.known.append(job_id)
-        wanted = {
-            job_id: asked(workflow_id, priority=priority, user_id=self.user_id, price_tokens=3)
-        }
+        priced = asked(workflow_id, priority=priority, user_id=self.user_id, price_tokens=3)
+        if is_metered:
+            prompt = {"prompt_id": str(job_id), "number": 1, PRICE_PER_SECOND: 1.0}
+            priced = replace(priced, gateway=prompt)
+        wanted = {job_id: priced}
         self.cut(cut, submit.submit_many(self.context, self.tenant_id, wanted))
         return job_id
 
@@ -172,6 +183,22 @@ class JobMachine(RuleBasedStateMachine):
     def fail(self, lease: Handed, cut: int | None) -> None:
         why = Failure("no")
         self.cut(cut, finish.fail(self.context, lease.dispatch_id, lease.lease_token, why))
+
+    @rule(lease=leases, seconds=st.sampled_from([0.0, 1.5, 9.0]), at_limit=st.booleans(), cut=CUTS)
+    def stop(self, lease: Handed, seconds: float, at_limit: bool, cut: int | None) -> None:
+        """The worker stops a run at its limit, or because its owner has interrupted it."""
+        job = self.do(self.job(lease.job_id))
+        if not at_limit and job and job.asked.gateway:  # other jobs are cancelled instead
+            self.do(submit.interrupt_job(self.whole, self.tenant_id, lease.job_id))
+        said = Fail(
+            dispatch_id=lease.dispatch_id,
+            lease_token=lease.lease_token,
+            error={"code": "run_limit"},
+            interrupted=True,
+            execution_seconds=seconds,
+        )
+        place = (lease.dispatch_id, lease.lease_token)
+        self.cut(cut, finish.fail(self.context, *place, Failure("no"), message=said))
 
     @rule(lease=leases, reason=WORKER_REASONS, cut=CUTS)
     def requeue(self, lease: Handed, reason: str, cut: int | None) -> None:

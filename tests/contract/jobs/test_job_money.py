@@ -27,7 +27,14 @@ from comfyfleet.server.jobs import finish, service, submit
 from comfyfleet.server.jobs.batches import admit_all
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.lease import lease_next
-from comfyfleet.server.jobs.model import Failure, Job, JobSpec, JobStatus
+from comfyfleet.server.jobs.model import (
+    MIN_TOKENS,
+    PRICE_PER_SECOND,
+    Failure,
+    Job,
+    JobSpec,
+    JobStatus,
+)
 from comfyfleet.server.jobs.reconcile import expire_due_leases
 from comfyfleet.server.notifications import service as notifications
 from comfyfleet.server.queue.model import RequeueReason
@@ -230,3 +237,51 @@ async def test_held_jobs_are_admitted_as_others_end(till: Till) -> None:
     last = await till.lease()
     assert last.job_id == list(jobs)[6]
     assert (await till.complete(last)).status == JobStatus.COMPLETED
+
+
+def metered(**changes: object) -> dict[str, object]:
+    return {"gateway": {"prompt_id": "p", "number": 1, PRICE_PER_SECOND: 2.0}, **changes}
+
+
+async def test_a_metered_job_without_a_record_of_its_run_pays_its_seconds(till: Till) -> None:
+    await till.submit(**metered())
+    handed = await till.lease()
+    said = Complete(
+        dispatch_id=handed.dispatch_id, lease_token=handed.lease_token, execution_seconds=1.5
+    )
+    for _ in range(2):
+        done = await finish.complete(till.context, said)
+    assert await till.balance() == 25 - 3
+    await require_sound_ledger(till.context, till.tenant_id, [done])
+
+
+async def test_a_metered_job_is_given_no_more_seconds_than_are_reserved(till: Till) -> None:
+    await till.submit(**metered())
+    assert (await till.lease()).run_limit_seconds == 5
+
+
+async def test_a_metered_job_that_never_ran_is_refunded(till: Till) -> None:
+    job = await till.submit(**metered())
+    await submit.cancel_job(till.context, till.tenant_id, job.id)
+    assert await till.balance() == 25
+
+
+async def test_a_requeued_metered_job_does_not_pay_for_its_lost_attempt(till: Till) -> None:
+    job = await till.submit(**metered())
+    handed = await till.lease()
+    till.clock.advance(seconds=3)
+    await finish.requeue(till.context, handed.dispatch_id, handed.lease_token, RequeueReason.SPOT)
+    cancelled = await submit.cancel_job(till.context, till.tenant_id, job.id)
+    assert await till.balance() == 25
+    await require_sound_ledger(till.context, till.tenant_id, [cancelled])
+
+
+async def test_a_contained_workflow_is_the_least_that_a_metered_job_costs(till: Till) -> None:
+    gateway = {"prompt_id": "p", "number": 1, PRICE_PER_SECOND: 2.0, MIN_TOKENS: 8}
+    await till.submit(gateway=gateway)
+    handed = await till.lease()
+    said = Complete(
+        dispatch_id=handed.dispatch_id, lease_token=handed.lease_token, execution_seconds=1
+    )
+    await finish.complete(till.context, said)
+    assert await till.balance() == 25 - 8

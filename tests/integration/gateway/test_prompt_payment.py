@@ -22,6 +22,7 @@ from comfyfleet.api.admin import FleetPrompts
 from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.gateway.model import job_id_of
+from comfyfleet.server.jobs import service as jobs
 from comfyfleet.server.maintenance.embedded_fleet import FLEET, STAGE
 from comfyfleet.server.tenants import wallet as ledger
 
@@ -76,7 +77,7 @@ async def test_prompts_are_paid_by_their_terms(server: GatewayInProcess) -> None
     # A run of less than a second, of the 60 that were reserved for one like no other.
     assert await lines(server, bob) == [("JOB_RESERVE", -60), ("JOB_CONSUME", 59)]
     await run(bob)
-    assert (await lines(server, bob))[2:] == [("JOB_RESERVE", -1), ("JOB_CONSUME", 0)]
+    assert (await lines(server, bob))[2:] == [("JOB_RESERVE", -60), ("JOB_CONSUME", 59)]
 
     await set_terms(server, price_tokens=7)
     ada = await server.new_user(tokens=20)
@@ -100,6 +101,9 @@ async def test_too_few_tokens_and_too_low_a_limit_are_refused(server: GatewayInP
     assert await lines(server, poor) == []
     await run(poor, extra_data={"max_tokens": 10})
     assert await lines(server, poor) == [("JOB_RESERVE", -10), ("JOB_CONSUME", 9)]
+    # Now that it is known to take less than a second, all of the balance is enough.
+    await run(poor)
+    assert (await lines(server, poor))[2:] == [("JOB_RESERVE", -9), ("JOB_CONSUME", 8)]
     await set_terms(server, price_tokens=3)
     above = await post(poor, headers={"X-Max-Tokens": "2"})
     assert above.json()["error"]["type"] == "price_above_max_tokens"
@@ -143,7 +147,47 @@ async def test_a_run_is_stopped_where_its_caller_would_not_pay_for_more(
         assert "longer than its limit of 1 s" in job["error"]["message"]
         free = await http.post("/api/v2/jobs", json={"workflow": LONG, "max_tokens": 0})
         assert free.status_code == 422, free.text
-    assert await lines(server, ada) == [("JOB_RESERVE", -1), ("JOB_REFUND", 1)]
+    # The second that it ran is paid for, although it failed: it was stopped at its limit.
+    assert await lines(server, ada) == [("JOB_RESERVE", -1), ("JOB_CONSUME", 0)]
+
+
+async def test_an_interrupted_metered_run_pays_for_its_seconds(server: GatewayInProcess) -> None:
+    await set_terms(server, price_per_second=1)
+    ada = await server.new_user(tokens=100)
+    async with ada.http_async() as http:
+        sent = await http.post("/prompt", json={"prompt": LONG})
+        prompt_id = sent.json()["prompt_id"]
+
+        async def runs() -> bool:
+            queue = (await http.get("/queue")).json()
+            return bool(queue["queue_running"])
+
+        await until(runs)
+        await asyncio.sleep(1.1)  # what is measured is time
+        await http.post("/interrupt", json={"prompt_id": prompt_id})
+        await until(lambda: history_entry(http, prompt_id))
+    reserved, consumed = await lines(server, ada)
+    assert reserved == ("JOB_RESERVE", -60)
+    assert consumed[0] == "JOB_CONSUME"
+    assert 0 < consumed[1] < 59, "some seconds are paid for, and the rest went back"
+
+
+async def test_one_customers_runs_do_not_change_what_another_must_reserve(
+    server: GatewayInProcess,
+) -> None:
+    await set_terms(server, price_per_second=1)
+    ada, bob = await server.new_user(tokens=1_000), await server.new_user(tokens=1_000)
+    await run(ada)
+    run_seconds = server.plane.context.caches.run_seconds
+    async with server.plane.context.tenant(ada.tenant_id) as tx:
+        line = (await ledger.transactions(tx, ada.tenant_id, ada.user_id, limit=1))[0]
+        assert line.job_id is not None
+        job = await jobs.get(tx, ada.tenant_id, line.job_id)
+    run_seconds.note(ada.tenant_id, job.asked, 300.0)
+    await run(ada)
+    await run(bob)
+    assert (await lines(server, ada))[2] == ("JOB_RESERVE", -900)
+    assert (await lines(server, bob))[0] == ("JOB_RESERVE", -60)
 
 
 SHOWN = {

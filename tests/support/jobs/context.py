@@ -13,7 +13,7 @@ from tests.support.databases.factory import Databases
 from comfyfleet.server.db import Database, Pools, open_database
 from comfyfleet.server.db.central_tables import dispatches, workflows
 from comfyfleet.server.jobs.context import JobContext
-from comfyfleet.server.jobs.model import Job, JobSpec
+from comfyfleet.server.jobs.model import Job, JobSpec, is_metered
 from comfyfleet.server.queue.model import QueueLane, Waiter
 from comfyfleet.server.queue.queue import DispatchQueue
 from comfyfleet.server.storage import LocalStore
@@ -115,7 +115,11 @@ async def require_sound_ledger(context: JobContext, tenant_id: UUID, jobs: Seque
     """Asserts that the ledger adds up and every ended job is settled according to its end."""
     facts = [
         JobLedgerFacts(
-            job.id, job.reserved_tokens, not job.status.is_active, job.status == "completed"
+            job.id,
+            job.reserved_tokens,
+            not job.status.is_active,
+            job.status == "completed",
+            is_metered(job.asked),
         )
         for job in jobs
     ]

@@ -303,7 +303,12 @@ def prompts(
     with connect(options, context) as plane:
         answer = plane.get("fleets", slug, stage, "prompts")
         if changes:
-            answer = plane.put("fleets", slug, stage, "prompts", **{**answer, **changes})
+            wanted_terms = {**answer, **changes}
+            wanted_terms.pop("warning", None)
+            answer = plane.put("fleets", slug, stage, "prompts", **wanted_terms)
+    warning = answer.get("warning")
+    if warning and not options.as_json:
+        context.warn(warning)
     tell_terms(answer, options, context)
 
 

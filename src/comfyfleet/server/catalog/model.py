@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
-from comfyfleet.api.admin import AiMark, OutputRule, PropertyFormat, PropertyType
+from comfyfleet.api.admin import AiMark, FleetPrompts, OutputRule, PropertyFormat, PropertyType
 from comfyfleet.api.values import is_storable, problem_with_text
 from comfyfleet.api.worker import BackendFacts
 from comfyfleet.errors import InvalidInput, InvalidValue, LimitExceeded
@@ -782,3 +782,17 @@ class RunTerms(NamedTuple):
     keeps_metadata: bool  # false: its outputs lose their prompt and workflow
     output: OutputRule = "required"
     ai_mark: AiMark = "auto"
+
+
+def underpriced(terms: FleetPrompts, slug: str, price_tokens: int) -> str | None:
+    """Returns a warning if a prompt may cost less than a workflow; None if it can't."""
+    per_second = terms.price_per_second
+    least = terms.price_tokens if per_second is None else math.ceil(per_second)
+    if least >= price_tokens:
+        return None
+    said = f"{least} tokens" if per_second is None else f"{per_second:g} tokens per second"
+    return (
+        f"Prompts cost {said}, less than the workflow {slug} ({price_tokens} tokens), which this "
+        "fleet also runs. A prompt that contains the whole workflow costs the workflow's price, but "
+        "a customer can insert a node into it and pay the lower price."
+    )

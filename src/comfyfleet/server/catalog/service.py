@@ -38,6 +38,7 @@ from comfyfleet.server.catalog.model import (
     check_terms,
     missing_on_backend,
     problems_of,
+    underpriced,
 )
 from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.fleets import object_info as of_fleets
@@ -271,6 +272,19 @@ async def set_prompt_terms(tx: Tx, fleet: Fleet, terms: FleetPrompts, *, now: da
         workflow = await open_workflow_of(tx, fleet, now=now)
         await change_terms(tx, workflow, WorkflowTerms(run_limit_seconds=terms.run_limit_seconds))
     return await fleets.fleet_by_id(tx, fleet.id)
+
+
+async def price_warning(tx: Tx, fleet: Fleet) -> str | None:
+    """Warns if the fleet's prompts cost less than the most expensive workflow that it runs."""
+    if fleet.prompts is None:
+        return None
+    ids = {each.workflow_id for each in await fleets.assigned_to(tx, fleet)}
+    offered = [each for each in await store.all_workflows(tx, with_open=False) if each.is_offered]
+    priced = [each for each in offered if each.id in ids and each.price_tokens]
+    if not priced:
+        return None
+    dearest = max(priced, key=lambda each: each.price_tokens or 0)
+    return underpriced(fleet.prompts, dearest.slug, dearest.price_tokens or 0)
 
 
 def _new_row(slug: str, now: datetime) -> dict[str, Any]:
@@ -755,6 +769,7 @@ __all__ = [
     "properties_in_use",
     "register_workflow",
     "resume_workflow",
+    "price_warning",
     "set_prompt_terms",
     "versions_of",
     "workflow_by_slug",

@@ -13,9 +13,9 @@ from comfyfleet.errors import InsufficientTokens
 from comfyfleet.protocol.payloads import QueuedPrompt, Record, RefusedPrompt
 from comfyfleet.protocol.validation import Fault, fault
 from comfyfleet.server.catalog.model import PRICE_TOKENS_MAX
-from comfyfleet.server.jobs.caches import RunSeconds
 from comfyfleet.server.jobs.model import (
     MAX_TOKENS,
+    MIN_TOKENS,
     PRICE_PER_SECOND,
     Job,
     JobSpec,
@@ -109,10 +109,12 @@ class StoredUserdata(NamedTuple):
     data: bytes
 
 
-# Of a prompt like no other before it.
+# Reserved for a prompt unlike any that its user has run, and the least that is reserved for others
+# if the balance allows it: a few more steps must not run into the end of the reservation.
 DEFAULT_SECONDS = 60.0
-# So much longer than the longest of the last ones like it may a prompt take and still be paid for.
-MARGIN = 1.5
+# Reserved for a prompt like earlier ones, as a multiple of the longest of their runs: the usual
+# reservation, and the smallest that is accepted where the balance doesn't cover the usual one.
+USUAL_MARGIN, LEAST_MARGIN = 3, 1.5
 MAX_TOKENS_HEADER = "x-max-tokens"
 
 
@@ -133,35 +135,72 @@ def max_tokens_of(
     return most
 
 
+class PricedPrompt(NamedTuple):
+    """A prompt with what is reserved for it, and the smallest reservation with which it may run."""
+
+    asked: JobSpec
+    least_tokens: int
+
+    def with_balance(self, balance: int) -> JobSpec | None:
+        """Returns the prompt with all of a balance reserved; None if that isn't enough."""
+        if not self.least_tokens <= balance < self.asked.price_tokens:
+            return None
+        return replace(self.asked, price_tokens=balance)
+
+
 def with_price(
-    asked: JobSpec, terms: FleetPrompts, known: RunSeconds, max_tokens: int | None
-) -> JobSpec:
-    """The prompt with what is reserved for it. Raises RefusedPrompt if its fixed price is above
-    `max_tokens`."""
-    if terms.price_per_second is None:
-        return _fixed(asked, terms.price_tokens, max_tokens)
-    return _metered(asked, terms, known, max_tokens)
+    asked: JobSpec,
+    terms: FleetPrompts,
+    longest: float | None,
+    max_tokens: int | None,
+    *,
+    least_price: int = 0,
+) -> PricedPrompt:
+    """Returns the prompt with its price. Raises RefusedPrompt if that is above `max_tokens`.
+
+    `longest` is the longest of the last runs of such prompts of the same user. `least_price` is the
+    price of the most expensive registered workflow that the prompt contains.
+    """
+    if terms.price_per_second is not None:
+        return _metered(asked, terms, longest, max_tokens, least_price)
+    fixed = _fixed(asked, max(terms.price_tokens, least_price), max_tokens)
+    return PricedPrompt(fixed, fixed.price_tokens)
 
 
 def _metered(
-    asked: JobSpec, terms: FleetPrompts, known: RunSeconds, max_tokens: int | None
-) -> JobSpec:
-    """Its price is kept with it: other terms are for other prompts."""
-    price, limit = terms.price_per_second or 0.0, terms.run_limit_seconds
-    if max_tokens == 0:
-        says = "The prompt costs tokens by the second, and max_tokens is 0"
-        raise RefusedPrompt(fault("price_above_max_tokens", says, required_tokens=1, max_tokens=0))
-    longest = known.longest(asked)
-    expected = DEFAULT_SECONDS if longest is None else max(1.0, math.ceil(longest * MARGIN))
-    if max_tokens is not None and longest is None:
-        expected = float(limit)  # of one like no other, all that its caller would pay
-    estimate = min(cost_of(min(expected, limit), price), PRICE_TOKENS_MAX)
-    most = {} if max_tokens is None else {MAX_TOKENS: max_tokens}
-    return replace(
-        asked,
-        price_tokens=min(estimate, most.get(MAX_TOKENS, estimate)),
-        gateway={**(asked.gateway or {}), PRICE_PER_SECOND: price, **most},
+    asked: JobSpec,
+    terms: FleetPrompts,
+    longest: float | None,
+    max_tokens: int | None,
+    least_price: int,
+) -> PricedPrompt:
+    """The price is stored with the prompt, so that new terms apply only to new prompts.
+
+    The run is stopped when it has used its reservation. So a caller's `max_tokens` is reserved
+    whole, and without it, more than a run is likely to take.
+    """
+    price = terms.price_per_second or 0.0
+    least = max(cost_of(1, price), least_price)
+    if max_tokens is not None and max_tokens < least:
+        says = f"The prompt costs at least {least} tokens, and max_tokens is {max_tokens}"
+        raise RefusedPrompt(
+            fault("price_above_max_tokens", says, required_tokens=least, max_tokens=max_tokens)
+        )
+    most = min(cost_of(terms.run_limit_seconds, price), PRICE_TOKENS_MAX)
+    if max_tokens is not None:
+        most = min(most, max_tokens)
+    expected, enough = DEFAULT_SECONDS, DEFAULT_SECONDS
+    if longest is not None:
+        expected = max(DEFAULT_SECONDS, longest * USUAL_MARGIN)
+        enough = math.ceil(longest * LEAST_MARGIN)
+    usual = most if max_tokens is not None else min(cost_of(expected, price), most)
+    data = {PRICE_PER_SECOND: price}
+    data |= {MIN_TOKENS: least_price} if least_price else {}
+    data |= {} if max_tokens is None else {MAX_TOKENS: max_tokens}
+    metered = replace(
+        asked, price_tokens=max(usual, least), gateway={**(asked.gateway or {}), **data}
     )
+    return PricedPrompt(metered, max(least, min(cost_of(enough, price), most)))
 
 
 def _fixed(asked: JobSpec, price: int, max_tokens: int | None) -> JobSpec:

@@ -3,13 +3,15 @@
 A prompt is validated against each object_info as if that backend were the only ComfyUI. What no backend
 has is told by ComfyUI's own errors, with the choices of all."""
 
+import asyncio
 import hashlib
 import json
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from functools import partial
 from random import Random
 from typing import Any, TypeGuard
 
@@ -32,6 +34,14 @@ from comfyfleet.server.catalog.model import RegisteredWorkflow, WorkflowVersion
 from comfyfleet.server.catalog.payload import RandomSource, build_marked_prompt
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet, WorkflowRequirements, requirements_of
+from comfyfleet.server.gateway.containment import (
+    COMPARISONS_MAX,
+    IndexedPrompt,
+    Pattern,
+    index_prompt,
+    is_contained,
+    pattern_of,
+)
 from comfyfleet.server.gateway.offers import (
     FilesByKind,
     LatestCache,
@@ -41,6 +51,7 @@ from comfyfleet.server.gateway.offers import (
     OfferedNodes,
     choices_of,
     input_spec,
+    offer_cache,
 )
 from comfyfleet.server.jobs.caches import TtlCache
 from comfyfleet.server.queue import service as dispatch
@@ -339,21 +350,22 @@ def _values(prompt: Prompt) -> Counter[tuple[str, str, str]]:
 
 DEPTHS_FRESH = timedelta(seconds=1)
 OFFERED_FRESH = timedelta(seconds=2)
-CONVERTED_KEPT_MAX = 256
+CONVERTED_KEPT_MAX, PATTERNS_KEPT_MAX = 256, 2_000
+# Prompts that need more comparisons than this are compared in a thread.
+SMALL_COMPARISONS_MAX = 10_000
 PROVIDER = "self_hosted"
 KEY = "placement"
 
 
 @dataclass(frozen=True)
 class PromptPlacement:
-    """A fleet, and the workflow whose price and terms the prompt has."""
+    """A fleet, the workflow as which the prompt runs, and the least that it may cost there."""
 
     fleet: Fleet
     workflow_id: int
     workflow_slug: str
     workflow_version: int
-    price_tokens: int
-    is_registered: bool = False
+    least_price: int  # of the registered workflows that the prompt is or contains
     affinity: str | None = None  # where a workflow's lane has workers of fleets that are not meant
 
 
@@ -369,6 +381,7 @@ class PlacementCache:
         self.depths: TtlCache[dict[tuple[int, str], int]] = TtlCache(DEPTHS_FRESH)
         self.offered: TtlCache[OfferedWorkflows] = TtlCache(OFFERED_FRESH)
         self.converted: LatestCache[Prompt | None] = LatestCache(CONVERTED_KEPT_MAX)
+        self.patterns: LatestCache[Pattern | None] = LatestCache(PATTERNS_KEPT_MAX)
 
 
 def _cache(plane: ControlPlane) -> PlacementCache:
@@ -377,17 +390,74 @@ def _cache(plane: ControlPlane) -> PlacementCache:
 
 
 async def place_prompt(plane: ControlPlane, match: PromptMatch, prompt: Prompt) -> PromptPlacement:
-    """As the registered workflow that it is by its shape, or as an open prompt."""
+    """Places a prompt as the registered workflow that it is by its shape, or as an open prompt.
+
+    Either way it costs at least as much as the most expensive workflow that it contains.
+    """
+    least_price = await _contained_price(plane, match, prompt)
     registered = await _recognise(plane, match, prompt)
     if registered is not None:
-        return registered
+        return replace(registered, least_price=max(registered.least_price, least_price))
     fleet = await _least_busy(plane, match.fleets)
-    terms = next(each.terms for each in match.backends if each.fleet.id == fleet.id)
     workflow_id = fleet.open_workflow_id
     if workflow_id is None:
         async with plane.central.transaction() as tx:
             workflow_id = (await catalog.open_workflow_of(tx, fleet, now=plane.clock())).id
-    return PromptPlacement(fleet, workflow_id, catalog.open_slug(fleet), 0, terms.price_tokens)
+    return PromptPlacement(fleet, workflow_id, catalog.open_slug(fleet), 0, least_price)
+
+
+async def _contained_price(plane: ControlPlane, match: PromptMatch, prompt: Prompt) -> int:
+    """Returns the price of the most expensive registered workflow that the prompt contains; 0 if it
+    contains none. Raises RefusedPrompt if too many comparisons would be needed to find out."""
+    backend = match.backends[0]
+    offered = await _offered(plane)
+    priced = [each for each in offered.workflows if each[0].price_tokens]
+    if not priced:
+        return 0
+    indexed = index_prompt(prompt, backend.object_info)
+    possible: list[tuple[int, Pattern]] = []
+    comparisons = 0
+    for workflow, version in priced:
+        if not indexed.by_type.keys().isdisjoint(version.node_types):
+            pattern = await _pattern(plane, version, backend)
+            more = pattern.comparisons(indexed) if pattern else 0
+            if pattern and more:
+                possible.append((workflow.price_tokens or 0, pattern))
+                comparisons += more
+    _require_comparable(comparisons)
+    possible.sort(key=lambda each: -each[0])
+    work = partial(_highest_price, possible, indexed)
+    if comparisons <= SMALL_COMPARISONS_MAX:
+        return work()
+    async with offer_cache(plane).large:
+        return await asyncio.to_thread(work)
+
+
+def _highest_price(possible: Sequence[tuple[int, Pattern]], indexed: IndexedPrompt) -> int:
+    """`possible` are patterns with their prices, the highest price first."""
+    return next((price for price, pattern in possible if is_contained(pattern, indexed)), 0)
+
+
+def _require_comparable(comparisons: int) -> None:
+    if comparisons > COMPARISONS_MAX:
+        details = f"{comparisons:,} comparisons; at most {COMPARISONS_MAX:,} are made"
+        says = "The prompt has too many nodes of the same types as registered workflows"
+        raise RefusedPrompt(fault(TOO_LARGE, says, details), {})
+
+
+async def _pattern(
+    plane: ControlPlane, version: WorkflowVersion, backend: OfferedBackend
+) -> Pattern | None:
+    async def make() -> Pattern | None:
+        prompt = await _converted(plane, version, backend)
+        return None if prompt is None else pattern_of(prompt, backend.object_info)
+
+    key = (version.workflow_id, version.version, backend.hash)
+    return await _cache(plane).patterns.get(key, make)
+
+
+async def _offered(plane: ControlPlane) -> OfferedWorkflows:
+    return await _cache(plane).offered.get(KEY, lambda: _read_offered(plane), now=plane.clock())
 
 
 async def _recognise(
@@ -395,7 +465,7 @@ async def _recognise(
 ) -> PromptPlacement | None:
     """The registered workflow of the same shape that has a price and that a matched fleet can run; of
     several the one with most values in common."""
-    offered = await _cache(plane).offered.get(KEY, lambda: _read_offered(plane), now=plane.clock())
+    offered = await _offered(plane)
     types = {node["class_type"] for node in prompt.values()}
     alike = [each for each in offered.workflows if types <= set(each[1].node_types)]
     shape = shape_of(prompt) if alike else None
@@ -422,7 +492,6 @@ def _registered(
         workflow.slug,
         workflow.version,
         workflow.price_tokens or 0,
-        is_registered=True,
         affinity=fleet.subject if elsewhere != [fleet.id] else None,
     )
 

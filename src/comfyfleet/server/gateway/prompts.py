@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from comfyfleet.api.admin import FleetPrompts
-from comfyfleet.errors import FleetError
+from comfyfleet.errors import FleetError, InsufficientTokens
 from comfyfleet.protocol.http import json_text
 from comfyfleet.protocol.payloads import PromptSubmission, RefusedPrompt
 from comfyfleet.protocol.validation import Prompt, fault, is_link
@@ -20,6 +20,7 @@ from comfyfleet.server.gateway import files as user_files
 from comfyfleet.server.gateway.history import find_job, started_jobs
 from comfyfleet.server.gateway.model import (
     CLIENT_ID_CHARACTERS_MAX,
+    PricedPrompt,
     gateway_data,
     is_running,
     job_id_of,
@@ -125,7 +126,8 @@ async def _submit(
     if usage_source:
         extra_data.setdefault("comfy_usage_source", usage_source)
     extra_data["create_time"] = int(plane.clock().timestamp() * 1000)
-    spec = await _spec(plane, caller, match, file_ids, options.max_tokens)
+    priced = await _spec(plane, caller, match, file_ids, options.max_tokens)
+    spec = priced.asked
     sent = dict(spec.prompt)
     gateway = {
         "prompt_id": prompt_id,
@@ -144,18 +146,36 @@ async def _submit(
         priority=options.priority,
     )
     at_id(job_id)
-    added = await job_submit.submit_many(
-        plane.context,
-        caller.tenant.id,
-        {job_id: asked},
-        tenant=caller.tenant,
-        # As many may wait as the tenant may have jobs in the queue.
-        active_max=UNLIMITED,
-    )
+    added = await _add(plane, caller, job_id, priced._replace(asked=asked))
     if not added:
         await _require_same(plane, caller, prompt_id, verdict.prompt)
     told = fitting_errors(verdict.node_errors or {})
     return PromptReceipt(prompt_id, job_id, number, told, bool(added))
+
+
+async def _add(
+    plane: ControlPlane, caller: Caller, job_id: UUID, priced: PricedPrompt
+) -> Sequence[Job]:
+    """Submits the prompt. If the balance covers less than its usual reservation but enough for a run
+    like the last ones, all of the balance is reserved."""
+
+    async def submit(asked: JobSpec) -> Sequence[Job]:
+        return await job_submit.submit_many(
+            plane.context,
+            caller.tenant.id,
+            {job_id: asked},
+            tenant=caller.tenant,
+            # As many may wait as the tenant may have jobs in the queue.
+            active_max=UNLIMITED,
+        )
+
+    try:
+        return await submit(priced.asked)
+    except InsufficientTokens as error:
+        smaller = priced.with_balance(error.details["balance"])
+        if smaller is None:
+            raise
+    return await submit(smaller)
 
 
 async def _require_same(
@@ -231,7 +251,7 @@ async def _spec(
     match: PromptMatch,
     file_ids: Mapping[str, UUID],
     max_tokens: int | None,
-) -> JobSpec:
+) -> PricedPrompt:
     prompt = sent_part(match.verdict.prompt, match.verdict.outputs)
     place = await place_prompt(plane, match, prompt)
     needs = prompt_needs(prompt)
@@ -247,10 +267,9 @@ async def _spec(
         user_id=caller.user_id,
         backend_affinity=place.affinity,
     )
-    # A registered workflow keeps its own price.
-    own_terms = FleetPrompts(price_tokens=place.price_tokens)
-    terms = own_terms if place.is_registered else place.fleet.prompts or own_terms
-    return with_price(asked, terms, plane.context.caches.run_seconds, max_tokens)
+    terms = place.fleet.prompts or FleetPrompts()
+    longest = plane.context.caches.run_seconds.longest(caller.tenant.id, asked)
+    return with_price(asked, terms, longest, max_tokens, least_price=place.least_price)
 
 
 def _assets(

@@ -1,6 +1,8 @@
 """In-memory caches: documents, converted prompts, answers that may be seconds old, and queue depths."""
 
 import asyncio
+import hashlib
+import json
 import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable, Mapping
@@ -150,32 +152,40 @@ class QueueDepthCache:
 
 
 RUNS_KEPT_MAX = 20
-KINDS_KEPT_MAX = 10_000
-RunKey = tuple[int, frozenset[str], str | None]
+KINDS_PER_USER_MAX, USERS_KEPT_MAX = 50, 2_000
 
 
 class RunSeconds:
-    """How long runs of like prompts took: of one workflow, with the same node types and models."""
+    """How long a user's runs of similar prompts took: of one workflow, with the same node types and
+    models. What other users run changes nothing, so that they can't change what a user must reserve.
+    """
 
     def __init__(self) -> None:
-        self._runs: OrderedDict[RunKey, deque[float]] = OrderedDict()
+        self._runs: OrderedDict[Hashable, OrderedDict[str, deque[float]]] = OrderedDict()
 
-    def note(self, asked: JobSpec, seconds: float) -> None:
+    def note(self, tenant_id: UUID, asked: JobSpec, seconds: float) -> None:
+        if not math.isfinite(seconds):
+            return
+        of_user = self._runs.setdefault((tenant_id, asked.user_id), OrderedDict())
+        self._runs.move_to_end((tenant_id, asked.user_id))
         key = _run_key(asked)
-        if math.isfinite(seconds):
-            self._runs.setdefault(key, deque(maxlen=RUNS_KEPT_MAX)).append(seconds)
-            self._runs.move_to_end(key)
-        if len(self._runs) > KINDS_KEPT_MAX:
+        of_user.setdefault(key, deque(maxlen=RUNS_KEPT_MAX)).append(seconds)
+        of_user.move_to_end(key)
+        if len(of_user) > KINDS_PER_USER_MAX:
+            of_user.popitem(last=False)
+        if len(self._runs) > USERS_KEPT_MAX:
             self._runs.popitem(last=False)
 
-    def longest(self, asked: JobSpec) -> float | None:
-        """Of the last ones; None if there was none yet."""
-        return max(self._runs.get(_run_key(asked), ()), default=None)
+    def longest(self, tenant_id: UUID, asked: JobSpec) -> float | None:
+        """Returns the longest of the last runs; None if there was none yet."""
+        of_user = self._runs.get((tenant_id, asked.user_id))
+        return max(of_user.get(_run_key(asked), ()), default=None) if of_user else None
 
 
-def _run_key(asked: JobSpec) -> RunKey:
-    types = frozenset(str(node.get("class_type")) for node in asked.prompt.values())
-    return asked.workflow_id, types, asked.model_set
+def _run_key(asked: JobSpec) -> str:
+    types = sorted({str(node.get("class_type")) for node in asked.prompt.values()})
+    said = json.dumps([asked.workflow_id, types, asked.model_set])
+    return hashlib.sha256(said.encode()).hexdigest()
 
 
 READS_AT_ONCE_MAX = 32

@@ -40,8 +40,8 @@ from comfyfleet.server.jobs.model import (
     JobOutput,
     JobResult,
     JobStatus,
+    is_metered,
     tells_results_live,
-    unused_tokens,
 )
 from comfyfleet.server.jobs.outbox import notify, sync_dispatches
 from comfyfleet.server.jobs.service import FinishedJob
@@ -184,18 +184,18 @@ async def _take_outputs(
 async def _complete_job(
     context: JobContext, pool: Database, row: Dispatch, message: Complete, taken: TakenOutputs
 ) -> FinishedJob:
-    one = (row.tenant_id, row.job_id, message.lease_token, _result(message, taken.files))
+    values = {**_result(message, taken.files), "run_seconds": _seconds(context, row, message)}
+    one = (row.tenant_id, row.job_id, message.lease_token, values)
     stored = [each.file for each in taken.new]
     if message.events or message.unheard or message.history is not None:
         async with pool.transaction() as tx:
             job = await store.get(tx, row.tenant_id, row.job_id)
             replaced = await _log_end(tx, context, job, message.lease_token, message, taken=taken)
-            unused = unused_tokens(job, _seconds(context, row, message)) if job else 0
-            one[-1]["unused_tokens"] = unused
-            ended = await _complete_in(tx, context, one, stored)
+            is_fixed = job is None or not is_metered(job.asked)
+            ended = await _complete_in(tx, context, one, stored, is_fixed=is_fixed)
         context.deferred.delete_objects(context.store, [each.path for each in replaced])
         if job and ended.outbox_ids and message.execution_seconds is not None:
-            context.caches.run_seconds.note(job.asked, message.execution_seconds)
+            context.caches.run_seconds.note(row.tenant_id, job.asked, message.execution_seconds)
         return ended
     if not pool.is_sqlite:
         async with pool.execute_one() as tx:
@@ -213,9 +213,12 @@ async def _complete_in(
     context: JobContext,
     one: tuple[UUID, UUID, UUID, dict[str, Any]],
     stored: Sequence[File],
+    *,
+    is_fixed: bool,
 ) -> FinishedJob:
+    """`is_fixed`: the price is not metered, so that one statement can do everything."""
     now = context.clock()
-    if not one[-1]["unused_tokens"] and not is_sqlite(tx):
+    if is_fixed and not is_sqlite(tx):
         ended = await service.complete_at_once(tx, *one, files=stored, now=now)
         if ended:
             return ended
@@ -228,6 +231,24 @@ def _seconds(context: JobContext, row: Dispatch, message: Complete) -> float:
         return message.execution_seconds
     started = row.started_at or row.leased_at
     return (context.clock() - started).total_seconds() if started else 0.0
+
+
+RUN_LIMIT = "run_limit"  # the worker's code for a run that it stopped at its limit
+
+
+def _stopped_seconds(context: JobContext, row: Dispatch, message: wire.Fail | None) -> float | None:
+    """Returns the seconds of a run that was interrupted or stopped at its limit, which a metered job
+    pays for. None means that it failed for another reason, or never started.
+    """
+    if message is None or not (message.interrupted or _is_at_limit(message)):
+        return None
+    if message.execution_seconds is not None:
+        return message.execution_seconds
+    return (context.clock() - row.started_at).total_seconds() if row.started_at else None
+
+
+def _is_at_limit(message: wire.Fail) -> bool:
+    return isinstance(message.error, dict) and message.error.get("code") == RUN_LIMIT
 
 
 async def _complete_dispatch(
@@ -308,6 +329,7 @@ async def fail(
                 row.job_id,
                 token,
                 why,
+                run_seconds=_stopped_seconds(context, row, message),
                 new_id=context.new_id,
                 now=context.clock(),
             )
@@ -350,7 +372,12 @@ async def _end_interrupted(
         running = await store.get(tx, row.tenant_id, row.job_id)
         await _log_end(tx, context, running, token, message, taken=taken)
         job, outbox_ids = await service.cancel(
-            tx, row.tenant_id, row.job_id, new_id=context.new_id, now=now
+            tx,
+            row.tenant_id,
+            row.job_id,
+            run_seconds=_stopped_seconds(context, row, message) or 0.0,
+            new_id=context.new_id,
+            now=now,
         )
     notify(context, job)
     files.delete_sources(context, taken.stored)

@@ -138,7 +138,8 @@ async def _fail_permanently(context: JobContext, lease: DispatchLease, error: Fl
 def _run_limit(asked: JobSpec, terms: RunTerms) -> int:
     paid = paid_seconds(asked)
     limit = terms.run_limit_seconds
-    return limit if paid is None else max(1, min(limit, math.ceil(paid)))
+    # Whole seconds that are paid for; at least one is always reserved.
+    return limit if paid is None else max(1, min(limit, math.floor(paid)))
 
 
 async def payload_of(

@@ -305,8 +305,8 @@ def asks_for_previews(asked: JobSpec) -> bool:
 
 
 PRICE_PER_SECOND, MAX_TOKENS = "price_per_second", "max_tokens"
-# So many times as long as is reserved for may a metered run take; then it is stopped.
-OVERRUN_MAX = 10
+# The least that a metered prompt costs if it succeeds: the price of a workflow that it contains.
+MIN_TOKENS = "min_tokens"
 
 
 def tells_results_live(asked: JobSpec) -> bool:
@@ -323,23 +323,29 @@ def cost_of(seconds: float, price_per_second: float) -> int:
     return math.ceil(max(0.0, min(seconds, SECONDS_MAX)) * price_per_second)
 
 
-def unused_tokens(job: Job, seconds: float) -> int:
-    """Returns what a metered prompt has not used of its reservation; a fixed price is used whole."""
-    price = (job.asked.gateway or {}).get(PRICE_PER_SECOND)
-    if price is None:
-        return 0
-    return max(0, job.reserved_tokens - cost_of(seconds, price))
+def is_metered(asked: JobSpec) -> bool:
+    """Checks whether the prompt is priced by the second."""
+    return PRICE_PER_SECOND in (asked.gateway or {})
+
+
+def charged_tokens(job: Job, seconds: float) -> int:
+    """Returns what an ended metered job costs: the seconds of its run, at most what was reserved.
+
+    A run is stopped when it has used its reservation, so the maximum only matters for rounding.
+    A job that did not succeed pays its seconds, but not the price of a workflow that it contains.
+    """
+    data = job.asked.gateway or {}
+    cost = cost_of(seconds, data[PRICE_PER_SECOND])
+    if job.status == JobStatus.COMPLETED:
+        cost = max(cost, data.get(MIN_TOKENS, 0))
+    return min(cost, job.reserved_tokens)
 
 
 def paid_seconds(asked: JobSpec) -> float | None:
-    """How long a metered run may take for what is reserved, and for what its caller would pay; None if
+    """Returns how long a metered run may take: as long as its reservation pays for. None means that
     it has no price by the second."""
-    data = asked.gateway or {}
-    price = data.get(PRICE_PER_SECOND)
-    if price is None:
-        return None
-    tokens = asked.price_tokens * OVERRUN_MAX
-    return float(min(tokens, data.get(MAX_TOKENS, tokens)) / price)
+    price = (asked.gateway or {}).get(PRICE_PER_SECOND)
+    return None if price is None else float(asked.price_tokens / price)
 
 
 # The columns of a job's row are named as the fields: but for these, which are converted.

@@ -16,7 +16,16 @@ from comfyfleet.server.db.dialect import is_sqlite
 from comfyfleet.server.db.driver import StatementCall, execute_together
 from comfyfleet.server.jobs import store, store_followed, store_prompts, store_statements
 from comfyfleet.server.jobs.caches import UNLIMITED, ActiveJobLimits
-from comfyfleet.server.jobs.model import Failure, Job, JobSpec, JobStatus, added_job, new_job_row
+from comfyfleet.server.jobs.model import (
+    Failure,
+    Job,
+    JobSpec,
+    JobStatus,
+    added_job,
+    charged_tokens,
+    is_metered,
+    new_job_row,
+)
 from comfyfleet.server.jobs.stages import WaitingJob
 from comfyfleet.server.jobs.store_statements import NewJobRows
 from comfyfleet.server.media import service as media
@@ -66,21 +75,19 @@ async def after_end(
     ended: store.EndedJob,
     files: Sequence[File],
     *,
-    unused_tokens: int = 0,
+    run_seconds: float | None = None,
     new_id: NewId,
     now: datetime,
 ) -> list[int]:
     """Settles an ended job and returns the outbox ids. The ledger's keys prevent a second
     settlement.
 
-    Inserts are sent together; `files` are the job's outputs, and become its user's.
+    Inserts are sent together; `files` are the job's outputs, and become its user's. `run_seconds`
+    are those of a metered run that is to be paid for; None means that it did not run.
     """
     job = ended.job
     is_done = job.status == JobStatus.COMPLETED
-    if job.reserved_tokens and not is_done:
-        await ledger.refund(tx, job.tenant_id, job.id, now=now)
-    elif unused_tokens:
-        await ledger.consume(tx, job.tenant_id, job.id, unused=unused_tokens, now=now)
+    await _settle(tx, job, run_seconds, now=now)
     if job.asked.video_id:
         await media.end_job(
             tx,
@@ -105,6 +112,21 @@ async def after_end(
     return [row[0] for row in added] if job.asked.reused_from is None else []
 
 
+async def _settle(tx: Tx, job: Job, run_seconds: float | None, *, now: datetime) -> None:
+    """Settles what can't be settled by a single insert: refunds, and metered jobs."""
+    if not job.reserved_tokens:
+        return
+    is_done = job.status == JobStatus.COMPLETED
+    if is_metered(job.asked) and (is_done or run_seconds is not None):
+        charged = charged_tokens(job, run_seconds or 0.0)
+        if is_done or charged:
+            unused = job.reserved_tokens - charged
+            await ledger.consume(tx, job.tenant_id, job.id, unused=unused, now=now)
+            return
+    if not is_done:
+        await ledger.refund(tx, job.tenant_id, job.id, now=now)
+
+
 def _end_of(job: Job) -> EndOfJob:
     """A prompt is told by the id that its client knows, too."""
     data = job.asked.gateway or {}
@@ -116,7 +138,7 @@ def _end_of(job: Job) -> EndOfJob:
 def _inserts_after_end(
     job: Job, files: Sequence[File], *, now: datetime
 ) -> Iterator[StatementCall]:
-    if job.reserved_tokens and job.status == JobStatus.COMPLETED:
+    if job.reserved_tokens and job.status == JobStatus.COMPLETED and not is_metered(job.asked):
         yield ledger.consume_call(job.tenant_id, job.id, now=now)
     if job.asked.run_id:
         yield store.outbox_insert_for_run(job, now=now)
@@ -424,12 +446,12 @@ async def complete(
 ) -> FinishedJob:
     """Completes the job. A repeated request returns no outbox ids, and its files are not added.
 
-    `unused_tokens` of the values, of those that were reserved, go back to its user.
+    A metered job pays for the `run_seconds` of the values; the rest of its reservation goes back.
     """
     done = await store.complete(tx, tenant_id, job_id, token, values, now=now)
     if done:
-        unused: int = values.get("unused_tokens", 0)
-        return await _finish(tx, done, files, unused_tokens=unused, new_id=new_id, now=now)
+        seconds: float | None = values.get("run_seconds")
+        return await _finish(tx, done, files, run_seconds=seconds, new_id=new_id, now=now)
     return await _finished_before(tx, tenant_id, job_id, token, JobStatus.COMPLETED)
 
 
@@ -440,12 +462,14 @@ async def fail(
     token: UUID,
     why: Failure,
     *,
+    run_seconds: float | None = None,
     new_id: NewId,
     now: datetime,
 ) -> FinishedJob:
+    """Fails the job. With `run_seconds`, a metered job pays for them: it was stopped at its limit."""
     failed = await store.fail(tx, tenant_id, job_id, token, why, now=now)
     if failed:
-        return await _finish(tx, failed, new_id=new_id, now=now)
+        return await _finish(tx, failed, run_seconds=run_seconds, new_id=new_id, now=now)
     return await _finished_before(tx, tenant_id, job_id, token, JobStatus.FAILED)
 
 
@@ -454,13 +478,11 @@ async def _finish(
     ended: store.EndedJob,
     files: Sequence[File] = (),
     *,
-    unused_tokens: int = 0,
+    run_seconds: float | None = None,
     new_id: NewId,
     now: datetime,
 ) -> FinishedJob:
-    outbox_ids = await after_end(
-        tx, ended, files, unused_tokens=unused_tokens, new_id=new_id, now=now
-    )
+    outbox_ids = await after_end(tx, ended, files, run_seconds=run_seconds, new_id=new_id, now=now)
     return FinishedJob(ended.job, outbox_ids, ended.has_held)
 
 
@@ -495,16 +517,45 @@ async def _require_repeated(
 
 
 async def cancel(
-    tx: Tx, tenant_id: UUID, job_id: UUID, *, new_id: NewId, now: datetime
+    tx: Tx,
+    tenant_id: UUID,
+    job_id: UUID,
+    *,
+    run_seconds: float | None = None,
+    new_id: NewId,
+    now: datetime,
 ) -> tuple[Job, list[int]]:
-    """Cancels an active job; one that has ended is returned unchanged."""
+    """Cancels an active job; one that has ended is returned unchanged.
+
+    A metered job pays for the seconds that it ran: `run_seconds` if the worker measured them, else
+    those since its start.
+    """
     await _lock_log(tx, tenant_id, job_id)
+    if run_seconds is None:
+        run_seconds = await _metered_seconds(tx, tenant_id, job_id, now)
     cancelled = await store.end_active(tx, tenant_id, job_id, JobStatus.CANCELLED, None, now=now)
     if cancelled:
-        job, outbox_ids, _ = await _finish(tx, cancelled, new_id=new_id, now=now)
+        job, outbox_ids, _ = await _finish(
+            tx, cancelled, run_seconds=run_seconds, new_id=new_id, now=now
+        )
         await _log_end(tx, job, now=now)
         return job, outbox_ids
     return await get(tx, tenant_id, job_id), []
+
+
+async def _metered_seconds(tx: Tx, tenant_id: UUID, job_id: UUID, now: datetime) -> float | None:
+    """Returns how long a metered job has been running; None if it isn't metered or doesn't run.
+
+    The row is locked first, so that the job can't be requeued before it is ended.
+    """
+    job = await store.get(tx, tenant_id, job_id)
+    if job is None or not is_metered(job.asked):
+        return None
+    await store.lock(tx, tenant_id, [job_id])
+    job = await store.get(tx, tenant_id, job_id)
+    if job is None or job.status != JobStatus.PROCESSING or job.started_at is None:
+        return None
+    return max(0.0, (now - job.started_at).total_seconds())
 
 
 async def _lock_log(tx: Tx, tenant_id: UUID, job_id: UUID) -> None:

@@ -57,6 +57,7 @@ from comfyfleet.server.db.tenant_tables import (
     webhooks,
 )
 from comfyfleet.server.jobs.model import (
+    PRICE_PER_SECOND,
     STATE_COLUMNS,
     Failure,
     HeldJob,
@@ -528,11 +529,13 @@ _COMPLETE = PreparedStatement(lambda tx: _COMPLETE_UPDATE.returning(*_READ, *_US
 
 
 def completion_update() -> ReturningUpdate[Any]:
-    """Builds the update of a job whose user has no webhooks, as a part of a larger statement on
-    PostgreSQL.
+    """Builds the update of a job that isn't metered and whose user has no webhooks, as a part of a
+    larger statement on PostgreSQL.
     """
     has_webhooks, has_held = _USER_FACTS
-    return _COMPLETE_UPDATE.where(~has_webhooks.element).returning(*_READ, has_held)
+    price = func.json_extract_path_text(ai_jobs.c.gateway, PRICE_PER_SECOND)
+    is_fixed = or_(ai_jobs.c.reserved_tokens == 0, price.is_(None))
+    return _COMPLETE_UPDATE.where(~has_webhooks.element, is_fixed).returning(*_READ, has_held)
 
 
 def completion_params(

@@ -41,6 +41,7 @@ from comfyfleet.server.db.tenant_tables import (
     webhook_deliveries,
     webhooks,
 )
+from comfyfleet.server.jobs.model import PRICE_PER_SECOND
 from comfyfleet.server.media import store as media_store
 from comfyfleet.server.media.model import File
 from comfyfleet.server.run_log.model import REPLACED
@@ -325,13 +326,15 @@ async def remove_route_calls(tx: Tx, tenant_id: UUID) -> None:
     await tx.execute(delete(route_calls).where(route_calls.c.tenant_id == tenant_id))
 
 
+_PRICE_PER_SECOND = ai_jobs.c.gateway[PRICE_PER_SECOND].as_float().label("price_per_second")
+_FACTS = (ai_jobs.c.id, ai_jobs.c.reserved_tokens, ai_jobs.c.status, _PRICE_PER_SECOND)
+
+
 async def priced_jobs(
     tx: Tx, *, tenant_id: UUID | None, after: tuple[UUID, UUID] | None, limit: int
 ) -> list[tuple[UUID, JobLedgerFacts]]:
     """Returns a page of (tenant, ledger facts) of jobs that reserved tokens."""
-    query = select(
-        ai_jobs.c.tenant_id, ai_jobs.c.id, ai_jobs.c.reserved_tokens, ai_jobs.c.status
-    ).where(ai_jobs.c.reserved_tokens > 0)
+    query = select(ai_jobs.c.tenant_id, *_FACTS).where(ai_jobs.c.reserved_tokens > 0)
     if tenant_id is not None:
         query = query.where(ai_jobs.c.tenant_id == tenant_id)
     place = (ai_jobs.c.tenant_id, ai_jobs.c.id)
@@ -345,7 +348,7 @@ async def lock_job_facts(
     tx: Tx, tenant_id: UUID, job_ids: Collection[UUID]
 ) -> list[JobLedgerFacts]:
     """Reads and locks jobs, so that nobody can end them before the transaction ends."""
-    query = select(ai_jobs.c.id, ai_jobs.c.reserved_tokens, ai_jobs.c.status).where(
+    query = select(*_FACTS).where(
         without_index(tx, ai_jobs.c.tenant_id) == tenant_id, is_one_of(tx, ai_jobs.c.id, job_ids)
     )
     return [_facts(row) for row in await tx.execute(for_update(tx, query))]
@@ -353,7 +356,10 @@ async def lock_job_facts(
 
 def _facts(row: Any) -> JobLedgerFacts:
     is_ended = row.status not in ("queued", "processing")
-    return JobLedgerFacts(row.id, row.reserved_tokens, is_ended, row.status == "completed")
+    is_metered = row.price_per_second is not None
+    return JobLedgerFacts(
+        row.id, row.reserved_tokens, is_ended, row.status == "completed", is_metered
+    )
 
 
 async def remove_announced(tx: Tx, file: File) -> bool:

@@ -380,6 +380,7 @@ class JobLedgerFacts(NamedTuple):
     reserved_tokens: int
     is_ended: bool
     is_completed: bool
+    is_metered: bool = False  # priced by the second: pays its seconds even if it was stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,6 +455,6 @@ def _settlement_faults(
     if not job.is_ended:
         return [(Fault.SETTLED_EARLY, f"the job goes on after its {settled[0].type}")]
     wanted = TransactionType.JOB_CONSUME if job.is_completed else TransactionType.JOB_REFUND
-    if settled[0].type is not wanted:
+    if settled[0].type is not wanted and not (job.is_metered and not job.is_completed):
         return [(Fault.SETTLED_WRONGLY, f"{settled[0].type} instead of {wanted}")]
     return []

@@ -2,7 +2,7 @@
 
 import { type FormEvent, type ReactNode, useState } from "react"
 import { api, cache, useAct, useQuery, useRoleReason } from "@/api"
-import type { FleetAnswer, FleetPrompts, Fleets, TenantPrompts } from "@/api/schema"
+import type { FleetAnswer, FleetPromptsAnswer, Fleets, TenantPrompts } from "@/api/schema"
 import { fleetName } from "@/pages/workers/machines"
 import { FLEETS } from "@/pages/workers/useMachines"
 import {
@@ -67,7 +67,7 @@ interface OfFleet {
 }
 
 export function FleetTerms({ fleet, path, onClose }: OfFleet) {
-  const terms = useQuery<FleetPrompts>(`${path}/prompts`)
+  const terms = useQuery<FleetPromptsAnswer>(`${path}/prompts`)
   const title = words.askFleet(fleetName(fleet))
   if (terms.data) return <TermsForm terms={terms.data} title={title} path={path} onClose={onClose} />
   return (
@@ -80,7 +80,7 @@ export function FleetTerms({ fleet, path, onClose }: OfFleet) {
 }
 
 interface TermsFormProps {
-  terms: FleetPrompts
+  terms: FleetPromptsAnswer
   title: string
   path: string
   onClose: () => void
@@ -94,9 +94,9 @@ function TermsForm({ terms, title, path, onClose }: TermsFormProps) {
   const wrong = (key: WrongTerm) => isChecked && "wrong" in found && found.wrong.has(key) && words.wrong[key]
   const save = useAct(async () => {
     if ("wrong" in found) return
-    await api.put<FleetPrompts>(`${path}/prompts`, found.terms)
+    const saved = await api.put<FleetPromptsAnswer>(`${path}/prompts`, found.terms)
     cache.invalidate(FLEETS)
-    toast({ title: words.saved })
+    toast({ title: words.saved, text: saved.warning ?? undefined, tone: saved.warning ? "bad" : undefined })
     onClose()
   })
   const submit = () => {

@@ -1,5 +1,6 @@
 """Fleets and their workers: created, assigned, approved, drained, revoked."""
 
+import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -14,6 +15,7 @@ from comfyfleet.api.admin import (
     FleetAnswer,
     FleetDetails,
     FleetPrompts,
+    FleetPromptsAnswer,
     Fleets,
     FleetSecret,
     NewKey,
@@ -59,6 +61,7 @@ from comfyfleet.server.queue.switch_costs import Estimate
 from comfyfleet.server.registration import require_worker
 from comfyfleet.server.secrets import hash_key, new_key
 
+log = logging.getLogger(__name__)
 router = admin_router()
 READINGS_MAX = 3000
 HELD_SHOWN_MAX = 5_000
@@ -557,11 +560,11 @@ class WantedPrompts(FleetPrompts, Body):
 
 
 @router.get("/fleets/{slug}/{stage}/prompts")
-async def show_prompts(slug: Slug, stage: Stage, plane: PlaneDep) -> FleetPrompts:
+async def show_prompts(slug: Slug, stage: Stage, plane: PlaneDep) -> FleetPromptsAnswer:
     """The terms on which the fleet runs prompts of ComfyUI's clients."""
     async with plane.central.read() as tx:
         fleet = await fleets.get_fleet(tx, slug, stage)
-    return _prompts(fleet)
+        return await _prompts(tx, fleet)
 
 
 @router.put("/fleets/{slug}/{stage}/prompts")
@@ -572,26 +575,32 @@ async def set_prompts(
     plane: PlaneDep,
     now: NowDep,
     operator: OperatorDep,
-) -> FleetPrompts:
+) -> FleetPromptsAnswer:
     """Sets whether the fleet runs prompts of ComfyUI's clients, and on which terms.
 
-    Prompts that were accepted stay in the queue, at the price they were accepted for.
+    Prompts that were accepted stay in the queue, at the price they were accepted for. The response
+    has a `warning` if prompts cost less than the most expensive workflow that the fleet runs.
     """
     async with plane.central.transaction() as tx:
         fleet = await fleets.get_fleet(tx, slug, stage)
         fleet = await service.set_prompt_terms(tx, fleet, body, now=now)
-        terms = _prompts(fleet)
-        told = terms.model_dump(mode="json")
+        terms = await _prompts(tx, fleet)
+        told = terms.model_dump(mode="json", exclude={"warning"})
         await record_audit(tx, operator, "set_prompts", fleet.subject, now, **told)
         workers = await fleets.workers_of(tx, fleet)
+    if terms.warning:
+        log.warning("fleet %s: %s", fleet.name, terms.warning)
     offer_cache(plane).forget()
     # Those that wait for jobs ask anew: the fleet may just have got its open workflow.
     plane.queue.order(worker.worker_id for worker in workers)
     return terms
 
 
-def _prompts(fleet: Fleet) -> FleetPrompts:
-    return FleetPrompts.model_validate(fleet.gateway or {"is_open": False})
+async def _prompts(tx: Tx, fleet: Fleet) -> FleetPromptsAnswer:
+    terms = fleet.gateway or {"is_open": False}
+    return FleetPromptsAnswer.model_validate(
+        {**terms, "warning": await service.price_warning(tx, fleet)}
+    )
 
 
 async def _fleet_answer(tx: Tx, fleet: Fleet) -> FleetAnswer:
