@@ -21,6 +21,7 @@ from tests.support.workers.workers import running_worker
 
 from comfyfleet.engine import Served, serve_in_thread
 from comfyfleet.engine.nodes import registry
+from comfyfleet.server.gateway.model import job_id_of
 from comfyfleet.server.gateway.policy import default_refusal
 from comfyfleet.server.jobs import service as jobs
 from comfyfleet.server.maintenance.embedded_fleet import embedded_fleet_secret
@@ -162,6 +163,83 @@ async def test_a_closed_fleet_takes_no_prompts_and_a_denied_node_is_named(
     assert await called(user, submit) == (400, "node_type_not_allowed")
     await set_terms(server, is_open=False)
     assert await called(user, submit) == (400, "no_backend_available")
+
+
+def with_preview(prompt: Mapping[str, Any]) -> dict[str, Any]:
+    return {**prompt, "9": {"class_type": "PreviewImage", "inputs": {"images": ["1", 0]}}}
+
+
+async def prices(server: GatewayInProcess, *prompts: Mapping[str, Any]) -> list[int]:
+    """Returns what the prompts of a new user cost, in their order; they need not run."""
+    user = await server.new_user(tokens=1_000)
+
+    def submit(http: httpx.Client) -> list[str]:
+        answers = [http.post("/prompt", json={"prompt": prompt}) for prompt in prompts]
+        assert [answer.status_code for answer in answers] == [200] * len(prompts)
+        return [str(answer.json()["prompt_id"]) for answer in answers]
+
+    ids = await called(user, submit)
+    async with server.plane.context.tenant(user.tenant_id) as tx:
+        job_ids = [job_id_of(user.tenant_id, user.user_id, each) for each in ids]
+        found = await jobs.get_many(tx, user.tenant_id, job_ids)
+    return [found[job_id].asked.price_tokens for job_id in job_ids]
+
+
+async def register(server: GatewayInProcess, **prices_by_slug: tuple[Any, int]) -> None:
+    def prepare() -> None:
+        for slug, (document, price) in prices_by_slug.items():
+            server.admin("/workflows", slug=slug, document=document, price_tokens=price)
+        headers = {"Authorization": f"Bearer {server.admin_key}"}
+        path = f"{server.url}/api/admin/fleets/default/production/workflows"
+        answer = httpx.put(path, json={"workflow_slugs": list(prices_by_slug)}, headers=headers)
+        assert answer.status_code == 200, answer.text
+
+    await asyncio.to_thread(prepare)
+    server.plane.context.caches.gateway.clear()  # kept for two seconds
+
+
+async def test_a_prompt_costs_as_much_as_the_dearest_workflow_that_it_contains(
+    server: GatewayInProcess,
+) -> None:
+    await register(server, invert=(INVERTED, 7), plain=(PROMPT, 3), blur=(BLURRED, 9))
+    both = {**with_preview(INVERTED), "5": {**PROMPT["2"]}}
+    assert await prices(server, INVERTED, with_preview(INVERTED), both) == [7, 7, 7]
+    assert await prices(server, with_preview(BLURRED), with_preview(PROMPT)) == [9, 3]
+
+
+async def test_the_fleets_price_applies_if_it_is_the_higher_one(server: GatewayInProcess) -> None:
+    await register(server, invert=(INVERTED, 7))
+    await set_terms(server, price_tokens=12)
+    server.plane.context.caches.gateway.clear()
+    assert await prices(server, INVERTED, with_preview(INVERTED), PROMPT) == [12, 12, 12]
+
+
+async def test_a_contained_workflow_opens_no_fleet(server: GatewayInProcess) -> None:
+    await register(server, invert=(INVERTED, 7))
+    await set_terms(server, is_open=False)
+    server.plane.context.caches.gateway.clear()
+    user = await server.new_user(tokens=100)
+    for prompt in (INVERTED, with_preview(INVERTED)):
+        answer = await called(user, lambda http, p=prompt: http.post("/prompt", json={"prompt": p}))
+        assert answer.status_code == 400
+        assert answer.json()["error"]["type"] == "no_backend_available"
+
+
+async def test_an_operator_is_warned_of_a_price_below_that_of_a_workflow(
+    server: GatewayInProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    await register(server, invert=(INVERTED, 7), plain=(PROMPT, 3))
+    headers = {"Authorization": f"Bearer {server.admin_key}"}
+    path = f"{server.url}/api/admin/fleets/default/production/prompts"
+    async with httpx.AsyncClient(headers=headers) as http:
+        low = (await http.put(path, json={"price_tokens": 6})).json()
+        assert "less than the workflow invert (7 tokens)" in low["warning"]
+        assert low["warning"] in caplog.text
+        assert (await http.get(path)).json()["warning"] == low["warning"]
+        by_second = (await http.put(path, json={"price_per_second": 0.5})).json()
+        assert "0.5 tokens per second" in by_second["warning"]
+        assert (await http.put(path, json={"price_tokens": 7})).json()["warning"] is None
+        assert (await http.put(path, json={"is_open": False})).json()["warning"] is None
 
 
 async def test_a_registered_workflow_is_recognised_by_its_shape(server: GatewayInProcess) -> None:

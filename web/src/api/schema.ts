@@ -818,6 +818,7 @@ export interface Fail {
   error: string | Record<string, unknown>
   provider_job_id?: string | null
   interrupted?: boolean
+  execution_seconds?: number | null
   filled_in?: Record<string, Record<string, unknown>> | null
   events?: (unknown[])[]
   report?: number | null
@@ -924,8 +925,8 @@ export interface FleetDetails {
   model_switches: (SwitchAnswer)[]
 }
 
-/** The terms on which a fleet runs prompts of no registered workflow. */
-export interface FleetPrompts {
+/** The terms, with what the operator should know about them. */
+export interface FleetPromptsAnswer {
   /** Whether it takes such prompts. */
   is_open: boolean
   /** The price of each prompt, in tokens. */
@@ -946,6 +947,8 @@ export interface FleetPrompts {
   run_limit_seconds: number
   /** Prefixes of routes that are passed on to a worker's backend, such as /api/etn. */
   passthrough: (string)[]
+  /** Set if prompts cost less than a registered workflow that the fleet runs. */
+  warning: string | null
 }
 
 export interface FleetSecret {

@@ -89,6 +89,7 @@ interface TermsFormProps {
 function TermsForm({ terms, title, path, onClose }: TermsFormProps) {
   const [typed, setTyped] = useState<TypedTerms>(() => typedTerms(terms))
   const [isChecked, setChecked] = useState(false)
+  const [warning, setWarning] = useState(terms.warning)
   const found = termsOf(typed)
   const set = (given: Partial<TypedTerms>) => setTyped((before) => ({ ...before, ...given }))
   const wrong = (key: WrongTerm) => isChecked && "wrong" in found && found.wrong.has(key) && words.wrong[key]
@@ -96,8 +97,9 @@ function TermsForm({ terms, title, path, onClose }: TermsFormProps) {
     if ("wrong" in found) return
     const saved = await api.put<FleetPromptsAnswer>(`${path}/prompts`, found.terms)
     cache.invalidate(FLEETS)
-    toast({ title: words.saved, text: saved.warning ?? undefined, tone: saved.warning ? "bad" : undefined })
-    onClose()
+    toast({ title: words.saved })
+    setWarning(saved.warning)
+    if (!saved.warning) onClose()
   })
   const submit = () => {
     setChecked(true)
@@ -134,6 +136,11 @@ function TermsForm({ terms, title, path, onClose }: TermsFormProps) {
         onChange={(event) => set({ isOpen: event.target.checked })}
       />
       <p className="dialog-text">{words.fleet.openText}</p>
+      {warning && (
+        <p className="dialog-text" role="alert">
+          {warning}
+        </p>
+      )}
       <Choices
         label={words.fleet.price}
         options={PRICES}

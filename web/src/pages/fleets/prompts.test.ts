@@ -1,6 +1,5 @@
 import { expect, test } from "vitest"
-import type { FleetPrompts } from "@/api/schema"
-import { linesOf, termsOf, typedTerms } from "./prompts"
+import { type FleetPrompts, linesOf, termsOf, typedTerms } from "./prompts"
 
 const TERMS: FleetPrompts = {
   is_open: true,

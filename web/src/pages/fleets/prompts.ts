@@ -1,6 +1,9 @@
 /** The terms on which prompts of ComfyUI's clients are run, as they are typed. Pure. */
 
-import type { FleetPrompts } from "@/api/schema"
+import type { FleetPromptsAnswer } from "@/api/schema"
+
+/** The terms that an operator sets; a warning about them comes only in answers. */
+export type FleetPrompts = Omit<FleetPromptsAnswer, "warning">
 
 export type PriceKind = "free" | "each" | "second"
 

@@ -1,0 +1,120 @@
+"""Which prompts contain a workflow: by the types of nodes and the links between them."""
+
+import time
+from typing import Any
+
+import pytest
+
+from comfyfleet.server.gateway.containment import (
+    COMPARISONS_MAX,
+    index_prompt,
+    is_contained,
+    pattern_of,
+)
+
+INFO: dict[str, Any] = {
+    "SaveImage": {"output_node": True},
+    "PreviewImage": {"output_node": True},
+}
+
+
+def node(class_type: str, **inputs: Any) -> dict[str, Any]:
+    return {"class_type": class_type, "inputs": inputs}
+
+
+WORKFLOW = {
+    "1": node("Load", image="a.png"),
+    "2": node("Blend", first=["1", 0], second=["1", 0], factor=0.5),
+    "3": node("SaveImage", images=["2", 0], filename_prefix="x"),
+}
+
+
+def contains(prompt: dict[str, Any], workflow: dict[str, Any] = WORKFLOW) -> bool:
+    pattern = pattern_of(workflow, INFO)
+    assert pattern is not None
+    indexed = index_prompt(prompt, INFO)
+    found = is_contained(pattern, indexed)
+    assert not found or pattern.comparisons(indexed), "it would never have been compared"
+    return found
+
+
+def changed(**nodes: Any) -> dict[str, Any]:
+    return {**WORKFLOW, **nodes}
+
+
+SAME_BY_OTHER_NAMES = {
+    "c": node("SaveImage", images=["b", 0], filename_prefix="y"),
+    "b": node("Blend", first=["a", 0], second=["a", 0], factor=["f", 1]),
+    "a": node("Load", image="b.png"),
+    "f": node("Number", value=0.1),
+}
+CONTAINING = {
+    "itself": WORKFLOW,
+    "other ids, values and order, a value by a link": SAME_BY_OTHER_NAMES,
+    "a node beside it": changed(**{"4": node("PreviewImage", images=["1", 0])}),
+    "a node after it": changed(
+        **{"4": node("Crop", image=["2", 0]), "5": node("SaveImage", images=["4", 0])}
+    ),
+    "another output node": changed(**{"3": node("PreviewImage", pictures=["2", 0])}),
+    "a node twice instead of shared": changed(
+        **{
+            "0": node("Load", image="a.png"),
+            "2": node("Blend", first=["1", 0], second=["0", 0]),
+        }
+    ),
+    "another input that is linked, too": changed(
+        **{"2": node("Blend", first=["1", 0], second=["1", 0], mask=["1", 1])}
+    ),
+}
+NOT_CONTAINING = {
+    "a node inserted into it": changed(
+        **{"4": node("Invert", image=["1", 0]), "2": node("Blend", first=["4", 0], second=["1", 0])}
+    ),
+    "another output of a node": changed(**{"2": node("Blend", first=["1", 1], second=["1", 0])}),
+    "a link to another input": changed(**{"2": node("Blend", first=["1", 0], third=["1", 0])}),
+    "a missing link": changed(**{"2": node("Blend", first=["1", 0], second="none")}),
+    "another type": changed(**{"1": node("Empty", width=8)}),
+    "no output that takes from it": changed(**{"3": node("SaveImage", images=["1", 0])}),
+    "nothing": {},
+}
+
+
+@pytest.mark.parametrize("name", CONTAINING)
+def test_a_workflow_is_contained_with(name: str) -> None:
+    assert contains(CONTAINING[name])
+
+
+@pytest.mark.parametrize("name", NOT_CONTAINING)
+def test_a_workflow_is_not_contained_with(name: str) -> None:
+    assert not contains(NOT_CONTAINING[name])
+
+
+def test_a_part_of_a_workflow_does_not_contain_it() -> None:
+    longer = changed(**{"4": node("Crop", image=["2", 0]), "5": node("SaveImage", images=["4", 0])})
+    assert not contains(WORKFLOW, longer)
+
+
+def test_a_workflow_with_a_cycle_or_without_nodes_has_no_pattern() -> None:
+    assert pattern_of({"1": node("A", x=["2", 0]), "2": node("A", x=["1", 0])}, INFO) is None
+    assert pattern_of({"1": node("A", x=["gone", 0])}, INFO) is None
+    assert pattern_of({}, INFO) is None
+
+
+def test_a_prompt_with_a_cycle_is_compared_all_the_same() -> None:
+    assert not contains({"1": node("Load"), "2": node("Blend", first=["2", 0], second=["2", 0])})
+
+
+def chain(length: int) -> dict[str, Any]:
+    nodes = {str(at): node("Step", image=[str(at - 1), 0]) for at in range(1, length)}
+    return {"0": node("Load"), **nodes, "end": node("SaveImage", images=[str(length - 1), 0])}
+
+
+def test_the_work_is_known_before_it_starts_and_stays_small() -> None:
+    prompt, workflow = index_prompt(chain(500), INFO), pattern_of(chain(400), INFO)
+    assert workflow is not None
+    assert 200_000 < workflow.comparisons(prompt) < COMPARISONS_MAX
+    begun = time.process_time()
+    is_contained(workflow, prompt)
+    assert time.process_time() - begun < 5
+    large = index_prompt(chain(2_000), INFO)
+    assert workflow.comparisons(large) > COMPARISONS_MAX
