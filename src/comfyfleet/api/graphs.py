@@ -439,7 +439,10 @@ class TriggerAnswer(Response):
         default=0, description="Today, in its time zone; open runs count with all they may spend."
     )
     is_paused: bool = False
-    is_spent: bool = Field(default=False, description="It waits for the next day.")
+    is_spent: bool = Field(
+        default=False,
+        description="The tokens of its day are used up; it starts nothing until the next.",
+    )
     next_at: datetime | None = Field(default=None, description="Of a schedule that is not paused.")
     missed: int = Field(default=0, description="Moments at which no control plane ran.")
     missed_at: datetime | None = Field(default=None, description="The newest of them.")

@@ -56,6 +56,10 @@ class PipelineAnswer(Response):
     name: str
     document: dict[str, Any]
     created_at: datetime
+    warnings: tuple[str, ...] = Field(
+        default=(),
+        description="Only when it is created: steps whose candidates would all be equal.",
+    )
 
 
 class PipelinePage(Page):

@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 from collections.abc import Iterable
+from typing import NamedTuple
 
 HEADER = "X-Comfyfleet-Signature"
 TOLERANCE_SECONDS = 300
@@ -24,13 +25,35 @@ def is_signature_valid(
 ) -> bool:
     """Checks a signature, for receivers; the header may have several `v1` while a secret is
     replaced."""
+    found = verified_signature(secret, body, header, now=now, tolerance_seconds=tolerance_seconds)
+    return found is not None
+
+
+class Signature(NamedTuple):
+    """A signature that was checked. Equal signatures are of the same delivery, however they were
+    written."""
+
+    timestamp: int
+    mac: str
+
+
+def verified_signature(
+    secret: str,
+    body: bytes,
+    header: str,
+    *,
+    now: int,
+    tolerance_seconds: int = TOLERANCE_SECONDS,
+) -> Signature | None:
+    """Returns the signature of a body; None if the header has no valid one."""
     parts = [part.strip().partition("=") for part in header.split(",", PARTS_MAX)[:PARTS_MAX]]
     timestamp = _timestamp(value for name, _, value in parts if name == "t")
     if timestamp is None or abs(now - timestamp) > tolerance_seconds:
-        return False
-    wanted = _mac(secret, body, timestamp).encode()
+        return None
+    mac = _mac(secret, body, timestamp)
     given = [value.encode() for name, _, value in parts if name == "v1"]
-    return any(hmac.compare_digest(wanted, each) for each in given)
+    is_valid = any(hmac.compare_digest(mac.encode(), each) for each in given)
+    return Signature(timestamp, mac) if is_valid else None
 
 
 def _timestamp(values: Iterable[str]) -> int | None:

@@ -150,6 +150,8 @@ def create(
     text = read_text(document)
     with control(options, context) as plane:
         answer = _made(plane, text)
+    for warning in answer.warnings:
+        context.warn(warning)
     if options.as_json:
         print_json(answer, context)
     else:

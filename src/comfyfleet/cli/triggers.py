@@ -179,7 +179,7 @@ def _facts(found: Trigger) -> Iterator[str]:
         yield f"next at {found.next_at.isoformat()}"
     yield f"{found.used_tokens:,} of {found.tokens_per_day:,} tokens used today"
     if found.is_spent:
-        yield "spent: it waits for the next day"
+        yield "spent: it starts nothing until the next day"
     if found.missed_at:
         missed = counted(found.missed, "moment", "moments")
         yield f"missed {missed}, the last at {found.missed_at.isoformat()}"

@@ -8,17 +8,20 @@ import hashlib
 import hmac
 import json
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
-from uuid import UUID, uuid5
+from uuid import UUID, uuid4, uuid5
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
+from comfyfleet.api.graph_model import DocumentProblem
 from comfyfleet.api.graphs import FiringCause, FiringStatus, TriggerKind
 from comfyfleet.api.values import problem_with_text
+from comfyfleet.api.webhooks import Signature
 from comfyfleet.errors import (
     Conflict,
     FleetError,
@@ -69,6 +72,7 @@ PAGE_MAX = 200
 ERROR_CHARACTERS_MAX = 500
 SECRET_PREFIX = "hook_"  # noqa: S105 - only what each of them begins with
 BODY, IF_THERE = "body", "?"
+_TEMPLATE_PATH = re.compile(r"\{\{\s*body\b")
 
 
 # Moments of a schedule
@@ -191,6 +195,12 @@ def due_moments(trigger: StoredTrigger, now: datetime) -> DueMoments:
 def check_paths(inputs: Mapping[str, Any]) -> None:
     """Refuses paths of a webhook's inputs that can't be followed."""
     for name, value in inputs.items():
+        if isinstance(value, str) and _TEMPLATE_PATH.search(value):
+            raise InvalidInput(
+                f"{name}: {value!r:.80} is a fixed text; a value from the body is written as a plain "
+                "path, such as body.rows",
+                field=name,
+            )
         if not _is_path(value):
             continue
         parts = value.removesuffix(IF_THERE).split(".")
@@ -333,9 +343,22 @@ async def _check_graph(graphs: GraphContext, owner: Owner, trigger: StoredTrigge
     stored = await actions.get_graph(graphs, owner, trigger.graph_id, trigger.graph_version)
     found = (await actions.check_document(graphs, owner, dict(stored.document))).check
     problems = check_inputs(found.graph, trigger.inputs)
-    if trigger.kind == TriggerKind.WEBHOOK:  # values come with what it is sent
-        problems = tuple(each for each in problems if each.code in _INPUT_NAME_PROBLEMS)
+    if trigger.kind == TriggerKind.WEBHOOK:
+        # The values of paths come with each delivery; others are the same for all of them.
+        paths = {name for name, value in trigger.inputs.items() if _is_path(value)}
+        problems = tuple(
+            _with_hint(each)
+            for each in problems
+            if each.code in _INPUT_NAME_PROBLEMS or each.node not in paths
+        )
     raise_problems(list(problems))
+
+
+def _with_hint(problem: DocumentProblem) -> DocumentProblem:
+    if problem.code in _INPUT_NAME_PROBLEMS:
+        return problem
+    hint = "; a value from the body is written as a plain path, such as body.rows"
+    return problem._replace(message=problem.message + hint)
 
 
 def _whose(owner: Owner) -> tuple[UUID, UUID]:
@@ -471,22 +494,33 @@ def grant(trigger: StoredTrigger, cost: RunCost, use: DayUse, day: str) -> Grant
     if cost.refusal is not None:
         return cost.refusal
     if use.started >= FIRINGS_PER_DAY_MAX:
-        return LimitSpent(f"it has fired {use.started:,} times on {day}; it waits for the next day")
+        return LimitSpent(f"it has fired {use.started:,} times on {day}{_what_now(trigger)}")
     left = trigger.tokens_per_day - use.tokens
+    if trigger.max_tokens is not None and cost.tokens_min > trigger.max_tokens:
+        return LimitSpent(
+            f"a run costs at least {cost.tokens_min:,} tokens, and this trigger's limit for one run "
+            f"is {trigger.max_tokens:,}; nothing was started"
+        )
     if cost.tokens_min > left or (left <= 0 and cost.tokens_max != 0):
         return LimitSpent(
             f"{use.tokens:,} of {trigger.tokens_per_day:,} tokens of {day} are used or held by open runs, "
-            f"and a run costs at least {cost.tokens_min:,}; it waits for the next day"
+            f"and a run costs at least {cost.tokens_min:,}{_what_now(trigger)}"
         )
     bounds = (left, trigger.max_tokens, cost.tokens_max)
     return max(0, min(each for each in bounds if each is not None))
+
+
+def _what_now(trigger: StoredTrigger) -> str:
+    if trigger.kind == TriggerKind.SCHEDULE:
+        return "; this run is skipped"
+    return "; nothing was started or stored: send it again on the next day, as a new delivery"
 
 
 async def _cost(graphs: GraphContext, trigger: StoredTrigger, inputs: Mapping[str, Any]) -> RunCost:
     try:
         await _require_active(graphs, trigger)
         if trigger.graph_id is None:
-            return RunCost()
+            return RunCost(await _pipeline_cost(graphs, trigger))
         quote = await actions.quote_run(
             graphs, _owner(trigger), trigger.graph_id, inputs, version=trigger.graph_version
         )
@@ -495,6 +529,15 @@ async def _cost(graphs: GraphContext, trigger: StoredTrigger, inputs: Mapping[st
         raise
     except FleetError as error:
         return RunCost(refusal=error)
+
+
+async def _pipeline_cost(graphs: GraphContext, trigger: StoredTrigger) -> int:
+    if trigger.pipeline_id is None:
+        return 0
+    whose = trigger.tenant_id, trigger.user_id
+    return await pipelines.least_cost(
+        graphs.context, whose, trigger.pipeline_id, trigger.base_candidates or 1
+    )
 
 
 def _owner(trigger: StoredTrigger) -> Owner:
@@ -511,35 +554,87 @@ async def _require_active(graphs: GraphContext, trigger: StoredTrigger) -> None:
         raise Forbidden("the user of this trigger is deactivated")
 
 
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How a call that fires a trigger is recognized if it is repeated: by its id, if the sender gave
+    it one, or by its signature, if it has one."""
+
+    id: str | None = None
+    signature: Signature | None = None
+
+    def key_hashes(self, cause: FiringCause) -> list[str]:
+        keys = []
+        if self.signature is not None:
+            keys.append(f"signature/{self.signature.timestamp}/{self.signature.mac}")
+        if self.id is not None:
+            keys.append(f"{cause}/{self.id}")
+        return [hashlib.sha256(key.encode()).hexdigest() for key in keys]
+
+    def firing_id(self, trigger: StoredTrigger, cause: FiringCause) -> UUID:
+        if self.id is not None:
+            return uuid5(trigger.id, f"{cause}/{self.id}")
+        if self.signature is not None:
+            return uuid5(trigger.id, "/".join(("signature", *map(str, self.signature))))
+        return uuid4()
+
+
 async def fire(
-    graphs: GraphContext, trigger: StoredTrigger, *, cause: FiringCause, key: str, body: Any
+    graphs: GraphContext,
+    trigger: StoredTrigger,
+    *,
+    cause: FiringCause,
+    delivery: Delivery,
+    body: Any,
 ) -> tuple[TriggerFiring, bool]:
-    """Fires a trigger by a webhook or by hand; returns the firing and whether it is new: the same key gives the same
-    firing.
+    """Fires a trigger by a webhook or by hand; returns the firing and whether it is new. A repeated
+    delivery returns the first one's firing.
     """
     pool = await graphs.context.pool_of(trigger.tenant_id)
-    firing_id = uuid5(trigger.id, f"{cause}/{key}")
+    new = _new_firing(graphs, trigger, delivery.firing_id(trigger, cause), cause)
     async with pool.read() as tx:
-        before = await store.get_firing(tx, trigger.id, firing_id)
+        before, is_complete = await _find_repeated(tx, new, delivery)
+    if before is not None and is_complete:
+        return await _result_of(graphs, pool, trigger, before), False
+    inputs, cost = ({}, RunCost()) if before else await _inputs_and_cost(graphs, trigger, body)
+    async with pool.transaction() as tx:
+        _require(await store.lock_trigger(tx, trigger.id), trigger.id)
+        before, _ = await _find_repeated(tx, new, delivery)
+        firing, is_kept = before, True
+        if firing is None:
+            firing, is_kept = await _granted(tx, trigger, replace(new, inputs=inputs), cost)
+        if not is_kept:
+            return firing, True
+        if before is None:
+            await store.add_firing(tx, firing)
+        # Also for a repeat: a key that it has in addition must not count as new later.
+        await store.add_delivery_keys(tx, firing, delivery.key_hashes(cause), now=new.created_at)
     if before is not None:
         return await _result_of(graphs, pool, trigger, before), False
+    if firing.status == FiringStatus.STARTING:
+        await _start(graphs, pool, trigger, firing)
+    return await _get_firing(pool, firing), True
+
+
+async def _find_repeated(
+    tx: Tx, new: TriggerFiring, delivery: Delivery
+) -> tuple[TriggerFiring | None, bool]:
+    """Returns the firing of an earlier delivery with one of the keys, and whether all keys are known."""
+    hashes = delivery.key_hashes(new.cause)
+    found, known = await store.firing_of_keys(tx, new.trigger_id, hashes)
+    # Also one that was stored before deliveries had keys.
+    found = found or await store.get_firing(tx, new.trigger_id, new.id)
+    return found, known.issuperset(hashes)
+
+
+async def _inputs_and_cost(
+    graphs: GraphContext, trigger: StoredTrigger, body: Any
+) -> tuple[dict[str, Any], RunCost]:
     try:
         is_mapped = trigger.kind == TriggerKind.WEBHOOK
         inputs = map_inputs(trigger.inputs, body) if is_mapped else dict(trigger.inputs)
-        cost = await _cost(graphs, trigger, inputs)
+        return inputs, await _cost(graphs, trigger, inputs)
     except (InvalidInput, LimitExceeded) as error:
-        inputs, cost = {}, RunCost(refusal=error)
-    async with pool.transaction() as tx:
-        _require(await store.lock_trigger(tx, trigger.id), trigger.id)
-        new = _new_firing(graphs, trigger, firing_id, cause)
-        firing, is_kept = await _granted(tx, trigger, replace(new, inputs=inputs), cost)
-        if not is_kept:
-            return firing, True
-        is_new = await store.add_firing(tx, firing)
-    if is_new and firing.status == FiringStatus.STARTING:
-        await _start(graphs, pool, trigger, firing)
-    found = await _get_firing(pool, firing)
-    return found if is_new else await _result_of(graphs, pool, trigger, found), is_new
+        return {}, RunCost(refusal=error)
 
 
 async def _get_firing(pool: Database, firing: TriggerFiring) -> TriggerFiring:

@@ -26,6 +26,7 @@ from tests.support.jobs.graphs import (
 )
 
 from comfyfleet.api.graphs import FiringCause, FiringStatus
+from comfyfleet.api.webhooks import Signature
 from comfyfleet.errors import InvalidInput, LimitExceeded, NotFound
 from comfyfleet.server import triggers
 from comfyfleet.server.db.tenant_tables import graph_runs, pipeline_runs
@@ -38,7 +39,7 @@ from comfyfleet.server.maintenance.retention import begin_erasure, erase_pending
 from comfyfleet.server.maintenance.sweeps import all_sweeps
 from comfyfleet.server.pipelines import actions as pipelines
 from comfyfleet.server.tenants import service as tenants
-from comfyfleet.server.triggers import NewTrigger
+from comfyfleet.server.triggers import Delivery, NewTrigger
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
 ONE = graph([node("first"), output()], "first.output > result.value")
@@ -98,7 +99,7 @@ class TriggerSetup:
 
     async def fire(self, trigger: StoredTrigger, key: str, body: Any = None) -> TriggerFiring:
         made, _ = await triggers.fire(
-            self.graphs, trigger, cause=FiringCause.WEBHOOK, key=key, body=body
+            self.graphs, trigger, cause=FiringCause.WEBHOOK, delivery=Delivery(key), body=body
         )
         return made
 
@@ -185,6 +186,60 @@ async def test_an_open_run_holds_what_it_may_spend_and_gives_the_rest_back(
         await setup.graph_setup.sweep()
         assert await setup.used(kept) == 0
         assert (await setup.fire(kept, "3", [1])).status == "started"
+
+
+async def test_a_run_that_costs_more_than_is_left_or_allowed_is_refused_with_the_truth(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with trigger_setup_on(databases, tmp_path) as setup:
+        inputs = {"widths": "body"}
+        made = await setup.create(FAN_OUT, cron=None, inputs=inputs, tokens_per_day=3 * PRICE - 1)
+        refused = await setup.fire(made, "1", [1, 2, 3])
+        assert refused.error_code == "limit_spent"
+        assert refused.error is not None
+        assert f"a run costs at least {3 * PRICE}" in refused.error
+        assert "nothing was started or stored: send it again on the next day" in refused.error
+        tight = await setup.create(
+            FAN_OUT, cron=None, inputs=inputs, tokens_per_day=100, max_tokens=3 * PRICE - 1
+        )
+        refused = await setup.fire(tight, "1", [1, 2, 3])
+        assert refused.error is not None
+        assert f"limit for one run is {3 * PRICE - 1}" in refused.error
+        assert await setup.count() == 0
+        assert (await setup.fire(tight, "2", [1, 2])).status == "started"
+
+
+async def test_a_pipeline_whose_first_step_can_not_be_paid_is_not_started(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with trigger_setup_on(databases, tmp_path) as setup:
+        step = {"name": "Base", "workflow": "draw", "properties": {"width": 32}}
+        whose = setup.owner.tenant_id, setup.owner.user_id
+        stored = await pipelines.create_pipeline(
+            setup.graphs.context, *whose, {"name": "p", "steps": [step]}
+        )
+        made = await setup.create(
+            pipeline_id=stored.id, base_candidates=3, tokens_per_day=3 * PRICE - 1
+        )
+        await setup.at(NOON)
+        [refused] = await setup.firings(made)
+        assert refused.error_code == "limit_spent"
+        assert refused.error is not None
+        assert f"costs at least {3 * PRICE}; this run is skipped" in refused.error
+        assert await setup.count(pipeline_runs) == 0
+
+
+@pytest.mark.parametrize(
+    "widths", [{"from": "body.rows"}, "{{ body.rows }}", "{{body}}", "rows", 5, ["wide"]]
+)
+async def test_a_webhook_whose_inputs_can_never_fit_is_refused(
+    databases: Databases, tmp_path: Path, widths: Any
+) -> None:
+    async with trigger_setup_on(databases, tmp_path) as setup:
+        with pytest.raises(InvalidInput, match=r"plain path, such as body.rows"):
+            await setup.create(FAN_OUT, cron=None, inputs={"widths": widths})
+        for good in ("body.rows", "body.rows?", [1, 2]):
+            await setup.create(FAN_OUT, cron=None, inputs={"widths": good})
 
 
 async def test_firings_side_by_side_never_exceed_the_day(
@@ -342,7 +397,9 @@ async def test_a_repeated_delivery_has_the_answer_of_the_first_also_if_that_was_
 
         async def deliver(graphs: GraphContext, key: str) -> tuple[TriggerFiring, bool]:
             cause = FiringCause.WEBHOOK
-            return await triggers.fire(graphs, made, cause=cause, key=key, body=None)
+            return await triggers.fire(
+                graphs, made, cause=cause, delivery=Delivery(key, Signature(1, key)), body=None
+            )
 
         for steps in range(STEPS_MAX):
             before, fuse.left = await setup.count(), steps

@@ -219,8 +219,12 @@ async def test_a_contained_workflow_opens_no_fleet(server: GatewayInProcess) -> 
     await set_terms(server, is_open=False)
     server.plane.context.caches.gateway.clear()
     user = await server.new_user(tokens=100)
-    for prompt in (INVERTED, with_preview(INVERTED)):
-        answer = await called(user, lambda http, p=prompt: http.post("/prompt", json={"prompt": p}))
+
+    def submit(http: httpx.Client) -> list[httpx.Response]:
+        prompts = (INVERTED, with_preview(INVERTED))
+        return [http.post("/prompt", json={"prompt": prompt}) for prompt in prompts]
+
+    for answer in await called(user, submit):
         assert answer.status_code == 400
         assert answer.json()["error"]["type"] == "no_backend_available"
 

@@ -287,6 +287,21 @@ def test_all_pictures_of_a_result_go_on_as_some_of_them_would(answers: bool, the
 # Maps
 
 
+LITERAL_MAP = """
+name: map
+nodes:
+  - {id: some, type: value, values: {rows: [{name: a}, {name: b}, {name: c}]}}
+  - {id: draw, type: map, over: some.rows, do: {workflow: draw, properties: {text: "{{ item.name }}"}}}
+  - {id: result, type: output}
+connections: [{from: draw.output, to: result.value}]
+"""
+
+
+def test_the_items_of_a_literal_list_are_counted_in_a_quote() -> None:
+    quote = quote_plan(begun(LITERAL_MAP).plan)
+    assert (quote.jobs_min, quote.jobs_max) == (3, 3)
+
+
 MAP = """
 name: map
 nodes:

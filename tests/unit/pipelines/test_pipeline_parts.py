@@ -13,6 +13,8 @@ from tests.unit.pipelines.builders import NOW, candidate
 
 from comfyfleet.api.documents import read_document
 from comfyfleet.errors import InvalidInput
+from comfyfleet.server.catalog.model import Property
+from comfyfleet.server.graphs.catalogue import WorkflowFacts
 from comfyfleet.server.pipelines.decide import (
     PairVote,
     apply_vote,
@@ -27,6 +29,7 @@ from comfyfleet.server.pipelines.model import (
     CandidateStatus,
     PipelineDefinition,
     Step,
+    WorkKey,
     candidate_path,
     clean_folder,
     step_folder,
@@ -35,6 +38,7 @@ from comfyfleet.server.pipelines.parse import (
     parse_pipeline,
     parse_pipeline_text,
     render,
+    repeated_results,
     validate,
     variable_problems,
 )
@@ -306,3 +310,30 @@ def test_each_mistake_in_a_pipeline_is_told_where_it_is(
 ) -> None:
     found = parse_pipeline(document).problems
     assert [(each.code, each.node, each.port) for each in found] == expected
+
+
+SEEDED = WorkflowFacts("seeded", 1, (Property("text", "text"), Property("seed", "seed")))
+PLAIN = WorkflowFacts("plain", 1, (Property("text", "text"), Property("number", "integer")))
+
+
+@pytest.mark.parametrize(
+    ("facts", "step", "is_repeated"),
+    [
+        (SEEDED, {}, False),
+        (SEEDED, {"seed": 5}, True),
+        (SEEDED, {"properties": {"seed": 7}}, True),
+        (SEEDED, {"properties": {"seed": "{{ seed }}"}}, False),
+        (PLAIN, {"properties": {"text": "{{ variables.subject }}"}}, True),
+        (PLAIN, {"properties": {"text": "a cat, number {{ seed }}"}}, False),
+        (PLAIN, {"properties": {"number": "{{ seed }}"}}, False),
+    ],
+)
+def test_a_step_whose_candidates_would_be_equal_is_named(
+    facts: WorkflowFacts, step: dict[str, Any], is_repeated: bool
+) -> None:
+    base = Step("Base", facts.slug, **step)
+    several = Step("Children", facts.slug, children_per_parent=2, **step)
+    single = Step("Child", facts.slug, **step)
+    pipeline = PipelineDefinition("p", (base, several, single))
+    warnings = repeated_results(pipeline, {WorkKey(number): facts for number in range(3)})
+    assert [warning.split("'")[1] for warning in warnings] == ["Base", "Children"] * is_repeated

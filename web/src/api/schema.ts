@@ -1585,7 +1585,7 @@ export interface MadeTrigger {
   /** Today, in its time zone; open runs count with all they may spend. */
   used_tokens: number
   is_paused: boolean
-  /** It waits for the next day. */
+  /** The tokens of its day are used up; it starts nothing until the next. */
   is_spent: boolean
   /** Of a schedule that is not paused. */
   next_at: string | null
@@ -2111,6 +2111,8 @@ export interface PipelineAnswer {
   name: string
   document: Record<string, unknown>
   created_at: string
+  /** Only when it is created: steps whose candidates would all be equal. */
+  warnings: (string)[]
 }
 
 /** null is no limit. */
@@ -2947,7 +2949,7 @@ export interface TriggerAnswer {
   /** Today, in its time zone; open runs count with all they may spend. */
   used_tokens: number
   is_paused: boolean
-  /** It waits for the next day. */
+  /** The tokens of its day are used up; it starts nothing until the next. */
   is_spent: boolean
   /** Of a schedule that is not paused. */
   next_at: string | null

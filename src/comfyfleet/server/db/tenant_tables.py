@@ -703,6 +703,18 @@ trigger_firings = Table(
     partial_index("trigger_firings_starting", "not_before", where="status = 'starting'"),
 )
 
+# A repeated delivery to an incoming webhook has one of these keys: its id, or its signature.
+trigger_delivery_keys = Table(
+    "trigger_delivery_keys",
+    tenant_metadata,
+    Column("trigger_id", Uuid, ForeignKey("triggers.id", ondelete="CASCADE"), primary_key=True),
+    Column("key_hash", String(64), primary_key=True),
+    # Stored as long as the firing, which is much longer than a signature is valid.
+    Column("firing_id", Uuid, ForeignKey("trigger_firings.id", ondelete="CASCADE"), nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Index(None, "firing_id"),
+)
+
 token_wallets = Table(
     "token_wallets",
     tenant_metadata,

@@ -505,9 +505,15 @@ def _widths(plan: RunPlan, inputs: Mapping[str, Any]) -> tuple[dict[str, int], d
 def _known_width(plan: RunPlan, node: FanOutNode, inputs: Mapping[str, Any]) -> int | None:
     source = next((each.source for each in plan.shape.incoming[node.id]), None)
     given = plan.graph.nodes[source.node] if source else None
-    if source is None or not isinstance(given, InputNode):
+    if source is None:
         return None
-    value = value_at(inputs.get(given.id, given.default), source.path)
+    match given:
+        case InputNode():
+            value = value_at(inputs.get(given.id, given.default), source.path)
+        case ValueNode(values=values) if not any(templates_in(values.get(source.port))):
+            value = value_at(values.get(source.port), source.path)  # a literal
+        case _:
+            return None
     items = value.get("items", MISSING) if isinstance(value, Mapping) else value
     return len(items) if isinstance(items, list | tuple) else None
 

@@ -1,6 +1,6 @@
 """The SQL of graphs, their runs and triggers. Every row is looked up with its tenant."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from itertools import islice
@@ -45,6 +45,7 @@ from comfyfleet.server.db.tenant_tables import (
     graphs,
     pipeline_jobs,
     pipeline_runs,
+    trigger_delivery_keys,
     trigger_firings,
     triggers,
 )
@@ -622,6 +623,38 @@ async def add_firing(tx: Tx, firing: TriggerFiring) -> bool:
         insert_if_new(tx, trigger_firings, [row]).returning(trigger_firings.c.id)
     )
     return added.one_or_none() is not None
+
+
+async def firing_of_keys(
+    tx: Tx, trigger_id: UUID, key_hashes: Sequence[str]
+) -> tuple[TriggerFiring | None, frozenset[str]]:
+    """Returns the oldest firing of a delivery with one of these keys, and which keys are known."""
+    keys = trigger_delivery_keys
+    found = await tx.execute(
+        select(keys.c.key_hash, keys.c.firing_id)
+        .where(keys.c.trigger_id == trigger_id, keys.c.key_hash.in_(key_hashes))
+        .order_by(keys.c.created_at, keys.c.key_hash)
+    )
+    rows = found.all()
+    firing = await get_firing(tx, trigger_id, rows[0].firing_id) if rows else None
+    return firing, frozenset(row.key_hash for row in rows)
+
+
+async def add_delivery_keys(
+    tx: Tx, firing: TriggerFiring, key_hashes: Collection[str], *, now: datetime
+) -> None:
+    """Stores the keys of a delivery; known ones stay with their first firing."""
+    rows = [
+        {
+            "trigger_id": firing.trigger_id,
+            "key_hash": key_hash,
+            "firing_id": firing.id,
+            "created_at": now,
+        }
+        for key_hash in key_hashes
+    ]
+    if rows:
+        await tx.execute(insert_if_new(tx, trigger_delivery_keys, rows))
 
 
 async def end_firing(tx: Tx, firing_id: UUID, values: Mapping[str, Any]) -> bool:

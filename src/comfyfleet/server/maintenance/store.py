@@ -73,7 +73,9 @@ PRIVATE: Mapping[str, Table] = {
     )
 }
 # Their rows go with the rows that they belong to.
-GO_ALONG = frozenset({"graph_executions", "graph_versions", "job_attempts"})
+GO_ALONG = frozenset(
+    {"graph_executions", "graph_versions", "job_attempts", "trigger_delivery_keys"}
+)
 # Those that stay when a tenant is erased: the ledger, and rows without anything private in them.
 KEPT = frozenset(
     {"ai_jobs", "users", "outbox", "storage_use", "token_wallets", "token_transactions"}

@@ -4,6 +4,7 @@ compare candidates.
 Every action names the user; what belongs to others raises NotFound.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -31,11 +32,13 @@ from comfyfleet.server.pipelines.model import (
     StoredPipeline,
     StoredPipelineRun,
     StoredRun,
+    WorkKey,
     clean_folder,
 )
 from comfyfleet.server.pipelines.parse import (
     media_variables,
     parse_pipeline,
+    repeated_results,
     validate,
     variable_problems,
 )
@@ -109,6 +112,23 @@ async def create_pipeline(
         if same is None:
             await store.add_pipeline(tx, stored)
     return same or stored
+
+
+async def pipeline_warnings(context: JobContext, stored: StoredPipeline) -> tuple[str, ...]:
+    async with context.central.read() as tx:
+        facts = await facts_by_work(tx, stored.pipeline)
+    return repeated_results(stored.pipeline, facts)
+
+
+async def least_cost(
+    context: JobContext, owner: tuple[UUID, UUID], pipeline_id: UUID, base_candidates: int
+) -> int:
+    """Returns what a run costs at least: the jobs that make its base candidates."""
+    stored = await get_pipeline(context, *owner, pipeline_id)
+    async with context.central.read() as tx:
+        facts = (await facts_by_work(tx, stored.pipeline)).get(WorkKey(0))
+    jobs = math.ceil(base_candidates / stored.pipeline.steps[0].images_per_job)
+    return jobs * facts.price_tokens if facts else 0
 
 
 async def find_pipeline(context: JobContext, tenant_id: UUID, user_id: UUID, text: str) -> UUID:

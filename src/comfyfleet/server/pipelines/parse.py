@@ -287,6 +287,30 @@ def validate(
     return tuple(found)
 
 
+def repeated_results(
+    pipeline: PipelineDefinition, facts: Mapping[WorkKey, WorkflowFacts]
+) -> tuple[str, ...]:
+    """Returns a warning for each step that makes several candidates of which nothing differs."""
+    return tuple(
+        f"step {step.name!r} makes equal candidates, and each one is paid for: it has no seed that "
+        "changes, and nothing else in its properties differs"
+        for number, step in enumerate(pipeline.steps)
+        if _is_repeated(number, step, facts.get(WorkKey(number)))
+    )
+
+
+def _is_repeated(number: int, step: Step, facts: WorkflowFacts | None) -> bool:
+    if facts is None or (number > 0 and step.children_per_parent == 1):
+        return False  # a single child of each parent, whose pictures differ if it uses them
+    if step.seed is not None:
+        return True
+    has_open_seed = any(
+        each.type == "seed" and each.name not in step.properties for each in facts.properties
+    )
+    used = (name for template in step.properties.values() for name in names_in(template))
+    return not has_open_seed and "seed" not in used
+
+
 def _picture_problems(judge: StepJudge, facts: WorkflowFacts) -> Iterator[tuple[str, str, str]]:
     """Yields a problem, as its code, message and field, if the judge can't be shown a picture."""
     name = judge.picture_property

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -10,16 +10,18 @@ from zoneinfo import ZoneInfo
 
 import httpx
 import pytest
+from sqlalchemy import func, select
 from tests.integration.http.public.test_public_graphs import GRAPH, made
 from tests.support.databases.factory import Databases
 from tests.support.jobs.context import ManualClock
 from tests.support.server.control_plane import client_of, plane_on
 from tests.support.server.customers import Customer, EffectSetup, effect_setup_on
 
-from comfyfleet.api.webhooks import HEADER, sign
+from comfyfleet.api.webhooks import HEADER, TOLERANCE_SECONDS, sign
+from comfyfleet.server.db.tenant_tables import trigger_delivery_keys
 from comfyfleet.server.http.public import triggers as routes
 from comfyfleet.server.maintenance.sweeps import fire_triggers
-from comfyfleet.server.triggers import TRIGGERS_PER_USER_MAX
+from comfyfleet.server.triggers import TRIGGERS_PER_USER_MAX, prune_firings
 
 _PAID_NODE = {"id": "draw", "type": "workflow", "effect": "draw"}
 PAID = {**GRAPH, "nodes": [GRAPH["nodes"][0], _PAID_NODE, GRAPH["nodes"][2]]}
@@ -133,6 +135,110 @@ async def test_a_signed_body_is_accepted_once_and_only_as_it_was_signed(
         ),
     ):
         assert bad.status_code == 404, bad.text
+
+
+ID, KEY = "X-Comfyfleet-Delivery", "Idempotency-Key"
+
+
+def replays(signature: str) -> dict[str, dict[str, str]]:
+    """The headers with which whoever has seen one request could send it again."""
+    timestamp, mac = signature.split(",")
+    return {
+        "the same again": {ID: "d-1", HEADER: signature},
+        "another delivery id": {ID: "d-2", HEADER: signature},
+        "no delivery id": {HEADER: signature},
+        "an idempotency key instead": {KEY: "d-3", HEADER: signature},
+        "a space in the signature": {HEADER: f"{timestamp}, {mac}"},
+        "the MAC twice": {HEADER: f"{signature},{mac}"},
+        "another part": {HEADER: f"{signature},v2=x"},
+        "a timestamp with a zero in front": {HEADER: signature.replace("t=", "t=0")},
+        "both ids and another MAC before it": {
+            ID: "d-4",
+            KEY: "d-5",
+            HEADER: f"{timestamp},v1=00,{mac}",
+        },
+    }
+
+
+async def test_no_replay_of_a_signed_delivery_starts_another_run(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
+    found, content = await trigger(ada), b'{"a": 1}'
+    headers = signed(found, content, effect_setup.plane.clock().timestamp())
+    first = await hook(ada, found["path"], content, **{ID: "d-1", **headers})
+    assert first.status_code == 202, first.text
+    for name, replay in replays(headers[HEADER]).items():
+        answer = await hook(ada, found["path"], content, **replay)
+        assert (name, answer.status_code) == (name, 200), answer.text
+        assert answer.json()["id"] == first.json()["id"], name
+    assert len((await ada.get("graph-runs"))["runs"]) == 1
+
+
+async def test_replays_at_the_same_time_start_one_run(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
+    found, content = await trigger(ada), b'{"a": 1}'
+    headers = signed(found, content, effect_setup.plane.clock().timestamp())
+    answers = await asyncio.gather(
+        *(
+            hook(ada, found["path"], content, **replay)
+            for replay in replays(headers[HEADER]).values()
+        )
+    )
+    assert sorted(each.status_code for each in answers) == [200] * 8 + [202]
+    assert len({each.json()["run_id"] for each in answers}) == 1
+    assert len((await ada.get("graph-runs"))["runs"]) == 1
+
+
+async def test_an_id_joins_deliveries_that_were_signed_anew(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
+    """A sender that retries signs the body with a new timestamp. What it sends then can't be
+    replayed under another id, either."""
+    found, content = await trigger(ada), b'{"a": 1}'
+    now = effect_setup.plane.clock().timestamp()
+    retry = signed(found, content, now - 1)
+    answers = [
+        await hook(ada, found["path"], content, **{ID: "d-1", **signed(found, content, now)}),
+        await hook(ada, found["path"], content, **{ID: "d-1", **retry}),
+        await hook(ada, found["path"], content, **retry),
+        await hook(ada, found["path"], content, **{ID: "d-2", **retry}),
+        await bearer(ada, found, {"a": 1}, **{ID: "d-2"}),
+    ]
+    assert [each.status_code for each in answers] == [202, 200, 200, 200, 200]
+    assert len({each.json()["id"] for each in answers}) == 1
+    other = await hook(ada, found["path"], content, **signed(found, content, now - 2))
+    assert other.status_code == 202
+
+
+async def test_an_id_that_looks_like_a_signature_joins_nothing(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
+    found, content = await trigger(ada), b"{}"
+    headers = signed(found, content, effect_setup.plane.clock().timestamp())
+    timestamp, mac = headers[HEADER].removeprefix("t=").split(",v1=")
+    first = await hook(ada, found["path"], content, **headers)
+    other = await bearer(ada, found, {}, **{ID: f"signature/{timestamp}/{mac}"})
+    by_hand = await ada.client.post(
+        f"/api/triggers/{found['id']}/fire", json={"idempotency_key": "d-1"}
+    )
+    sent = await bearer(ada, found, {}, **{ID: "d-1"})
+    assert len({each.json()["id"] for each in (first, other, by_hand, sent)}) == 4
+
+
+async def test_the_keys_of_a_delivery_are_stored_as_long_as_its_firing(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
+    found, content = await trigger(ada), b"{}"
+    now = effect_setup.plane.clock()
+    headers = {ID: "d-1", **signed(found, content, now.timestamp())}
+    await hook(ada, found["path"], content, **headers)
+    count = select(func.count()).select_from(trigger_delivery_keys)
+    async with effect_setup.plane.pools["main"].transaction() as tx:
+        await prune_firings(tx, before=now - timedelta(seconds=2 * TOLERANCE_SECONDS), limit=9)
+        assert await tx.scalar(count) == 2
+        await prune_firings(tx, before=now + timedelta(seconds=1), limit=9)
+        assert await tx.scalar(count) == 0
 
 
 async def test_a_delivery_is_known_by_its_id(effect_setup: EffectSetup, ada: Customer) -> None:

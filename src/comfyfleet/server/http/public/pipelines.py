@@ -130,7 +130,7 @@ async def create(body: NewPipeline, plane: PlaneDep, caller: Writer) -> Pipeline
     """Stores a pipeline, or returns all its problems. A pipeline never changes."""
     document = await _document(body)
     made = await actions.create_pipeline(plane.context, caller.tenant.id, caller.user_id, document)
-    return _pipeline_answer(made)
+    return _pipeline_answer(made, await actions.pipeline_warnings(plane.context, made))
 
 
 async def _document(body: NewPipeline) -> dict[str, Any]:
@@ -313,12 +313,13 @@ async def failures(
     return Failures(failures=tuple(rows))
 
 
-def _pipeline_answer(stored: StoredPipeline) -> PipelineAnswer:
+def _pipeline_answer(stored: StoredPipeline, warnings: tuple[str, ...] = ()) -> PipelineAnswer:
     return PipelineAnswer(
         id=stored.id,
         name=stored.pipeline.name,
         document=dict(stored.document),
         created_at=stored.created_at,
+        warnings=warnings,
     )
 
 

@@ -3,7 +3,7 @@
 import hmac
 from datetime import datetime
 from typing import Annotated, Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response, status
 from pydantic import Field
@@ -19,7 +19,7 @@ from comfyfleet.api.graphs import (
     TriggerKind,
     Triggers,
 )
-from comfyfleet.api.webhooks import HEADER, is_signature_valid
+from comfyfleet.api.webhooks import HEADER, Signature, verified_signature
 from comfyfleet.errors import Conflict, InvalidInput, LimitSpent, NotFound, Refused
 from comfyfleet.server import triggers
 from comfyfleet.server.app import ControlPlane
@@ -47,6 +47,7 @@ from comfyfleet.server.tenants.model import Caller, Scope
 from comfyfleet.server.triggers import (
     SCHEDULE_CHARACTERS_MAX,
     DayUse,
+    Delivery,
     NewTrigger,
     StoredTrigger,
     TriggerFiring,
@@ -253,9 +254,9 @@ async def fire(
 ) -> FiringAnswer:
     """Fires a trigger now, also a paused one, within the tokens of its day."""
     trigger = await triggers.get_trigger(plane.graphs, owner_of(caller), trigger_id)
-    key = body.idempotency_key or idempotency_header or str(uuid4())
+    delivery = Delivery(body.idempotency_key or idempotency_header)
     fired, _ = await triggers.fire(
-        plane.graphs, trigger, cause=FiringCause.HAND, key=key, body=body.body
+        plane.graphs, trigger, cause=FiringCause.HAND, delivery=delivery, body=body.body
     )
     return _firing(fired)
 
@@ -325,10 +326,13 @@ async def receive(
     ] = None,
 ) -> FiringAnswer:
     """Starts a run, for whoever has the secret: as `Authorization: Bearer SECRET`, or, better, as the signature of the
-    body in `X-Comfyfleet-Signature: t=…,v1=…`. Unknown ids and wrong secrets are answered alike."""
+    body in `X-Comfyfleet-Signature: t=…,v1=…`. Unknown ids and wrong secrets are answered alike.
+
+    A repeated delivery returns the first run: one with the same id, or with the same signature
+    whatever its id is."""
     admit_stranger(request, now)
     content = await request.body()
-    trigger = await _find(plane, hook_id, request, content, now)
+    trigger, signature = await _find(plane, hook_id, request, content, now)
     request.app.state.hook_rates.take(trigger.id, now)
     tenant_rates: RateLimiter = request.app.state.tenant_rates
     tenant_rates.take(trigger.tenant_id, now)
@@ -338,7 +342,7 @@ async def receive(
         plane.graphs,
         trigger,
         cause=FiringCause.WEBHOOK,
-        key=_delivery_key(request, delivery),
+        delivery=Delivery(_delivery_id(request, delivery), signature),
         body=await _parsed(content),
     )
     if not is_new:
@@ -351,40 +355,44 @@ async def receive(
 
 async def _find(
     plane: ControlPlane, hook_id: str, request: Request, content: bytes, now: datetime
-) -> StoredTrigger:
+) -> tuple[StoredTrigger, Signature | None]:
     missing = NotFound("there is no such webhook, or the secret is wrong")
     try:
         trigger = await triggers.find_webhook(plane.graphs, UUID(hook_id))
     except ValueError:
         raise missing from None
-    if trigger is None or not _is_allowed(request, content, _secret(plane, trigger), now):
+    if trigger is None:
         raise missing
-    return trigger
+    secret, header = _secret(plane, trigger), request.headers.get(HEADER)
+    if header is None:
+        if not _has_secret(request, secret):
+            raise missing
+        return trigger, None
+    # A signature that is present must be valid, whatever else the request has.
+    signature = verified_signature(secret, content, header, now=int(now.timestamp()))
+    if signature is None:
+        raise missing
+    return trigger, signature
 
 
 def _secret(plane: ControlPlane, trigger: StoredTrigger) -> str:
     return triggers.secret_of(trigger, plane.webhook_key)
 
 
-def _is_allowed(request: Request, content: bytes, secret: str, now: datetime) -> bool:
-    """A signature that is there must be right, whatever else is."""
-    signature = request.headers.get(HEADER)
-    if signature is not None:
-        return is_signature_valid(secret, content, signature, now=int(now.timestamp()))
+def _has_secret(request: Request, secret: str) -> bool:
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     is_same = hmac.compare_digest(given.strip().encode(), secret.encode())
     return scheme.lower() == "bearer" and is_same
 
 
-def _delivery_key(request: Request, delivery: str | None) -> str:
-    """The id of a delivery. One without an id is known by its signature, which is good for minutes and once only."""
+def _delivery_id(request: Request, delivery: str | None) -> str | None:
+    """Returns the id that the sender gave to the delivery."""
     given = delivery or request.headers.get(IDEMPOTENCY_HEADER)
     if given is not None and len(given) > KEY_CHARACTERS_MAX:
         raise InvalidInput(
             f"a delivery's id has at most {KEY_CHARACTERS_MAX} characters", field=DELIVERY_ID
         )
-    signature = request.headers.get(HEADER)
-    return given or (f"signed/{signature}" if signature else f"new/{uuid4()}")
+    return given or None
 
 
 async def _parsed(content: bytes) -> Any:
