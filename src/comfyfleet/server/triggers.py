@@ -6,9 +6,7 @@ made from that: whoever takes up a firing that another process has begun gets th
 import asyncio
 import hashlib
 import hmac
-import json
 import logging
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -18,7 +16,6 @@ from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID, uuid4, uuid5
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
-from comfyfleet.api.graph_model import DocumentProblem
 from comfyfleet.api.graphs import FiringCause, FiringStatus, TriggerKind
 from comfyfleet.api.values import problem_with_text
 from comfyfleet.api.webhooks import Signature
@@ -47,15 +44,20 @@ from comfyfleet.server.graphs.validate import check_inputs
 from comfyfleet.server.pipelines import actions as pipelines
 from comfyfleet.server.pipelines.actions import NewPipelineRun
 from comfyfleet.server.tenants import service as tenants
+from comfyfleet.server.trigger_inputs import (
+    INPUT_NAME_PROBLEMS,
+    check_paths,
+    check_size,
+    is_path,
+    map_inputs,
+    with_hint,
+)
 
 log = logging.getLogger(__name__)
 TRIGGERS_PER_USER_MAX = 100
 MOMENTS_SHOWN = 5  # of a schedule that somebody tries
 SCHEDULE_CHARACTERS_MAX = 100
-PATH_CHARACTERS_MAX, PATH_PARTS_MAX = 200, 20
 INPUTS_MAX = 100
-# Of all inputs that are made from one body: each may name all of it.
-INPUT_CHARACTERS_MAX = 256 * 1024
 # A moment is missed if nobody was there for so long. Passes come every second, unless one takes long.
 LATE_SECONDS = 60
 # More are not counted one by one.
@@ -71,8 +73,6 @@ PER_PASS_MAX = 50
 PAGE_MAX = 200
 ERROR_CHARACTERS_MAX = 500
 SECRET_PREFIX = "hook_"  # noqa: S105 - only what each of them begins with
-BODY, IF_THERE = "body", "?"
-_TEMPLATE_PATH = re.compile(r"\{\{\s*body\b")
 
 
 # Moments of a schedule
@@ -189,72 +189,6 @@ def due_moments(trigger: StoredTrigger, now: datetime) -> DueMoments:
     )
 
 
-# Inputs from a body
-
-
-def check_paths(inputs: Mapping[str, Any]) -> None:
-    """Refuses paths of a webhook's inputs that can't be followed."""
-    for name, value in inputs.items():
-        if isinstance(value, str) and _TEMPLATE_PATH.search(value):
-            raise InvalidInput(
-                f"{name}: {value!r:.80} is a fixed text; a value from the body is written as a plain "
-                "path, such as body.rows",
-                field=name,
-            )
-        if not _is_path(value):
-            continue
-        parts = value.removesuffix(IF_THERE).split(".")
-        if len(value) > PATH_CHARACTERS_MAX or len(parts) > PATH_PARTS_MAX or not all(parts):
-            raise InvalidInput(f"{name}: {value!r:.80} is not a path like body.photo", field=name)
-
-
-def map_inputs(inputs: Mapping[str, Any], body: Any) -> dict[str, Any]:
-    """Makes inputs from a body: a text like `body.order.photo` or `body.rows.0` is a path in it, with `?` at its end
-    one that may be absent; any other value is given as it is.
-    """
-    mapped = {}
-    for name, value in inputs.items():
-        if not _is_path(value):
-            mapped[name] = value
-            continue
-        path = value.removesuffix(IF_THERE)
-        found, is_there = _follow(body, path.split(".")[1:])
-        if is_there:
-            mapped[name] = found
-        elif path == value:
-            raise InvalidInput(f"{name}: there is no {path} in what was sent", field=name)
-    _check_size(mapped)
-    return mapped
-
-
-def _check_size(inputs: Mapping[str, Any]) -> None:
-    if len(json.dumps(inputs)) > INPUT_CHARACTERS_MAX:
-        raise LimitExceeded(
-            f"the inputs have more than {INPUT_CHARACTERS_MAX:,} characters in all", field="inputs"
-        )
-
-
-def _is_path(value: Any) -> bool:
-    return isinstance(value, str) and (
-        value.removesuffix(IF_THERE) == BODY or value.startswith(f"{BODY}.")
-    )
-
-
-def _follow(value: Any, parts: list[str]) -> tuple[Any, bool]:
-    for part in parts:
-        if isinstance(value, Mapping) and part in value:
-            value = value[part]
-        elif isinstance(value, list) and _is_index(part) and int(part) < len(value):
-            value = value[int(part)]
-        else:
-            return None, False
-    return value, True
-
-
-def _is_index(part: str) -> bool:
-    return part.isascii() and part.isdigit() and len(part) <= 6
-
-
 # Secrets of webhooks
 
 
@@ -319,7 +253,7 @@ async def _check_target(graphs: GraphContext, owner: Owner, trigger: StoredTrigg
         raise InvalidInput("a trigger starts either a graph or a pipeline", field="graph_id")
     if len(trigger.inputs) > INPUTS_MAX:
         raise LimitExceeded(f"a trigger has at most {INPUTS_MAX} inputs", field="inputs")
-    _check_size(trigger.inputs)
+    check_size(trigger.inputs)
     if trigger.kind == TriggerKind.WEBHOOK:
         check_paths(trigger.inputs)
     if trigger.pipeline_id is not None:
@@ -334,9 +268,6 @@ async def _check_target(graphs: GraphContext, owner: Owner, trigger: StoredTrigg
     await _check_graph(graphs, owner, trigger)
 
 
-_INPUT_NAME_PROBLEMS = ("unknown_input", "missing_input")
-
-
 async def _check_graph(graphs: GraphContext, owner: Owner, trigger: StoredTrigger) -> None:
     if trigger.graph_id is None:
         return
@@ -345,20 +276,13 @@ async def _check_graph(graphs: GraphContext, owner: Owner, trigger: StoredTrigge
     problems = check_inputs(found.graph, trigger.inputs)
     if trigger.kind == TriggerKind.WEBHOOK:
         # The values of paths come with each delivery; others are the same for all of them.
-        paths = {name for name, value in trigger.inputs.items() if _is_path(value)}
+        paths = {name for name, value in trigger.inputs.items() if is_path(value)}
         problems = tuple(
-            _with_hint(each)
+            with_hint(each)
             for each in problems
-            if each.code in _INPUT_NAME_PROBLEMS or each.node not in paths
+            if each.code in INPUT_NAME_PROBLEMS or each.node not in paths
         )
     raise_problems(list(problems))
-
-
-def _with_hint(problem: DocumentProblem) -> DocumentProblem:
-    if problem.code in _INPUT_NAME_PROBLEMS:
-        return problem
-    hint = "; a value from the body is written as a plain path, such as body.rows"
-    return problem._replace(message=problem.message + hint)
 
 
 def _whose(owner: Owner) -> tuple[UUID, UUID]:

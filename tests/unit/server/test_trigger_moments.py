@@ -13,16 +13,15 @@ from hypothesis import strategies as st
 from comfyfleet.api.graphs import FiringCause, TriggerKind
 from comfyfleet.errors import FleetError, InvalidInput, LimitExceeded, LimitSpent
 from comfyfleet.server.graphs.store import StoredTrigger
+from comfyfleet.server.trigger_inputs import check_paths, map_inputs
 from comfyfleet.server.triggers import (
     FIRINGS_PER_DAY_MAX,
     MOMENTS_COUNTED_MAX,
     DayUse,
     RunCost,
-    check_paths,
     check_schedule,
     due_moments,
     grant,
-    map_inputs,
     moments_after,
 )
 

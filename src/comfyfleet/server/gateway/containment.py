@@ -19,7 +19,7 @@ COMPARISONS_MAX = 500_000
 ANY_OUTPUT = "(output)"
 
 
-class Link(NamedTuple):
+class PatternLink(NamedTuple):
     input: str  # empty for an output node, where any input will do
     source: str
     slot: float
@@ -36,7 +36,7 @@ class IndexedPrompt:
 class PatternNode(NamedTuple):
     id: str
     type: str
-    links: tuple[Link, ...]
+    links: tuple[PatternLink, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def pattern_of(prompt: Prompt, object_info: ObjectInfo) -> Pattern | None:
 
 def _pattern_node(node_id: str, node: Mapping[str, Any], object_info: ObjectInfo) -> PatternNode:
     class_type = str(node.get("class_type"))
-    links = [Link(name, source, slot) for name, source, slot in _links(node)]
+    links = [PatternLink(name, source, slot) for name, source, slot in _links(node)]
     if not links or not _is_output(class_type, object_info):
         return PatternNode(node_id, class_type, tuple(links))
     return PatternNode(node_id, ANY_OUTPUT, tuple(link._replace(input="") for link in links))
@@ -101,7 +101,9 @@ def is_contained(pattern: Pattern, prompt: IndexedPrompt) -> bool:
 
 
 def _has_link(
-    links: Mapping[str, tuple[str, float]], wanted: Link, matches: Mapping[str, Collection[str]]
+    links: Mapping[str, tuple[str, float]],
+    wanted: PatternLink,
+    matches: Mapping[str, Collection[str]],
 ) -> bool:
     there: Iterable[tuple[str, float]] = links.values()
     if wanted.input:
