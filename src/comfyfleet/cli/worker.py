@@ -30,6 +30,7 @@ from comfyfleet.worker.pack import WorkerPack, plan_gpus, serve_metrics
 from comfyfleet.worker.pack_plan import PackSettings
 from comfyfleet.worker.settings import (
     CACHE_BYTES,
+    FREE_MEMORY_MIN,
     GRACE_SECONDS,
     STALL_SECONDS,
     WorkerSettings,
@@ -185,6 +186,13 @@ class ProcessOptions:
     stall_seconds: Annotated[
         float, Parameter(help="A run without progress for so long counts as stuck.")
     ] = STALL_SECONDS
+    min_free_memory: Annotated[
+        float,
+        Parameter(
+            help="Percent of the memory that a ComfyUI started by this worker must leave free. Below that, "
+            "it is asked to free memory between jobs, and restarted if that doesn't help. 0: never."
+        ),
+    ] = 100 * FREE_MEMORY_MIN
     metrics: Annotated[
         str | None,
         Parameter(metavar="HOST:PORT", help="Address for Prometheus metrics of this worker."),
@@ -310,6 +318,8 @@ def _settings(
 
 
 def _tuned(settings: WorkerSettings, process: ProcessOptions) -> WorkerSettings:
+    if not 0 <= process.min_free_memory <= 90:
+        raise InvalidInput("--min-free-memory takes a percentage, 0 to 90")
     given = (process.cache_gb, process.grace_seconds, process.stall_seconds)
     if min(given) < 0 or process.stall_seconds == 0:
         raise InvalidInput("--cache-gb, --grace-seconds and --stall-seconds can't be negative")
@@ -318,6 +328,7 @@ def _tuned(settings: WorkerSettings, process: ProcessOptions) -> WorkerSettings:
         cache_bytes=int(process.cache_gb * 1024**3),
         grace_seconds=process.grace_seconds,
         stall_seconds=process.stall_seconds,
+        free_memory_min=process.min_free_memory / 100,
     )
 
 

@@ -22,6 +22,7 @@ class Device:
     kind: str
     memory_bytes: int
     memory_free_bytes: int
+    reserved_bytes: int = 0  # by this ComfyUI
 
 
 @dataclass(frozen=True, slots=True)

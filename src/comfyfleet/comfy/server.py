@@ -406,4 +406,5 @@ def _device(data: Mapping[str, Any]) -> Device:
         str(data.get("type") or ""),
         int(data.get("vram_total") or 0),
         int(data.get("vram_free") or 0),
+        int(data.get("torch_vram_total") or 0),
     )

@@ -70,6 +70,8 @@ async def _open_protection(
 
 # Of the state folder: which process its ComfyUI is.
 PROCESS_FILE = "comfyui.json"
+# The output of that process.
+LOG_FILE = "comfyui.log"
 
 
 @contextlib.asynccontextmanager
@@ -107,7 +109,10 @@ def open_managed_process(settings: WorkerSettings) -> ManagedProcess | None:
     if settings.comfyui_command is None:
         return None
     return ManagedProcess(
-        settings.comfyui_command, settings.state / PROCESS_FILE, settings.comfyui_environ
+        settings.comfyui_command,
+        settings.state / PROCESS_FILE,
+        settings.comfyui_environ,
+        log=settings.state / LOG_FILE,
     )
 
 

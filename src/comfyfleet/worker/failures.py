@@ -45,6 +45,7 @@ class BackendCondition(StrEnum):
     POISONED = "poisoned"  # every later prompt fails too; until it was restarted
     CLOSED = "closed"  # an account without access or credits; probed again after a while
     DISK_FULL = "disk_full"  # until there is room
+    GROWN = "grown"  # keeps memory that it was asked to free; until it was restarted
 
 
 class BackendFault(NamedTuple):
@@ -65,6 +66,9 @@ POISONED = BackendFault("backend_fault", BackendCondition.POISONED)
 DISK_FULL = BackendFault("disk_full", BackendCondition.DISK_FULL)
 DISK_FULL_TEXT = "The worker's disk is full."
 
+# Of the backend's own writes. Ours raise OSError; the backend may have another disk.
+BACKEND_DISK_FULL = BackendFault("disk_full")
+
 # The first that fits. Types are matched at the end of the name, texts anywhere.
 _BY_TYPE: tuple[tuple[str, BackendFault], ...] = (
     ("OutOfMemoryError", OUT_OF_MEMORY),
@@ -84,6 +88,7 @@ _BY_TEXT: tuple[tuple[str, BackendFault], ...] = (
     (r"device-side assert|illegal memory access|unspecified launch failure", POISONED),
     (r"CUBLAS_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED|ARCH_MISMATCH)", POISONED),
     (r"CUDNN_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED)", POISONED),
+    (r"\[Errno 28\]|No space left on device", BACKEND_DISK_FULL),
     (r"no CUDA-capable device|Found no NVIDIA driver|GPU is lost|fallen off the bus", POISONED),
 )
 _TEXTS = tuple((re.compile(pattern, re.IGNORECASE), fault) for pattern, fault in _BY_TEXT)

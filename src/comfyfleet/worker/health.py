@@ -31,7 +31,12 @@ FULL_SECONDS_FIRST = 2.0
 FULL_SECONDS_MAX = 300.0
 FULL_AGAIN_SECONDS = 600.0
 CURED_BY_RESTART = frozenset(
-    {BackendCondition.DOWN, BackendCondition.HUNG, BackendCondition.POISONED}
+    {
+        BackendCondition.DOWN,
+        BackendCondition.HUNG,
+        BackendCondition.POISONED,
+        BackendCondition.GROWN,
+    }
 )
 CONDITION_TEXTS = {
     BackendCondition.DOWN: "the backend doesn't answer",
@@ -39,6 +44,7 @@ CONDITION_TEXTS = {
     BackendCondition.POISONED: "the backend's GPU is in an error state that only a restart clears",
     BackendCondition.CLOSED: "the backend refuses us",
     BackendCondition.DISK_FULL: "the disk is full",
+    BackendCondition.GROWN: "the backend keeps memory that it was asked to free",
 }
 
 
@@ -170,7 +176,7 @@ class BackendHealth:
     async def _repair(self) -> None:
         began, condition = time.monotonic(), self.condition
         if (
-            condition in (BackendCondition.HUNG, BackendCondition.POISONED)
+            condition in (BackendCondition.HUNG, BackendCondition.POISONED, BackendCondition.GROWN)
             and await self._restart()
         ):
             condition = BackendCondition.DOWN

@@ -98,6 +98,10 @@ class LoadedModels:
             return "same" if key == before[0] else "switched"
         return "first"
 
+    def is_loaded(self, job: Job) -> bool:
+        """Whether a run has loaded the job's model, as far as is known."""
+        return job.model_key is not None and job.model_key in self._started_keys
+
     def clear(self) -> None:
         self.keys, self.set_key, self._started_keys = (), None, ()
 

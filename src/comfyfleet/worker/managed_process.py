@@ -3,11 +3,13 @@ that starts it."""
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -61,6 +63,10 @@ SET_APART = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 # One that ends this soon after its start will do so again: starts are spaced out.
 SHORT_LIFE_SECONDS = 60.0
 PAUSE_SECONDS_MAX = 60.0
+# Its output: the file that is written now, and older ones with numbers.
+LOG_BYTES_MAX = 10 * 1024**2
+LOG_FILES_MAX = 5
+LOG_SECONDS = 10.0
 # Node packs are third-party code and must not see our keys, databases and stores.
 SECRET_PREFIXES = ("COMFYFLEET_", "COMFY_CLOUD_")
 ENGINE_PREFIXES = ("COMFYFLEET_ENGINE_", "COMFYFLEET_MAX_PICTURE_PIXELS")
@@ -115,12 +121,21 @@ class ManagedProcess:
     """A process in its own session: what it has started ends with it.
 
     `note`: the file with its identity, so that the next worker owns the process, too. `environ`:
-    variables added to the inherited ones, which are all but our own settings.
+    variables added to the inherited ones, which are all but our own settings. `log`: the file that gets
+    its output. Without one it goes where ours goes.
     """
 
-    def __init__(self, command: str, note: Path, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        command: str,
+        note: Path,
+        environ: Mapping[str, str] | None = None,
+        *,
+        log: Path | None = None,
+    ) -> None:
         self._arguments = split_command("--comfyui-command", command)
         self._note = note
+        self._log = log
         self._environ = {**_inherited(os.environ), **(environ or {})}
         self._child: asyncio.subprocess.Process | None = None
         self._known: ProcessIdentity | None = None
@@ -151,10 +166,13 @@ class ManagedProcess:
             return
         self._log_exit()
         await self._delay_restart()
+        output = await asyncio.to_thread(self._open_log)
         try:
             self._child = await asyncio.create_subprocess_exec(
                 *self._arguments,
                 stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
                 creationflags=SET_APART,
                 env=self._environ,
@@ -163,6 +181,9 @@ class ManagedProcess:
             raise InvalidInput(
                 f"{self._arguments[0]} can't be started: {error.strerror}"
             ) from error
+        finally:
+            if output is not None:
+                os.close(output)
         self.started_at = time.monotonic()
         self._was_stopped = False
         self._known = _known(self._child.pid)
@@ -187,6 +208,35 @@ class ManagedProcess:
             break
         self._note.unlink(missing_ok=True)
         logger.info("ComfyUI was stopped", extra={"pid": self._known.pid})
+
+    def _open_log(self) -> int | None:
+        """Opens the log to append: the process writes to it itself, so that it survives the worker."""
+        if self._log is None:
+            return None
+        try:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            rotate_log(self._log)
+            return os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        except OSError as error:
+            logger.warning("ComfyUI's log can't be written", extra={"reason": str(error)})
+            return os.open(os.devnull, os.O_WRONLY)
+
+    async def keep_log_small(self) -> None:
+        """Rotates the log when it has grown too large. Runs until cancelled."""
+        while self._log is not None:
+            await asyncio.sleep(LOG_SECONDS)
+            with contextlib.suppress(OSError):  # a full disk, which is noticed elsewhere
+                await asyncio.to_thread(rotate_log, self._log)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory of the process and of all that it has started. Blocks."""
+        try:
+            process = psutil.Process(self.pid or 0) if self.is_running else None
+            family = [process, *process.children(recursive=True)] if process else []
+            return sum(each.memory_info().rss for each in family)
+        except psutil.Error:
+            return 0
 
     def kill(self) -> None:
         """Kills at once; a `stop` in progress then returns."""
@@ -218,8 +268,9 @@ class ManagedProcess:
         if self._child is None or self._was_stopped:
             return
         logger.warning(
-            "ComfyUI has ended by itself (%s) and is started again; its output is above",
+            "ComfyUI has ended by itself (%s) and is started again; its output is %s",
             _outcome(self._child.returncode),
+            "above" if self._log is None else f"in {self._log}",
             extra={"pid": self._child.pid, "seconds": round(time.monotonic() - self.started_at)},
         )
 
@@ -230,6 +281,23 @@ class ManagedProcess:
         self._short_lives = self._short_lives + 1 if lived < SHORT_LIFE_SECONDS else 0
         if self._short_lives > 1:
             await asyncio.sleep(min(2.0**self._short_lives, PAUSE_SECONDS_MAX))
+
+
+def rotate_log(log: Path) -> None:
+    """Moves a large log's content into numbered files, of which the oldest is deleted. Blocks.
+
+    The content is copied and the file is emptied, because the process keeps it open.
+    """
+    if not log.exists() or log.stat().st_size <= LOG_BYTES_MAX:
+        return
+    older = [log.with_name(f"{log.name}.{number}") for number in range(1, LOG_FILES_MAX)]
+    for newer, next_older in reversed(list(itertools.pairwise(older))):
+        if newer.exists():
+            newer.replace(next_older)
+    try:
+        shutil.copyfile(log, older[0])
+    finally:
+        os.truncate(log, 0)
 
 
 def _inherited(environ: Mapping[str, str]) -> dict[str, str]:

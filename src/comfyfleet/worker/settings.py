@@ -55,6 +55,7 @@ HEARTBEAT_SECONDS_MAX = 300.0
 GRACE_SECONDS = 60.0
 STALL_SECONDS = 300.0
 CACHE_BYTES = 10 * 1024**3
+FREE_MEMORY_MIN = 0.1
 # A run's own limit comes with its job.
 FOLLOW_SECONDS_MAX = 7 * 24 * 3600.0
 LOOK_SECONDS = 2.0
@@ -83,6 +84,8 @@ class WorkerSettings:
     stall_seconds: float = STALL_SECONDS
     cache_bytes: int = CACHE_BYTES
     comfyui_command: str | None = None
+    # An owned ComfyUI that leaves less of the memory free is told to free some; 0: never.
+    free_memory_min: float = FREE_MEMORY_MIN
     comfyui_environ: Mapping[str, str] = field(default_factory=dict)  # beside what it inherits
     backend_folder: Path | None = None  # holds the backend's input, output and temp
     max_retries: int = RETRIES_MAX

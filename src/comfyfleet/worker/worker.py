@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -12,6 +12,7 @@ from uuid import UUID
 from comfyfleet.api.values import OutputSlot
 from comfyfleet.api.worker import (
     BackendFacts,
+    BackendProblem,
     Complete,
     HeartbeatAnswer,
     HeldLease,
@@ -19,7 +20,7 @@ from comfyfleet.api.worker import (
     Polled,
     Reading,
 )
-from comfyfleet.comfy import Backend, Description
+from comfyfleet.comfy import Backend, ComfyServer, Description
 from comfyfleet.errors import FleetError, NotOffered, Unauthenticated, Unavailable, WorkerRevoked
 from comfyfleet.worker.backend_facts import backend_facts
 from comfyfleet.worker.control_client import ControlClient, FinalReport
@@ -41,6 +42,7 @@ from comfyfleet.worker.lease_runner import (
     StopReason,
 )
 from comfyfleet.worker.managed_process import ManagedProcess
+from comfyfleet.worker.memory_keeper import MemoryKeeper, MemoryState, read_memory
 from comfyfleet.worker.platform import Platform
 from comfyfleet.worker.registration import RegistrationClient, upload_object_info
 from comfyfleet.worker.routes import RoutePasser
@@ -68,6 +70,14 @@ HAND_BACK_SECONDS_MAX = 10.0
 DEREGISTER_SECONDS_MAX = 15.0
 
 
+# As the control plane is told. A planned restart is no problem.
+_PROBLEMS: Mapping[BackendCondition, BackendProblem] = {
+    BackendCondition.DOWN: "down",
+    BackendCondition.HUNG: "hung",
+    BackendCondition.POISONED: "poisoned",
+    BackendCondition.CLOSED: "closed",
+    BackendCondition.DISK_FULL: "disk_full",
+}
 # While these last, no prompt can start; the others end with the prompts that are in the backend.
 _STOP_BY_CONDITION = {
     BackendCondition.DOWN: StopReason.BACKEND_DOWN,
@@ -116,6 +126,8 @@ class Worker:
             on_recovery=self._recover,
             address=settings.backend_address,
         )
+        self._keeper = self._memory_keeper(owned)
+        self._is_recycling = False  # ComfyUI is restarted when the jobs that it has are done
         self._lease_runners: dict[LeaseRunner, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._facts: BackendFacts | None = None
@@ -157,6 +169,44 @@ class Worker:
             await asyncio.gather(*side, return_exceptions=True)
             if self._owned is not None:
                 await self._stop_process(self._owned)
+
+    def _memory_keeper(self, owned: ManagedProcess | None) -> MemoryKeeper | None:
+        """None without a ComfyUI of our own: only that may be restarted."""
+        backend = self._deps.backend
+        if owned is None or not isinstance(backend, ComfyServer):
+            return None
+
+        async def read() -> MemoryState:
+            return await asyncio.to_thread(lambda: read_memory(owned.memory_bytes))
+
+        return MemoryKeeper(
+            share=self._settings.free_memory_min,
+            read=read,
+            devices=backend.devices,
+            free=self._free,
+            is_needed=self._needs_loaded_model,
+            restart=self._recycle,
+        )
+
+    def _needs_loaded_model(self) -> bool:
+        """Whether a job that the worker has already taken uses a model that is loaded."""
+        jobs = [
+            runner.lease.job
+            for runner in self._lease_runners
+            if runner.lease.phase is not LeasePhase.DELIVERING
+        ]
+        return any(self.models.is_loaded(job) for job in jobs)
+
+    def _recycle(self, reason: str) -> None:
+        self._is_recycling = True
+        self._restart_if_idle()
+
+    def _restart_if_idle(self) -> None:
+        """Restarts a ComfyUI that has grown, once it has no job any more; until then none is taken."""
+        if self._is_recycling and self.is_idle:
+            self._is_recycling = False
+            fault = BackendFault("backend_fault", BackendCondition.GROWN)
+            self._health.note(fault, "it keeps memory")
 
     def _route_passer(self) -> RoutePasser:
         return RoutePasser(
@@ -275,6 +325,8 @@ class Worker:
     def _may_poll(self) -> bool:
         """Whether to poll now. A prefetch waits a moment for a result that is about to be sent: one
         call then does both."""
+        if self._health.condition is BackendCondition.GROWN:
+            return False  # a restart that was planned is no problem to report
         if self._health.condition is not None:
             # The control plane learns at once that there is no backend, and gives no job.
             return not self._is_requesting
@@ -305,6 +357,7 @@ class Worker:
         delivering = sum(each.lease.phase is LeasePhase.DELIVERING for each in self._lease_runners)
         return (
             self._health.condition is None
+            and not self._is_recycling
             and self._load() <= self._settings.max_concurrency
             and delivering <= self._settings.max_concurrency + 1
         )
@@ -371,7 +424,7 @@ class Worker:
     async def _poll_message(
         self, wait_seconds: float | None = None, ended: UUID | None = None
     ) -> Poll:
-        reading = await self._platform.machine.read()
+        reading = await self._read()
         jobs = [each.lease.job for each in self._lease_runners]
         held = [job for job in jobs if job.lease_token != ended]
         facts, self._polled_load = self._polled_facts, self._load()
@@ -389,7 +442,7 @@ class Worker:
             ),
             models_loaded=self.models.keys,
             model_set=self.models.set_key,
-            backend_problem=None if problem is None else problem.value,
+            backend_problem=None if problem is None else _PROBLEMS.get(problem),
             reading=reading,
             backend=None if facts is self._reported_facts else facts,
         )
@@ -421,6 +474,9 @@ class Worker:
         if not self._lease_runners:
             self._platform.protection.idle()
         self._wake()
+        self._restart_if_idle()
+        if self._keeper is not None and not self.stop.asked:
+            self._run_in_background(self._keeper.look())
 
     # Events of leases
 
@@ -453,7 +509,10 @@ class Worker:
             self._registration.take_new_key(key)
 
     async def _read(self) -> Reading | None:
-        return await self._platform.machine.read()
+        reading = await self._platform.machine.read()
+        if self._keeper is None:
+            return reading
+        return reading.model_copy(update={"comfyui_restarts": self._keeper.restarts})
 
     def _on_answer(self, lease_runner: LeaseRunner, answer: HeartbeatAnswer) -> None:
         self._apply_new_key(answer.new_token)
@@ -512,6 +571,8 @@ class Worker:
 
     async def _free(self) -> None:
         self.models.clear()
+        if self._keeper is not None:
+            self._keeper.note_freed()
         try:
             await self._deps.backend.free()
         except FleetError as error:

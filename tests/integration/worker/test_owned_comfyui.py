@@ -15,16 +15,20 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.support.workers.memory_plane import Plane, eventually
+from tests.support.workers.prompts import picture
 from tests.support.workers.workers import settings_for
 
 from comfyfleet.comfy import BackendLimits, ComfyServer, ServerSettings
 from comfyfleet.worker import health as health_module
-from comfyfleet.worker import managed_process, shutdown
+from comfyfleet.worker import managed_process, memory_keeper, shutdown
+from comfyfleet.worker import worker as worker_module
 from comfyfleet.worker.factory import open_worker
 from comfyfleet.worker.failures import POISONED
 from comfyfleet.worker.health import BackendHealth
 from comfyfleet.worker.managed_process import ManagedProcess
+from comfyfleet.worker.memory_keeper import MemoryState
 
+COMFYFLEET = Path(sys.executable).with_name("comfyfleet")
 # As small as can be: it takes the port, answers how long its queue is, and counts its starts.
 SERVER = """
 import http.server, os, pathlib, sys
@@ -274,3 +278,51 @@ async def test_something_else_at_the_port_is_told_once_and_as_what_it_is(
 def _listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+async def test_a_comfyui_that_keeps_its_memory_is_restarted_between_two_jobs(
+    plane: Plane, tmp_path: Path, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = MemoryState(1, 100, 90)
+    monkeypatch.setattr(worker_module, "read_memory", lambda _: short)
+    monkeypatch.setattr(memory_keeper, "FREED_SECONDS", 0.1)
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    command = f"{COMFYFLEET} engine --port {unused_tcp_port} --data {tmp_path / 'engine'}"
+    settings = settings_for(plane, url, tmp_path / "state", comfyui_command=command, max_retries=1)
+    plane.prefetches = False
+    first = plane.add(picture(), model_key="flux")
+    async with open_worker(settings, {}) as worker:
+        work = asyncio.create_task(worker.work())
+        await eventually(lambda: first.word, 60)
+        before = json.loads((settings.state / "comfyui.json").read_text())["pid"]
+        await eventually(lambda: not _lives(before), 60)
+        second = plane.add(picture(), model_key="flux")
+        await eventually(lambda: second.word, 60)
+        assert second.result.model_change == "first", "it is no switch from which a cost is learned"
+        assert second.leases == 1
+        reading = plane.polls[-1].reading
+        assert reading is not None
+        assert reading.comfyui_restarts == 1
+        assert plane.problems == []
+        worker.stop.ask("shutdown", 5)
+        await work
+    log = (settings.state / "comfyui.log").read_text()
+    assert log.count("Engine at http") == 2
+
+
+def test_a_log_is_rotated_into_four_older_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(managed_process, "LOG_BYTES_MAX", 100)
+    log = tmp_path / "comfyui.log"
+    with log.open("ab", buffering=0) as writer:
+        for number in range(8):
+            writer.write(b"%d" % number * 101)
+            managed_process.rotate_log(log)
+            assert log.stat().st_size == 0
+        writer.write(b"now")
+    assert log.read_bytes() == b"now"
+    older = sorted(path.name for path in tmp_path.glob("comfyui.log.*"))
+    assert older == [f"comfyui.log.{number}" for number in (1, 2, 3, 4)]
+    assert (tmp_path / "comfyui.log.1").read_bytes()[:1] == b"7"
+    assert (tmp_path / "comfyui.log.4").read_bytes()[:1] == b"4"
