@@ -1,4 +1,4 @@
-"""File formats, by their bytes alone: types, sizes and faults of pictures, and metadata stripped without encoding anew. The stripping blocks."""
+"""File formats, by their bytes alone: types, sizes and faults of pictures, and texts removed from files without encoding them again."""
 
 import contextlib
 import json
@@ -390,12 +390,9 @@ ZEROS = bytes(1024**2)
 # In one piece while it is made: a file may be cut into parts of a few bytes, each of which would be an
 # object of its own, ten times as large as the file.
 Stripped: TypeAlias = bytearray
-_PNG_TEXTS = frozenset({b"tEXt", b"zTXt", b"iTXt", b"eXIf", b"comf"})  # the last: ComfyUI's own
 _PNG_PLAIN_TEXTS = frozenset({b"tEXt", b"comf"})
 _PNG_PROMPT = b"prompt\0"
-_JPEG_NOTES = frozenset({0xE1, 0xED, 0xFE})  # Exif and XMP, Photoshop's, comments
-_WEBP_NOTES = frozenset({b"EXIF", b"XMP "})
-_WEBP_HAS_NOTES = 0x08 | 0x04
+_PNG_MANIFEST = b"caBX"  # of C2PA
 _MOVIE_BOXES = frozenset({b"trak", b"mdia", b"minf"})
 _MOVIE_NOTES = frozenset({b"udta", b"meta"})
 _GIF_KEPT = (b"NETSCAPE2.0", b"ANIMEXTS1.0", b"ICCRGBG1012")  # how often it plays, its colours
@@ -406,21 +403,15 @@ _SVG_BEGIN = re.compile(rb"<metadata\b", re.IGNORECASE)
 _SVG_END = re.compile(rb"</metadata\s*>", re.IGNORECASE)
 
 
-def strip_metadata(path: Path) -> int:
-    """Its size afterwards. What we can't take apart stays as it is."""
-    with path.open("r+b") as file:
-        head = file.read(SNIFF_BYTES)
-        media_type = sniff_type(head) or _document(head)
-        size = file.seek(0, 2)
-        try:
-            if media_type in _WITHOUT and size <= PICTURE_BYTES_MAX:
-                file.seek(0)
-                _replace(file, _WITHOUT[media_type](file.read()))
-            elif media_type in _OVERWRITE:
-                _OVERWRITE[media_type](file, size)
-        except (struct.error, IndexError, ValueError, RecursionError):
-            pass  # damaged, or of a kind that nobody has seen yet
-        return file.seek(0, 2)
+def strip_notes(file: BinaryIO, media_type: str | None, head: bytes, size: int) -> None:
+    """Removes texts from formats other than PNG, JPEG and WebP. Raises ValueError, IndexError or struct.error for
+    damaged files."""
+    media_type = media_type or _document(head)
+    if media_type in _WITHOUT and size <= PICTURE_BYTES_MAX:
+        file.seek(0)
+        _replace(file, _WITHOUT[media_type](file.read()))
+    elif media_type in _OVERWRITE:
+        _OVERWRITE[media_type](file, size)
 
 
 def replace_prompt(path: Path, prompt: str) -> int:
@@ -444,6 +435,8 @@ def _png_with_prompt(data: bytes, prompt: bytes) -> Stripped:
     while at + 12 <= len(data):
         end = at + 12 + int(struct.unpack_from(">I", data, at)[0])
         kind, content = data[at + 4 : at + 8], data[at + 8 : end - 4]
+        if kind == _PNG_MANIFEST:
+            return bytearray(data)  # any change would break its signature
         if kind in _PNG_PLAIN_TEXTS and content.startswith(_PNG_PROMPT):
             part = kind + _PNG_PROMPT + prompt
             kept += struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part))
@@ -464,42 +457,6 @@ def _replace(file: BinaryIO, data: Stripped) -> None:
     file.seek(0)
     file.write(data)
     file.truncate()
-
-
-def _png(data: bytes) -> Stripped:
-    kept, at = bytearray(data[:8]), 8
-    while at + 12 <= len(data):
-        end = at + 12 + int(struct.unpack_from(">I", data, at)[0])
-        if data[at + 4 : at + 8] not in _PNG_TEXTS:
-            kept += data[at:end]
-        at = end
-    return kept + data[at:]
-
-
-def _jpeg(data: bytes) -> Stripped:
-    kept, at = bytearray(data[:2]), 2
-    # Up to the first scan: behind it there are pixels.
-    while data[at] == 0xFF and data[at + 1] != 0xDA:
-        end = at + 2 + int(struct.unpack_from(">H", data, at + 2)[0])
-        if data[at + 1] not in _JPEG_NOTES:
-            kept += data[at:end]
-        at = end
-    return kept + data[at:]
-
-
-def _webp(data: bytes) -> Stripped:
-    kept, at = bytearray(b"RIFF----WEBP"), 12
-    while at + 8 <= len(data):
-        kind, length = data[at : at + 4], int(struct.unpack_from("<I", data, at + 4)[0])
-        end = at + 8 + length + length % 2
-        part = data[at:end]
-        if kind == b"VP8X":
-            part = part[:8] + bytes([part[8] & ~_WEBP_HAS_NOTES]) + part[9:]
-        if kind not in _WEBP_NOTES:
-            kept += part
-        at = end
-    struct.pack_into("<I", kept, 4, len(kept) - 8)
-    return kept
 
 
 def _gif(data: bytes) -> Stripped:
@@ -531,7 +488,7 @@ def _gif_blocks_end(data: bytes, at: int) -> int:
     return at + 1
 
 
-def _boxes(file: BinaryIO, start: int, end: int) -> Iterator[tuple[bytes, int, int, int]]:
+def iso_boxes(file: BinaryIO, start: int, end: int) -> Iterator[tuple[bytes, int, int, int]]:
     """Kind, start, start of its content, end."""
     for _ in range(PARTS_MAX):
         if start + 8 > end:
@@ -548,7 +505,7 @@ def _boxes(file: BinaryIO, start: int, end: int) -> Iterator[tuple[bytes, int, i
 
 
 def _movie(file: BinaryIO, size: int) -> None:
-    for kind, _, inner, end in list(_boxes(file, 0, size)):
+    for kind, _, inner, end in list(iso_boxes(file, 0, size)):
         if kind == b"moov":
             _free_notes(file, inner, end)
 
@@ -556,12 +513,25 @@ def _movie(file: BinaryIO, size: int) -> None:
 def _iso_picture(file: BinaryIO, size: int) -> None:
     """An animation has a film's boxes besides."""
     _movie(file, size)
-    meta = next((each for each in _boxes(file, 0, size) if each[0] == b"meta"), None)
-    if meta is None:
+    parts = _picture_boxes(file, size)
+    if not parts:
         return
-    parts = {kind: (inner, end) for kind, _, inner, end in _boxes(file, meta[2] + 4, meta[3])}
     iinf, iloc = (_read(file, *parts[name]) for name in (b"iinf", b"iloc") if name in parts)
     empty_items(file, iinf, iloc, parts.get(b"idat", (0, 0))[0])
+
+
+def _picture_boxes(file: BinaryIO, size: int) -> dict[bytes, tuple[int, int]]:
+    """Returns the boxes that describe the items of a picture, by kind: start and end of their content."""
+    meta = next((each for each in iso_boxes(file, 0, size) if each[0] == b"meta"), None)
+    if meta is None:
+        return {}
+    return {kind: (inner, end) for kind, _, inner, end in iso_boxes(file, meta[2] + 4, meta[3])}
+
+
+def has_picture_notes(file: BinaryIO, size: int) -> bool:
+    """Whether a picture of ISO boxes has items with Exif or XMP."""
+    place = _picture_boxes(file, size).get(b"iinf")
+    return place is not None and any(True for _ in _notes_in(_read(file, *place)))
 
 
 def _read(file: BinaryIO, start: int, end: int) -> bytes:
@@ -573,14 +543,20 @@ def _read(file: BinaryIO, start: int, end: int) -> bytes:
 
 def _free_notes(file: BinaryIO, start: int, end: int) -> None:
     """Nothing moves: what the file says about places in it stays true."""
-    for kind, at, inner, until in list(_boxes(file, start, end)):
+    for at, inner, until in list(note_boxes(file, start, end)):
+        fill(file, at + 4, b"free", inner, until)
+
+
+def note_boxes(file: BinaryIO, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yields the start, the start of the content and the end of each box with notes inside a film's header."""
+    for kind, at, inner, until in list(iso_boxes(file, start, end)):
         if kind in _MOVIE_NOTES:
-            _fill(file, at + 4, b"free", inner, until)
+            yield at, inner, until
         elif kind in _MOVIE_BOXES:
-            _free_notes(file, inner, until)
+            yield from note_boxes(file, inner, until)
 
 
-def _fill(file: BinaryIO, name_at: int, name: bytes, start: int, end: int) -> None:
+def fill(file: BinaryIO, name_at: int, name: bytes, start: int, end: int) -> None:
     file.seek(name_at)
     file.write(name)
     file.seek(start)
@@ -595,7 +571,7 @@ def _matroska(file: BinaryIO, size: int) -> None:
         for kind, at, _, until in list(_elements(file, inner, end)):
             if kind == _TAGS and until - at >= 9:
                 length = (until - at - 9).to_bytes(7, "big")
-                _fill(file, at, _VOID + b"\x01" + length, at + 9, until)
+                fill(file, at, _VOID + b"\x01" + length, at + 9, until)
 
 
 def _elements(file: BinaryIO, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
@@ -625,7 +601,7 @@ def _flac(file: BinaryIO, size: int) -> None:
         is_last, kind = head[0] >= 0x80, head[0] & 0x7F
         end = at + 4 + int.from_bytes(head[1:], "big")
         if kind == _FLAC_COMMENT and end <= size:
-            _fill(file, at, bytes([head[0] & 0x80 | _FLAC_PADDING]), at + 4, end)
+            fill(file, at, bytes([head[0] & 0x80 | _FLAC_PADDING]), at + 4, end)
         at = end
 
 
@@ -637,7 +613,7 @@ def _mp3(file: BinaryIO, size: int) -> None:
         length = sum(
             (byte & 0x7F) << shift for byte, shift in zip(head[6:], (21, 14, 7, 0), strict=True)
         )
-        _fill(file, 5, b"\0", 10, min(10 + length, size))
+        fill(file, 5, b"\0", 10, min(10 + length, size))
     file.seek(max(0, size - 128))
     if file.read(3) == b"TAG":
         file.truncate(size - 128)
@@ -735,9 +711,6 @@ def _ogg_checksum(byte: int) -> int:
 
 _OGG_CHECKSUMS = [_ogg_checksum(byte) for byte in range(256)]
 _WITHOUT: Mapping[str, Callable[[bytes], Stripped]] = {
-    "image/png": _png,
-    "image/jpeg": _jpeg,
-    "image/webp": _webp,
     "image/gif": _gif,
     "image/svg+xml": _svg,
 }

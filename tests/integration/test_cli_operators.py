@@ -142,6 +142,18 @@ def test_a_workflow_is_offered_and_withdrawn(admin: Admin) -> None:
     assert (close.code, "plain" in close.err) == (1, True)
 
 
+def test_terms_of_a_workflow_are_changed(admin: Admin) -> None:
+    changed = admin("workflows", "change", "negative", "--ai-mark", "generated", "--json")
+    assert changed.json["ai_mark"] == "generated"
+    assert (
+        "was changed" in admin("workflows", "change", "negative", "--output-rule", "optional").err
+    )
+    shown = admin("workflows", "show", "negative", "--json").json
+    assert (shown["ai_mark"], shown["output"]) == ("generated", "optional")
+    assert "--ai-mark" in admin("workflows", "change", "negative").err
+    admin("workflows", "change", "negative", "--ai-mark", "auto", "--output-rule", "required")
+
+
 def test_who_joins_waits_where_approval_is_manual(admin: Admin, fleet: str) -> None:
     assert admin("fleets", "approval", "spare", "manual").code == 0
     join(admin, fleet, "waits")

@@ -4,19 +4,20 @@ import resource
 import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
 
-from comfyfleet.media import strip_metadata
+from comfyfleet.delivery import strip_metadata
 
 MEMORY_MAX = 160 * 1024**2
 SECONDS_MAX = 60  # it takes a fraction of one; the expression before took hours
 STRIP = """
 import sys
 from pathlib import Path
-from comfyfleet.media import strip_metadata
-print(strip_metadata(Path(sys.argv[1])))
+from comfyfleet.delivery import prepare_file
+print(prepare_file(Path(sys.argv[1]), mark=(sys.argv[2:] or [""])[0] or None).size)
 """
 
 
@@ -68,13 +69,13 @@ def test_notes_behind_the_end_of_a_picture_do_not_make_it_grow(tmp_path: Path, o
     assert path.read_bytes() == bomb
 
 
-def strip_in_little_memory(path: Path) -> None:
+def strip_in_little_memory(path: Path, mark: str = "") -> None:
     """In a process of its own, which gets no more than that beside what it begins with."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MAX, MEMORY_MAX))
 
-    command = [sys.executable, "-c", STRIP, str(path)]
+    command = [sys.executable, "-c", STRIP, str(path), mark]
     subprocess.run(command, check=True, timeout=SECONDS_MAX, preexec_fn=limit)
 
 
@@ -101,3 +102,45 @@ def test_a_picture_of_tiny_parts_takes_little_more_memory_than_its_size(tmp_path
     part = struct.pack(">I4sI", 0, b"IDAT", 0)
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + part * (12 * 1024**2 // len(part)))
     strip_in_little_memory(path)
+
+
+def test_a_film_larger_than_memory_is_marked_in_place(tmp_path: Path) -> None:
+    path, size = tmp_path / "film.mp4", 5 * 1024**3
+    notes = box(b"moov", box(b"udta", b"a secret of somebody"))
+    inner = size - len(notes) - 32
+    start = box(b"ftyp", b"isom\0\0\0\0") + struct.pack(">I4sQ", 1, b"mdat", inner + 16)
+    sparse(path, start, size, notes)
+    strip_in_little_memory(path, mark="trainedAlgorithmicMedia")
+    with path.open("rb") as file:
+        file.seek(size - len(notes))
+        end = file.read()
+    assert b"secret" not in end
+    assert end.count(b"trainedAlgorithmicMedia") == 1
+
+
+def manifest(length: int) -> bytes:
+    name = bytes.fromhex("d8fec3d61b0e483c92975828877ec481")
+    return struct.pack(">I4sQ", 1, b"uuid", 16 + 16 + length) + name
+
+
+def test_a_manifest_as_large_as_a_film_is_searched_only_to_a_limit(tmp_path: Path) -> None:
+    path, size = tmp_path / "bomb.mp4", 2 * MEMORY_MAX
+    start = box(b"ftyp", b"isom\0\0\0\0")
+    sparse(path, start + manifest(size - len(start) - 32), size)
+    strip_in_little_memory(path)
+
+
+def test_many_small_parts_with_marks_take_one_pass(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.webp"
+    part = struct.pack("<4sI", b"XMP ", 0)
+    path.write_bytes(b"RIFF\0\0\0\0WEBP" + part * 400_000 + struct.pack("<4sI", b"C2PA", 0))
+    strip_in_little_memory(path)
+
+
+def test_a_compressed_packet_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.png"
+    body = b"iTXtXML:com.adobe.xmp\0\1\0\0\0" + zlib.compress(bytes(300 * 1024**2), 9)
+    part = struct.pack(">I", len(body) - 4) + body + bytes(4)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + part + struct.pack(">I4sI", 0, b"IEND", 0))
+    strip_in_little_memory(path)
+    assert path.stat().st_size == 8 + 12

@@ -11,7 +11,8 @@ import PIL.Image
 import pytest
 from tests.unit import saved_files
 
-from comfyfleet.media import empty_items, replace_prompt, strip_metadata
+from comfyfleet.delivery import strip_metadata
+from comfyfleet.media import empty_items, replace_prompt
 
 SECRET = "OPERATOR-SECRET-SYSTEM-PROMPT"
 TEXTS = {"prompt": SECRET, "workflow": SECRET * 200, "comment": SECRET}

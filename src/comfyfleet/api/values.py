@@ -103,7 +103,10 @@ class DeliveredOutput(Message):
     kind: str | None = None  # images, gifs, audio … as the node sorted it
     width: int | None = Field(default=None, ge=0)  # of a picture
     height: int | None = Field(default=None, ge=0)
-    is_stripped: bool = False  # of prompts and workflows; else we do it
+    is_stripped: bool = (
+        False  # prepared for delivery, without prompts; otherwise the control plane does it
+    )
+    lost_manifest: bool = False  # a C2PA manifest was removed with the prompt
     # Where the backend has it; told with a job that `records_run`. Inside the job's own folder.
     folder: str | None = None  # output or temp
     subfolder: str | None = None

@@ -179,6 +179,7 @@ class Job(Message):
     model_key: str | None = None
     model_set: str | None = None
     strip_metadata: bool = False  # outputs are delivered without the prompt and workflow in them
+    ai_mark: str | None = None  # IPTC DigitalSourceType, which is added to outputs without one
     # The backend's own messages are wanted: in heartbeats, and the rest with the last report.
     records_run: bool = False
     # It has a price: pictures that are results are not told before the run has succeeded.

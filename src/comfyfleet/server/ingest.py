@@ -10,13 +10,13 @@ from uuid import UUID, uuid5
 
 from blake3 import blake3
 
+from comfyfleet.delivery import strip_metadata
 from comfyfleet.errors import InvalidInput, LimitExceeded, NotFound, Refused
 from comfyfleet.media import (
     LONG_HEADER_BYTES,
     SNIFF_BYTES,
     measure_picture,
     require_pixels,
-    strip_metadata,
 )
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog.model import ExampleFile

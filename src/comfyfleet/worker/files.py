@@ -38,8 +38,9 @@ from comfyfleet.comfy import Backend, OutputFile, Outputs
 from comfyfleet.comfy.backend import Fetched
 from comfyfleet.comfy.events import NodeDone
 from comfyfleet.comfy.server import find_outputs
+from comfyfleet.delivery import prepare_file
 from comfyfleet.errors import FleetError, InvalidInput, LimitExceeded, Unavailable
-from comfyfleet.media import measure_picture, replace_prompt, strip_metadata
+from comfyfleet.media import measure_picture, replace_prompt
 from comfyfleet.transport.files import read_chunks, save_body
 from comfyfleet.transport.http import open_client
 from comfyfleet.transport.retry import RetryPolicy
@@ -301,6 +302,7 @@ class ReadyFile:
     width: int | None = None
     height: int | None = None
     content: bytes | None = None
+    lost_manifest: bool = False
 
 
 class OutputUploads:
@@ -555,7 +557,8 @@ def _delivered(
         kind=file.key,
         width=ready.width,
         height=ready.height,
-        is_stripped=job.strip_metadata,
+        is_stripped=is_prepared(job),
+        lost_manifest=ready.lost_manifest,
         folder=file.folder if job.records_run else None,
         subfolder=own_subfolder(file, job) if job.records_run else None,
     )
@@ -567,9 +570,9 @@ def prepare_output(fetched: Fetched, job: Job) -> ReadyFile:
     All in one call, because each hop to a thread takes time.
     """
     path = fetched.path
-    size = fetched.size_bytes
-    if job.strip_metadata:
-        size = strip_metadata(path)
+    size, lost_manifest = fetched.size_bytes, False
+    if is_prepared(job):
+        size, lost_manifest = prepare_file(path, mark=job.ai_mark, strips=job.strip_metadata)
     elif job.records_run:
         # ComfyUI writes its prompt into pictures; that of the client has no folders of ours.
         size = replace_prompt(path, json.dumps(job.prompt))
@@ -581,4 +584,10 @@ def prepare_output(fetched: Fetched, job: Job) -> ReadyFile:
         width,
         height,
         path.read_bytes() if size <= SMALL_BYTES else None,
+        lost_manifest,
     )
+
+
+def is_prepared(job: Job) -> bool:
+    """Whether files are changed for the customer: prompts removed, a mark added."""
+    return job.strip_metadata or job.ai_mark is not None

@@ -552,6 +552,7 @@ export interface DeliveredOutput {
   width?: number | null
   height?: number | null
   is_stripped?: boolean
+  lost_manifest?: boolean
   folder?: string | null
   subfolder?: string | null
 }
@@ -1211,6 +1212,7 @@ export interface Job {
   model_key: string | null
   model_set: string | null
   strip_metadata: boolean
+  ai_mark: string | null
   records_run: boolean
   holds_results: boolean
   live_outputs: boolean

@@ -71,6 +71,16 @@ FROM_FIELDS = frozenset(
 )
 
 
+OutputOption = Annotated[
+    Literal["required", "optional"] | None,
+    Parameter(help="Whether a result needs a file or a value."),
+]
+AiMarkOption = Annotated[
+    Literal["auto", "generated", "edited", "none"] | None,
+    Parameter(help="How delivered files are marked as made by AI; auto decides by the prompt."),
+]
+
+
 @Parameter(name="*")
 @dataclass(frozen=True)
 class WorkflowTermsOptions:
@@ -89,14 +99,8 @@ class WorkflowTermsOptions:
         int | None,
         Parameter(metavar="TOKENS", help="Offer it in graphs and pipelines; 0: free."),
     ] = None
-    output_rule: Annotated[
-        Literal["required", "optional"] | None,
-        Parameter(help="Whether a result needs a file or a value."),
-    ] = None
-    ai_mark: Annotated[
-        Literal["auto", "generated", "edited", "none"] | None,
-        Parameter(help="How delivered files are marked as made by AI; auto decides by the prompt."),
-    ] = None
+    output_rule: OutputOption = None
+    ai_mark: AiMarkOption = None
     break_effects: Annotated[
         bool,
         Parameter(help="Accept it though published effects don't fit it; these then refuse jobs."),
@@ -267,6 +271,26 @@ def withdraw_workflow(
     with connect(options, context) as plane:
         answer = plane.patch("workflows", slug, is_withdrawn=True)
     plane.tell(answer, f"workflow {slug} is not offered")
+
+
+@workflows_app.command(name="change")
+def change_workflow(
+    slug: WorkflowSlug,
+    /,
+    *,
+    output_rule: OutputOption = None,
+    ai_mark: AiMarkOption = None,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Change the terms of a workflow without a new version."""
+    wanted = {"output": output_rule, "ai_mark": ai_mark}
+    given = {name: value for name, value in wanted.items() if value is not None}
+    if not given:
+        raise InvalidInput("name what to change: --output-rule or --ai-mark")
+    with connect(options, context) as plane:
+        answer = plane.patch("workflows", slug, **given)
+    plane.tell(answer, f"workflow {slug} was changed")
 
 
 @workflows_app.command

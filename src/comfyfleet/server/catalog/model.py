@@ -235,7 +235,7 @@ def model_key(models: Iterable[ModelUse]) -> str | None:
     """Returns the largest model of a job, as far as input names tell; workers avoid loading it
     twice."""
     uses = list(models)
-    heavy = next((use for tier in HEAVY_INPUTS for use in uses if _is_heavy(use, tier)), None)
+    heavy = next((use for tier in HEAVY_INPUTS for use in uses if is_heavy(use, tier)), None)
     chosen = heavy or next(iter(uses), None)
     if chosen is None:
         return None
@@ -272,7 +272,7 @@ def _first_text(value: Any, default: Any) -> Any:
     return default if value is None else value
 
 
-def _is_heavy(use: ModelUse, tier: tuple[str, ...]) -> bool:
+def is_heavy(use: ModelUse, tier: tuple[str, ...]) -> bool:
     class_name, _, name = use.input.partition(".")
     lowered = class_name.lower()
     is_light = any(word in lowered for word in LIGHT_CLASSES) and "checkpoint" not in lowered

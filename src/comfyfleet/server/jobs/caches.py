@@ -207,6 +207,8 @@ class JobCaches:
     # What the gateway keeps, which is above this package.
     gateway: dict[str, Any] = field(default_factory=dict)
     run_seconds: RunSeconds = field(default_factory=RunSeconds)
+    # Workflows whose operators were warned that a C2PA manifest is removed.
+    lost_manifests: set[str] = field(default_factory=set)
     effect_slugs: dict[UUID, str] = field(default_factory=dict)  # they never change
     # Whether nobody can run jobs of a kind.
     shortages: TtlCache[Shortage | None] = field(default_factory=lambda: TtlCache(SHORTAGE_TTL))

@@ -19,22 +19,21 @@ from blake3 import blake3
 
 from comfyfleet.api.values import DeliveredOutput
 from comfyfleet.api.worker import RunEvent
+from comfyfleet.delivery import prepare_file
 from comfyfleet.errors import Conflict, InvalidInput, LimitExceeded, NotFound, Refused, Unavailable
 from comfyfleet.media import (
     HEADER_BYTES,
     LONG_HEADER_BYTES,
     picture_size,
     require_pixels,
-    strip_metadata,
 )
 from comfyfleet.server.catalog import service as catalog
-from comfyfleet.server.catalog.model import RunTerms
 from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.jobs import store
+from comfyfleet.server.jobs.ai_marks import DeliveryRules, delivery_rules
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.model import (
     Job,
-    JobSpec,
     asks_for_previews,
     output_folder_of,
     tells_results_live,
@@ -199,12 +198,7 @@ class StoredOutput:
     source: str
     file: File
     is_known: bool = False
-
-
-def is_metadata_stripped(asked: JobSpec, terms: RunTerms) -> bool:
-    """Whether embedded prompts and workflows are removed; operators' jobs and prompts of the gateway keep them."""
-    is_customers = asked.user_id is not None and asked.gateway is None
-    return is_customers and not terms.keeps_metadata
+    lost_manifest: bool = False  # its C2PA manifest was removed with its prompt
 
 
 async def store_outputs(
@@ -214,12 +208,12 @@ async def store_outputs(
     names = [output.name for output in outputs]
     if len(set(names)) < len(names):
         raise InvalidInput("two outputs have the same name", field="outputs")
-    is_stripping = await _is_output_stripped(context, key, outputs)
+    rules = await _rules_of(context, key, outputs)
     taken: list[StoredOutput] = []
     try:
         for output in outputs:
-            strips = is_stripping and not output.is_stripped
-            taken.append(await _store_output(context, key, output, strips=strips))
+            wanted = None if output.is_stripped else rules
+            taken.append(await _store_output(context, key, output, wanted))
     except BaseException:
         await discard_outputs(context, taken)
         raise
@@ -239,18 +233,19 @@ def delete_sources(context: JobContext, taken: Sequence[StoredOutput]) -> None:
     context.deferred.delete_objects(context.store, [each.source for each in taken])
 
 
-async def _is_output_stripped(
+async def _rules_of(
     context: JobContext, key: LeaseKey, outputs: Sequence[DeliveredOutput]
-) -> bool:
+) -> DeliveryRules | None:
+    """Returns the rules for outputs that the worker has not prepared."""
     if all(each.is_stripped for each in outputs):
-        return False
+        return None
     async with context.tenant(key.tenant_id) as tx:
         job = await store.get(tx, key.tenant_id, key.job_id)
     if job is None or job.asked.gateway is not None:
-        return False
+        return None
     async with context.central.read() as tx:
         terms = await catalog.run_terms(tx, job.asked.workflow_id, job.asked.effect_id)
-    return is_metadata_stripped(job.asked, terms)
+    return delivery_rules(job.asked, terms)
 
 
 def source_key(key: LeaseKey, output: DeliveredOutput) -> str:
@@ -259,7 +254,7 @@ def source_key(key: LeaseKey, output: DeliveredOutput) -> str:
 
 
 async def _store_output(
-    context: JobContext, lease: LeaseKey, output: DeliveredOutput, *, strips: bool
+    context: JobContext, lease: LeaseKey, output: DeliveredOutput, rules: DeliveryRules | None
 ) -> StoredOutput:
     source = source_key(lease, output)
     if output.size > context.settings.max_output_bytes:
@@ -267,10 +262,10 @@ async def _store_output(
     file_id, filename = context.new_id(), safe_name(output.filename or output.name)
     suffix = suffix_of(filename, output.content_type)
     key = kept_output_key(lease.tenant_id, lease.job_id, file_id, suffix)
-    size, content_hash = output.size, output.content_hash
-    if strips:
+    made = PreparedObject(output.size, output.content_hash, output.lost_manifest)
+    if rules is not None:
         await _require_size(context, source, output)
-        size, content_hash = await _copy_stripped(context, source, key, output)
+        made = await _copy_prepared(context, source, key, output, rules)
     else:
         await _copy(context, source, key, output)
     file = File(
@@ -281,12 +276,12 @@ async def _store_output(
         path=key,
         filename=filename,
         mime_type=output.content_type,
-        size=size,
-        content_hash=content_hash,
+        size=made.size,
+        content_hash=made.content_hash,
         metadata={},
         created_at=context.clock(),
     )
-    return StoredOutput(source, file)
+    return StoredOutput(source, file, lost_manifest=made.lost_manifest)
 
 
 async def _copy(context: JobContext, source: str, key: str, output: DeliveredOutput) -> None:
@@ -316,32 +311,42 @@ def _output_missing(output: DeliveredOutput) -> InvalidInput:
     )
 
 
-async def _copy_stripped(
-    context: JobContext, source: str, key: str, output: DeliveredOutput
-) -> tuple[int, str]:
+class PreparedObject(NamedTuple):
+    size: int
+    content_hash: str | None
+    lost_manifest: bool
+
+
+async def _copy_prepared(
+    context: JobContext, source: str, key: str, output: DeliveredOutput, rules: DeliveryRules
+) -> PreparedObject:
     if output.size <= CHUNK_BYTES:
         data = await context.store.get(source)
-        data, content_hash = await asyncio.to_thread(_strip_bytes, data)
+        data, made = await asyncio.to_thread(_prepare_bytes, data, rules)
         await context.store.put(key, data, output.content_type)
-        return len(data), content_hash
+        return made
     with tempfile.TemporaryDirectory(prefix="comfyfleet-") as folder:
         path = Path(folder) / "output"
         with await open_file(path, "wb") as file:
             async for chunk in context.store.chunks(source):
                 await asyncio.to_thread(file.write, chunk)
-        size = await asyncio.to_thread(strip_metadata, path)
-        content_hash = await asyncio.to_thread(_path_hash, path)
+        made = await asyncio.to_thread(_prepare_path, path, rules)
         await context.store.put_file(key, path, output.content_type)
-    return size, content_hash
+    return made
 
 
-def _strip_bytes(data: bytes) -> tuple[bytes, str]:
+def _prepare_bytes(data: bytes, rules: DeliveryRules) -> tuple[bytes, PreparedObject]:
     with tempfile.NamedTemporaryFile(prefix="comfyfleet-") as file:
         file.write(data)
         file.flush()
-        strip_metadata(Path(file.name))
-        kept = Path(file.name).read_bytes()
-    return kept, blake3(kept).hexdigest()
+        path = Path(file.name)
+        made = _prepare_path(path, rules)
+        return path.read_bytes(), made
+
+
+def _prepare_path(path: Path, rules: DeliveryRules) -> PreparedObject:
+    prepared = prepare_file(path, mark=rules.mark, strips=rules.strips)
+    return PreparedObject(prepared.size, _path_hash(path), prepared.lost_manifest)
 
 
 def _path_hash(path: Path) -> str:

@@ -20,6 +20,7 @@ from comfyfleet.server.fleets.model import (
     WorkflowRequirements,
 )
 from comfyfleet.server.jobs import files, service, store
+from comfyfleet.server.jobs.ai_marks import warn_of_lost_manifest
 from comfyfleet.server.jobs.batches import admit_after_end
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.diagnosis import read_availability, requirements_of_job
@@ -144,6 +145,8 @@ async def complete(
     job = ended.job
     notify(context, job)
     await _complete_dispatch(context, row, message, job)
+    if any(each.lost_manifest for each in taken.new):
+        await warn_of_lost_manifest(context, job)
     if ended.outbox_ids and fleet_id is not None:
         _note_run(context, row, message, fleet_id)
     if ended.outbox_ids:

@@ -15,8 +15,9 @@ from comfyfleet.server.catalog.model import AssetRef, RunTerms
 from comfyfleet.server.db import Database
 from comfyfleet.server.db.errors import log_level_of
 from comfyfleet.server.jobs import service, store
+from comfyfleet.server.jobs.ai_marks import delivery_rules
 from comfyfleet.server.jobs.context import JobContext
-from comfyfleet.server.jobs.files import is_metadata_stripped, suffix_of
+from comfyfleet.server.jobs.files import suffix_of
 from comfyfleet.server.jobs.finish import fail, requeue
 from comfyfleet.server.jobs.model import (
     PREVIEW_METHOD,
@@ -146,6 +147,7 @@ async def payload_of(
     context: JobContext, pool: Database, lease: DispatchLease, job: Job
 ) -> wire.Job:
     terms, settings = await _run_terms(context, job.asked), context.settings
+    rules = delivery_rules(job.asked, terms)
     return wire.Job(
         dispatch_id=lease.dispatch_id,
         job_id=job.id,
@@ -164,7 +166,8 @@ async def payload_of(
         max_output_bytes=settings.max_output_bytes,
         model_key=job.asked.model_key,
         model_set=job.asked.model_set,
-        strip_metadata=is_metadata_stripped(job.asked, terms),
+        strip_metadata=rules is not None and rules.strips,
+        ai_mark=rules.mark if rules is not None else None,
         records_run=job.asked.gateway is not None,
         holds_results=job.asked.gateway is not None and not tells_results_live(job.asked),
         live_outputs=tells_results_live(job.asked),
