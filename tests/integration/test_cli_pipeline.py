@@ -274,12 +274,12 @@ def test_a_key_that_is_missing_or_wrong_is_told_apart(
     local_server: LocalServer, command: str
 ) -> None:
     word = {"graph": "show", "pipeline": "status"}[command]
-    for key, said in (
-        ("", "COMFYFLEET_KEY is not set"),
-        ("cf_wrong", "COMFYFLEET_KEY must be"),
-        (local_server.admin_key, "this key is not a customer's"),
+    for url, key, said in (
+        ("http://fleet.invalid", "", "COMFYFLEET_KEY is not set"),
+        (local_server.url, "cf_wrong", "COMFYFLEET_KEY must be"),
+        (local_server.url, local_server.admin_key, "this key is not a customer's"),
     ):
-        environ = {"COMFYFLEET_URL": local_server.url, "COMFYFLEET_KEY": key}
+        environ = {"COMFYFLEET_URL": url, "COMFYFLEET_KEY": key}
         done = comfyfleet(command, word, "7c1f0000-0000-4000-8000-000000000000", environ=environ)
         assert done.code != 0
         assert said in done.err

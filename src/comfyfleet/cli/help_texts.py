@@ -134,6 +134,16 @@ Your own programs on this machine need no key, and you pay nothing. The pages op
 once; `comfyfleet open` prints another.
 """
 
+UPLOAD = """Upload files as media of yours. Prints the id of each, a line each.
+
+Graphs, pipelines and effects take the id where they take a file.
+
+```
+comfyfleet upload photo.png
+comfyfleet pipeline run portraits.yaml --set photo=$(comfyfleet upload photo.png)
+```
+"""
+
 OPEN = """Open the pages of a running `comfyfleet up` in a browser, signed in as its owner.
 
 Prints an address that signs in once. `up` prints such an address at each start; this command prints another, for

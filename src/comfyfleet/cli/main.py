@@ -62,6 +62,9 @@ app.command(
     "comfyfleet.cli.pipeline:app", name="pipeline", help=help_texts.PIPELINE, group=COMPOSED
 )
 app.command(
+    "comfyfleet.cli.upload:upload_command", name="upload", help=help_texts.UPLOAD, group=COMPOSED
+)
+app.command(
     "comfyfleet.cli.triggers:app", name="triggers", help=help_texts.TRIGGERS, group=COMPOSED
 )
 

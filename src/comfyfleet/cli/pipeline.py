@@ -1,125 +1,37 @@
 """`comfyfleet pipeline`: pipelines over the customers' API, and a run's candidates exported as files."""
 
-import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 from rich.console import Group
 from rich.text import Text
 from rich.tree import Tree
 
+from comfyfleet.api.documents import read_document
 from comfyfleet.api.pipelines import CandidateSort
 from comfyfleet.cli import help_texts
-from comfyfleet.cli.context import CliContext, InjectedContext, counted, read_text
+from comfyfleet.cli.context import (
+    OPENABLE_SUFFIXES,
+    CliContext,
+    InjectedContext,
+    counted,
+    open_file,
+    read_text,
+)
 from comfyfleet.cli.control_plane import API_DEFAULTS, PUBLIC_BASE, ApiOptions, ApiSession, connect
-from comfyfleet.cli.job_waiter import live_display
-from comfyfleet.cli.tables import TextTable, json_text, print_json, print_rows, table_cell
-from comfyfleet.cli.upload import download
-from comfyfleet.client import Candidate, Pipeline, PipelineRun, PipelineRunHandle
-from comfyfleet.client.pipelines import candidate_path
-from comfyfleet.errors import InvalidInput, RunFailed, missing_extra
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-
-INDEX, SHEET = "index.json", "contact-sheet.png"
-CELL_PIXELS, GAP_PIXELS, LABEL_PIXELS = 192, 8, 14
-COLUMNS_MAX = 8
-PICTURES_MAX = 2000  # on one sheet
-PAPER, INK = (24, 24, 27), (228, 228, 231)
-
-
-class ExportedFiles(NamedTuple):
-    candidates: int
-    index_file: Path
-    sheet_file: Path
-
-
-def export_candidates(
-    plane: ApiSession, handle: PipelineRunHandle, folder: Path, *, status: str | None = None
-) -> ExportedFiles:
-    """Files that are there in their size already are not fetched again."""
-    require_pillow()
-    rows, pictures = [], []
-    for each in plane.iterate(handle.candidates(status=status)):
-        path = candidate_path(folder, each.path)
-        if each.url and not (path.exists() and path.stat().st_size == each.size):
-            download(plane, each.url, path)
-        file = each.path if path.exists() else None
-        rows.append({**each.model_dump(mode="json"), "url": None, "file": file})
-        pictures.append((each, path))
-    folder.mkdir(parents=True, exist_ok=True)
-    index, sheet = folder / INDEX, folder / SHEET
-    index.write_text(json_text({"run": handle.run, "candidates": rows}), "utf-8")
-    if rows:
-        write_sheet(pictures, [each.name for each in handle.run.steps], sheet)
-    return ExportedFiles(len(rows), index, sheet)
-
-
-def require_pillow() -> None:
-    try:
-        import PIL.Image  # noqa: F401
-    except ImportError:
-        raise missing_extra("the contact sheet", "Pillow", "engine") from None
-
-
-def write_sheet(
-    pictures: Sequence[tuple[Candidate, Path]], steps: Sequence[str], sheet: Path
-) -> None:
-    """Step by step, each picture small, with its score and how it was judged."""
-    from PIL import Image, ImageDraw
-
-    rows = [row for number in range(len(steps)) for row in _rows(pictures, number)]
-    widest = max(len(row) for _, row in rows)
-    height = CELL_PIXELS + LABEL_PIXELS + GAP_PIXELS
-    size = (widest * (CELL_PIXELS + GAP_PIXELS) + GAP_PIXELS, len(rows) * height + GAP_PIXELS)
-    paper = Image.new("RGB", size, PAPER)
-    draw = ImageDraw.Draw(paper)
-    for y, (number, row) in enumerate(rows):
-        for x, (candidate, path) in enumerate(row):
-            corner = (GAP_PIXELS + x * (CELL_PIXELS + GAP_PIXELS), GAP_PIXELS + y * height)
-            small = _small(path)
-            if small:
-                paper.paste(small, corner)
-            label = f"{steps[number]}  {candidate.score:.0f}  {candidate.status}"
-            if candidate.judge_score is not None:
-                label += f"  {candidate.judge_score:.3g}"
-            below = (corner[0], corner[1] + CELL_PIXELS)
-            draw.text(below, _plain(label), INK)
-    paper.save(sheet)
-
-
-def _plain(label: str) -> str:
-    """The font that comes with Pillow has no more letters."""
-    return label.encode("latin-1", "replace").decode("latin-1")
-
-
-def _rows(
-    pictures: Sequence[tuple[Candidate, Path]], number: int
-) -> Iterator[tuple[int, list[tuple[Candidate, Path]]]]:
-    mine = [each for each in pictures[:PICTURES_MAX] if each[0].step == number]
-    for start in range(0, len(mine), COLUMNS_MAX):
-        yield number, mine[start : start + COLUMNS_MAX]
-
-
-def _small(path: Path) -> "Image | None":
-    from PIL import Image
-
-    try:
-        with Image.open(path) as picture:
-            small = picture.convert("RGB")
-    except (OSError, ValueError):
-        return None
-    small.thumbnail((CELL_PIXELS, CELL_PIXELS))
-    return small
-
+from comfyfleet.cli.job_waiter import live_display, retry_while_away
+from comfyfleet.cli.pipeline_files import ExportFolder, pillow_missing
+from comfyfleet.cli.tables import TextTable, print_json, print_rows, table_cell
+from comfyfleet.cli.upload import variables_from
+from comfyfleet.client import Pipeline, PipelineRun, PipelineRunHandle
+from comfyfleet.errors import InvalidInput, RunFailed
 
 app = App(name="pipeline", help=help_texts.PIPELINE, help_format="markdown")
 control = partial(connect, base=PUBLIC_BASE)
@@ -129,6 +41,7 @@ CANDIDATE_COLUMNS = (
     *("id", "step", "status", "judged_by", "score:judge_score", "rating:score"),
     "note:judge_error",
 )
+LOOK_SECONDS, LOOK_SECONDS_MAX = 0.5, 5.0
 PAGE_MAX = 100  # candidates that are asked for at once
 RUN_COLUMNS = ("id", "pipeline", "status", "reason", "tokens", "created_at")
 Run = Annotated[str, Parameter(help="The run's id.")]
@@ -147,9 +60,8 @@ def create(
     context: InjectedContext,
 ) -> None:
     """Register a pipeline. Prints its id, or all of its problems at once."""
-    text = read_text(document)
     with control(options, context) as plane:
-        answer = _made(plane, text)
+        answer = _made(plane, pipeline_document(plane, document, context))
     for warning in answer.warnings:
         context.warn(warning)
     if options.as_json:
@@ -158,9 +70,9 @@ def create(
         context.print_line(str(answer.id))
 
 
-def _made(plane: ApiSession, text: str) -> Pipeline:
+def _made(plane: ApiSession, document: Mapping[str, Any] | str) -> Pipeline:
     try:
-        return plane.run(plane.client.pipelines.create(text))
+        return plane.run(plane.client.pipelines.create(document))
     except InvalidInput as error:
         problems = error.details.get("problems", ())
         if not problems:
@@ -179,7 +91,11 @@ class RunStartOptions:
     base: Annotated[int, Parameter(metavar="N", help="Candidates of the first step.")] = 1
     variables: Annotated[
         tuple[str, ...],
-        Parameter(name="--set", metavar="NAME=VALUE", help="A variable; values are read as JSON."),
+        Parameter(
+            name="--set",
+            metavar="NAME=VALUE",
+            help="A variable; values are read as JSON, and @FILE uploads a file.",
+        ),
     ] = ()
     folder: Annotated[
         str | None, Parameter(metavar="FOLDER", help="The target folder; default: runs/ID.")
@@ -198,7 +114,7 @@ class RunStartOptions:
         ),
     ] = None
 
-    def body(self) -> dict[str, Any]:
+    def body(self, plane: ApiSession) -> dict[str, Any]:
         limits = {
             "concurrent_jobs": self.concurrent,
             "tokens": self.tokens,
@@ -207,7 +123,7 @@ class RunStartOptions:
         }
         return {
             "base_candidates": self.base,
-            "variables": _variables(self.variables),
+            "variables": variables_from(plane, self.variables),
             "target_folder": self.folder,
             "limits": {name: value for name, value in limits.items() if value is not None},
         }
@@ -223,38 +139,75 @@ def run(
     given: RunStartOptions = RunStartOptions(),  # noqa: B008 - frozen
     wait: Annotated[bool, Parameter(help="Show the progress until nothing is left to do.")] = False,
     export_to: Annotated[
-        Path | None, Parameter(name="--export", metavar="DIR", help="Wait, then export.")
+        Path | None,
+        Parameter(
+            name=["--export", "--follow"],
+            metavar="DIR",
+            help="Wait, and write the pictures to this folder while they are made; then an index and a contact sheet.",
+        ),
     ] = None,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Start a run. Prints its id."""
+    """Start a run. Prints its id.
+
+    A step's `workflow` may be the path of a workflow file, relative to the pipeline's file. Under `comfyfleet up` its
+    user needs no key and registers nothing.
+    """
     with control(options, context) as plane:
-        file = Path(pipeline)
-        if file.is_file():
-            pipeline = str(_made(plane, read_text(file)).id)
-        handle = plane.run(plane.client.pipelines.run(pipeline, **given.body()))
+        body = given.body(plane)
+        if Path(pipeline).is_file():
+            pipeline = str(_made(plane, pipeline_document(plane, Path(pipeline), context)).id)
+        handle = plane.run(plane.client.pipelines.run(pipeline, **body))
         if not options.as_json:
             context.print_line(str(handle.id))
-        if wait or export_to:
-            _watch(plane, handle, context)
-        if export_to:
-            _export(plane, handle, export_to, context)
+        folder = ExportFolder(plane, handle, export_to) if export_to else None
+        if wait or folder:
+            _watch(plane, handle, context, folder)
+        if folder:
+            _export(folder, context)
     if options.as_json:
         print_json(handle.run, context)
 
 
-def _variables(texts: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip():
-            raise InvalidInput(f"--set {text!r} sets nothing: write --set name=value")
-        try:
-            found[name.strip()] = json.loads(value)
-        except ValueError:
-            found[name.strip()] = value
-    return found
+def pipeline_document(plane: ApiSession, file: Path, context: CliContext) -> dict[str, Any] | str:
+    """A pipeline's document in which workflow files are registered for this user."""
+    text = read_text(file)
+    document = read_document(text)
+    works = list(_works_of(document))
+    if not any(is_workflow_file(work.get("workflow")) for work in works):
+        return text  # problems are reported with the text as it was written
+    slugs: dict[str, str] = {}
+    for work in works:
+        name = work.get("workflow")
+        if isinstance(name, str) and is_workflow_file(name):
+            if name not in slugs:
+                slugs[name] = _registered(plane, file.parent / name, context)
+            work["workflow"] = slugs[name]
+    return dict(document)
+
+
+def _works_of(document: Any) -> Iterator[dict[str, Any]]:
+    steps = document.get("steps") if isinstance(document, dict) else None
+    for step in steps if isinstance(steps, list) else ():
+        if isinstance(step, dict):
+            yield step
+            if isinstance(step.get("judge"), dict):
+                yield step["judge"]
+
+
+def is_workflow_file(name: object) -> bool:
+    """Slugs have no slash, and no ending that ComfyUI's files have."""
+    return isinstance(name, str) and ("/" in name or name.lower().endswith(OPENABLE_SUFFIXES))
+
+
+def _registered(plane: ApiSession, file: Path, context: CliContext) -> str:
+    opened = open_file(str(file), context.stdin)
+    document = opened.workflow if opened.workflow is not None else opened.prompt
+    answer = plane.post("local", "workflows", name=file.stem, document=document)
+    properties = ", ".join(answer["properties"])
+    context.say(f"{file} is the workflow {answer['slug']}, with the properties {properties}")
+    return str(answer["slug"])
 
 
 @app.command
@@ -278,20 +231,46 @@ def status(
         context.out.print(render_board(handle.run), soft_wrap=True)
 
 
-def _watch(plane: ApiSession, handle: PipelineRunHandle, context: CliContext) -> None:
-    """Until nothing is left that the run could do by itself."""
-    told: str | None = None
-
-    def show(run: PipelineRun) -> None:
-        nonlocal told
-        live.update(render_board(run))
-        # A terminal shows it all the time; a log would show nothing until the end, which may never come.
-        if run.trouble and run.trouble != told and not context.err.is_terminal:
-            context.warn(f"run {run.id} waits: {run.trouble}")
-        told = run.trouble
-
+def _watch(
+    plane: ApiSession,
+    handle: PipelineRunHandle,
+    context: CliContext,
+    folder: ExportFolder | None = None,
+) -> None:
+    """Waits until nothing is left that the run could do by itself, and writes candidates as they are made."""
+    look = partial(
+        retry_while_away,
+        lambda: plane.run(handle.refresh()),
+        context,
+        "the run goes on",
+        time.sleep,
+    )
+    seen: PipelineRun | None = None
+    seconds = LOOK_SECONDS
     with live_display(context.err) as live:
-        plane.run(handle.wait(on_change=show))
+        while True:
+            run = look()
+            if run != seen:
+                if folder and (seen is None or _made_count(run) != _made_count(seen)):
+                    folder.write_new()
+                live.update(render_board(run))
+                _warn_of_trouble(run, seen, context)
+                seen, seconds = run, LOOK_SECONDS
+            if run.is_resting:
+                return
+            time.sleep(seconds)
+            seconds = min(seconds * 1.5, LOOK_SECONDS_MAX)
+
+
+def _made_count(run: PipelineRun) -> int:
+    return sum(step.made for step in run.steps)
+
+
+def _warn_of_trouble(run: PipelineRun, before: PipelineRun | None, context: CliContext) -> None:
+    """A terminal shows the trouble all the time; a log would show nothing until the end."""
+    was_told = before is not None and before.trouble == run.trouble
+    if run.trouble and not was_told and not context.err.is_terminal:
+        context.warn(f"run {run.id} waits: {run.trouble}")
 
 
 def render_board(run: PipelineRun) -> Group:
@@ -614,29 +593,48 @@ def export(
             help="Only candidates with this status: approved, winner, active or rejected.",
         ),
     ] = None,
+    follow: Annotated[
+        bool, Parameter(help="Write candidates while they are made, until nothing is left to do.")
+    ] = False,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
     """Copy the candidates to a folder, with a JSON index and a contact sheet."""
     with control(options, context) as plane:
         handle = plane.run(plane.client.pipelines.get_run(run))
-        _export(plane, handle, folder, context, status)
+        files = ExportFolder(plane, handle, folder, status)
+        if follow:
+            _watch(plane, handle, context, files)
+        _export(files, context)
 
 
-def _export(
-    plane: ApiSession,
-    handle: PipelineRunHandle,
-    folder: Path,
-    context: CliContext,
-    status: str | None = None,
-) -> None:
-    done = export_candidates(plane, handle, folder, status=status)
+def _export(files: ExportFolder, context: CliContext) -> None:
+    done, status = files.finish(), files.status
     if not done.candidates:
-        made = sum(step.made for step in handle.run.steps)
+        made = sum(step.made for step in files.handle.run.steps)
         which = f"none of its {counted(made, 'candidate', 'candidates')} has the status {status}"
         raise RunFailed(
             f"nothing to export: {which if status and made else 'the run has no candidates yet'}"
         )
-    context.say(f"{counted(done.candidates, 'candidate', 'candidates')} in {folder}")
+    context.say(f"{counted(done.candidates, 'candidate', 'candidates')} in {files.folder}")
     context.say(f"Index: {done.index_file}")
-    context.say(f"Contact sheet: {done.sheet_file}")
+    if done.sheet_file:
+        context.say(f"Contact sheet: {done.sheet_file}")
+    else:
+        hint = pillow_missing().details["hint"]
+        context.warn(f"there is no contact sheet, as Pillow isn't installed. {hint}")
+
+
+@app.command
+def prompt(
+    run: Run,
+    candidate: Annotated[str, Parameter(help="A candidate's id, as tree shows it.")],
+    /,
+    *,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Print the prompt that made a candidate, as JSON. For the user of `comfyfleet up` only."""
+    with control(options, context) as plane:
+        found = plane.get("pipeline-runs", run, "candidates", candidate)
+        print_json(plane.get("local", "jobs", found["job_id"], "prompt")["prompt"], context)

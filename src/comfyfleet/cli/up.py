@@ -24,6 +24,7 @@ from comfyfleet.cli.context import (
     explain_errors,
     url_without_password,
 )
+from comfyfleet.cli.control_plane import URL_DEFAULT
 from comfyfleet.cli.engine import Port, require_engine, start_engine_process
 from comfyfleet.cli.logs import LogLevel, set_up_logs
 from comfyfleet.cli.serve import (
@@ -49,6 +50,7 @@ from comfyfleet.server.maintenance.embedded_fleet import (
     embedded_fleet_secret,
     local_user_key,
     open_embedded_fleet,
+    top_up_local_user,
 )
 from comfyfleet.server.maintenance.runner import Sweep, SweepRunner, run_sweeps
 from comfyfleet.server.maintenance.sweeps import all_sweeps
@@ -183,6 +185,7 @@ class _AllInOne:
             await open_embedded_fleet(plane)
             links = SignInLinks(self.data)
             key = await local_user_key(plane, self.data)
+            await top_up_local_user(plane)
             local = LocalAccess(key, links, trusts_local_users=self.access.trust_local_users)
             backends = [
                 (default_worker_id(socket.gethostname(), url), url) for url in self.backends
@@ -272,7 +275,10 @@ class _AllInOne:
         self.context.say(f"      COMFY_LOCAL_URL={url} comfy run --workflow FILE --wait")
         if find_spec("comfyui_frontend_package"):
             self.context.say(f"      {url}/editor/ in a browser")
-        self.context.say("Next: comfyfleet admin workflows register NAME FILE")
+        self.context.say("Next, without a key and for nothing, with a pipeline of workflow files:")
+        self.context.say(f"      {_prefix(url)}comfyfleet pipeline run PIPELINE --follow DIR")
+        self.context.say("      or, as the operator, with the admin key:")
+        self.context.say("      comfyfleet admin workflows register NAME FILE")
         self.context.say("      comfyfleet admin submit NAME --wait")
 
     def _url_without_key(self, local: LocalAccess) -> str:
@@ -285,6 +291,11 @@ class _AllInOne:
             "with a secret. Don't show it to others."
         )
         return f"{url}{KEY_PATH}{local.key}"
+
+
+def _prefix(url: str) -> str:
+    """What a command needs in front of it where the usual address isn't the right one."""
+    return "" if url == URL_DEFAULT else f"COMFYFLEET_URL={url} "
 
 
 def open_pages(

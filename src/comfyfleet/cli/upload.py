@@ -1,12 +1,16 @@
 """What jobs take from people: values (`--set NAME=VALUE`) and files (`--file NAME=PATH`), which are uploaded; and files of
 results, downloaded."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from comfyfleet.cli.context import require_file
-from comfyfleet.cli.control_plane import ApiSession
+from cyclopts import Parameter
+
+from comfyfleet.cli.context import InjectedContext, require_file
+from comfyfleet.cli.control_plane import API_DEFAULTS, PUBLIC_BASE, ApiOptions, ApiSession, connect
+from comfyfleet.cli.tables import print_json
 from comfyfleet.errors import FleetError, InvalidInput
 from comfyfleet.workflow.embedded import parse_json
 
@@ -92,6 +96,44 @@ def upload(plane: ApiSession, path: Path, *route: str, **fields: Any) -> str:
 
     calls = plane.client.calls
     return str(plane.run(upload_to(calls, plane.route(route), upload_source(path), **fields)))
+
+
+def variables_from(plane: ApiSession, texts: Sequence[str]) -> dict[str, Any]:
+    """`name=value` each: JSON or a text; `@FILE` is uploaded, after all files were found to be there."""
+    values = dict(_split(text, "--set", "name=value") for text in texts)
+    files = {
+        name: require_file(Path(value[1:])) for name, value in values.items() if value[:1] == "@"
+    }
+    uploaded = {name: upload(plane, path, "videos", "uploads") for name, path in files.items()}
+    return {name: uploaded.get(name) or _json_or_text(value) for name, value in values.items()}
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def upload_command(
+    files: Annotated[tuple[Path, ...], Parameter(metavar="FILE", help="Files to upload.")],
+    /,
+    *,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """See help_texts.UPLOAD."""
+    if not files:
+        raise InvalidInput("name a file to upload")
+    for file in files:
+        require_file(file)
+    with connect(options, context, base=PUBLIC_BASE) as plane:
+        for file in files:
+            media = plane.run(plane.client.upload(file))
+            if options.as_json:
+                print_json(media, context)
+            else:
+                context.print_line(str(media.id))
 
 
 def download(plane: ApiSession, url: str, path: Path) -> None:

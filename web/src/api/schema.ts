@@ -1501,9 +1501,28 @@ export interface LineageAnswer {
   tied: number
 }
 
+export interface LocalPrompt {
+  /** As it was submitted; null after COMFYFLEET_PROMPT_KEEP_DAYS. */
+  prompt: Record<string, unknown> | null
+}
+
 export interface LocalSignIn {
   /** From the address that `comfyfleet up` or `comfyfleet open` has printed. It works once. */
   secret: string
+}
+
+export interface LocalWorkflow {
+  /** The beginning of its slug, such as the file's name. */
+  name: string
+  /** A workflow as ComfyUI's editor saves it, a prompt, or a JSON that holds one. */
+  document: Record<string, unknown>
+}
+
+export interface LocalWorkflowAnswer {
+  /** What steps of pipelines name it by. */
+  slug: string
+  /** The types of its properties, by name. */
+  properties: Record<string, string>
 }
 
 export interface MadeEffect {

@@ -18,6 +18,7 @@ from comfyfleet.server.http import (
     errors,
     examples,
     health,
+    local_workflows,
     oidc,
     public,
     sign_in,
@@ -252,7 +253,7 @@ _OTHER_ROUTES = [
     *_routes_of(
         health.metrics_router, health.router, router, sign_in.router, oidc.router, *public.ROUTERS
     ),
-    *_routes_of(examples.router),
+    *_routes_of(examples.router, local_workflows.router),
     *_routes_of(*admin.ROUTERS, responses=PROBLEMS),
 ]
 

@@ -20,6 +20,7 @@ from comfyfleet.server.fleets.model import Fleet, FleetWorker
 from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.server.secrets import KEY_CHARACTERS, hash_key, new_key
 from comfyfleet.server.tenants import service as tenants
+from comfyfleet.server.tenants import wallet as ledger
 from comfyfleet.server.tenants.model import NewApiKey, new_api_key
 
 FLEET, STAGE = "default", "production"
@@ -27,6 +28,8 @@ SECRET_FILE = "fleet.secret"  # noqa: S105 - the name of a file
 LOCAL_KEY_FILE = "local.key"
 # Whose prompts come from programs of this machine, which bring no key.
 LOCAL = "local"
+# More than one person can spend between two starts.
+LOCAL_TOKENS, LOCAL_TOKENS_LEAST = 1_000_000_000, 500_000_000
 LOCAL_TENANT = UUID("de7a0170-0000-4000-8000-00000000c0de")
 SECRET_MODE = 0o600
 
@@ -81,6 +84,17 @@ async def local_user_key(plane: ControlPlane, data: Path) -> str:
         )
         await tenants.create_key(tx, new, now=now)
     return key
+
+
+async def top_up_local_user(plane: ControlPlane) -> None:
+    """Credits the local user, who pays nothing, with more tokens than one person can spend until the next start."""
+    user_id, now = uuid5(LOCAL_TENANT, LOCAL), plane.clock()
+    async with plane.context.tenant_transaction(LOCAL_TENANT) as tx:
+        wallet = await ledger.lock_wallet(tx, LOCAL_TENANT, user_id, now=now)
+        missing = LOCAL_TOKENS - wallet.balance
+        if wallet.balance < LOCAL_TOKENS_LEAST:
+            reference = f"comfyfleet-up-{plane.context.new_id()}"
+            await ledger.credit(tx, LOCAL_TENANT, user_id, missing, reference, now=now)
 
 
 async def _ensure_local_user(plane: ControlPlane) -> UUID:

@@ -239,15 +239,37 @@ async def _checked_variables(
     return found
 
 
-async def _as_file(tx: Tx, owner: tuple[UUID, UUID], name: str, value: Any) -> Any:
-    """What is no media of the user may be a file's own id."""
+async def _as_file(tx: Tx, owner: tuple[UUID, UUID], name: str, value: Any) -> str:
+    """Returns the id of the user's file that a variable names: by media, or by an upload."""
+    field = f"variables.{name}"
     try:
-        item = await media.get_media(tx, *owner, UUID(str(value)))
-    except (ValueError, NotFound):
-        return value
+        named = UUID(str(value))
+    except ValueError:
+        raise InvalidInput(
+            f"the variable {name!r} takes the id of media or of an upload, not {value!r:.60}",
+            field=field,
+            hint=f"The command uploads a file: --set {name}=@FILE",
+        ) from None
+    try:
+        item = await media.get_media(tx, *owner, named)
+    except NotFound:
+        return await _own_file(tx, owner, name, named)
     if item.original_file_id is None:
-        raise Refused("the media has expired", field=f"variables.{name}")
+        raise Refused("the media has expired", field=field)
     return str(item.original_file_id)
+
+
+async def _own_file(tx: Tx, owner: tuple[UUID, UUID], name: str, file_id: UUID) -> str:
+    tenant_id, user_id = owner
+    try:
+        file = await media.get_file(tx, tenant_id, file_id)
+    except NotFound:
+        file = None
+    if file is None or file.user_id != user_id:
+        raise InvalidInput(
+            f"the variable {name!r}: there is no media or file {file_id}", field=f"variables.{name}"
+        )
+    return str(file.id)
 
 
 async def _existing_run(tx: Tx, wanted: StoredRun) -> StoredRun:

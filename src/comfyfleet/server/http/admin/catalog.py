@@ -276,6 +276,21 @@ async def inspect_file(
     return await asyncio.to_thread(_inspection, opened, document, reported, usual)
 
 
+async def suggested_properties(plane: ControlPlane, document: dict[str, Any]) -> list[PropertyBody]:
+    """Returns a property for each input of a workflow that can be set."""
+    opened = _opened(document)
+    reported, usual = await _object_infos(None, document, plane)
+
+    def suggest() -> list[PropertyBody]:
+        seen = inspect(opened, best_object_info(document, [*reported, *usual]))
+        return [
+            PropertyBody(name=each.name, type=each.type, binding=each.binding)
+            for each in suggest_properties(seen)
+        ]
+
+    return await asyncio.to_thread(suggest)
+
+
 def _inspection(
     opened: Opened,
     document: dict[str, Any],

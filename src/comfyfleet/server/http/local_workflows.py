@@ -1,0 +1,121 @@
+"""Workflows that the user of `comfyfleet up` uses in pipelines without an operator: `/api/local/workflows`."""
+
+import asyncio
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from comfyfleet.api.admin import RegisteredVersion
+from comfyfleet.api.values import Response
+from comfyfleet.errors import NotFound
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.catalog import service as catalog
+from comfyfleet.server.http.admin import catalog as registration
+from comfyfleet.server.http.deps import PlaneDep, local_access_of, problems
+from comfyfleet.server.http.public.auth import Reader, Writer
+from comfyfleet.server.http.request_body import Body, JsonRoute, Text
+from comfyfleet.server.jobs import customer
+from comfyfleet.server.maintenance.embedded_fleet import LOCAL, LOCAL_TENANT
+from comfyfleet.server.tenants.model import Caller
+
+router = APIRouter(
+    prefix="/api/local",
+    tags=["pipelines"],
+    route_class=JsonRoute,
+    responses=problems(400, 401, 403, 404, 413, 422, 429, 503),
+)
+NAME_CHARACTERS_MAX = 60
+HASH_CHARACTERS = 12
+_NOT_IN_SLUG = re.compile(r"[^a-z0-9]+")
+
+
+class LocalWorkflow(Body):
+    name: Text = Field(
+        min_length=1,
+        max_length=200,
+        description="The beginning of its slug, such as the file's name.",
+    )
+    document: dict[str, Any] = Field(
+        description="A workflow as ComfyUI's editor saves it, a prompt, or a JSON that holds one."
+    )
+
+
+class LocalWorkflowAnswer(Response):
+    slug: str = Field(description="What steps of pipelines name it by.")
+    properties: dict[str, str] = Field(description="The types of its properties, by name.")
+
+
+@router.post("/workflows")
+async def register_local(
+    body: LocalWorkflow, plane: PlaneDep, request: Request, caller: Writer
+) -> LocalWorkflowAnswer:
+    """Registers a workflow for the local user of `comfyfleet up`, for nothing, with all inputs that can be set.
+
+    The slug contains a hash of the document: an equal document gives the same workflow, and none is ever changed.
+    """
+    _require_local(request, caller)
+    slug = _slug(body.name, body.document)
+    if not await _is_registered(plane, slug):
+        await _register(plane, slug, body.document)
+    async with plane.central.read() as tx:
+        version = await catalog.get_version(tx, await catalog.find_workflow(tx, slug))
+    return LocalWorkflowAnswer(
+        slug=slug, properties={each.name: each.type for each in version.properties}
+    )
+
+
+class LocalPrompt(Response):
+    prompt: dict[str, Any] | None = Field(
+        description="As it was submitted; null after COMFYFLEET_PROMPT_KEEP_DAYS."
+    )
+
+
+@router.get("/jobs/{job_id}/prompt")
+async def show_prompt(
+    job_id: UUID, plane: PlaneDep, request: Request, caller: Reader
+) -> LocalPrompt:
+    """The prompt of a job of the local user of `comfyfleet up`, to whom its workflow belongs as well."""
+    _require_local(request, caller)
+    job = await customer.get_job(plane.context, caller.tenant.id, caller.user_id, job_id)
+    return LocalPrompt(prompt=dict(job.asked.prompt) or None)
+
+
+def _require_local(request: Request, caller: Caller) -> None:
+    if local_access_of(request) is None or caller.tenant.id != LOCAL_TENANT:
+        raise NotFound(
+            "only the user of `comfyfleet up` uses workflow files and sees prompts",
+            hint="An operator registers workflows: comfyfleet admin workflows register",
+        )
+
+
+def _slug(name: str, document: Mapping[str, Any]) -> str:
+    plain = _NOT_IN_SLUG.sub("-", name.lower()).strip("-")[:NAME_CHARACTERS_MAX] or "workflow"
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:HASH_CHARACTERS]}"
+
+
+async def _is_registered(plane: ControlPlane, slug: str) -> bool:
+    async with plane.central.read() as tx:
+        try:
+            await catalog.find_workflow(tx, slug)
+        except NotFound:
+            return False
+    return True
+
+
+async def _register(plane: ControlPlane, slug: str, document: dict[str, Any]) -> RegisteredVersion:
+    suggested = await registration.suggested_properties(plane, document)
+    new = await asyncio.to_thread(
+        registration.NewWorkflow,
+        slug=slug,
+        document=document,
+        properties=suggested,
+        price_tokens=0,
+    )
+    return await registration.register(new, plane, LOCAL)
