@@ -1,6 +1,6 @@
 """How fast workflows are converted, against comfy-cli's converter in the same run.
 
-    make bench        or        python bench/convert.py [--rounds N]
+    make bench        or        python bench/convert.py [--rounds N] [--quick]
 
 Three tables: all recorded workflows of the oracle (median and 95th percentile of the time per
 workflow, each the best of several rounds in which the converters take turns), time per node from 10 to 10,000 nodes, and
@@ -16,7 +16,7 @@ import logging
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,15 @@ console = Console()
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rounds", type=int, default=5)
-    rounds = options.parse_args().rounds
+    options.add_argument("--quick", action="store_true", help="few workflows, one round")
+    given = options.parse_args()
+    rounds = 1 if given.quick else given.rounds
     logging.disable(logging.CRITICAL)  # comfy-cli logs what it can't convert
     if ORACLE.is_dir():
-        compare(load_cases(), rounds)
+        compare(load_cases()[:: 40 if given.quick else 1], rounds)
     else:
         console.print(f"The editor's recordings are not at {ORACLE}: no comparison over them.")
-    scale(rounds)
+    scale(rounds, (10, 100) if given.quick else (10, 100, 1_000, 10_000))
     passes(rounds)
 
 
@@ -104,9 +106,9 @@ def percentile_95(times: list[float]) -> float:
     return sorted(times)[int(len(times) * 0.95)]
 
 
-def scale(rounds: int) -> None:
+def scale(rounds: int, sizes: Sequence[int]) -> None:
     table = Table("nodes", "ms", "µs per node", "comfy-cli µs per node", title="size")
-    for size in (10, 100, 1_000, 10_000):
+    for size in sizes:
         case = (generated(size), CLASSES)
         mine = min(spent(lambda case=case: convert(*case)) for _ in range(rounds))  # type: ignore[misc]
         other = min(spent(lambda case=case: convert_ui_to_api(*case)) for _ in range(rounds))  # type: ignore[misc]

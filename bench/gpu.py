@@ -250,7 +250,11 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--limit-seconds", type=int, default=1800, help="for one scenario (1800)")
     add("--folder", type=Path, default=Path("gpu-bench"), help="for logs and outputs (gpu-bench)")
     add("--json", type=Path, help="where all figures go, too")
-    return parser.parse_args(arguments)
+    add("--quick", action="store_true", help="two jobs on the built-in engine: a smoke run")
+    given = parser.parse_args(arguments)
+    if given.quick:
+        given.engine, given.jobs, given.steps = True, 2, 1
+    return given
 
 
 def checked(given: argparse.Namespace) -> list[str]:

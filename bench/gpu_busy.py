@@ -26,11 +26,12 @@ from support import (
     control_plane,
     exit_on_sigterm,
     first_url,
+    is_quick,
     process,
     wait_for,
 )
 
-JOBS = 100
+JOBS = 4 if is_quick() else 100
 STEPS, STEP_MS = 4, 50
 INPUT_BYTES = 5_000_000
 BUSY_MIN = 0.97
@@ -143,7 +144,7 @@ def main() -> int:
     print(f"{len(found)} jobs, {1000 * busy / len(found):.1f} ms each in the engine")
     print(f"makespan {makespan:.2f} s, executing {busy:.2f} s; longest gaps {longest} ms")
     print(f"busy {100 * busy / makespan:.1f} % (at least {100 * BUSY_MIN:.0f} %)")
-    return 0 if busy / makespan >= BUSY_MIN else 1
+    return 0 if is_quick() or busy / makespan >= BUSY_MIN else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a control plane costs while nothing happens: CPU and memory, alone and with waiting workers.
 
-    make bench        or        python bench/idle.py [--polls 10000] [--seconds 20] [--before PATH]
+    make bench        or        python bench/idle.py [--polls 10000] [--seconds 20] [--before PATH] [--quick]
 
 Workers wait over sockets of their own, each with its key, and ask again when they are answered, as real
 ones do. CPU and memory are those of the server's process.
@@ -34,21 +34,21 @@ from comfyfleet.server.db.central_tables import fleets, workers
 from comfyfleet.server.secrets import hash_key
 from service_load.baseline import ROOT
 from service_load.server import UNLIMITED, ServerProcess, control_plane, running
-from support import ADMIN_KEY, exit_on_sigterm, raise_file_limit
+from support import ADMIN_KEY, exit_on_sigterm, is_quick, raise_file_limit
 
 sys.path.append(str(ROOT))
 from tests.support.databases.postgres import create_database, running_postgres
 
 SQLITE, POSTGRES = "sqlite", "postgres"
-FEW_POLLS = 100
+FEW_POLLS = 10 if is_quick() else 100
 ROWS_AT_ONCE = 500
-WAIT_SECONDS = 60
-SETTLE_SECONDS = 6.0
+WAIT_SECONDS = 5 if is_quick() else 60
+SETTLE_SECONDS = 0.5 if is_quick() else 6.0
 ALL_WAIT_SECONDS_MAX = 300
 SPARE_FILES = 500
 # Not all at once: those that are just being let in take more than those that wait.
 OPENED_PER_SECOND = 200
-AGAIN_SECONDS = 5.0
+AGAIN_SECONDS = 0.5 if is_quick() else 5.0
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,10 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--database", choices=[SQLITE, POSTGRES], action="append")
     parser.add_argument("--before", type=Path, help="a tree with a .venv to compare with")
+    parser.add_argument("--quick", action="store_true", help="few polls, for a second")
     given = parser.parse_args()
+    if given.quick:
+        given.polls, given.seconds = 50, 1.0
     main(
         min(given.polls, allow_files()),
         given.seconds,

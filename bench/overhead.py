@@ -23,9 +23,10 @@ from websockets.asyncio.client import connect
 
 from comfyfleet.comfy import ComfyServer, ServerSettings
 from comfyfleet.engine import serve_in_thread
+from support import is_quick
 
-RUNS = 200
-ROUNDS = 5
+RUNS = 10 if is_quick() else 200
+ROUNDS = 1 if is_quick() else 5
 STEP_MS = 20
 SLOWER_MAX = 1.10
 Round = Callable[[str], Awaitable[float]]
@@ -124,7 +125,7 @@ def main() -> int:
         ratio = table(seconds)
         if real_url:
             asyncio.run(beside_real(served.url, real_url.rstrip("/")))
-    return 0 if ratio <= SLOWER_MAX else 1
+    return 0 if is_quick() or ratio <= SLOWER_MAX else 1
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ if __name__ == "queue":
 
 if __name__ == "__main__":
     try:
+        if "--quick" not in sys.argv:
+            import queue_load.peers  # noqa: F401  (before anything is started)
         from queue_load.main import main
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in PEERS:

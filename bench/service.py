@@ -190,7 +190,9 @@ def main() -> None:
         raise SystemExit(f"--only: no route {unknown[0]!r}; there are {', '.join(ROUTES)}")
     figures = Figures()
     with (
-        baseline_at(given.before) if not given.no_before else nullcontext() as tree,
+        baseline_at(given.before)
+        if not (given.no_before or (given.quick and not given.before))
+        else nullcontext() as tree,
         running_postgres(durable=True) as url,
         tempfile.TemporaryDirectory(prefix="comfyfleet-service-") as folder,
     ):
@@ -200,13 +202,13 @@ def main() -> None:
             databases=given.databases.split(","),
             wanted=[route for route in ROUTES if route.startswith(tuple(wanted))],
             has_floor=not given.no_floor,
-            cycles=given.cycles or (5 if given.quick else 20),
-            calls=40,
-            latency_jobs=30 if given.quick else 150,
-            throughput_jobs=100 if given.quick else 500,
+            cycles=given.cycles or (2 if given.quick else 20),
+            calls=10 if given.quick else 40,
+            latency_jobs=5 if given.quick else 150,
+            throughput_jobs=20 if given.quick else 500,
             throughput_rounds=1 if given.quick else 3,
-            idle_polls=500 if given.quick else 10_000,
-            idle_seconds=5 if given.quick else 20,
+            idle_polls=50 if given.quick else 10_000,
+            idle_seconds=1 if given.quick else 20,
             processes=[int(each) for each in given.processes.split(",") if each],
             parts=[each for each in given.parts.split(",") if each],
         )

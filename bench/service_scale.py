@@ -1,6 +1,6 @@
 """What routes cost when a tenant has had a million jobs, against one that has had few.
 
-    python bench/service_scale.py [JOBS] [--only sqlite|postgres] [--rounds N]
+    python bench/service_scale.py [JOBS] [--only sqlite|postgres] [--rounds N] [--quick]
     python bench/service_scale.py --memory 50000
 
 Both control planes are in this process and are asked in turn, so that a busy machine is busy for both.
@@ -25,7 +25,7 @@ from service_load.baseline import ROOT
 from service_load.job_lifecycle import running_control_plane
 from service_load.measures import throughput
 from service_load.server import control_plane
-from support import exit_on_sigterm
+from support import exit_on_sigterm, is_quick
 
 sys.path.append(str(ROOT))
 from tests.support.databases.factory import Databases
@@ -33,7 +33,7 @@ from tests.support.databases.postgres import create_database, running_postgres
 from tests.support.databases.reads import Read
 from tests.support.server.routes import FilledControlPlane, control_plane_with_jobs
 
-FEW = 600
+FEW = 100 if is_quick() else 600
 GROWTH_MAX = 1.5
 CLIENTS, WORKERS = 8, 16
 MB = 1024**2
@@ -49,7 +49,10 @@ def main() -> None:
     options.add_argument(
         "--memory", type=int, help="so many jobs go through a server; does it grow?"
     )
+    options.add_argument("--quick", action="store_true", help="few jobs, one round")
     given = options.parse_args()
+    if given.quick:
+        given.jobs, given.rounds = 2 * FEW, 2
     for kind in ("sqlite", "postgres"):
         if given.only in (None, kind):
             server = running_postgres() if kind == "postgres" else nullcontext()

@@ -23,6 +23,14 @@ HISTORY_MAX = 10_000
 END_SECONDS_MAX = 300
 
 
+def is_quick() -> bool:
+    """Whether only the smallest load is wanted, to see that the benchmark runs.
+
+    Its figures say nothing, so no limit is judged.
+    """
+    return "--quick" in sys.argv
+
+
 def exit_on_sigterm() -> None:
     """Makes SIGTERM exit like Ctrl-C: each `finally` runs, so servers are stopped and folders removed.
 

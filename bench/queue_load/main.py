@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from comfyfleet.server.db import Database
-from queue_load import comfyfleet_queue, idle_polls, peers, pickup
+from queue_load import comfyfleet_queue, idle_polls, pickup
 
 sys.path.append(str(Path(__file__).parents[2]))
 from tests.support.databases.postgres import create_database, running_postgres
@@ -33,7 +33,9 @@ Way = Callable[[], Awaitable[float]]
 def main() -> None:
     options = argparse.ArgumentParser(description="How fast the queue is.")
     options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--quick", action="store_true", help="fewer rounds, jobs and rows")
+    options.add_argument(
+        "--quick", action="store_true", help="few jobs and rows, without the peers"
+    )
     options.add_argument("--synchronous-commit", choices=["on", "off"], default="off")
     given = options.parse_args()
     bench = Bench(1 if given.quick else given.rounds, given.quick)
@@ -45,9 +47,10 @@ def main() -> None:
 class Bench:
     def __init__(self, rounds: int, quick: bool) -> None:
         self.rounds = rounds
-        self.jobs = 2_000 if quick else 6_000
-        self.many = 100_000 if quick else 1_000_000
-        self.polls = min(idle_polls.polls_possible(), 1_000 if quick else idle_polls.POLLS_MAX)
+        self.is_quick = quick
+        self.jobs = 200 if quick else 6_000
+        self.many = 2_000 if quick else 1_000_000
+        self.polls = min(idle_polls.polls_possible(), 50 if quick else idle_polls.POLLS_MAX)
 
     async def on_postgres(self, url: str, synchronous_commit: str) -> None:
         server = await asyncpg.connect(url)
@@ -58,8 +61,9 @@ class Bench:
             f"PostgreSQL, synchronous_commit={synchronous_commit} for all, {self.rounds} rounds in turn"
         )
         database = await comfyfleet_queue.prepare(await create_database(url), 1_000)
-        await self.against_peers(database, url)
-        await self.pickup(database, url)
+        if not self.is_quick:
+            await self.against_peers(database, url)
+            await self.pickup(database, url)
         deep = await comfyfleet_queue.prepare(await create_database(url), self.many)
         await self.depth(database, deep)
         await deep.close()
@@ -87,6 +91,8 @@ class Bench:
 
     async def against_peers(self, database: Database, url: str) -> None:
         """Leases and completes, with the same number of jobs in progress."""
+        from queue_load import peers
+
         pgqueuer, procrastinate = await create_database(url), await create_database(url)
         await peers.prepare_pgqueuer(pgqueuer)
         await peers.prepare_procrastinate(procrastinate)
@@ -137,6 +143,8 @@ class Bench:
         return await comfyfleet_queue.cycles(database, jobs=self.jobs, workers=workers)
 
     async def pickup(self, database: Database, url: str) -> None:
+        from queue_load import peers
+
         peer = await create_database(url)
         await peers.prepare_pgqueuer(peer)
         await comfyfleet_queue.empty(database)

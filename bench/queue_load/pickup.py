@@ -11,12 +11,9 @@ import uuid
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from pgqueuer.core.qm import QueueManager
-
 from comfyfleet.server.db import Database
 from comfyfleet.server.queue.model import NewDispatch, QueueLane
 from queue_load import comfyfleet_queue
-from queue_load.peers import ENTRYPOINTS, pgqueuer_queries
 
 PAUSE_SECONDS = 0.01
 
@@ -57,6 +54,10 @@ async def of_ours(database: Database, *, jobs: int) -> Pickup:
 
 async def of_pgqueuer(url: str, *, jobs: int) -> Pickup:
     """Its own QueueManager waits, woken by its own notify."""
+    from pgqueuer.core.qm import QueueManager
+
+    from queue_load.peers import ENTRYPOINTS, pgqueuer_queries
+
     times = []
     picked: asyncio.Future[float] = asyncio.Future()
     async with pgqueuer_queries(url) as queries, pgqueuer_queries(url) as submitting:

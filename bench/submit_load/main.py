@@ -55,7 +55,7 @@ def main() -> None:
 
 
 async def submits(databases: Databases, folder: Path, given: Any) -> None:
-    jobs, rounds = (200, 2) if given.quick else (given.jobs, given.rounds)
+    jobs, rounds = (40, 1) if given.quick else (given.jobs, given.rounds)
     async with submit_setup_on(databases, folder) as submit_setup:
         await _number_from_far(submit_setup)
         record, template = await _recorded(submit_setup)
@@ -81,7 +81,7 @@ async def submits(databases: Databases, folder: Path, given: Any) -> None:
 
 
 async def shows(databases: Databases, folder: Path, given: Any) -> None:
-    many, rounds = (10_000, 2) if given.quick else (MANY, given.rounds)
+    many, rounds = (1_000, 1) if given.quick else (MANY, given.rounds)
     async with AsyncExitStack() as stack:
         readers = {}
         for jobs in (FEW, many):
