@@ -127,13 +127,35 @@ def test_keys_are_in_no_log_line_and_no_metric(gateway: GatewayProcess, user: Ga
     httpx.post(f"{gateway.url}/k/{user.key}/prompt", content=b"{")
     httpx.get(f"{gateway.url}/k/{user.key}%2Fqueue")
     httpx.get(f"{gateway.url}/%6b/{user.key}/queue")
+    secret = user.key.removeprefix("cf_")
+    mistyped = [
+        "//k/KEY/queue",
+        "/api/k/KEY/queue",
+        "/K/KEY/queue",
+        "/editor/k/KEY/",
+        "/api//K//KEY",
+    ]
+    mistyped += ["/api/%6B/KEY/queue", "/k%2FKEY%2Fqueue"]
+    for path in mistyped:
+        for key in (user.key, secret):
+            httpx.get(gateway.url + path.replace("KEY", key))
+    for path in ("/KEY/queue", "/api/jobs/KEY/cancel"):
+        httpx.get(gateway.url + path.replace("KEY", user.key))
     marker = "0a1b2c3d-marker"
     httpx.get(f"{gateway.url}/history/{marker}")
     gateway.running.wait_for_line(marker)
-    assert not [line for line in gateway.running.said if user.key in line]
+    assert not [line for line in gateway.running.said if secret in line]
     metrics = httpx.get(f"{gateway.url}/metrics").text
     assert "/history/{prompt_id}" in metrics
     assert user.key not in metrics
+
+
+@pytest.mark.parametrize("path", ["/k/", "/k", "/k/x", "/k/x?y", "/k//", "/k/x%2Fy", "/k/%2F"])
+def test_an_address_without_a_path_after_the_key_is_no_error(
+    gateway: GatewayProcess, path: str
+) -> None:
+    answer = httpx.get(gateway.url + path)
+    assert answer.status_code < 500, answer.text
 
 
 def test_a_page_under_a_key_tells_no_other_site_of_it(

@@ -3,6 +3,7 @@ store. Pure."""
 
 import json
 import math
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -110,6 +111,11 @@ class DeliveredOutput(Message):
     # Where the backend has it; told with a job that `records_run`. Inside the job's own folder.
     folder: str | None = None  # output or temp
     subfolder: str | None = None
+
+
+def is_plain_line(text: str) -> bool:
+    """Checks that a text has no control characters, such as line breaks."""
+    return all(unicodedata.category(each) != "Cc" for each in text)
 
 
 def problem_with_text(text: str) -> str | None:

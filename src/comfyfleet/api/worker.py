@@ -279,11 +279,23 @@ class Polled(Message):
 PREVIEW_CHARACTERS_MAX = 700_000
 
 
+NODE_CHARACTERS_MAX, STEPS_MAX = 200, 2**31 - 1
+
+
+def _short_node(node: Any) -> Any:
+    return node[:NODE_CHARACTERS_MAX] if isinstance(node, str) else node
+
+
+def _plausible_step(step: Any) -> Any:
+    return step if not isinstance(step, int) or 0 <= step <= STEPS_MAX else None
+
+
 class Progress(Message):
     percent: float | None = Field(default=None, ge=0, le=100)
-    node: str | None = None
-    step: int | None = None
-    steps: int | None = None
+    # Customers' streams show these. Absurd values are left out, so that the heartbeat still counts.
+    node: Annotated[str | None, BeforeValidator(_short_node)] = None
+    step: Annotated[int | None, BeforeValidator(_plausible_step)] = None
+    steps: Annotated[int | None, BeforeValidator(_plausible_step)] = None
     # A data: URL of a small picture, from simple workers; `preview` of a heartbeat says more.
     preview: str | None = Field(default=None, max_length=PREVIEW_CHARACTERS_MAX)
 

@@ -231,7 +231,7 @@ def parse_original(form: FormData) -> ViewedFile | None:
     try:
         named: dict[str, str] = json.loads(reference if isinstance(reference, str) else "")
         return parse_view({key: value for key, value in named.items() if isinstance(value, str)})
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UnforeseenInput("original_ref must name a file") from error
     except ViewRefused:
         return None

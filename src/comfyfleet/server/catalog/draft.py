@@ -22,6 +22,7 @@ from comfyfleet.server.catalog.model import (
     shown,
 )
 from comfyfleet.server.catalog.payload import (
+    FILE_PREFIX,
     InputPlace,
     find_document,
     marked_prompt_of,
@@ -404,7 +405,6 @@ def _check_output(
 
 # Types of links that carry no media.
 TEXT_TYPES = frozenset({"STRING", "INT", "FLOAT", "BOOLEAN", "COMBO", "*", "COMFY_MATCHTYPE_V3"})
-FILE_PREFIX = "filename_prefix"
 
 
 def _shows_text_only(

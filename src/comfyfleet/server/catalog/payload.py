@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from comfyfleet.api.values import is_plain_line
 from comfyfleet.errors import InvalidInput, InvalidWorkflow, LimitExceeded
 from comfyfleet.server.catalog import model
 from comfyfleet.server.catalog.model import (
@@ -26,6 +27,7 @@ from comfyfleet.workflow.embedded.reader import DEFAULT_LIMITS
 from comfyfleet.workflow.text_patterns import Random
 
 VALUE_DEPTH_MAX = 100
+FILE_PREFIX = "filename_prefix"
 _MARK = re.compile("\ue000comfyfleet-([0-9]+)\ue001")
 Prompt = Mapping[str, Mapping[str, Any]]
 
@@ -299,6 +301,7 @@ def fill_payload(
     )
     _refuse_overlap(properties, resolved, assets)
     whole = _fill_values(prompt, properties, resolved, object_info)
+    _require_plain_prefixes(whole)
     uses = model.models_of(whole)
     return JobPayload(
         prompt=whole,
@@ -307,6 +310,17 @@ def fill_payload(
         model_key=model.model_key(uses),
         model_set=model.model_set(uses),
     )
+
+
+def _require_plain_prefixes(prompt: Mapping[str, Any]) -> None:
+    """No file can have such a name, so the job would fail at each of its attempts."""
+    for node in prompt.values():
+        prefix = node.get("inputs", {}).get(FILE_PREFIX)
+        if isinstance(prefix, str) and not is_plain_line(prefix):
+            raise InvalidInput(
+                f"{FILE_PREFIX} must not contain control characters, such as line breaks",
+                field="properties",
+            )
 
 
 def with_defaults(

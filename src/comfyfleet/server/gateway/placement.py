@@ -15,6 +15,7 @@ from functools import partial
 from random import Random
 from typing import Any, TypeGuard
 
+from comfyfleet.api.values import is_plain_line
 from comfyfleet.errors import FleetError
 from comfyfleet.protocol.http import json_text
 from comfyfleet.protocol.payloads import RefusedPrompt
@@ -53,6 +54,7 @@ from comfyfleet.server.gateway.offers import (
     input_spec,
     offer_cache,
 )
+from comfyfleet.server.gateway.policy import PREFIX
 from comfyfleet.server.jobs.caches import TtlCache
 from comfyfleet.server.queue import service as dispatch
 
@@ -80,6 +82,7 @@ def match_prompt(
     """Raises RefusedPrompt."""
     _require_backends(offer)
     _require_short_ids(prompt)
+    _require_plain_prefixes(prompt)
     _require_types(offer, prompt)
     backends = _allowing(offer, prompt)
     found: dict[str, tuple[PromptValidation, OfferedNodes]] = {}
@@ -133,6 +136,16 @@ def _require_short_ids(prompt: Prompt) -> None:
         if len(node_id) > NODE_ID_CHARACTERS_MAX:
             says = f"A node's id has at most {NODE_ID_CHARACTERS_MAX} characters"
             raise RefusedPrompt(fault("invalid_node_id", says, f"{node_id[:40]}…"), {})
+
+
+def _require_plain_prefixes(prompt: Prompt) -> None:
+    """No file can have such a name, so the prompt would fail at each of its attempts."""
+    for node_id, node in prompt.items():
+        prefix = (node.get("inputs") or {}).get(PREFIX)
+        text = prefix.get(WRAPPED) if isinstance(prefix, dict) else prefix
+        if isinstance(text, str) and not is_plain_line(text):
+            says = f"{PREFIX} must not contain control characters, such as line breaks"
+            raise RefusedPrompt(fault("invalid_filename_prefix", says, f"Node ID '#{node_id}'"), {})
 
 
 def _require_unwrapped(given: Prompt, read: Prompt) -> None:

@@ -40,6 +40,9 @@ UNKNOWN_ROUTE = "unknown"
 # Where links show results, and the page that does: the rest of the path is a secret.
 SHARED_PATH = "/api/shared"
 _SHARED = re.compile(r"((?:/api)?/+shared)/.*", re.I | re.S)
+# A key in the path, also where it was mistyped: `//k/KEY`, `/api/k/KEY`, `/K/KEY`; and our keys anywhere.
+_KEY = re.compile(r"(?i:/+k/+)[^/]+|[a-z]{2,3}_[0-9a-fA-F]{64}")
+HIDDEN_KEY = "/k/hidden"
 # None: a worker closes a poll that it no longer needs, with almost every job.
 _NORMAL_STATUSES = (200, 304, None)
 # Clients can send any method, and each would be a series of its own.
@@ -153,9 +156,11 @@ def _route(scope: Scope) -> str:
 
 def _path(scope: Scope) -> str:
     """Returns the path as sent, so without line breaks; without the query, which may contain a
-    signature, and without the secret of a shared link."""
+    signature, and without the secret of a shared link or a key."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
-    path = raw.partition(b"?")[0].decode("ascii", "backslashreplace")
+    path = _KEY.sub(HIDDEN_KEY, raw.partition(b"?")[0].decode("ascii", "backslashreplace"))
+    if HIDDEN_KEY not in path and _KEY.search(scope["path"]):
+        return HIDDEN_KEY  # written in another way, such as %6b
     hidden = _SHARED.sub(r"\1/hidden", path)
     if hidden == path and _SHARED.search(scope["path"]):
         return f"{SHARED_PATH}/hidden"  # written in another way, such as %73hared

@@ -119,6 +119,22 @@ def suffix_of(filename: str, media_type: str) -> str:
     return extension_of(media_type) or (f"{dot}{ending}" if stem else "")
 
 
+# A browser or a desktop runs such a file as a program, with a right to all that its user may read.
+_RUN_TYPES = frozenset(
+    {"application/hta", "application/xhtml+xml", "message/rfc822", "multipart/related", "text/html"}
+)
+_RUN_ENDINGS = (".hta", ".htm", ".html", ".mht", ".mhtml", ".shtml", ".xhtml", ".xht")
+TEXT_ENDING, TEXT_TYPE = ".txt", "text/plain"
+
+
+def harmless(filename: str, media_type: str) -> tuple[str, str]:
+    """Returns the name and the type of a delivered file, those of a text for one that a desktop would run."""
+    kind = media_type.partition(";")[0].strip().lower()
+    if kind in _RUN_TYPES or "javascript" in kind or filename.lower().endswith(_RUN_ENDINGS):
+        return f"{filename}{TEXT_ENDING}", TEXT_TYPE
+    return filename, media_type
+
+
 def detect_media_type(claimed: str, first: bytes, *, pixels_max: int, is_operators: bool) -> str:
     """Returns the media type that the first bytes confirm. Operators may upload files that are no
     media.
@@ -259,8 +275,10 @@ async def _store_output(
     source = source_key(lease, output)
     if output.size > context.settings.max_output_bytes:
         raise InvalidInput(f"output {output.name!r} is too large", field="outputs")
-    file_id, filename = context.new_id(), safe_name(output.filename or output.name)
-    suffix = suffix_of(filename, output.content_type)
+    file_id = context.new_id()
+    filename, media_type = harmless(safe_name(output.filename or output.name), output.content_type)
+    output = output.model_copy(update={"content_type": media_type})
+    suffix = suffix_of(filename, media_type)
     key = kept_output_key(lease.tenant_id, lease.job_id, file_id, suffix)
     made = PreparedObject(output.size, output.content_hash, output.lost_manifest)
     if rules is not None:
@@ -275,7 +293,7 @@ async def _store_output(
         disk=context.store.disk,
         path=key,
         filename=filename,
-        mime_type=output.content_type,
+        mime_type=media_type,
         size=made.size,
         content_hash=made.content_hash,
         metadata={},

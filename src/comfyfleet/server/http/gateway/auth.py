@@ -53,7 +53,8 @@ def _without_key(scope: Scope) -> Scope:
     key, _, rest = scope["path"].removeprefix(KEY_PREFIX).partition("/")
     raw: bytes = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0]
     # Where the key itself has an encoded slash, the raw path has fewer parts than the path.
-    raw_rest = raw.split(b"/", 3)[3] if raw.count(b"/") == scope["path"].count("/") else b""
+    parts = raw.split(b"/", 3) if raw.count(b"/") == scope["path"].count("/") else []
+    raw_rest = parts[3] if len(parts) > 3 else b""
     kept = [each for each in scope["headers"] if each[0] != b"authorization"]
     bearer = (b"authorization", f"Bearer {key}".encode("latin-1", "replace"))
     return {
