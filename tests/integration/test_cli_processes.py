@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from comfyfleet.cli import serve
-from comfyfleet.cli.serve import ProcessSupervisor
+from comfyfleet.cli import processes
+from comfyfleet.cli.processes import ProcessSupervisor
 from comfyfleet.server.http.listener import listen
 
 COUNT = 4
@@ -22,8 +22,8 @@ import json, os, signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 child = json.loads(sys.argv[-1])
 open(os.path.join(child["folder"], str(os.getpid())), "w").write(str(child["number"]))
-os.write(child["parent"], b"r")
-os.read(child["parent"], 1)
+os.write(child["line"], b"r" + bytes(4))
+os.read(child["line"], 1)
 """
 
 
@@ -34,7 +34,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.write_text(CHILD.format(python=sys.executable))
     path.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(path))
-    monkeypatch.setattr(serve, "BACK_OFF_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(processes, "BACK_OFF_SECONDS_MAX", 0.05)
     return path
 
 

@@ -56,6 +56,7 @@ class ControlPlane:
     small: SmallPictures  # for lists and galleries
     meters: ProcessMetrics = field(default_factory=ProcessMetrics)
     siblings: SiblingProcesses | None = None  # where several processes serve one port
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)  # set: all that waits is to end
 
     @cached_property
     def graphs(self) -> GraphContext:
@@ -70,7 +71,10 @@ class ControlPlane:
         return self.context.queue
 
     def end_waits(self) -> None:
-        """Answers all workers that wait, without a job: this process stops."""
+        """Ends everything that waits, because this process stops: polls get no job, `?wait=` gets the
+        current state, and event streams end."""
+        self.stopping.set()
+        self.context.notifier.stop()
         self.queue.dismiss()
         self.routes.dismiss()
 

@@ -1,5 +1,6 @@
 """Alive and ready, on both databases."""
 
+from collections import Counter
 from pathlib import Path
 
 import asyncpg
@@ -12,6 +13,7 @@ from comfyfleet.clock import utc_now
 from comfyfleet.errors import Refused
 from comfyfleet.server.app import open_control_plane
 from comfyfleet.server.db import Pools, open_database
+from comfyfleet.server.http import health
 from comfyfleet.settings import Settings
 
 
@@ -105,3 +107,31 @@ async def test_a_control_plane_starts_while_a_pool_is_down(
             assert (await client.get("/readyz")).json()["status"] == "ready"
     finally:
         await connection.close()
+
+
+async def test_health_and_metrics_are_made_at_a_limited_rate(
+    sqlite_databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: Counter[str] = Counter()
+
+    async def check(_: object) -> dict[str, str]:
+        made["checks"] += 1
+        return {"store": "ok", "central": "ok"}
+
+    async def render(*_: object) -> bytes:
+        made["metrics"] += 1
+        return b"figures"
+
+    monkeypatch.setattr(health, "_check_all", check)
+    monkeypatch.setattr(health, "_render", render)
+    for name in ("READY_SECONDS", "SCRAPE_SECONDS"):
+        monkeypatch.setattr(health, name, 3600.0)
+    async with plane_on(sqlite_databases, tmp_path) as plane, client_of(plane) as client:
+        for _ in range(3 * health.AT_ONCE):
+            assert (await client.get("/readyz")).status_code == 200
+            assert (await client.get("/metrics")).text == "figures"
+    assert made == {"checks": health.AT_ONCE, "metrics": health.AT_ONCE}
+
+
+def test_an_outage_is_seen_within_two_seconds() -> None:
+    assert health.CHECK_SECONDS_MAX + health.READY_SECONDS < 2

@@ -52,7 +52,7 @@ class PostgresProcess:
     def start(self) -> None:
         # What a process wrote outlives it without being forced to disk; recovery would else wait for
         # every file of the folder.
-        options = f'-h "" -k {self._data} -c fsync=off'
+        options = f'-h "" -k {self._data} -c fsync=off -c max_connections=300'
         self._control("-w", "-o", options, "-l", str(self._data / "log"), "start")
 
     def stop_at_once(self) -> None:

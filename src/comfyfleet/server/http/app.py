@@ -25,6 +25,7 @@ from comfyfleet.server.http import (
     worker,
 )
 from comfyfleet.server.http.admin.auth import authenticate_operator
+from comfyfleet.server.http.body_times import BodyTimes
 from comfyfleet.server.http.cors import CrossOriginCalls, areas_of
 from comfyfleet.server.http.direct_routes import DirectRoutes
 from comfyfleet.server.http.gateway import (
@@ -46,6 +47,7 @@ from comfyfleet.server.http.middleware import (
 )
 from comfyfleet.server.http.objects import objects_routes, small_pictures_route
 from comfyfleet.server.http.request_body import BodyLimits
+from comfyfleet.server.http.strangers import ForwardedRequests
 from comfyfleet.server.http.web import WebPages, no_route, web_routes
 from comfyfleet.server.http.web.pages import NOT_BUILT
 from comfyfleet.server.media.small_pictures import SMALL_PATH
@@ -304,10 +306,17 @@ def create_app(
     )
     app.add_middleware(GatewayRoutes, router=gateway)
     app.add_middleware(EditorRoutes, router=editor_router(gateway))
-    app.add_middleware(AccessLog, meters=plane.meters)
+    _add_outer_middleware(app, plane)
+    return app
+
+
+def _add_outer_middleware(app: FastAPI, plane: ControlPlane) -> None:
+    """Adds what applies to every route; the last one added comes first."""
+    app.add_middleware(BodyTimes)
+    app.add_middleware(ForwardedRequests)
+    app.add_middleware(AccessLog, meters=plane.meters, stopping=plane.stopping)
     app.add_middleware(KeyInPath)
     _allow_origins(app, plane)
-    return app
 
 
 def _allow_origins(app: FastAPI, plane: ControlPlane) -> None:

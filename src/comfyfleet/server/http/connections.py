@@ -3,9 +3,10 @@ keeps its socket, while the memory of the server's own connection object is free
 
 import asyncio
 import logging
+import random
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -68,8 +69,9 @@ class PollAdmission:
             begin()
 
 
-# Keys in a scope's state: the connection that may be parked, and the parked one.
-CONNECTION, PARKED = "connection", "parked"
+# Keys in a scope's state: the connection that may be parked, the parked one, and what a request counts
+# for until its key is known to be valid.
+CONNECTION, PARKED, REQUEST_SLOT = "connection", "parked", "request_slot"
 # What a client sends before it has its response is kept until then, up to this size.
 EARLY_BYTES_MAX = 64 * 1024
 
@@ -140,6 +142,9 @@ class ParkedConnection(asyncio.Protocol):
         if self.waiting is not None:
             self.waiting.stopped()
 
+    def close_soon(self) -> None:
+        self.closes = True
+
     def run(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Runs work as a task that the server waits for when it stops."""
         working, those = asyncio.create_task(work), self._arguments.server_state.tasks
@@ -174,6 +179,25 @@ class ParkedConnection(asyncio.Protocol):
         log, self.log = self.log, None
         if log is not None:
             log.note_parked(self, status)
+
+
+class StrangerSlot(Protocol):
+    """What a connection or request counts for until it has sent a valid key."""
+
+    def release(self) -> None: ...
+
+
+def note_valid_key(scope: Scope) -> None:
+    """Stops counting a request and its connection as those of a client without a valid key."""
+    state = scope.get("state", {})
+    connection: HttpConnection | None = state.get(CONNECTION)
+    slots: tuple[StrangerSlot | None, ...] = (
+        state.get(REQUEST_SLOT),
+        connection.slot if connection is not None else None,
+    )
+    for slot in slots:
+        if slot is not None:
+            slot.release()
 
 
 def connection_of(scope: Scope) -> "HttpConnection | None":
@@ -277,6 +301,8 @@ class HttpConnection(asyncio.Protocol, ABC):
     _deadline: asyncio.TimerHandle | None = None
     is_lost = False
     admission = PollAdmission()
+    closes = False  # after its next response
+    slot: StrangerSlot | None = None
     _is_admitted = False
     on_lost: Callable[[], object] | None = None
     peer_user: int | None = None  # the system's id of the client's user, once it was read
@@ -288,6 +314,7 @@ class HttpConnection(asyncio.Protocol, ABC):
     app_state: dict[str, Any]
     connections: set[Any]
     headers: list[tuple[bytes, bytes]]
+    client: tuple[str, int] | None
     cycle: Any
     flow: FlowControl
     scope: Any
@@ -347,7 +374,21 @@ class HttpConnection(asyncio.Protocol, ABC):
     def _on_headers(self) -> None:
         """Called when the headers are complete: the request may now use the connection."""
         self.scope["state"][CONNECTION] = self
+        if self.closes:
+            self.close_after_response()
         self.cycle.transport = _JoinedWrites(self.transport, self.loop)
+
+    def close_after_response(self) -> None:
+        """Announces with the current response that the connection closes."""
+        if self.cycle.keep_alive and not self.cycle.response_started:
+            self.cycle.keep_alive = False
+            self.cycle.default_headers = [*self.cycle.default_headers, CLOSE_HEADER]
+
+    def close_soon(self) -> None:
+        """Closes after the current response if there is one, else after the next."""
+        self.closes = True
+        if self.cycle is not None:
+            self.close_after_response()
 
     def _on_request(self) -> None:
         if self.scope["path"] == _POLL_PATH and not self._is_admitted:
@@ -400,6 +441,9 @@ class HttpConnection(asyncio.Protocol, ABC):
     def handle_websocket_upgrade(self, *event: object) -> None:
         """From here on nothing of it is ours, but that it counts among the connections."""
         self._cancel_deadline()
+        if self.slot is not None:
+            # The handshake is complete and counts as a request, see strangers.py.
+            self.slot.release()
         super().handle_websocket_upgrade(*event)  # type: ignore[misc]
 
     def on_response_complete(self) -> None:
@@ -628,3 +672,13 @@ def with_limits(
 ) -> type[HttpConnection]:
     """Returns a connection class with other limits and its own poll admission."""
     return type("Connection", (kind,), {"admission": PollAdmission(), **limits})
+
+
+def close_some(connections: Iterable[object], count: int) -> None:
+    """Lets so many connections close after their next response, with those that already will. They are
+    chosen at random: the next ones to respond would be the busiest."""
+    kept = [each for each in connections if isinstance(each, HttpConnection | ParkedConnection)]
+    open_ones = [connection for connection in kept if not connection.closes]
+    more = min(len(open_ones), count - (len(kept) - len(open_ones)))
+    for connection in random.sample(open_ones, max(0, more)):
+        connection.close_soon()

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -21,7 +22,7 @@ from comfyfleet.errors import FleetError, Unauthenticated
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.counters import SiblingProcesses
 from comfyfleet.server.db.schema import require_newest_schema
-from comfyfleet.server.http.deps import PlaneDep
+from comfyfleet.server.http.connections import note_valid_key
 from comfyfleet.server.maintenance.cloudwatch import scaling_figures, wanted_by
 from comfyfleet.server.metrics import (
     GRAPH_RUNS,
@@ -40,9 +41,13 @@ from comfyfleet.server.metrics import (
 from comfyfleet.server.queue.switch_costs import Estimate, ModelOfFleet
 from comfyfleet.server.secrets import hash_key, is_key_of_hash
 
+T = TypeVar("T")
 router = APIRouter(tags=["health"])
 logger = logging.getLogger(__name__)
-CHECK_SECONDS_MAX = 5.0
+# Together, an outage is seen within two seconds.
+CHECK_SECONDS_MAX = 1.4
+READY_SECONDS = 0.5
+AT_ONCE = 20
 FINE = "ok"
 STORE, CENTRAL = NEEDED = ("store", "central")  # without them nothing works
 
@@ -53,19 +58,52 @@ async def alive() -> dict[str, str]:
 
 
 @router.get("/readyz")
-async def ready(plane: PlaneDep, response: Response) -> dict[str, object]:
-    """503 unless the central database, its schema and the store are available.
+async def ready(request: Request, response: Response) -> dict[str, object]:
+    """503 unless the central database, its schema and the store are available, and as soon as this control plane is
+    stopping.
 
     A pool that is down affects only its own tenants: then it is 200 and `degraded`, or a
     load balancer would remove every control plane. The reason is only in the log, because this route is public.
     """
-    parts = _parts(plane)
-    found = dict(
-        zip(parts, await asyncio.gather(*(map(_run_check, parts, parts.values()))), strict=True)
-    )
+    stop: asyncio.Event | None = getattr(request.app.state, "stop", None)
+    if stop is not None and stop.is_set():
+        response.status_code = 503
+        return {"status": "stopping", "checks": {}}
+    plane: ControlPlane = request.app.state.plane
+    checks: _RecentResult[dict[str, str]] = request.app.state.ready
+    found = await checks.get(lambda: _check_all(plane))
     is_ready = all(found[name] == FINE for name in NEEDED)
     response.status_code = 200 if is_ready else 503
     return {"status": _status(found, is_ready=is_ready), "checks": found}
+
+
+async def _check_all(plane: ControlPlane) -> dict[str, str]:
+    parts = _parts(plane)
+    found = await asyncio.gather(*(map(_run_check, parts, parts.values())))
+    return dict(zip(parts, found, strict=True))
+
+
+class _RecentResult(Generic[T]):
+    """Makes a result a few times in a row, then at a limited rate; more frequent calls get the last one.
+
+    Nobody needs a key for it, so it must not take the core.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._left = float(AT_ONCE)
+        self._at = 0.0
+        self._last: asyncio.Task[T] | None = None
+
+    async def get(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        now = asyncio.get_running_loop().time()
+        passed, self._at = now - self._at, now
+        self._left = min(AT_ONCE, self._left + passed / self._seconds)
+        is_running = self._last is not None and not self._last.done()
+        if self._last is None or (self._left >= 1 and not is_running):
+            self._left -= 1
+            self._last = asyncio.create_task(make())
+        return await asyncio.shield(self._last)
 
 
 def _status(found: Mapping[str, str], *, is_ready: bool) -> str:
@@ -103,6 +141,7 @@ async def _run_check(name: str, check: Awaitable[object]) -> str:
 
 # Concurrent or frequent scrapes share one reading of the database.
 FRESH_SECONDS = 2.0
+SCRAPE_SECONDS = 2.0
 PREFIX = "comfyfleet"
 MODELS_SHOWN_MAX = 200
 FIRST_SECONDS_MAX = 10.0
@@ -113,6 +152,8 @@ metrics_router = APIRouter(tags=["health"])
 
 def install(app: FastAPI, plane: ControlPlane) -> None:
     app.state.reading = _MetricsCache(plane)
+    app.state.ready = _RecentResult(READY_SECONDS)
+    app.state.metrics = _RecentResult(SCRAPE_SECONDS)
 
 
 @metrics_router.get("/metrics", response_class=Response)
@@ -123,6 +164,13 @@ async def metrics(request: Request) -> Response:
     """
     plane: ControlPlane = request.app.state.plane
     _require_key(plane.settings.metrics_key, request.headers.get("authorization", ""))
+    if plane.settings.metrics_key:
+        note_valid_key(request.scope)
+    scrapes: _RecentResult[bytes] = request.app.state.metrics
+    return _metrics_response(await scrapes.get(lambda: _render(plane, request)))
+
+
+async def _render(plane: ControlPlane, request: Request) -> bytes:
     if plane.siblings and not plane.siblings.is_first:
         return await _metrics_of_first(plane, plane.siblings, request)
     plane.meters.waiting_polls.set(plane.queue.waiting())
@@ -135,7 +183,7 @@ async def metrics(request: Request) -> Response:
         logger.warning("metrics of the database can't be read: %s", error.message)
         plane.meters.readable.set(0)
         figures = b""
-    return _metrics_response(_process_metrics(plane) + figures)
+    return _process_metrics(plane) + figures
 
 
 def _metrics_response(text: bytes) -> Response:
@@ -155,7 +203,7 @@ def _process_metrics(plane: ControlPlane) -> bytes:
 
 async def _metrics_of_first(
     plane: ControlPlane, siblings: SiblingProcesses, request: Request
-) -> Response:
+) -> bytes:
     """Returns the metrics of the first process.
 
     Counters from the database start with a process, so every scrape must see those of the same one.
@@ -167,11 +215,11 @@ async def _metrics_of_first(
     try:
         async with httpx.AsyncClient(transport=transport, timeout=FIRST_SECONDS_MAX) as client:
             answer = await client.get("http://first/metrics", headers=given)
-        return _metrics_response(answer.raise_for_status().content)
+        return answer.raise_for_status().content
     except httpx.HTTPError as error:
         logger.warning("metrics of the first process can't be read: %s", error)
         plane.meters.readable.set(0)
-        return _metrics_response(_process_metrics(plane))
+        return _process_metrics(plane)
 
 
 def _require_key(key: str, authorization: str) -> None:

@@ -2,22 +2,35 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from comfyfleet.errors import ServerUnavailable
-from comfyfleet.server.http.connections import HttpConnection, with_limits
+from comfyfleet.server.http.acceptor import Acceptor, ClientSocket, refuse
+from comfyfleet.server.http.connections import (
+    HttpConnection,
+    StrangerSlot,
+    close_some,
+    with_limits,
+)
+from comfyfleet.server.http.strangers import AddressLimiter, trusted_proxies
 from comfyfleet.server.http.websockets import FRAME_BYTES_MAX, LimitedWebSocket
 from comfyfleet.signals import on_ending_signals
 
-# Long polls that wait at the stop get so long to be answered; then they are cut off.
-GRACE_SECONDS = 5
+logger = logging.getLogger(__name__)
+# How long a stopping server waits for open requests before it cancels them.
+GRACE_SECONDS = 5.0
+# How long a cancelled request may take to answer 503.
+CANCEL_SECONDS = 1.0
 KEEP_ALIVE_SECONDS = 75
 # Ten thousand workers may come back at the same moment.
 LISTEN_BACKLOG = 4096
@@ -75,54 +88,72 @@ def listener_url(listener: socket.socket) -> str:
     return f"http://{name}:{port}"
 
 
-@dataclass(frozen=True)
-class SharedSocket:
-    """Additional arguments for a process that shares its socket with others."""
+class SocketSource(Protocol):
+    """Where a process of several gets its connections from."""
 
-    at_ready: Callable[[], object]
-    hand_over: asyncio.Event  # set: the others are to get what comes
-    more: Sequence[socket.socket] = ()  # that only this one listens on
+    def open(
+        self,
+        serve: Callable[[ClientSocket, StrangerSlot], None],
+        move: Callable[[int], None],
+    ) -> None:
+        """Called when the process is ready. `move` moves so many connections to other processes."""
+
+    @property
+    def hand_over(self) -> asyncio.Event:
+        """Set when another process takes over."""
+
+
+@dataclass(frozen=True)
+class SharedPort:
+    """Additional arguments for a process that serves a port together with others."""
+
+    source: SocketSource
+    more: Sequence[socket.socket] = ()  # only this process listens on these
 
 
 async def serve(
     app: ASGIApp,
-    listener: socket.socket,
+    listener: socket.socket | None,
     stop: asyncio.Event,
     *,
     at_stop: Callable[[], object] = lambda: None,
     connection: type[HttpConnection] | None = None,
-    shared: SharedSocket | None = None,
+    shared: SharedPort | None = None,
+    strangers: AddressLimiter | None = None,
 ) -> None:
-    """Serves until `stop` is set; `at_stop` ends waiting requests."""
-    server = _Server(
-        uvicorn.Config(
-            app,
-            # So many connections are accepted at a time: of a shared socket one, or a process that is
-            # quick would take all that the others are to serve.
-            backlog=1 if shared else LISTEN_BACKLOG,
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=GRACE_SECONDS,
-            ws=LimitedWebSocket,
-            ws_max_size=FRAME_BYTES_MAX,
-            ws_per_message_deflate=False,
-            http=connection or with_limits(),
-        ),
-        shared.at_ready if shared else lambda: None,
+    """Serves until `stop` is set; `at_stop` ends waiting requests.
+
+    Without a listener, all connections come from `shared`. `strangers` limits connections without a
+    valid key by address; loopback and trusted proxies are exempt by default.
+    """
+    config = uvicorn.Config(
+        app,
+        # Only used on Windows. More would be logged as often when the process is out of files.
+        backlog=1,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        ws=LimitedWebSocket,
+        ws_max_size=FRAME_BYTES_MAX,
+        ws_per_message_deflate=False,
+        http=connection or with_limits(),
     )
-    listeners = [listener, *shared.more] if shared else [listener]
+    server = _Server(config, shared.source if shared else None, strangers or AddressLimiter())
+    listeners = [listener] if listener is not None else []
+    listeners += shared.more if shared else []
     work = asyncio.create_task(server.serve(sockets=listeners), name="http")
     waiting = {asyncio.create_task(stop.wait())}
     if shared:
-        waiting.add(asyncio.create_task(shared.hand_over.wait()))
+        waiting.add(asyncio.create_task(shared.source.hand_over.wait()))
     await asyncio.wait({work, *waiting}, return_when=asyncio.FIRST_COMPLETED)
-    for each in waiting:
-        each.cancel()
-    if shared and shared.hand_over.is_set():
+    for task in waiting:
+        task.cancel()
+    if shared and shared.source.hand_over.is_set():
         await server.hand_over(stop, at_stop)
+    server.close_listeners()
+    server.close_soon()
     at_stop()
     server.exit()
     await work
@@ -131,16 +162,63 @@ async def serve(
 class _Server(uvicorn.Server):
     """A uvicorn server that leaves signals to us, so that API, sweeps and workers stop in order."""
 
-    def __init__(self, config: uvicorn.Config, at_ready: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        source: SocketSource | None,
+        strangers: AddressLimiter,
+    ) -> None:
         super().__init__(config)
-        self._at_ready = at_ready
+        self._source = source
+        self._strangers = strangers.exempting(trusted_proxies(config.forwarded_allow_ips))
+        self._acceptors: list[Acceptor] = []
+        self._opening: set[asyncio.Task[None]] = set()
         self._is_to_exit = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        if sys.platform == "win32":  # its event loop can't watch a listener
+            await super().startup(sockets)
+        else:
+            await super().startup([])
+            self._acceptors = [Acceptor(listener, self._take) for listener in sockets or ()]
         for listener in sockets or ():
             listener.listen(LISTEN_BACKLOG)
-        self._at_ready()
+        for acceptor in self._acceptors:
+            acceptor.start()
+        if self._source is not None:
+            self._source.open(self._serve_client, self._move)
+
+    def _move(self, count: int) -> None:
+        close_some(self.server_state.connections, count)
+
+    def _take(self, accepted: socket.socket, address: str) -> None:
+        slot = self._strangers.enter(address)
+        if slot is None:
+            refuse(accepted)
+        else:
+            self._serve_client(ClientSocket(accepted, slot.release), slot)
+
+    def _serve_client(self, client: ClientSocket, slot: StrangerSlot) -> None:
+        opening = asyncio.create_task(self._open(client, slot))
+        self._opening.add(opening)
+        opening.add_done_callback(self._opening.discard)
+
+    async def _open(self, client: ClientSocket, slot: StrangerSlot) -> None:
+        def new_connection() -> asyncio.Protocol:
+            kind: Any = self.config.http_protocol_class
+            connection: HttpConnection = kind(
+                config=self.config,
+                server_state=self.server_state,
+                app_state=self.lifespan.state,
+            )
+            connection.slot = slot
+            return connection
+
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(new_connection, client)
+        except OSError as error:  # the client is gone already
+            logger.debug("a connection failed as it was opened: %s", error)
+            client.close()
 
     def exit(self) -> None:
         self.should_exit = True
@@ -153,11 +231,21 @@ class _Server(uvicorn.Server):
                 async with asyncio.timeout(DATE_SECONDS):
                     await self._is_to_exit.wait()
 
-    async def hand_over(self, stop: asyncio.Event, at_stop: Callable[[], object]) -> None:
-        """Stops accepting connections; responses to open ones have `Connection: close`, so that
-        clients reconnect to another process."""
-        for server in self.servers:
+    def close_listeners(self) -> None:
+        for acceptor in self._acceptors:
+            acceptor.close()
+        for server in getattr(self, "servers", ()):  # on Windows
             server.close()
+
+    def close_soon(self) -> None:
+        """Lets all connections close after their next response."""
+        close_some(self.server_state.connections, len(self.server_state.connections))
+
+    async def hand_over(self, stop: asyncio.Event, at_stop: Callable[[], object]) -> None:
+        """Leaves new connections to the other processes; responses to open ones have
+        `Connection: close`, so that clients reconnect to another process."""
+        self.close_listeners()
+        self.close_soon()
         self.config.encoded_headers.append(_CLOSE)
         self.server_state.default_headers = [*self.server_state.default_headers, _CLOSE]
         deadline = asyncio.get_running_loop().time() + HAND_OVER_SECONDS
@@ -166,6 +254,37 @@ class _Server(uvicorn.Server):
                 return
             at_stop()
             await asyncio.sleep(HAND_OVER_LOOK_SECONDS)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answers open requests, closes idle connections, and cancels what isn't done in time.
+
+        uvicorn's own cancels requests so that they are answered with a plain-text 500 and a traceback.
+        """
+        self.close_listeners()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(GRACE_SECONDS):
+                while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110
+                    await asyncio.sleep(HAND_OVER_LOOK_SECONDS)
+        except TimeoutError:
+            await self._cut_off()
+
+    async def _cut_off(self) -> None:
+        """Cancels requests: those without a response answer 503, see `AccessLog`."""
+        connections, tasks = list(self.server_state.connections), list(self.server_state.tasks)
+        logger.warning("%d requests did not end in time and are cancelled", len(tasks))
+        for connection in connections:
+            cycle = getattr(connection, "cycle", None)
+            if cycle is not None and cycle.response_started and not cycle.response_complete:
+                connection.transport.abort()
+        await asyncio.sleep(0)  # the transports tell that they are lost
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CANCEL_SECONDS)
+        for connection in list(self.server_state.connections):
+            connection.transport.close()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

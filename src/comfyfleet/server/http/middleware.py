@@ -8,6 +8,7 @@ import time
 import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any, TypeAlias, TypeVar
 
@@ -17,12 +18,28 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from comfyfleet.errors import FleetError, TooManyCalls, Unauthenticated, said_to_customers
+from comfyfleet.errors import (
+    FleetError,
+    TooManyCalls,
+    Unauthenticated,
+    Unavailable,
+    said_to_customers,
+)
 from comfyfleet.log_context import bind_ids
 from comfyfleet.server.app import ProcessMetrics
-from comfyfleet.server.http.connections import PARKED, ParkedConnection, connection_of
+from comfyfleet.server.http.connections import (
+    PARKED,
+    ParkedConnection,
+    connection_of,
+    note_valid_key,
+)
 from comfyfleet.server.http.deps import local_access_of, plane_of
-from comfyfleet.server.http.errors import error_response, response_to_error, status_of
+from comfyfleet.server.http.errors import (
+    error_response,
+    headers_of,
+    response_to_error,
+    status_of,
+)
 from comfyfleet.server.http.request_body import CALLER_GONE
 from comfyfleet.server.secrets import hash_key
 
@@ -57,22 +74,32 @@ class AccessLog:
     disconnects."""
 
     def __init__(
-        self, app: ASGIApp, meters: ProcessMetrics, clock: Callable[[], float] = time.monotonic
+        self,
+        app: ASGIApp,
+        meters: ProcessMetrics,
+        clock: Callable[[], float] = time.monotonic,
+        stopping: asyncio.Event | None = None,
     ) -> None:
         self._app = app
         self._meters = meters
+        self._stopping = stopping
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            with self._cancelled_at_stop():
+                await self._app(scope, receive, send)
             return
         request_id = _given_id(scope) or uuid.uuid4().hex
         reply = _Reply(send, request_id, is_reading=scope["method"] in _READING)
         begun = self._clock()
         with bind_ids(request_id=request_id):
             try:
-                await self._app(scope, receive, reply.send)
+                with self._cancelled_at_stop():
+                    await self._app(scope, receive, reply.send)
+                    return
+                if reply.status is None:
+                    await stopping_response()(scope, receive, reply.send)
             except Exception:
                 logger.exception("unexpected error in %s %s", scope["method"], _path(scope))
                 if reply.status is not None:
@@ -86,6 +113,15 @@ class AccessLog:
                     method = scope["method"] if scope["method"] in _METHODS else OTHER_METHOD
                     seconds = self._clock() - begun
                     self._note(method, _route(scope), _path(scope), reply.status, seconds)
+
+    @contextmanager
+    def _cancelled_at_stop(self) -> Iterator[None]:
+        """Ends a request that the stopping server has cancelled."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._stopping is None or not self._stopping.is_set():
+                raise
 
     def note_parked(self, parked: ParkedConnection, status: int | None) -> None:
         """Logs a parked request; only polls are parked."""
@@ -139,6 +175,13 @@ def internal_error(request_id: str) -> Response:
     """Returns a 500 with the request id under which the error is logged, and no details."""
     message = "something went wrong on our side; the log has it under this id"
     return error_response(500, "internal", message, {"request_id": request_id})
+
+
+def stopping_response() -> Response:
+    """Returns the response to a request that did not end before the server had to stop."""
+    error = Unavailable("this control plane is stopping; try again", retry_after_seconds=1)
+    headers = {**headers_of(error), "connection": "close"}
+    return error_response(503, error.code, error.message, headers=headers)
 
 
 def _given_id(scope: Scope) -> str | None:
@@ -262,6 +305,7 @@ class CallerAuth:
         request = Request(scope)
         try:
             request.state.caller = await self._authenticate(check, request)
+            note_valid_key(scope)
         except FleetError as error:
             if isinstance(error, Unauthenticated) and await _is_nothing_here(request):
                 await self._app(scope, receive, send)

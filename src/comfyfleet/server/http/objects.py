@@ -21,6 +21,7 @@ from comfyfleet.errors import (
     Unavailable,
     said_to_customers,
 )
+from comfyfleet.server.http.connections import note_valid_key
 from comfyfleet.server.media.small_pictures import SMALL_PATH, SMALL_TYPE, SmallPictures
 from comfyfleet.server.storage import ObjectStore
 from comfyfleet.server.storage.local import (
@@ -117,6 +118,7 @@ def small_pictures_route(small: SmallPictures, store: ObjectStore) -> BaseRoute:
         query = request.query_params
         request.scope["query_string"] = REDACTED_QUERY
         small.require_granted(key, query.get("expires", ""), query.get("signature", ""))
+        note_valid_key(request.scope)
         content = await small.read(key)
         if content is not None:
             return _small_response(content, request.headers)
@@ -171,7 +173,9 @@ def _grant_of(store: LocalStore, request: Request, key: str) -> UrlGrant:
     query = request.query_params
     # The server logs this scope when it answers, and a log is no place for a right to an object.
     request.scope["query_string"] = REDACTED_QUERY
-    return store.granted(request.method, key, query)
+    grant = store.granted(request.method, key, query)
+    note_valid_key(request.scope)
+    return grant
 
 
 async def _get(store: LocalStore, request: Request, key: str) -> Response:

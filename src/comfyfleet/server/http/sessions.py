@@ -14,6 +14,7 @@ from starlette.responses import Response
 from comfyfleet.errors import Forbidden
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.db import Tx
+from comfyfleet.server.http.connections import note_valid_key
 from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.server.secrets import KEY_CHARACTERS, new_key
 from comfyfleet.server.tenants import sessions
@@ -53,9 +54,12 @@ async def session_of(plane: ControlPlane, connection: HTTPConnection) -> Browser
     if secret is None:
         return None
     async with plane.central.read() as tx:
-        return await sessions.find_session(
+        session = await sessions.find_session(
             tx, secret, admin_key_hash=plane.admin_key.key_hash, now=plane.clock()
         )
+    if session is not None:
+        note_valid_key(connection.scope)
+    return session
 
 
 async def trusted_session(plane: ControlPlane, connection: HTTPConnection) -> BrowserSession | None:

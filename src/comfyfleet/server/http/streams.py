@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from comfyfleet.errors import TooManyCalls, Unavailable
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.db.errors import log_level_of
+from comfyfleet.server.http.deps import plane_of
 from comfyfleet.server.tenants import sessions
 from comfyfleet.server.tenants.model import Caller
 
@@ -32,6 +33,8 @@ MEDIA_TYPE = "text/event-stream"
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 KEY_SECONDS = 3.0
 RETRY_SECONDS = 10
+# How soon readers reconnect after a control plane has stopped.
+RECONNECT_MILLISECONDS = 1000
 
 
 class StreamLimiter:
@@ -68,7 +71,9 @@ class EventStream(StreamingResponse):
     def __init__(self, request: Request, caller: Caller, lines: AsyncIterator[str]) -> None:
         streams: StreamLimiter = request.app.state.streams
         self._release = streams.take(caller)
-        super().__init__(until_unavailable(lines), media_type=MEDIA_TYPE, headers=HEADERS)
+        stopping = plane_of(request).stopping
+        lines = until_stop(until_unavailable(lines), stopping)
+        super().__init__(lines, media_type=MEDIA_TYPE, headers=HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -87,6 +92,29 @@ async def until_unavailable(lines: AsyncIterator[str]) -> AsyncIterator[str]:
         logger.log(
             log_level_of(error), "event stream ended, database unavailable: %s", error.message
         )
+
+
+async def until_stop(lines: AsyncIterator[str], stopping: asyncio.Event) -> AsyncIterator[str]:
+    """Ends the stream when the control plane stops, and tells readers to reconnect soon."""
+    stop = asyncio.ensure_future(stopping.wait())
+    try:
+        while not stopping.is_set():
+            following = asyncio.ensure_future(anext(lines, None))
+            try:
+                await asyncio.wait({following, stop}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                if not following.done():
+                    following.cancel()
+                    await asyncio.wait({following})
+            if following.cancelled():
+                break
+            line = following.result()
+            if line is None:
+                return
+            yield line
+        yield f"retry: {RECONNECT_MILLISECONDS}\n\n"
+    finally:
+        stop.cancel()
 
 
 class StreamKeyCheck:

@@ -44,6 +44,7 @@ class JobNotifier:
         self.on_change: list[Callable[[UUID], None]] = []  # forget what was read of them
         self.on_missed: list[Callable[[], None]] = []  # forget all: nobody knows what has changed
         self.hears: Callable[[], bool] = lambda: True
+        self.is_stopping = False  # nobody waits any longer
 
     def tell(self, job_id: UUID) -> None:
         for event in self._following.get(job_id, ()):
@@ -87,6 +88,13 @@ class JobNotifier:
 
         return unsubscribe
 
+    def stop(self) -> None:
+        """Ends all waits for changes, also later ones."""
+        self.is_stopping = True
+        for events in self._following.values():
+            for event in events:
+                event.set()
+
     def notify_run(self, kind: str) -> None:
         """Wakes the listeners of this kind of run: a job of such a run has ended, and the outbox
         has a row for it.
@@ -103,6 +111,8 @@ class JobNotifier:
 
     async def any_changed(self, ids: Iterable[UUID], seconds: float) -> bool:
         """Waits for a change of one of these jobs, or of a job of one of these users."""
+        if self.is_stopping:
+            return False
         event, followed = asyncio.Event(), set(ids)
         for each in followed:
             self._following[each].add(event)

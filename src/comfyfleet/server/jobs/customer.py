@@ -227,12 +227,12 @@ def _title(node: Mapping[str, Any]) -> str:
 
 
 async def wait_for_end(context: JobContext, tenant_id: UUID, job_id: UUID, seconds: float) -> Job:
-    """Returns the job when it has ended, or as it is when the time is up."""
+    """Returns the job when it has ended, or as it is when the time is up or this process stops."""
     loop = asyncio.get_running_loop()
     until = loop.time() + min(seconds, WAIT_SECONDS_MAX)
     while True:
         job = await submit.get_job(context, tenant_id, job_id)
         left = until - loop.time()
-        if not job.status.is_active or left <= 0:
+        if not job.status.is_active or left <= 0 or context.notifier.is_stopping:
             return job
         await context.notifier.changed(job_id, min(left, RECHECK_SECONDS))

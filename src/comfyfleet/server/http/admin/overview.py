@@ -46,8 +46,14 @@ from comfyfleet.server.db.metrics_queries import FoundRow, IdSpan
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.gateway.model import job_id_of
 from comfyfleet.server.http.admin.auth import OperatorDep, admin_router, authenticate_operator
-from comfyfleet.server.http.deps import NowDep, PlaneDep
-from comfyfleet.server.http.streams import HEADERS, MEDIA_TYPE, run_shielded, until_unavailable
+from comfyfleet.server.http.deps import NowDep, PlaneDep, plane_of
+from comfyfleet.server.http.streams import (
+    HEADERS,
+    MEDIA_TYPE,
+    run_shielded,
+    until_stop,
+    until_unavailable,
+)
 from comfyfleet.server.jobs.context import in_maintenance
 from comfyfleet.server.maintenance.checks import find_alerts
 from comfyfleet.server.metrics import (
@@ -513,7 +519,7 @@ class ConsoleStream(StreamingResponse):
     def __init__(self, request: Request, feed: ConsoleFeed, operator: str) -> None:
         feed.require_room(operator)
         self._feed, self._operator = feed, operator
-        lines = until_unavailable(_lines(request, feed))
+        lines = until_stop(until_unavailable(_lines(request, feed)), plane_of(request).stopping)
         super().__init__(lines, media_type=MEDIA_TYPE, headers=HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

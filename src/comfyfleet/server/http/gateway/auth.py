@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from comfyfleet.errors import Unauthenticated
 from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.http.connections import note_valid_key
 from comfyfleet.server.http.local_access import LocalAccess
 from comfyfleet.server.http.middleware import WrongKeyThrottle
 from comfyfleet.server.http.public.auth import RateLimiter
@@ -152,6 +153,7 @@ async def _count_call(
     plane: ControlPlane, connection: HTTPConnection, caller: Caller, *, is_local: bool = False
 ) -> None:
     now = plane.clock()
+    note_valid_key(connection.scope)
     # All programs of this machine are one user, and it is their own machine that they keep busy.
     if not is_local:
         rates: tuple[RateLimiter, RateLimiter] = connection.app.state.gateway_rates

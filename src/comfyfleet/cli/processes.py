@@ -1,0 +1,310 @@
+"""The processes of `comfyfleet serve --processes N`.
+
+The parent accepts connections and hands each to the process with the fewest. A process that dies is
+started again. SIGHUP replaces all of them, one after another: each new one gets connections before
+the old one stops. The first of them runs the sweeps that only one process needs to run.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import monotonic
+
+from comfyfleet.errors import InvalidInput, ServerUnavailable
+from comfyfleet.server.counters import forget_process, shared_environ
+from comfyfleet.server.data_folder import locations_from
+from comfyfleet.server.http.acceptor import raise_files_limit
+from comfyfleet.server.http.listener import stop_on_signals
+from comfyfleet.server.http.shared_port import ChildLine, ConnectionDispatcher, ParentLine
+from comfyfleet.server.http.strangers import AddressLimiter, trusted_proxies
+from comfyfleet.settings import Settings
+
+logger = logging.getLogger(__name__)
+PROCESSES_MAX = 64
+READY_SECONDS_MAX = 60.0
+STOP_SECONDS_MAX = 30.0
+# One that lived for so long did not fail at its start: it is started again at once.
+STEADY_SECONDS = 30.0
+BACK_OFF_SECONDS_MAX = 30.0
+
+
+@dataclass(frozen=True)
+class ChildOptions:
+    """What a process is told by its parent: as JSON, in an option that nobody else uses."""
+
+    number: int  # no other living process has the same
+    url: str  # where the parent listens
+    line: int  # file descriptor of the line to the parent; it ends when the parent does
+    folder: str
+    is_first: bool
+    greets: bool
+
+    @classmethod
+    def parsed(cls, text: str) -> "ChildOptions":
+        return cls(**json.loads(text))
+
+
+def check_processes(processes: int, settings: Settings, data: Path) -> None:
+    if not 1 <= processes <= PROCESSES_MAX:
+        raise InvalidInput(f"--processes must be from 1 to {PROCESSES_MAX}, not {processes}")
+    if processes == 1:
+        return
+    if files := locations_from(settings, data).sqlite_files():
+        raise InvalidInput(
+            f"--processes {processes} needs PostgreSQL: {files[0]} is SQLite, which one process serves",
+            hint="Set COMFYFLEET_CENTRAL_DATABASE_URL and COMFYFLEET_TENANT_DATABASE_URLS, or leave "
+            "--processes out.",
+        )
+    if sys.platform == "win32":
+        raise InvalidInput("--processes needs a system that can hand sockets to other processes")
+
+
+@asynccontextmanager
+async def connected_parent(child: ChildOptions, stop: asyncio.Event) -> AsyncIterator[ParentLine]:
+    """In the child: the source of its connections. The parent's end stops it, too."""
+    loop = asyncio.get_running_loop()
+    line = ParentLine(socket.socket(fileno=child.line), stop)
+    line.start()
+    loop.add_signal_handler(signal.SIGHUP, line.hand_over.set)
+    try:
+        yield line
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+        line.close()
+
+
+@dataclass(eq=False)
+class _Running:
+    number: int
+    process: asyncio.subprocess.Process
+    line: ChildLine
+    began: float = field(default_factory=monotonic)
+
+    async def is_ready(self) -> bool:
+        """Waits until it is ready; False if it ends first, or takes too long."""
+        ended = asyncio.create_task(self.process.wait())
+        ready = asyncio.create_task(self.line.ready.wait())
+        await asyncio.wait(
+            {ended, ready}, timeout=READY_SECONDS_MAX, return_when=asyncio.FIRST_COMPLETED
+        )
+        for waiting in (ended, ready):
+            waiting.cancel()
+        return self.line.ready.is_set()
+
+    def signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+    async def ended(self) -> None:
+        """It has been asked to; what doesn't is killed."""
+        try:
+            async with asyncio.timeout(STOP_SECONDS_MAX):
+                await self.process.wait()
+        except TimeoutError:
+            logger.warning("process %d does not end: it is killed", self.number)
+            self.signal(signal.SIGKILL)
+            await self.process.wait()
+
+
+class ProcessSupervisor:
+    """`arguments` are those of the command, without what a child is told by us."""
+
+    def __init__(
+        self,
+        count: int,
+        arguments: Sequence[str],
+        listener: socket.socket,
+        folder: Path,
+        url: str = "",
+    ) -> None:
+        self._arguments = arguments
+        self._url = url
+        limits = AddressLimiter().exempting(trusted_proxies())
+        self._dispatcher = ConnectionDispatcher(listener, limits)
+        self._folder = folder
+        self._count = count
+        self._places: dict[int, _Running] = {}
+        self._living: dict[int, _Running] = {}  # by number; also those that take or hand over
+        self._numbers: set[int] = set()  # of those, and of what is being started
+        self._starting: set[asyncio.Task[None]] = set()
+        self._stop = asyncio.Event()
+        self._one_at_a_time = asyncio.Lock()
+
+    async def run(self, stop: asyncio.Event, again: asyncio.Event) -> None:
+        """Until `stop`. Whenever `again` is set, all are replaced."""
+        self._stop = stop
+        keepers: list[asyncio.Task[None]] = []
+        try:
+            await self._begin()
+            keepers = [asyncio.create_task(self._keep(each)) for each in range(self._count)]
+            keepers.append(asyncio.create_task(self._replace_when(again)))
+            await stop.wait()
+        finally:
+            self._dispatcher.close()
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
+            await self._end()
+
+    async def _begin(self) -> None:
+        """Starts the first alone, so that an error in the settings is reported once. No connection is
+        accepted before all are ready: connections stay where they were accepted."""
+        await self._first_start(0)
+        await asyncio.gather(*map(self._first_start, range(1, self._count)))
+        for running in self._places.values():
+            self._dispatcher.add(running.line)
+        self._dispatcher.open()
+        logger.info("%d processes serve", self._count)
+
+    async def _first_start(self, place: int) -> None:
+        running = self._places[place] = await self._started(place, greets=place == 0)
+        if not await running.is_ready() and not self._stop.is_set():
+            raise ServerUnavailable(f"process {running.number} did not get ready")
+
+    async def _started(self, place: int, *, greets: bool = False) -> _Running:
+        number = next(each for each in range(PROCESSES_MAX * 2) if each not in self._numbers)
+        self._numbers.add(number)
+        try:
+            running = await self._started_as(number, place, greets=greets)
+        except OSError:
+            self._numbers.discard(number)
+            raise
+        self._living[number] = running
+        return running
+
+    async def _started_as(self, number: int, place: int, *, greets: bool) -> _Running:
+        ours, theirs = socket.socketpair()
+        child = ChildOptions(
+            number=number,
+            url=self._url,
+            line=theirs.fileno(),
+            folder=str(self._folder),
+            is_first=place == 0,
+            greets=greets,
+        )
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    # -P: nothing is imported from the current folder, which may be somebody else's.
+                    *(sys.executable, "-P", "-m", "comfyfleet", *self._arguments),
+                    *("--child", json.dumps(asdict(child))),
+                    pass_fds=(child.line,),
+                    env={**os.environ, **shared_environ(self._folder)},
+                )
+        except OSError:
+            ours.close()
+            raise
+        logger.info("process %d has the pid %d", number, process.pid)
+        return _Running(number, process, ChildLine(ours, self._dispatcher.remove))
+
+    def _forget(self, running: _Running) -> None:
+        """Another may have its number, and goes on with its counters."""
+        running.line.drain()
+        self._dispatcher.remove(running.line)
+        running.line.close()
+        forget_process(self._folder, running.number)
+        self._living.pop(running.number, None)
+        self._numbers.discard(running.number)
+
+    async def _keep(self, place: int) -> None:
+        failures = 0
+        while not self._stop.is_set():
+            running = self._places[place]
+            code = await running.process.wait()
+            self._forget(running)
+            if self._places[place] is not running:
+                continue  # it was replaced
+            failures = 1 if monotonic() - running.began > STEADY_SECONDS else failures + 1
+            delay = min(2.0 ** (failures - 1) - 1, BACK_OFF_SECONDS_MAX)
+            logger.error(
+                "process %d ended with %d; another is started in %g s", running.number, code, delay
+            )
+            await self._start_instead_of(running, place, delay)
+
+    async def _start_instead_of(self, ended: _Running, place: int, delay: float) -> None:
+        """Unless it is replaced meanwhile. A machine that can start no process now may later."""
+        while self._places[place] is ended:
+            await asyncio.sleep(delay)
+            async with self._one_at_a_time:
+                if self._places[place] is ended and (new := await self._started_if_possible(place)):
+                    self._places[place] = new
+                    self._serving_when_ready(new)
+            delay = BACK_OFF_SECONDS_MAX
+
+    def _serving_when_ready(self, new: _Running) -> None:
+        """Gives it connections as soon as it is ready; if it ends first, another is started."""
+
+        async def serve_when_ready() -> None:
+            if await new.is_ready():
+                self._dispatcher.add(new.line)
+
+        starting = asyncio.create_task(serve_when_ready())
+        self._starting.add(starting)
+        starting.add_done_callback(self._starting.discard)
+
+    async def _started_if_possible(self, place: int) -> _Running | None:
+        try:
+            return await self._started(place)
+        except OSError as error:
+            logger.warning("no process can be started: %s", error)
+            return None
+
+    async def _replace_when(self, again: asyncio.Event) -> None:
+        while True:
+            await again.wait()
+            again.clear()
+            for place in range(self._count):
+                async with self._one_at_a_time:
+                    if not await self._replace(place):
+                        break
+
+    async def _replace(self, place: int) -> bool:
+        """The new one serves before the old one stops; if it never does, the old one stays."""
+        old, new = self._places[place], await self._started_if_possible(place)
+        if new is None:
+            return False
+        if not await new.is_ready():
+            logger.error("process %d did not get ready: the restart is given up", new.number)
+            new.signal(signal.SIGTERM)
+            await new.ended()
+            self._forget(new)
+            return False
+        self._places[place] = new
+        self._dispatcher.add(new.line)
+        self._dispatcher.remove(old.line)
+        if old.process.returncode is None:
+            old.signal(signal.SIGHUP)
+            await old.ended()
+        logger.info("process %d has taken over", new.number)
+        return True
+
+    async def _end(self) -> None:
+        living = list(self._living.values())
+        for each in living:
+            each.signal(signal.SIGTERM)
+        await asyncio.gather(*(each.ended() for each in living))
+        for each in living:
+            self._forget(each)
+
+
+async def serve_in_processes(
+    count: int, arguments: Sequence[str], listener: socket.socket, url: str
+) -> None:
+    raise_files_limit()
+    again = asyncio.Event()
+    with (
+        stop_on_signals() as stop,
+        tempfile.TemporaryDirectory(prefix="comfyfleet-") as folder,
+    ):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, again.set)
+        supervisor = ProcessSupervisor(count, arguments, listener, Path(folder), url)
+        await supervisor.run(stop, again)
