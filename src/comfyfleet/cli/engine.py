@@ -57,7 +57,8 @@ def start_engine_process(environ: Mapping[str, str], data: Path | None = None) -
         if descriptor is None:
             listener.close()
         where = f"127.0.0.1:{port}" if descriptor is None else str(descriptor)
-        command = [sys.executable, "-m", MODULE, where, str(kept.resolve())]
+        # -P: nothing is imported from the current folder, which may be somebody else's.
+        command = [sys.executable, "-P", "-m", MODULE, where, str(kept.resolve())]
         keeper = _Supervisor(command, descriptor, {**_told(environ), KEY: key})
         stack.callback(keeper.stop)
         keeper.start()

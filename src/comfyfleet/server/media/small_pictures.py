@@ -135,7 +135,8 @@ def _tenant_of(key: str) -> str:
 
 
 def _shrink(source: Path, to: Path, pixels_max: int) -> bytes | None:
-    command = [sys.executable, "-m", MODULE, str(source), str(to), str(pixels_max)]
+    # -P: nothing is imported from the current folder, which may be somebody else's.
+    command = [sys.executable, "-P", "-m", MODULE, str(source), str(to), str(pixels_max)]
     environ = {
         name: value for name, value in os.environ.items() if not name.startswith(SECRET_PREFIXES)
     }
