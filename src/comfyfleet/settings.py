@@ -73,7 +73,11 @@ class Settings:
 
     admin_key: str = ""  # the operators' key; default: made at the first start and printed once
     central_database_url: str = ""  # default: central.sqlite3 in the data folder
+    central_database_direct_url: str = (
+        ""  # PostgreSQL itself, if the URL above is a transaction pooler
+    )
     tenant_database_urls: str = ""  # name=url,name=url; default: main=tenants.sqlite3 there
+    tenant_database_direct_urls: str = ""  # name=url,name=url; the same for pools
     storage_url: str = ""  # file:///dir or s3://bucket/prefix?endpoint=…&region=…
     public_url: str = "http://127.0.0.1:8000"  # as others reach us; default: where we listen
     cors_origins: str = ""  # origins of front ends that may call the customers' API, with commas
@@ -283,20 +287,24 @@ def parse_origins(text: str) -> tuple[str, ...]:
     return tuple(origin.removesuffix(_USUAL_PORTS[origin[:5]]) for origin in origins)
 
 
-def parse_pools(text: str) -> dict[str, str]:
+POOL_URLS = "COMFYFLEET_TENANT_DATABASE_URLS"
+DIRECT_URLS = "COMFYFLEET_TENANT_DATABASE_DIRECT_URLS"
+
+
+def parse_pools(text: str, variable: str = POOL_URLS) -> dict[str, str]:
     """`name=url,name=url` as a mapping; a URL may hold `=` but no comma."""
     pools: dict[str, str] = {}
     for part in filter(None, (each.strip() for each in text.split(","))):
         name, equals, url = part.partition("=")
         if not equals or not name.strip() or not url.strip():
             raise InvalidInput(
-                f"COMFYFLEET_TENANT_DATABASE_URLS has {part!r}; it must be name=url,name=url",
-                field="COMFYFLEET_TENANT_DATABASE_URLS",
+                f"{variable} has {part!r}; it must be name=url,name=url",
+                field=variable,
             )
         if name.strip() in pools:
             raise InvalidInput(
-                f"COMFYFLEET_TENANT_DATABASE_URLS names the pool {name.strip()!r} twice",
-                field="COMFYFLEET_TENANT_DATABASE_URLS",
+                f"{variable} names the pool {name.strip()!r} twice",
+                field=variable,
             )
         pools[name.strip()] = url.strip()
     return pools

@@ -369,7 +369,7 @@ def _require_central(places: DataLocations, data: Path) -> None:
 async def _on_central(
     place: DatabaseLocation, change: Callable[[Database, datetime], Awaitable[T]]
 ) -> T:
-    database = open_database(place.url)
+    database = open_database(place.url, direct_url=place.direct_url)
     try:
         await require_newest_schema(database, "central")
         return await change(database, utc_now())
@@ -385,7 +385,7 @@ def _databases(places: DataLocations) -> Iterator[tuple[str, DatabaseLocation, H
 
 async def _upgrade(places: DataLocations, context: CliContext) -> None:
     for name, place, history in _databases(places):
-        database = open_database(place.url)
+        database = open_database(place.url, direct_url=place.direct_url)
         try:
             before = await schema_revision(database, history)
             await upgrade_database(database, history)
@@ -402,7 +402,7 @@ async def _current(places: DataLocations) -> list[tuple[str, str | None, str]]:
         if place.file is not None and not place.file.exists():
             found.append((name, None, newest_revision(history)))
             continue
-        database = open_database(place.url)
+        database = open_database(place.url, direct_url=place.direct_url)
         try:
             found.append((name, await schema_revision(database, history), newest_revision(history)))
         finally:

@@ -16,6 +16,7 @@ from comfyfleet.server.counters import ProcessMetrics, SiblingProcesses
 from comfyfleet.server.data_folder import DatabaseLocation, locations_from, single_process_lock
 from comfyfleet.server.db import Database, Pools, open_database
 from comfyfleet.server.db.coordination import AdvisoryLocks, NotifyChannel
+from comfyfleet.server.db.outages import log_failure
 from comfyfleet.server.db.schema import History, require_newest_schema, upgrade_schema
 from comfyfleet.server.fleets.route_calls import RouteCalls
 from comfyfleet.server.graphs.apply import GraphContext
@@ -170,7 +171,7 @@ async def _ready(place: DatabaseLocation, history: History, stack: AsyncExitStac
 
 
 def _opened(place: DatabaseLocation, stack: AsyncExitStack) -> Database:
-    database = open_database(place.url)
+    database = open_database(place.url, direct_url=place.direct_url)
     stack.push_async_callback(database.close)
     return database
 
@@ -234,8 +235,8 @@ async def _run_forever(works: BackgroundWork) -> None:
     while True:
         try:
             await works.run()
-        except Exception:
-            logger.exception("%s broke off, and begins again", type(works).__name__)
+        except Exception as error:  # noqa: BLE001 — logged and repeated, whatever it is
+            log_failure(logger, error, "%s broke off, and begins again", type(works).__name__)
         await asyncio.sleep(RESTART_SECONDS)
 
 

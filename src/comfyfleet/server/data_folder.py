@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from comfyfleet.errors import InvalidInput, Refused
-from comfyfleet.settings import Settings, parse_pools
+from comfyfleet.settings import DIRECT_URLS, POOL_URLS, Settings, parse_pools
 
 CENTRAL_FILE, TENANTS_FILE, FILES_FOLDER = "central.sqlite3", "tenants.sqlite3", "files"
 DEFAULT_POOL = "main"
@@ -21,6 +21,8 @@ class DatabaseLocation:
 
     url: str
     is_embedded: bool = False
+    # PostgreSQL itself, where `url` is that of a transaction pooler.
+    direct_url: str | None = None
 
     @property
     def file(self) -> Path | None:
@@ -43,19 +45,29 @@ class DataLocations:
 
 def locations_from(settings: Settings, data: Path) -> DataLocations:
     root = data.resolve()
-    pools = {
-        name: DatabaseLocation(url)
-        for name, url in parse_pools(settings.tenant_database_urls).items()
-    }
+    urls = parse_pools(settings.tenant_database_urls)
+    direct = parse_pools(settings.tenant_database_direct_urls, DIRECT_URLS)
+    if unknown := sorted(direct.keys() - urls.keys()):
+        raise InvalidInput(
+            f"{DIRECT_URLS} names {', '.join(unknown)}, which {POOL_URLS} doesn't",
+            field=DIRECT_URLS,
+        )
+    if settings.central_database_direct_url and not settings.central_database_url:
+        raise InvalidInput(
+            "COMFYFLEET_CENTRAL_DATABASE_DIRECT_URL needs COMFYFLEET_CENTRAL_DATABASE_URL, "
+            "the address of the pooler"
+        )
+    pools = {name: DatabaseLocation(url, direct_url=direct.get(name)) for name, url in urls.items()}
+    central = _given(settings.central_database_url, settings.central_database_direct_url)
     return DataLocations(
-        central=_given(settings.central_database_url) or _embedded(root / CENTRAL_FILE),
+        central=central or _embedded(root / CENTRAL_FILE),
         pools=pools or {DEFAULT_POOL: _embedded(root / TENANTS_FILE)},
         storage_url=settings.storage_url or (root / FILES_FOLDER).as_uri(),
     )
 
 
-def _given(url: str) -> DatabaseLocation | None:
-    return DatabaseLocation(url) if url else None
+def _given(url: str, direct_url: str) -> DatabaseLocation | None:
+    return DatabaseLocation(url, direct_url=direct_url or None) if url else None
 
 
 def _embedded(file: Path) -> DatabaseLocation:

@@ -100,6 +100,6 @@ async def test_the_server_ends_a_transaction_that_nobody_continues(database: Dat
     for _ in range(2):
         async with database.transaction() as tx:
             assert (await tx.execute(text(wanted))).scalar_one() == "5min"
-    direct = await connect(dsn(database.url), {})
+    direct = await connect(dsn(database.url))
     assert await direct.fetchval(wanted) == "5min"
     await direct.close()

@@ -1,7 +1,9 @@
 """A PostgreSQL server that can be killed and started again with its data at the same address."""
 
 import contextlib
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import warnings
@@ -58,6 +60,32 @@ class PostgresProcess:
     def stop_at_once(self) -> None:
         """Kills it: clients get no message; the write-ahead log is replayed at the next start."""
         self._control("-m", "immediate", "-w", "stop")
+
+    def freeze(self) -> None:
+        """Stops all its processes without ending them, like a machine that hangs."""
+        for pid in self._processes():
+            os.kill(pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        for pid in self._processes():
+            os.kill(pid, signal.SIGCONT)
+
+    def _processes(self) -> list[int]:
+        """The first process, and those that it started."""
+        first = int((self._data / "postmaster.pid").read_text().splitlines()[0])
+        others = Path(f"/proc/{first}/task/{first}/children").read_text().split()
+        return [first, *map(int, others)]
+
+    async def terminate_connections(self) -> None:
+        """Ends all connections of others at once."""
+        connection = await asyncpg.connect(self.url())
+        try:
+            await connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            )
+        finally:
+            await connection.close()
 
     async def create(self, *databases: str) -> None:
         connection = await asyncpg.connect(self.url())

@@ -7,15 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import select
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from comfyfleet.errors import Unavailable
 from comfyfleet.server.db.central_tables import control_state
-from comfyfleet.server.db.database import Database, Tx, driver_of, dsn
+from comfyfleet.server.db.database import Database, Tx, dsn
 from comfyfleet.server.db.dialect import for_update, insert_if_new, upsert
 from comfyfleet.server.db.driver import connect
 from comfyfleet.server.db.errors import is_disconnect
+from comfyfleet.server.db.outages import lost_as_unavailable
 
 # While it is true, no lease is given; the claiming statement reads it, too.
 MAINTENANCE = "maintenance"
@@ -58,7 +57,7 @@ class AdvisoryLocks:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._connection: AsyncConnection | None = None
+        self._connection: Any = None
         self._one_at_a_time = asyncio.Lock()
 
     async def take(self, name: str) -> bool:
@@ -72,9 +71,7 @@ class AdvisoryLocks:
     async def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            # Invalid, not only returned: the locks belong to the session, which must end.
-            await connection.invalidate()
-            await connection.close()
+            connection.terminate()  # the locks belong to the session, which must end
 
     async def _call(self, statement: str, name: str) -> bool:
         async with self._one_at_a_time:
@@ -83,22 +80,20 @@ class AdvisoryLocks:
 
     async def _execute(self, statement: str, number: int) -> bool:
         try:
-            driver = driver_of(self._connection or await self._connect())
+            if self._connection is None:
+                self._connection = await connect(dsn(self._database.direct_url))
+            connection = self._connection
             return bool(
-                await driver.fetchval(statement, ADVISORY_LOCK_CLASS, number, timeout=CHECK_SECONDS)
+                await connection.fetchval(
+                    statement, ADVISORY_LOCK_CLASS, number, timeout=CHECK_SECONDS
+                )
             )
         except Exception as error:
             # The connection may hold locks that nobody knows of.
             await self.close()
-            if is_disconnect(error) or isinstance(error, DBAPIError):
+            if is_disconnect(error):
                 raise Unavailable(f"no turn can be taken: {error}") from error
             raise
-
-    async def _connect(self) -> AsyncConnection:
-        connection = await self._database.engine.connect()
-        # No transaction stays open between statements: that would hold back vacuum.
-        self._connection = await connection.execution_options(isolation_level="AUTOCOMMIT")
-        return self._connection
 
 
 def _lock_number(name: str) -> int:
@@ -118,7 +113,8 @@ class NotifyChannel:
 
     def __init__(self, database: Database, channel: str) -> None:
         self.reach_others = not database.is_sqlite
-        self._dsn = dsn(database.url) if self.reach_others else None
+        self._dsn = dsn(database.direct_url) if self.reach_others else None
+        self._outages = database.outages
         self._channel = channel
         self._sender: Any = None
         self._one_at_a_time = asyncio.Lock()
@@ -128,15 +124,16 @@ class NotifyChannel:
         if self._dsn is None:
             return
         async with self._one_at_a_time:
-            if self._sender is None or self._sender.is_closed():
-                self._sender = await connect(self._dsn, {})
-            try:
-                await self._sender.execute(
-                    "SELECT pg_notify($1, $2)", self._channel, payload, timeout=CHECK_SECONDS
-                )
-            except BaseException:
-                self._sender.terminate()
-                raise
+            with self._outages.watched(), lost_as_unavailable():
+                if self._sender is None or self._sender.is_closed():
+                    self._sender = await connect(self._dsn)
+                try:
+                    await self._sender.execute(
+                        "SELECT pg_notify($1, $2)", self._channel, payload, timeout=CHECK_SECONDS
+                    )
+                except BaseException:
+                    self._sender.terminate()
+                    raise
 
     async def listen(
         self, on_hint: Callable[[str], None], on_reconnect: Callable[[], None]
@@ -147,9 +144,11 @@ class NotifyChannel:
         delay = RETRY_SECONDS_MIN
         while self._dsn is not None:
             try:
-                connection = await connect(self._dsn, {})
+                with self._outages.watched():
+                    connection = await connect(self._dsn)
                 delay = RETRY_SECONDS_MIN
-                await self._listen_on(connection, on_hint, on_reconnect)
+                with lost_as_unavailable():
+                    await self._listen_on(connection, on_hint, on_reconnect)
             except (Unavailable, OSError, TimeoutError) as error:
                 logger.debug("LISTEN failed, will be retried: %s", error)
             await asyncio.sleep(delay)

@@ -28,11 +28,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from comfyfleet.errors import InvalidInput, NotFound, Unavailable, missing_extra
 from comfyfleet.server.db.errors import (
-    LOGGED,
-    errors_logged,
     is_caused_by_bad_value,
     is_caused_by_disconnect,
-    is_logged,
     to_sqlalchemy_error,
 )
 from comfyfleet.server.db.liveness import (
@@ -42,6 +39,8 @@ from comfyfleet.server.db.liveness import (
     ask_server,
     set_limits,
 )
+from comfyfleet.server.db.outages import OutageLog, log_failure
+from comfyfleet.server.db.pooler import end_setup, pooled_arguments
 
 Tx: TypeAlias = AsyncConnection
 T = TypeVar("T")
@@ -551,41 +550,21 @@ DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
 logger = logging.getLogger(__name__)
 
 
-class OutageLog:
-    """Logs the start and the end of an outage of one database, once each."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._is_away = False
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        try:
-            yield
-        except Unavailable as error:
-            self._note(error)
-            raise
-        if self._is_away:
-            self._is_away = False
-            logger.warning("database %s is back", self._name)
-
-    def _note(self, error: Unavailable) -> None:
-        """Logs the outage, unless the error came from another database inside of a transaction
-        here.
-        """
-        if is_logged(error):
-            return
-        error.add_note(LOGGED)
-        if not self._is_away:
-            self._is_away = True
-            logger.warning("database %s is away: %s", self._name, error.message)
-
-
 class Database:
     """One database. `transaction` writes, `read` only reads, `execute_one` writes by one statement."""
 
-    def __init__(self, url: str, engine: AsyncEngine, limits: LivenessLimits | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        engine: AsyncEngine,
+        limits: LivenessLimits | None = None,
+        *,
+        direct_url: str | None = None,
+    ) -> None:
         self.url = url
+        # Where LISTEN and session locks go, which a transaction pooler can't carry.
+        self.direct_url = direct_url or url
+        self.is_pooled = direct_url is not None
         self.engine = engine
         self.is_sqlite = engine.dialect.name == "sqlite"
         # SQLite lets one transaction write; those that wait do so in line, not by polling the file.
@@ -601,7 +580,7 @@ class Database:
                 async with self._writing.transaction() as tx:
                     yield tx
         else:
-            async with self.read() as tx, _transaction(driver_of(tx)):
+            async with self._connection() as tx, _transaction(driver_of(tx)):
                 yield tx
 
     @asynccontextmanager
@@ -609,8 +588,17 @@ class Database:
         """Opens a connection for reading, without a transaction on PostgreSQL.
 
         Each statement there sees what is committed by then, as in any transaction of ours, so
-        beginning one would only add two round trips.
+        beginning one would only add two round trips. Behind a pooler, it keeps a statement whole.
         """
+        if self.is_pooled:
+            async with self.transaction() as tx:
+                yield tx
+        else:
+            async with self._connection() as tx:
+                yield tx
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Tx]:
         with self.outages.watched(), _translate_errors():
             tx = await self._connections.take()
             is_well = False
@@ -632,6 +620,7 @@ class Database:
         await self._writing.close()
         await self._connections.close()
         await self.engine.dispose()
+        self.outages.close()
 
 
 @asynccontextmanager
@@ -676,8 +665,13 @@ def _translate_errors() -> Iterator[None]:
         raise
 
 
-def open_database(url: str, limits: LivenessLimits | None = None) -> Database:
-    """`sqlite:///file` or `postgresql://user:password@host/name`; connects at first use."""
+def open_database(
+    url: str, limits: LivenessLimits | None = None, *, direct_url: str | None = None
+) -> Database:
+    """`sqlite:///file` or `postgresql://user:password@host/name`; connects at first use.
+
+    With `direct_url`, `url` is that of a transaction pooler.
+    """
     try:
         parsed = make_url(url)
     except ArgumentError:
@@ -694,7 +688,8 @@ def open_database(url: str, limits: LivenessLimits | None = None) -> Database:
     else:
         # Transactions are begun by us; SQLAlchemy must not begin its own around a read.
         options["isolation_level"] = "AUTOCOMMIT"
-        options["connect_args"] = {"timeout": CONNECT_SECONDS_MAX}
+        pooled = pooled_arguments() if direct_url else {}
+        options["connect_args"] = {"timeout": CONNECT_SECONDS_MAX, **pooled}
     try:
         engine = create_async_engine(target, **options)
     except ModuleNotFoundError as error:
@@ -702,9 +697,9 @@ def open_database(url: str, limits: LivenessLimits | None = None) -> Database:
             raise
         raise missing_extra("PostgreSQL", error.name, "postgres") from error
     if kind == "postgresql":
-        event.listen(engine.sync_engine, "connect", set_limits)
+        event.listen(engine.sync_engine, "connect", end_setup if direct_url else set_limits)
         event.listen(engine.sync_engine, "checkout", _require_open)
-    return Database(url, engine, limits)
+    return Database(url, engine, limits, direct_url=direct_url)
 
 
 def _require_open(connection: Any, _record: Any, _proxy: Any) -> None:
@@ -762,8 +757,11 @@ async def for_each_pool(
     done: dict[str, T] = {}
 
     async def act_on(name: str, pool: Database) -> None:
-        with errors_logged(f"pool {name}: {failed}"):
+        try:
             done[name] = await act(pool)
+        except Exception as error:  # noqa: BLE001 — one pool must not hold up the others
+            log_failure(logger, error, "pool %s: %s", name, failed)
+        else:
             return
         if (failures := _failed_pools.get()) is not None:
             failures.add(name)

@@ -40,21 +40,32 @@ PLANNING = {
 }
 
 
+NOTHING: Mapping[str, Any] = {}
+_LOCAL_PLANNING = [f"SET LOCAL {name} = {value}" for name, value in PLANNING.items()]
+
+
 class PostgresDriver:
     """A few asyncpg connections; each statement is a transaction."""
 
-    def __init__(self, url: str) -> None:
-        self._dsn = dsn(url)
+    def __init__(self, database: Database) -> None:
+        self._dsn = dsn(database.url)
+        self._is_pooled = database.is_pooled
+        self._outages = database.outages
         self._idle: list[Any] = []
 
     async def fetch(self, sql: str, *values: Any, locks: Sequence[int] = ()) -> list[Any]:
         """Executes a statement; `locks` are taken before it, in the same transaction."""
+        with self._outages.watched():
+            return await self._fetch(sql, values, locks)
+
+    async def _fetch(self, sql: str, values: Sequence[Any], locks: Sequence[int]) -> list[Any]:
         connection = await self._take()
+        begin = self._begin(locks)
         try:
-            if locks:
-                await connection.execute(_begin_with_locks(locks), timeout=STATEMENT_SECONDS_MAX)
+            if begin:
+                await connection.execute(begin, timeout=STATEMENT_SECONDS_MAX)
             rows: list[Any] = await connection.fetch(sql, *values, timeout=STATEMENT_SECONDS_MAX)
-            if locks:
+            if begin:
                 await connection.execute("COMMIT", timeout=STATEMENT_SECONDS_MAX)
         except BaseException as error:
             # Whatever happened, this connection is not trusted with the next statement.
@@ -71,7 +82,22 @@ class PostgresDriver:
             connection = self._idle.pop()
             if not connection.is_closed():
                 return connection
-        return await connect(self._dsn, PLANNING)
+        return await connect(self._dsn, PLANNING, is_pooled=self._is_pooled)
+
+    def _begin(self, locks: Sequence[int]) -> str:
+        """Returns the text that begins a transaction and takes the locks; empty if none is needed.
+
+        Without parameters it is one round trip. The locks are not part of the statement that
+        follows: one that itself waited for a lock would not see what was committed meanwhile.
+        """
+        if not locks and not self._is_pooled:
+            return ""
+        parts = ["BEGIN", *(_LOCAL_PLANNING if self._is_pooled else ())]
+        if locks:
+            keys = ", ".join(map(str, map(int, locks)))
+            array = f"ARRAY[{keys}]::bigint[]"
+            parts.append(f"SELECT pg_advisory_xact_lock(key) FROM unnest({array}) AS key")  # noqa: S608
+        return "; ".join(parts)
 
     async def close(self) -> None:
         while self._idle:
@@ -114,24 +140,19 @@ class SqliteDriver:
         self._thread.shutdown()
 
 
-def _begin_with_locks(locks: Sequence[int]) -> str:
-    """Builds the text that begins a transaction and takes the locks.
+async def connect(
+    dsn: str, session_settings: Mapping[str, str] = NOTHING, *, is_pooled: bool = False
+) -> Any:
+    """Connects without SQLAlchemy. Settings are sent by SET: poolers refuse most startup parameters.
 
-    Without parameters it is one round trip. The locks are not part of the statement that follows:
-    one that itself waited for a lock would not see what was committed meanwhile.
+    With `is_pooled`, no settings are sent at all: the next transaction may get another server connection.
     """
-    keys = ", ".join(map(str, map(int, locks)))
-    return f"BEGIN; SELECT pg_advisory_xact_lock(key) FROM unnest(ARRAY[{keys}]::bigint[]) AS key"  # noqa: S608
-
-
-async def connect(dsn: str, server_settings: dict[str, str]) -> Any:
     import asyncpg  # optional: only whoever uses PostgreSQL has it
 
     try:
-        connection = await asyncpg.connect(
-            dsn, timeout=CONNECT_SECONDS_MAX, server_settings=server_settings
-        )
-        await _prepare_session(connection)
+        options = {"statement_cache_size": 0} if is_pooled else {}
+        connection = await asyncpg.connect(dsn, timeout=CONNECT_SECONDS_MAX, **options)
+        await _prepare_session(connection, None if is_pooled else session_settings)
     except Exception as error:
         if is_disconnect(error):
             raise Unavailable(f"the database can't be reached: {error}") from error
@@ -139,11 +160,14 @@ async def connect(dsn: str, server_settings: dict[str, str]) -> Any:
     return connection
 
 
-async def _prepare_session(connection: Any) -> None:
+async def _prepare_session(connection: Any, settings: Mapping[str, str] | None) -> None:
     """Closes the connection if that fails or is cancelled: nobody else has it yet."""
     try:
         keep_alive(connection)
-        await connection.execute(SESSION_SETTINGS, timeout=CONNECT_SECONDS_MAX)
+        if settings is not None:
+            more = (f"SET {name} = {value}" for name, value in settings.items())
+            text = "; ".join([SESSION_SETTINGS, *more])
+            await connection.execute(text, timeout=CONNECT_SECONDS_MAX)
     except BaseException:
         connection.terminate()
         raise
@@ -154,7 +178,6 @@ ONE_BY_ONE_MAX = 64
 ANY_SIZE_MAX, ROWS_AT_ONCE_MAX = 16, 128
 # Which statements travel together is the same for each kind of request.
 JOINED_KEPT_MAX = 200
-NOTHING: Mapping[str, Any] = {}
 Values = Mapping[str, Any]
 _PLACEHOLDER = re.compile(r"\$(\d+)")
 Convert = Callable[[Any], Any]

@@ -2,8 +2,6 @@
 
 import logging
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from sqlalchemy.exc import DBAPIError
 
@@ -39,7 +37,19 @@ def is_caused_by_disconnect(error: Exception) -> bool:
     """
     driver = _postgres_error(error)
     is_invalid = isinstance(error, DBAPIError) and error.connection_invalidated
-    return is_invalid or (driver is not None and is_disconnect(driver))
+    is_lost = driver is not None and is_disconnect(driver)
+    return is_invalid or is_lost or _is_of_a_closed_driver(error)
+
+
+def _is_of_a_closed_driver(error: Exception) -> bool:
+    """Whether asyncpg was cut off in a call: its connection has no protocol any more, which it doesn't check."""
+    if not isinstance(error, AttributeError) or error.obj is not None:
+        return False
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    module = traceback.tb_frame.f_globals.get("__name__", "") if traceback else ""
+    return str(module).startswith(("asyncpg.", "sqlalchemy.dialects.postgresql.asyncpg"))
 
 
 def is_caused_by_bad_value(error: Exception) -> bool:
@@ -68,23 +78,11 @@ def _postgres_error(error: Exception) -> BaseException | None:
     return driver if type(driver).__module__.startswith("asyncpg") else None
 
 
-logger = logging.getLogger(__name__)
 LOGGED = "the log tells of this outage"
 
 
 def is_logged(error: BaseException) -> bool:
     return LOGGED in getattr(error, "__notes__", ())
-
-
-@contextmanager
-def errors_logged(what: str) -> Iterator[None]:
-    """Logs what is raised and goes on, so that one that fails holds up no other."""
-    try:
-        yield
-    except FleetError as error:
-        logger.log(log_level_of(error), "%s: %s", what, error.message)
-    except Exception:
-        logger.exception("%s", what)
 
 
 def log_level_of(error: FleetError) -> int:

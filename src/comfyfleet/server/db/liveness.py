@@ -129,7 +129,7 @@ async def ask_server(dsn: str) -> None:
 
     connection = await asyncpg.connect(dsn)
     try:
-        await connection.fetchval("SELECT 1")
+        await connection.execute("SELECT 1")  # one message, so that any pooler takes it
     finally:
         connection.terminate()
 

@@ -12,11 +12,11 @@ from typing import Any
 from uuid import UUID
 
 from comfyfleet.api.worker import RunPreview
-from comfyfleet.errors import FleetError
 from comfyfleet.protocol import sockets as frames
 from comfyfleet.protocol.sockets import Frame, Socket
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.db import Tx
+from comfyfleet.server.db.outages import as_unavailable, log_failure
 from comfyfleet.server.gateway.history import started_jobs
 from comfyfleet.server.gateway.model import events_in, gateway_data, is_running, prompt_id_of
 from comfyfleet.server.jobs.model import Job, asks_for_previews
@@ -254,12 +254,9 @@ class UserFeed:
             self._followed = []
             try:
                 await self._tell()
-            except FleetError as error:
-                logger.warning("live messages are late: %s", error.message)
-                await asyncio.sleep(BUSY_SECONDS)
-            except Exception:  # without this task all sockets of the user would be deaf
-                logger.exception("live messages could not be sent")
-                await asyncio.sleep(IDLE_SECONDS)
+            except Exception as error:  # noqa: BLE001 — the user's sockets need this task
+                log_failure(logger, error, "live messages are late")
+                await asyncio.sleep(BUSY_SECONDS if as_unavailable(error) else IDLE_SECONDS)
             finally:
                 for each in followed:
                     if not each.done():

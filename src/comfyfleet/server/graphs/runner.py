@@ -9,6 +9,7 @@ from comfyfleet.api.worker import Progress
 from comfyfleet.errors import NotFound, QueueFull, Unavailable
 from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.db.errors import log_level_of
+from comfyfleet.server.db.outages import log_failure
 from comfyfleet.server.graphs import store
 from comfyfleet.server.graphs.apply import (
     GRAPH_RUN_KIND,
@@ -236,8 +237,8 @@ async def _advance_safely(
         # The run was removed, so its outbox rows are too.
         async with pool.transaction() as tx:
             await jobs.delete_outbox(tx, handled_outbox)
-    except Exception:
-        log.exception("graph run %s can't go on", run_id)
+    except Exception as error:  # noqa: BLE001 — one run must not block the others
+        log_failure(log, error, "graph run %s can't go on", run_id)
         await _reschedule(graphs, pool, handled_outbox)
 
 
@@ -267,8 +268,8 @@ async def sweep_runs(graphs: GraphContext, pool: Database) -> None:
 async def _sweep_run(graphs: GraphContext, pool: Database, tenant_id: UUID, run_id: UUID) -> None:
     try:
         await _end_overdue(graphs, pool, tenant_id, run_id)
-    except Exception:
-        log.exception("graph run %s can't be judged", run_id)
+    except Exception as error:  # noqa: BLE001 — one run must not block the others
+        log_failure(log, error, "graph run %s can't be judged, will be retried", run_id)
     else:
         await _advance_safely(graphs, pool, tenant_id, run_id)
 

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any, TypeAlias, TypeVar
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,6 +27,7 @@ from comfyfleet.errors import (
 )
 from comfyfleet.log_context import bind_ids
 from comfyfleet.server.app import ProcessMetrics
+from comfyfleet.server.db.outages import as_unavailable
 from comfyfleet.server.http.connections import (
     PARKED,
     ParkedConnection,
@@ -100,11 +101,15 @@ class AccessLog:
                     return
                 if reply.status is None:
                     await stopping_response()(scope, receive, reply.send)
-            except Exception:
-                logger.exception("unexpected error in %s %s", scope["method"], _path(scope))
+            except ClientDisconnect:
+                if reply.status is not None:
+                    raise
+                reply.status = CALLER_GONE
+            except Exception as error:
+                response = response_to_failure(error, scope["method"], _path(scope), request_id)
                 if reply.status is not None:
                     raise  # a part of the response was sent: the server must close the connection
-                await internal_error(request_id)(scope, receive, reply.send)
+                await response(scope, receive, reply.send)
             finally:
                 parked: ParkedConnection | None = scope.get("state", {}).get(PARKED)
                 if parked is not None:
@@ -182,6 +187,15 @@ def stopping_response() -> Response:
     error = Unavailable("this control plane is stopping; try again", retry_after_seconds=1)
     headers = {**headers_of(error), "connection": "close"}
     return error_response(503, error.code, error.message, headers=headers)
+
+
+def response_to_failure(error: Exception, method: str, path: str, request_id: str) -> Response:
+    """Returns 503 if a database was lost in a way that its own code didn't recognize, else logs a bug: 500."""
+    away = as_unavailable(error)
+    if away is not None:
+        return response_to_error(away, path)
+    logger.error("unexpected error in %s %s", method, path, exc_info=error)
+    return internal_error(request_id)
 
 
 def _given_id(scope: Scope) -> str | None:

@@ -25,7 +25,10 @@ T = TypeVar("T")
 async def run_shielded(work: Coroutine[Any, Any, T]) -> T:
     """Runs work to its end even if the reader disconnects: a cancelled statement would cost its
     database connection."""
-    return await asyncio.shield(asyncio.create_task(work))
+    task = asyncio.create_task(work)
+    # If the reader has gone, nobody else asks for the error.
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return await asyncio.shield(task)
 
 
 logger = logging.getLogger(__name__)

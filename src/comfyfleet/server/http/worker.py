@@ -49,7 +49,7 @@ from comfyfleet.server.http.connections import (
 from comfyfleet.server.http.deps import PlaneDep, plane_of
 from comfyfleet.server.http.direct_routes import json_response
 from comfyfleet.server.http.errors import HANDLED_ERRORS, response_to_any_error
-from comfyfleet.server.http.middleware import POLL, SECRET_HEADER, caller_of, internal_error
+from comfyfleet.server.http.middleware import POLL, SECRET_HEADER, caller_of, response_to_failure
 from comfyfleet.server.http.request_body import WorkerRoute
 from comfyfleet.server.jobs import finish
 from comfyfleet.server.jobs import heartbeat as job_heartbeat
@@ -288,9 +288,8 @@ class ParkedPoll:
                 found = await self._polling.resume(self._plane.context, lease)
             except HANDLED_ERRORS as error:
                 self._answer(response_to_any_error(error, POLL, self._plane.meters))
-            except Exception:
-                logger.exception("unexpected error in POST %s", POLL)
-                self._answer(internal_error(self._parked.request_id))
+            except Exception as error:  # noqa: BLE001 — the worker gets an answer in any case
+                self._answer(response_to_failure(error, "POST", POLL, self._parked.request_id))
             else:
                 self._handle_result(found)
 

@@ -18,6 +18,7 @@ from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.counters import RunMetrics
 from comfyfleet.server.db import Database, Pools, Tx
 from comfyfleet.server.db.coordination import MAINTENANCE, read_state, write_state
+from comfyfleet.server.db.outages import log_failure
 from comfyfleet.server.fleets.model import WorkflowRequirements
 from comfyfleet.server.jobs import store
 from comfyfleet.server.jobs.caches import ActiveJobLimits, JobCaches, PollLimits
@@ -228,9 +229,8 @@ def _logged(what: str) -> Iterator[None]:
     """Logs what is raised and goes on, so that one failed write does not stop the others."""
     try:
         yield
-    except Exception as error:
-        odd = not isinstance(error, FleetError)
-        log.warning("%s: %s", what, error, exc_info=odd)
+    except Exception as error:  # noqa: BLE001 — logged, whatever it is
+        log_failure(log, error, "%s", what)
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from uuid import UUID
 
-from comfyfleet.errors import FleetError
 from comfyfleet.server.db import Database, Tx
+from comfyfleet.server.db.outages import log_failure
 from comfyfleet.server.jobs import store
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.model import Job, dispatch_for, dispatch_status_of
@@ -83,9 +83,8 @@ async def flush_due(context: JobContext, pool: Database, *, limit: int) -> int:
     for outbox_id, tenant_id, job_id in due:
         try:
             await _flush_one(context, pool, outbox_id, tenant_id, job_id)
-        except Exception as error:
-            odd = not isinstance(error, FleetError)
-            log.warning("outbox row %s of job %s waits: %s", outbox_id, job_id, error, exc_info=odd)
+        except Exception as error:  # noqa: BLE001 — one row must not block the others
+            log_failure(log, error, "outbox row %s of job %s waits", outbox_id, job_id)
             async with pool.transaction() as tx:
                 await store.reschedule_outbox(tx, [outbox_id], until=now + RETRY_DELAY)
     return len(due)

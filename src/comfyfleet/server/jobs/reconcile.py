@@ -13,7 +13,7 @@ from uuid import UUID
 
 from comfyfleet.errors import InvalidInput
 from comfyfleet.server.db import Database
-from comfyfleet.server.db.errors import errors_logged
+from comfyfleet.server.db.outages import errors_logged
 from comfyfleet.server.jobs import context as job_context
 from comfyfleet.server.jobs import service, store
 from comfyfleet.server.jobs.context import JobContext

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from uuid import UUID
 
 from comfyfleet.server.db import Database, Tx, for_each_pool
-from comfyfleet.server.db.errors import errors_logged
+from comfyfleet.server.db.outages import errors_logged
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.graphs import actions as graph_actions
 from comfyfleet.server.jobs import store as job_store

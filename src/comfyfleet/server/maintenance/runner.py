@@ -14,6 +14,7 @@ from comfyfleet.server.app import ProcessMetrics
 from comfyfleet.server.db import count_failed_pools
 from comfyfleet.server.db.coordination import AdvisoryLocks
 from comfyfleet.server.db.errors import is_logged
+from comfyfleet.server.db.outages import log_failure
 
 logger = logging.getLogger(__name__)
 # A pass that a stop finds at work may end in order for so long.
@@ -74,8 +75,8 @@ class SweepRunner:
             except Unavailable as error:
                 self._note_cut_short(sweep, error)
                 outcome, has_more = FAILED, False
-            except Exception:
-                logger.exception("the sweep %s failed; it will run again", sweep.name)
+            except Exception as error:  # noqa: BLE001 — logged, and the sweep runs again
+                log_failure(logger, error, "the sweep %s failed; it will run again", sweep.name)
                 outcome, has_more = FAILED, False
             if outcome != FAILED and sweep.name in self._cut_short:
                 self._cut_short.discard(sweep.name)

@@ -10,9 +10,10 @@ from typing import Any, TypeAlias
 from uuid import UUID, uuid5
 
 from comfyfleet.api.values import text_of
-from comfyfleet.errors import FleetError, NotFound
+from comfyfleet.errors import NotFound
 from comfyfleet.media import picture_problem
 from comfyfleet.server.db import Database, Tx
+from comfyfleet.server.db.outages import log_failure
 from comfyfleet.server.jobs import service as jobs
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.model import Failure, Job, JobStatus
@@ -167,12 +168,8 @@ async def _collect_safely(
     stays."""
     try:
         await collect_job(context, pool, tenant_id, run_id, job_id, outbox_id=outbox_id)
-    except FleetError as error:
-        log.warning(
-            "candidates of job %s are not collected, will be retried: %s", job_id, error.message
-        )
-    except Exception:
-        log.exception("candidates of job %s are not collected, will be retried", job_id)
+    except Exception as error:  # noqa: BLE001 — one job must not block the others
+        log_failure(log, error, "candidates of job %s are not collected, will be retried", job_id)
 
 
 async def collect_job(
@@ -444,14 +441,9 @@ async def remove_old_files(context: JobContext, pool: Database) -> bool:
     for stored in old:
         try:
             await _remove_files(context, pool, stored)
-        except FleetError as error:
-            log.warning(
-                "files of pipeline run %s are not removed, will be retried: %s",
-                stored.id,
-                error.message,
-            )
-        except Exception:
-            log.exception("files of pipeline run %s are not removed, will be retried", stored.id)
+        except Exception as error:  # noqa: BLE001 — one run must not block the others
+            message = "files of pipeline run %s are not removed, will be retried"
+            log_failure(log, error, message, stored.id)
     return len(old) == RUNS_PER_PASS_MAX
 
 

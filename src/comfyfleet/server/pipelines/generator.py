@@ -23,6 +23,7 @@ from comfyfleet.errors import (
 )
 from comfyfleet.server.catalog.model import SEED_MAX, Property, seed_within
 from comfyfleet.server.db import Database, Tx
+from comfyfleet.server.db.outages import log_failure
 from comfyfleet.server.graphs.catalogue import WorkflowFacts
 from comfyfleet.server.graphs.environment import read_backends
 from comfyfleet.server.graphs.run import alternatives, is_self_hosted, no_backend_message
@@ -153,9 +154,9 @@ async def _submit_safely(
         )
     except FleetError as error:
         troubles[generation.work] = error
-    except Exception:
+    except Exception as error:  # noqa: BLE001 — one kind of job must not block the others
         troubles[generation.work] = Unavailable("it can't be made at present")
-        log.exception("pipeline run %s: a job could not be submitted", stored.id)
+        log_failure(log, error, "pipeline run %s: a job could not be submitted", stored.id)
 
 
 async def _generations_of(

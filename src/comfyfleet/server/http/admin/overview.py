@@ -41,8 +41,8 @@ from comfyfleet.errors import FleetError, TooManyCalls
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.db import Database, Tx, for_each_pool, metrics_queries
-from comfyfleet.server.db.errors import log_level_of
 from comfyfleet.server.db.metrics_queries import FoundRow, IdSpan
+from comfyfleet.server.db.outages import log_failure
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.gateway.model import job_id_of
 from comfyfleet.server.http.admin.auth import OperatorDep, admin_router, authenticate_operator
@@ -411,10 +411,8 @@ class ConsoleFeed:
                 self.snapshot = await run_shielded(self._look())
                 self._next.set()
                 self._next = asyncio.Event()
-            except FleetError as error:
-                logger.log(log_level_of(error), "watchers are told nothing: %s", error.message)
-            except Exception:
-                logger.exception("watchers are told nothing, and the next look may succeed")
+            except Exception as error:  # noqa: BLE001 — the next look may succeed
+                log_failure(logger, error, "watchers are told nothing")
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _look(self) -> ConsoleSnapshot:

@@ -163,7 +163,7 @@ SELECT name FROM waiting WHERE name IS NOT NULL LIMIT $1
 
 class PostgresQueueStore:
     def __init__(self, database: Database) -> None:
-        self._driver = PostgresDriver(database.url)
+        self._driver = PostgresDriver(database)
 
     async def enqueue(self, new: Sequence[NewDispatch], *, now: datetime) -> list[Dispatch]:
         locks = lock_keys(writes.shares_of(new).values())

@@ -1,0 +1,123 @@
+"""The one place that recognizes an outage of a database: it logs the start and the end, once each.
+
+Everything that uses a database raises Unavailable during an outage. The error carries a note that the outage is
+logged, so that sweeps, relays, streams and requests log their own failures at DEBUG only.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from comfyfleet.errors import FleetError, Unavailable
+from comfyfleet.server.db.errors import (
+    LOGGED,
+    is_caused_by_disconnect,
+    is_logged,
+    log_level_of,
+)
+
+outage_logger = logging.getLogger("comfyfleet.server.db.database")
+# An outage is over after this many seconds without a lost connection. After a restart, connections that were lost
+# during the outage are still found one by one while new ones already work.
+SETTLE_SECONDS = 1.0
+
+
+class OutageLog:
+    """Logs the start and the end of an outage of one database, once each."""
+
+    def __init__(self, name: str, settle_seconds: float = SETTLE_SECONDS) -> None:
+        self._name = name
+        self._settle_seconds = settle_seconds
+        self._is_away = False
+        self._ending: asyncio.TimerHandle | None = None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the last call failed. False as soon as the database answers again."""
+        return self._is_away and self._ending is None
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        try:
+            yield
+        except Unavailable as error:
+            self.note_loss(error)
+            raise
+        self.note_success()
+
+    def note_loss(self, error: Unavailable) -> None:
+        """Logs the outage, unless the error came from another database inside a transaction here."""
+        if is_logged(error):
+            return
+        error.add_note(LOGGED)
+        self._keep_open()
+        if not self._is_away:
+            self._is_away = True
+            outage_logger.warning("database %s is away: %s", self._name, error.message)
+
+    def note_success(self) -> None:
+        if self._is_away and self._ending is None:
+            loop = asyncio.get_running_loop()
+            self._ending = loop.call_later(self._settle_seconds, self._end)
+
+    def close(self) -> None:
+        if self._ending is not None:
+            self._end()
+
+    def _keep_open(self) -> None:
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
+
+    def _end(self) -> None:
+        self._keep_open()
+        self._is_away = False
+        outage_logger.warning("database %s is back", self._name)
+
+
+def as_unavailable(error: BaseException) -> Unavailable | None:
+    """Returns the Unavailable behind an error, also in a group of them; None if it is anything else."""
+    if isinstance(error, Unavailable):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        causes = [as_unavailable(each) for each in error.exceptions]
+        return causes[0] if all(causes) else None
+    if isinstance(error, Exception) and is_caused_by_disconnect(error):
+        return Unavailable(f"the connection to the database was lost: {error}")
+    return None
+
+
+@contextmanager
+def lost_as_unavailable() -> Iterator[None]:
+    """Raises Unavailable for any error of a lost connection, for code that uses the driver without a pool."""
+    try:
+        yield
+    except Exception as error:
+        away = as_unavailable(error)
+        if away is None or away is error:
+            raise
+        raise away from error
+
+
+@contextmanager
+def errors_logged(what: str) -> Iterator[None]:
+    """Logs an error and continues, so that one failure doesn't hold up the rest."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 — logged, whatever it is
+        log_failure(outage_logger, error, "%s", what)
+
+
+def log_failure(
+    logger: logging.Logger, error: BaseException, message: str, *values: object
+) -> None:
+    """Logs why a piece of background work failed that is repeated later.
+
+    An outage that is logged already adds nothing, another expected error adds one line, and a bug a traceback.
+    """
+    known = error if isinstance(error, FleetError) else as_unavailable(error)
+    if known is None:
+        logger.error(message, *values, exc_info=error)
+    else:
+        logger.log(log_level_of(known), "%s: %s", message % values, known.message)
