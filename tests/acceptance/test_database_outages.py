@@ -200,21 +200,17 @@ async def test_an_outage_is_two_lines_in_the_log_and_only_503(tmp_path: Path, fa
             await asyncio.sleep(3)
             assert load.errors() == {}
             await fault(deployment)
-            ended_at = time.monotonic()
             await has_no_errors(load, deployment)
-        seconds = max(0.0, load.last_error_at - ended_at)
         log = deployment.control.said()
-        print(sorted(load.statuses.items()), [l for l in log.splitlines() if " WARN" in l or " ERROR" in l])
-        print(f"{fault.__name__}: last error {seconds:.1f} s after the fault")
         assert load.errors() == {}
         for database in ("central", "tenants"):
             lines = [
-                f"{word}"
+                word
                 for word in ("away", "back")
                 for line in outage_lines(log, word)
                 if f"/{database}" in line
             ]
-            assert lines in ([], ["away", "back"]), log[-5000:]
+            assert lines in ([], ["away", "back"]), lines
         assert outage_lines(log, "away")
         assert "Traceback" not in log, log[log.index("Traceback") - 2000 :][:6000]
         assert "never retrieved" not in log

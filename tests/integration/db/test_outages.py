@@ -1,6 +1,7 @@
 """However many ask for a database that is away, its outage is told in two lines."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator
 
@@ -10,6 +11,7 @@ from tests.support.databases.factory import Databases
 from comfyfleet.errors import Unavailable
 from comfyfleet.server.db.database import Database, open_database
 from comfyfleet.server.db.errors import is_logged
+from comfyfleet.server.db.outages import OutageLog, log_failure
 
 
 @pytest.fixture
@@ -42,9 +44,38 @@ async def test_an_outage_is_told_once_and_its_end_once(
     for _ in range(2):
         async with database.read() as tx:
             await tx.exec_driver_sql("SELECT 1")
+    await database.close()  # it would else be logged a moment later
     told = warnings(caplog)
     assert ["is away" in each for each in told] == [True, False]
     assert told[1].endswith("is back")
+
+
+async def test_a_late_loss_does_not_begin_another_outage(caplog: pytest.LogCaptureFixture) -> None:
+    outage = OutageLog("x", settle_seconds=60)
+    outage.note_loss(Unavailable("one connection"))
+    outage.note_success()
+    assert not outage.is_away
+    outage.note_loss(Unavailable("another connection"))
+    outage.note_success()
+    assert outage.seconds_away > 0
+    assert not outage.has_ended
+    outage.close()
+    assert outage.has_ended
+    assert warnings(caplog) == ["database x is away: one connection", "database x is back"]
+
+
+def test_a_bug_has_a_traceback_and_an_outage_none(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("test")
+    group = ExceptionGroup("two", [Unavailable("away"), ExceptionGroup("one", [Unavailable("b")])])
+    log_failure(logger, group, "the relay %s broke off", "a")
+    log_failure(logger, ValueError("bug"), "the relay %s broke off", "b")
+    mixed = ExceptionGroup("two", [Unavailable("away"), ValueError("bug")])
+    log_failure(logger, mixed, "the relay %s broke off", "c")
+    assert [(each.levelname, each.exc_info is not None) for each in caplog.records] == [
+        ("WARNING", False),
+        ("ERROR", True),
+        ("ERROR", True),
+    ]
 
 
 async def test_many_who_can_not_reach_it_are_one_line(

@@ -6,6 +6,7 @@ logged, so that sweeps, relays, streams and requests log their own failures at D
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -30,12 +31,27 @@ class OutageLog:
         self._name = name
         self._settle_seconds = settle_seconds
         self._is_away = False
+        self._away_since = 0.0
+        self._has_ended = False
         self._ending: asyncio.TimerHandle | None = None
 
     @property
     def is_away(self) -> bool:
         """Whether the last call failed. False as soon as the database answers again."""
         return self._is_away and self._ending is None
+
+    @property
+    def seconds_away(self) -> float:
+        """How long the current outage has lasted; 0 if there is none."""
+        return time.monotonic() - self._away_since if self._is_away else 0.0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether an outage has ended since the last `forget_end`."""
+        return self._has_ended
+
+    def forget_end(self) -> None:
+        self._has_ended = False
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -53,7 +69,7 @@ class OutageLog:
         error.add_note(LOGGED)
         self._keep_open()
         if not self._is_away:
-            self._is_away = True
+            self._is_away, self._away_since = True, time.monotonic()
             outage_logger.warning("database %s is away: %s", self._name, error.message)
 
     def note_success(self) -> None:
@@ -72,7 +88,7 @@ class OutageLog:
 
     def _end(self) -> None:
         self._keep_open()
-        self._is_away = False
+        self._is_away, self._has_ended = False, True
         outage_logger.warning("database %s is back", self._name)
 
 

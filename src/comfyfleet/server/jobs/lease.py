@@ -38,7 +38,9 @@ from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import ENDED, DispatchLease, RequeueReason, Waiter
 
 log = logging.getLogger(__name__)
-PAYLOAD_DELAY = timedelta(seconds=30)
+# Seconds until a job is tried again whose tenant's database is away: about as long as the outage has lasted. When
+# it ends, these jobs are tried at once.
+DELAY_SECONDS_MIN, DELAY_SECONDS_MAX = 2.0, 30.0
 # So many leases may turn out to belong to ended jobs before the worker is told to come again.
 LEASES_TRIED_MAX = 50
 
@@ -84,10 +86,10 @@ async def _give_back(context: JobContext, lease: DispatchLease) -> None:
 
 
 async def _build_payload(context: JobContext, lease: DispatchLease) -> wire.Job | None:
+    pool: Database | None = None
     try:
         pool = await context.pool_of(lease.tenant_id)
-        async with pool.execute_one() as tx:
-            job = await service.start(tx, lease, now=context.clock())
+        job = await _start(context, pool, lease)
         if job is None:
             context.notifier.tell(lease.job_id)
             await _sync_dispatch(context, pool, lease)
@@ -95,10 +97,20 @@ async def _build_payload(context: JobContext, lease: DispatchLease) -> wire.Job 
         notify(context, job, ONLY_SHOWN)
         return await payload_of(context, pool, lease, job)
     except Unavailable as error:
-        await _delay(context, lease, error)
+        await _delay(context, pool, lease, error)
     except FleetError as error:
         await _fail_permanently(context, lease, error)
     return None
+
+
+async def _start(context: JobContext, pool: Database, lease: DispatchLease) -> Job | None:
+    """Starts the job. A connection that was lost while it was idle is no reason to delay the job."""
+    try:
+        async with pool.execute_one() as tx:
+            return await service.start(tx, lease, now=context.clock())
+    except Unavailable:
+        async with pool.execute_one() as tx:
+            return await service.start(tx, lease, now=context.clock())
 
 
 async def _sync_dispatch(context: JobContext, pool: Database, lease: DispatchLease) -> None:
@@ -113,9 +125,13 @@ async def _sync_dispatch(context: JobContext, pool: Database, lease: DispatchLea
         await end_dispatch(context, row, job)
 
 
-async def _delay(context: JobContext, lease: DispatchLease, error: FleetError) -> None:
-    log.log(log_level_of(error), "dispatch %s is put off: %s", lease.dispatch_id, error.message)
+async def _delay(
+    context: JobContext, pool: Database | None, lease: DispatchLease, error: FleetError
+) -> None:
+    log.log(log_level_of(error), "dispatch %s is delayed: %s", lease.dispatch_id, error.message)
     now = context.clock()
+    away = DELAY_SECONDS_MAX if pool is None else pool.outages.seconds_away
+    seconds = min(max(away, DELAY_SECONDS_MIN), DELAY_SECONDS_MAX)
     async with context.central.transaction() as tx:
         await dispatch.requeue(
             tx,
@@ -124,7 +140,7 @@ async def _delay(context: JobContext, lease: DispatchLease, error: FleetError) -
             RequeueReason.PAYLOAD_DELAYED,
             now=now,
             detail=error.message,
-            not_before=now + PAYLOAD_DELAY,
+            not_before=now + timedelta(seconds=seconds),
         )
 
 

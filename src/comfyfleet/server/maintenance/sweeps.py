@@ -139,12 +139,19 @@ async def expire_leases(plane: ControlPlane) -> None:
 
 
 async def is_any_due(plane: ControlPlane) -> bool:
+    if any(pool.outages.has_ended for _, pool in plane.pools.items()):
+        return True
     async with plane.central.read() as tx:
         return await dispatch.is_any_due(tx, plane.clock())
 
 
 async def wake_due(plane: ControlPlane) -> bool:
     """True: there is more."""
+    for name, pool in plane.pools.items():
+        if pool.outages.has_ended:
+            async with plane.central.transaction() as tx:
+                await dispatch.end_delays(tx, name, now=plane.clock())
+            pool.outages.forget_end()
     async with plane.central.transaction() as tx:
         due = await dispatch.wake_due(tx, now=plane.clock(), limit=DUE_PER_PASS_MAX)
     plane.context.queue.arrived(due)

@@ -384,6 +384,11 @@ async def is_any_due(tx: Tx, now: datetime) -> bool:
     return await reads.is_any_due(tx, now)
 
 
+async def end_delays(tx: Tx, pool: str, *, now: datetime) -> None:
+    """Makes the delayed jobs of a pool due: its database is back."""
+    await writes.end_delays(tx, pool, now=now)
+
+
 async def wake_due(tx: Tx, *, now: datetime, limit: int) -> list[Dispatch]:
     """Clears `not_before` where it has passed and returns those rows, whose waiters are to be
     woken.

@@ -26,7 +26,7 @@ from sqlalchemy import (
 )
 
 from comfyfleet.server.db import Tx
-from comfyfleet.server.db.central_tables import FREE, QUEUED, audit_log
+from comfyfleet.server.db.central_tables import FREE, QUEUED, audit_log, tenants
 from comfyfleet.server.db.central_tables import dispatches as d
 from comfyfleet.server.db.central_tables import model_switches as m
 from comfyfleet.server.db.database import driver_of
@@ -443,3 +443,11 @@ def _samples(rows: Iterable[Any]) -> dict[RunKind, Samples]:
         RunKind(fleet_id, model_key, workflow_id): Samples(tuple(stayed), tuple(switched))
         for fleet_id, model_key, workflow_id, stayed, switched in rows
     }
+
+
+async def end_delays(tx: Tx, pool: str, *, now: datetime) -> None:
+    of_pool = select(tenants.c.id).where(tenants.c.pool == pool)
+    statement = update(d).where(
+        d.c.status == DispatchStatus.QUEUED, d.c.not_before > now, d.c.tenant_id.in_(of_pool)
+    )
+    await tx.execute(statement.values(not_before=now))
