@@ -9,7 +9,7 @@ EXTRAS := dev
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-pipeline screenshots test test-all browser web check format docs bench constraints clean
+.PHONY: help setup demo demo-pipeline screenshots test test-all browser pgbouncer web check format docs bench constraints clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -43,6 +43,9 @@ test-all: setup web  ## Run the tests, slow ones and the quick form of each benc
 
 browser:  ## Install Chromium, in which the editor is tested
 	@command -v chromium || command -v chromium-browser || command -v google-chrome || sh tools/browser.sh
+
+pgbouncer:  ## Install PgBouncer, behind which PostgreSQL is tested
+	@command -v pgbouncer || command -v /usr/sbin/pgbouncer || sh tools/pgbouncer.sh
 
 web: setup  ## Build the pages for people into the package
 	@$(BIN)/python tools/web_build.py

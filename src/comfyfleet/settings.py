@@ -73,9 +73,7 @@ class Settings:
 
     admin_key: str = ""  # the operators' key; default: made at the first start and printed once
     central_database_url: str = ""  # default: central.sqlite3 in the data folder
-    central_database_direct_url: str = (
-        ""  # PostgreSQL itself, if the URL above is a transaction pooler
-    )
+    central_database_direct_url: str = ""  # PostgreSQL itself, if the one above is a pooler
     tenant_database_urls: str = ""  # name=url,name=url; default: main=tenants.sqlite3 there
     tenant_database_direct_urls: str = ""  # name=url,name=url; the same for pools
     storage_url: str = ""  # file:///dir or s3://bucket/prefix?endpoint=…&region=…

@@ -16,6 +16,7 @@ from comfyfleet.server.counters import ProcessMetrics, SiblingProcesses
 from comfyfleet.server.data_folder import DatabaseLocation, locations_from, single_process_lock
 from comfyfleet.server.db import Database, Pools, open_database
 from comfyfleet.server.db.coordination import AdvisoryLocks, NotifyChannel
+from comfyfleet.server.db.driver import require_own_connections
 from comfyfleet.server.db.outages import log_failure
 from comfyfleet.server.db.schema import History, require_newest_schema, upgrade_schema
 from comfyfleet.server.fleets.route_calls import RouteCalls
@@ -177,6 +178,7 @@ def _opened(place: DatabaseLocation, stack: AsyncExitStack) -> Database:
 
 
 async def _require_ready(database: Database, place: DatabaseLocation, history: History) -> None:
+    await require_own_connections(database, history)
     if place.is_embedded:
         await upgrade_schema(database, history)
     else:

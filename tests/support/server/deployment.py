@@ -57,6 +57,8 @@ class Deployment:
     ) -> None:
         self._folder = folder
         self._more = dict(environ or {})
+        # Set by a test between `async with` and the first start.
+        self.database_environ: dict[str, str] = {}
         self._settings = settings
         self._port = free_port()
         self._stack = ExitStack()
@@ -103,6 +105,7 @@ class Deployment:
             "COMFYFLEET_PUBLIC_URL": self.url,
             **{f"COMFYFLEET_{name.upper()}": value for name, value in self._settings.items()},
             **self._more,
+            **self.database_environ,
         }
 
     def _start(self, name: str, *arguments: str, environ: dict[str, str]) -> Process:

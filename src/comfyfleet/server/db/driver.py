@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import IntegrityError
 
-from comfyfleet.errors import Unavailable
+from comfyfleet.errors import Refused, Unavailable
 from comfyfleet.server.db.database import (
     CONNECT_SECONDS_MAX,
     Database,
@@ -25,6 +25,7 @@ from comfyfleet.server.db.database import (
 from comfyfleet.server.db.dialect import Moment, insert_if_new, is_sqlite
 from comfyfleet.server.db.errors import is_disconnect, to_sqlalchemy_error
 from comfyfleet.server.db.liveness import SESSION_SETTINGS, keep_alive
+from comfyfleet.server.db.pooler import DIRECT_SETTINGS, shares_connections
 
 T = TypeVar("T")
 STATEMENT_SECONDS_MAX = 60
@@ -171,6 +172,25 @@ async def _prepare_session(connection: Any, settings: Mapping[str, str] | None) 
     except BaseException:
         connection.terminate()
         raise
+
+
+async def require_own_connections(database: Database, history: str) -> None:
+    """Raises Refused if a transaction pooler is in between and no direct URL is set."""
+    import asyncpg
+
+    if database.is_sqlite or database.is_pooled:
+        return
+    with database.outages.watched():
+        try:
+            is_shared = await shares_connections(dsn(database.url))
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise Unavailable(f"the database can't be opened: {error}") from error
+    if is_shared:
+        setting = DIRECT_SETTINGS[history]
+        raise Refused(
+            f"the {history} database is behind a pooler in transaction mode, and {setting} is not set",
+            hint=f"Set {setting} to the address of PostgreSQL itself: LISTEN and locks need it",
+        )
 
 
 # On SQLite a statement costs no round trip.

@@ -41,6 +41,12 @@ def end_setup(connection: Any, _record: Any) -> None:
     connection.run_async(lambda driver: driver.execute("COMMIT", timeout=BEGIN_SECONDS_MAX))
 
 
+DIRECT_SETTINGS = {
+    "central": "COMFYFLEET_CENTRAL_DATABASE_DIRECT_URL",
+    "tenant": "COMFYFLEET_TENANT_DATABASE_DIRECT_URLS",
+}
+
+
 async def shares_connections(dsn: str) -> bool:
     """Whether a pooler gives server connections to transactions instead of sessions.
 
