@@ -224,6 +224,44 @@ def test_segments_that_are_off_are_switched_on_where_they_are_needed() -> None:
     )
 
 
+def passed_on_by_wires(total: int, on: int) -> dict[str, Any]:
+    """Segments that hand their picture on by Set and Get; those after `on` are off, and one node in each is off."""
+    drawing = Drawing()
+    drawing.wire("SetNode", "film_0", "IMAGE", (drawing.node("LoadImage", "cat.png"), 0))
+    for number in range(1, total + 1):
+        left = number * 1000.0
+        drawing.group(f"Extend {number}", left - 50, -100, 900, 900)
+        found = drawing.wire("GetNode", f"film_{number - 1}", "IMAGE", at=(left, 0))
+        routed = drawing.wire("Reroute", "", "IMAGE", (found, 0), at=(left + 100, 0))
+        scaled = drawing.node("ImageScale", number, at=(left + 200, 0), image=(routed, 0))
+        cut = drawing.node("ImageFromBatch", 7, mode=4, at=(left + 300, 0), image=(scaled, 0))
+        joined = drawing.node("ImageBatch", at=(left + 400, 0), image1=(cut, 0), image2=(cut, 0))
+        drawing.node("PreviewImage", at=(left + 500, 0), images=(joined, 0))
+        drawing.wire("SetNode", f"film_{number}", "IMAGE", (joined, 0), at=(left + 600, 0))
+    film = drawing.wire("GetNode", f"film_{total}", "IMAGE", at=(0, 2000))
+    drawing.node("SaveImage", "film", at=(300, 2000), images=(film, 0))
+    document = drawing.workflow()
+    off = [f"Extend {number}" for number in range(on + 1, total + 1)]
+    return switch(document, bypass=off).document if off else document
+
+
+@pytest.mark.parametrize("keep", range(1, 9))
+def test_segments_that_are_off_at_the_end_are_part_of_the_chain(keep: int) -> None:
+    document = passed_on_by_wires(8, 4)
+    result = keep_segments(document, keep, object_info=OBJECT_INFO)
+    assert made(result.document) == made(passed_on_by_wires(keep, keep))
+    assert modes(result.document, "ImageFromBatch") == [Mode.BYPASSED] * 8, "off in every segment"
+
+
+def test_an_output_that_nothing_feeds_is_an_error() -> None:
+    document = passed_on_by_wires(3, 3)
+    wire = [node for node in document["nodes"] if node["type"] == "GetNode"][-1]
+    wire["mode"] = Mode.BYPASSED
+    assert "nothing would feed node" in refused(document, 3, object_info=OBJECT_INFO)
+    assert "SaveImage" in refused(document, 3)
+    assert "SaveImage" in refused(document, 2)
+
+
 def test_dead_shells_are_switched_on_with_all_that_is_in_them() -> None:
     document = by_instances(3, own=True)
     for definition in document["definitions"]["subgraphs"][1:]:

@@ -433,24 +433,83 @@ def keep_segments(
     object_info: Mapping[str, Any] | None = None,
 ) -> Switched:
     """Switches off all segments but the first `count`; what came after the chain is fed by the last one that
-    is kept. If fewer than `count` are on, the next ones that are off are switched on first.
+    is kept. If fewer than `count` are on, the next ones that are off are switched on.
 
     Nodes that lead to what comes after the chain are bypassed, dead branches muted. A link is moved
     only where a bypass would pass on nothing, or the wrong thing; nodes behind a moved link are
     muted. Nodes that are never executed (reroutes, Set and Get, notes) are left as they are.
     Without `object_info` the saved slot types are used.
 
-    Segments that are off already, and dead shells, count only where they are needed. Raises
-    InvalidInput if an input would lose its link without a replacement.
+    Segments at the end that are off already are part of the chain, which is closed behind the last kept segment;
+    others that are off, and dead shells, count only where they are needed. Raises InvalidInput if an input would
+    lose its link without a replacement, or if an output that depends on the chain isn't fed.
     """
     workflow = parse(document)
     types = NodeTypes(object_info or {})
     chosen = find_chain(chains_of(document, workflow, types), chain)
     check_count(chosen, count)
-    if count > len(chosen.segments):
-        return _enable_then_truncate(document, chosen, count, object_info)
-    if count == len(chosen.segments):
+    depending = _ChainOutputs(chosen, read_level(workflow, chosen.graph, types, all_on=True), types)
+    if count == len(chosen.segments) and not depending.unfed(document, object_info or {}):
         return Switched(document, (f"kept all of {described(chosen)}",))
+    if count > len(chosen.segments) or _ends_off(chosen):
+        kept = _enable_then_truncate(document, chosen, count, object_info, depending.level)
+    elif count == len(chosen.segments):
+        kept = Switched(document)
+    else:
+        kept = _truncate(document, workflow, chosen, count, object_info)
+    unfed = depending.unfed(kept.document, object_info or {})
+    if unfed:
+        raise InvalidInput(
+            f"{described(chosen)} can't be closed: nothing would feed {', '.join(unfed)}"
+        )
+    return kept
+
+
+def _ends_off(chain: Chain) -> bool:
+    """Whether all segments that are off come after those that are on."""
+    if not chain.off or not chain.segments:
+        return False
+    return min(each.number for each in chain.off) > max(each.number for each in chain.segments)
+
+
+class _ChainOutputs(NamedTuple):
+    """The outputs that depend on a chain. `level` is its graph as if everything were on."""
+
+    chain: Chain
+    level: GraphLevel
+    types: NodeTypes
+
+    def unfed(self, document: JsonObject, object_info: Mapping[str, Any]) -> list[str]:
+        """Returns required inputs of these outputs that have a link and no source."""
+        workflow = parse(document)
+        now = read_level(workflow, self.chain.graph, self.types)
+        report = _Report(now, workflow)
+        ends = (end for end in now.links if end not in now.sources and end.node in self._outputs())
+        return [
+            report.input(end)
+            for end in ends
+            if not _is_optional(object_info, now.nodes[end.node].node.type, now.input_name(end))
+        ]
+
+    def _outputs(self) -> set[str]:
+        segments = [each.nodes for each in (*self.chain.segments, *self.chain.off)]
+        owners = owners_of(self.level, segments)
+        masks = gathered(self.level, owners)
+        return {
+            node
+            for node in self.level.nodes
+            if node not in owners and masks[node] and not self.level.consumers.get(node)
+        }
+
+
+def _truncate(
+    document: JsonObject,
+    workflow: Workflow,
+    chosen: Chain,
+    count: int,
+    object_info: Mapping[str, Any] | None,
+) -> Switched:
+    types = NodeTypes(object_info or {})
     level = read_level(workflow, chosen.graph, types)
     plan = plan_truncation(level, [segment.nodes for segment in chosen.segments], count)
     applied = apply_plan(document, workflow, chosen.graph, plan, level=level, types=types)
@@ -470,19 +529,57 @@ def keep_segments(
 
 
 def _enable_then_truncate(
-    document: JsonObject, chain: Chain, count: int, object_info: Mapping[str, Any] | None
+    document: JsonObject,
+    chain: Chain,
+    count: int,
+    object_info: Mapping[str, Any] | None,
+    level: GraphLevel,
 ) -> Switched:
     """Switches all segments on first, so that the chain is complete, then truncates it."""
-    nodes = {node for segment in chain.off for node in segment.nodes}
+    nodes = _nodes_to_enable(document, chain, level)
     enabled = enable_nodes(document, chain.graph, nodes, chain.name)
-    name = f"{chain.kind}:{chain.name}"
-    kept = keep_segments(enabled.document, count, chain=name, object_info=object_info)
+    workflow = parse(enabled.document)
+    chains = chains_of(enabled.document, workflow, NodeTypes(object_info or {}))
+    complete = find_chain(
+        [each for each in chains if each.graph == chain.graph], f"{chain.kind}:{chain.name}"
+    )
+    check_count(complete, count)
+    if count >= len(complete.segments):
+        kept = Switched(enabled.document, (f"kept all of {described(complete)}",))
+    else:
+        kept = _truncate(enabled.document, workflow, complete, count, object_info)
     first = sorted((*chain.segments, *chain.off), key=lambda segment: segment.number)[:count]
     titles = ", ".join(f'"{segment.title}"' for segment in first if segment in chain.off)
     return kept._replace(
-        done=(f"switched on {titles}", *kept.done),
+        done=(*((f"switched on {titles}",) if titles else ()), *kept.done),
         warnings=(*enabled.warnings, *kept.warnings),
     )
+
+
+COMPARED_SEGMENTS = 3  # with so many that are on, those that are off are compared
+
+
+def _nodes_to_enable(document: JsonObject, chain: Chain, level: GraphLevel) -> set[str]:
+    """Returns the nodes of segments that are off, without those that are off in the other segments, too."""
+    workflow = parse(document)
+    graph = workflow.definitions[chain.graph] if chain.graph else workflow.root
+    inactive = {node.id for node in graph.nodes if node.is_inactive}
+    step = max(1, len(chain.segments) // COMPARED_SEGMENTS)
+    compared = chain.segments[::step][:COMPARED_SEGMENTS]
+    found: set[str] = set()
+    for segment in chain.off:
+        ours = [node for node in segment.nodes if node in level.nodes]
+        twins: dict[str, list[str]] = {}
+        for other in compared:
+            theirs = [node for node in other.nodes if node in level.nodes]
+            for node, twin in counterparts(level, ours, theirs).items():
+                twins.setdefault(node, []).append(twin)
+        found |= {
+            node
+            for node in segment.nodes
+            if node not in twins or not all(twin in inactive for twin in twins[node])
+        }
+    return found
 
 
 def _missing(applied: AppliedPlan, object_info: Mapping[str, Any]) -> list[str]:
