@@ -276,6 +276,18 @@ async def test_a_wait_that_is_over_says_why_there_is_no_job(served: Served) -> N
     assert (await line.answer())[2]["reason"].startswith("no workflow")
 
 
+async def test_an_order_during_a_wait_is_the_reason_if_the_connection_is_to_close(
+    served: Served,
+) -> None:
+    """Workers of the standard library close the connection after each request."""
+    line = await served.line()
+    line.send("poll", "Connection: close", wait_seconds=3)
+    await served.waits()
+    await served.fleet_setup.assign()
+    assert (await line.answer())[2]["reason"].startswith("no workflow")
+    assert await line.end() == b""
+
+
 async def test_a_server_that_stops_answers_who_is_parked_and_ends_at_once(served: Served) -> None:
     line = await served.line()
     line.send("poll", wait_seconds=WAIT_SECONDS)

@@ -98,6 +98,15 @@ async def test_an_order_through_one_plane_holds_for_a_poll_that_waits_at_another
         assert answer.status_code == expected, answer.text
 
 
+async def test_maintenance_that_begins_during_a_wait_is_its_reason(two: Two) -> None:
+    async with two.worker() as worker:
+        waiting = two.polling(worker, wait_seconds=1)
+        await parked(two.waited.queue, 1)
+        two.fleet_setup.plane.queue.order = lambda *_: None  # type: ignore[method-assign]
+        await ORDERS["maintenance"](two)
+        assert "maintenance" in (await waiting).json()["reason"]
+
+
 @pytest.mark.parametrize(
     ("order", "words"),
     [

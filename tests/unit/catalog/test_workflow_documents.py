@@ -55,6 +55,23 @@ def test_the_examples_can_be_registered_with_the_engine_alone() -> None:
     assert payload.assets[0].binding == "1.image"
 
 
+def test_required_inputs_that_are_missing_are_warned_of() -> None:
+    document = {
+        "1": {"class_type": "ComfyfleetFail", "inputs": {}},
+        "2": {"class_type": "PreviewAny", "inputs": {"source": ["1", 0]}},
+    }
+    made = drafted(document=document, output_node_id=None, object_info=engine_object_info())
+    (warning,) = made.warnings
+    assert "node 1 ComfyfleetFail" in warning
+    for name in ("fail", "message", "after_ms"):
+        assert name in warning
+    complete = {"2": {"class_type": "PreviewAny", "inputs": {"source": "hello"}}}
+    assert (
+        drafted(document=complete, output_node_id=None, object_info=engine_object_info()).warnings
+        == ()
+    )
+
+
 def test_a_placeholder_in_braces_survives_the_choosing_of_words() -> None:
     document = a_workflow(a_node(1, "CLIPTextEncode", "{{subject}} in {oil|chalk} // a note"))
     subject = Property("subject", "text", placeholder="{{subject}}")

@@ -3,7 +3,7 @@
 import { words } from "@/words/en/common"
 import { Icon } from "./Icon"
 
-const whole = new Intl.NumberFormat()
+const whole = new Intl.NumberFormat(undefined, { signDisplay: "negative" }) // no sign before a zero
 const short = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1 })
 const SIZES = ["B", "KB", "MB", "GB", "TB"]
 

@@ -34,7 +34,13 @@ from comfyfleet.server.catalog.payload import (
     with_defaults,
 )
 from comfyfleet.server.fleets.model import ModelUse
-from comfyfleet.workflow.edit.input_lookup import PromptEntry, as_link, closest, read_entry
+from comfyfleet.workflow.edit.input_lookup import (
+    PromptEntry,
+    as_link,
+    closest,
+    missing_required,
+    read_entry,
+)
 from comfyfleet.workflow.edit.input_lookup import hint as hint_of
 from comfyfleet.workflow.edit.values import choices_of, declared_at
 from comfyfleet.workflow.embedded import Opened
@@ -302,6 +308,7 @@ def _check_default(each: Property, node_id: str | None) -> None:
 
 DOCUMENT_BYTES_MAX = 64 * 1024**2
 WARNED_TYPES_MAX = 20
+WARNED_NODES_MAX = 20
 # NUL as escaped in JSON; after another backslash it is ordinary text.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
@@ -343,7 +350,10 @@ def draft_workflow(
         output_node_id=output_node_id,
         node_types=node_types,
         models=(*models_of(usual), *unnamed),
-        warnings=tuple(_warnings(node_types, object_info)) if is_reported else (),
+        warnings=(
+            *(_warnings(node_types, object_info) if is_reported else ()),
+            *_missing_inputs(usual, object_info),
+        ),
         notes=() if is_reported else tuple(_notes(node_types, object_info)),
         shows_text_only=_shows_text_only(usual, output_node_id, object_info),
     )
@@ -482,6 +492,20 @@ def _notes(node_types: Iterable[str], object_info: Mapping[str, Any]) -> Iterabl
             "No worker has told yet what its backend has. Whether this workflow can be run is known "
             "as soon as one has joined."
         )
+
+
+def _missing_inputs(prompt: Mapping[str, Any], object_info: Mapping[str, Any]) -> Iterable[str]:
+    """Yields one warning for all required inputs that the prompt doesn't have: ComfyUI would refuse it."""
+    found = [
+        f"node {entry.name} lacks {', '.join(names)}"
+        for node_id, node in prompt.items()
+        if (names := missing_required(entry := read_entry(node_id, node, object_info)))
+    ]
+    if found:
+        listed = "; ".join(found[:WARNED_NODES_MAX])
+        more = len(found) - WARNED_NODES_MAX
+        rest = f"; and {more} more nodes" if more > 0 else ""
+        yield f"Required inputs are missing, and ComfyUI will refuse the prompt: {listed}{rest}."
 
 
 def _warnings(node_types: Iterable[str], object_info: Mapping[str, Any]) -> Iterable[str]:

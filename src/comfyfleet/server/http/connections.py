@@ -97,6 +97,7 @@ class ParkedConnection(asyncio.Protocol):
         "begun",
         "closes",
         "is_lost",
+        "is_stopping",
         "is_write_paused",
         "log",
         "request_id",
@@ -109,7 +110,8 @@ class ParkedConnection(asyncio.Protocol):
         # The same for all connections of a server.
         self._arguments = connection.arguments
         self._early = early
-        self.closes = closes
+        self.closes = closes  # after the response
+        self.is_stopping = False
         self.is_lost = False
         self.is_write_paused = False
         self.waiting: ParkedHandler | None = None
@@ -138,7 +140,7 @@ class ParkedConnection(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """Called when the server stops: the request is answered, and the connection closed."""
-        self.closes = True
+        self.closes = self.is_stopping = True
         if self.waiting is not None:
             self.waiting.stopped()
 

@@ -300,7 +300,7 @@ class ParkedPoll:
     def _handle_result(self, found: Polled | PollWait) -> None:
         if not isinstance(found, PollWait):
             self._answer(json_response(with_requested_fields(found, is_brief=self._is_brief)))
-        elif self._parked.closes:
+        elif self._parked.is_stopping:
             self._pending = None
             self.stopped()
         else:

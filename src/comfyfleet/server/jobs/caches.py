@@ -228,3 +228,5 @@ class PollLimits:
     live_workers: TtlCache[frozenset[str]] = field(
         default_factory=lambda: TtlCache(LIVE_WORKERS_TTL)
     )
+    # Whether maintenance is on, for the reason of waits that end without a job.
+    maintenance: TtlCache[bool] = field(default_factory=lambda: TtlCache(timedelta(seconds=1)))

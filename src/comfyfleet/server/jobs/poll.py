@@ -34,6 +34,7 @@ from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import Dispatch, DispatchLease, QueueLane, RequeueReason, Waiter
 
 HELD_BACK_SECONDS = 2.0
+MAINTENANCE_REASON = "maintenance: no new leases are given"
 # A wait ends by up to so much of it earlier: workers that came at one moment don't come back at one.
 WAIT_SPREAD = 0.1
 _dice = Random()  # noqa: S311 - not for secrets
@@ -169,6 +170,8 @@ class PollSession:
         if job is None and lease is not None and left:
             # It had ended, or can't be run now; the next one may.
             return self._waits(PollWait(left, wait.as_of, wait.waiter))
+        if job is None and self._reason is None and not left and await _in_maintenance(context):
+            self._reason = MAINTENANCE_REASON  # it began during the wait
         if job or self._new_key or not left:
             return await self._polled(context, asked, job)
         async with context.polls.reads:
@@ -226,6 +229,16 @@ class PollSession:
             object_info_upload=slot,
             new_token=self._new_key,
         )
+
+
+async def _in_maintenance(context: JobContext) -> bool:
+    """Reads whether maintenance is on, for all waits that end within a second."""
+
+    async def read() -> bool:
+        async with context.central.read() as tx:
+            return await job_context.in_maintenance(tx)
+
+    return await context.polls.maintenance.get("", read, now=context.clock())
 
 
 async def _upload_slot(
@@ -327,7 +340,7 @@ def _sighting(asked: Poll) -> Sighting:
 
 def _why_nothing(standing: WorkerSnapshot, asked: Poll) -> str | None:
     if standing.maintenance:
-        return "maintenance: no new leases are given"
+        return MAINTENANCE_REASON
     if not standing.lanes:
         return standing.no_lanes
     if standing.load > asked.max_concurrency:

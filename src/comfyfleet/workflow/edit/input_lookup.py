@@ -130,6 +130,17 @@ def read_entry(key: str, raw: Any, object_info: ObjectInfo) -> PromptEntry:
     return PromptEntry(key, class_name, _title(raw, info), inputs, info)
 
 
+def missing_required(entry: PromptEntry) -> list[str]:
+    """Returns the required inputs that a node doesn't have. Inputs that grow with use may be empty."""
+    required = _table(_table(entry.info, "input"), "required")
+    return [
+        name
+        for name, declared in required.items()
+        if name not in entry.inputs
+        and _kind_and_options(declared)[0] not in (AUTOGROW, DYNAMIC_GROUP)
+    ]
+
+
 def _title(raw: Mapping[str, Any], info: Mapping[str, Any]) -> str:
     """The title as the editor shows it: a node without its own title shows the name of its class."""
     title = _table(raw, "_meta").get("title")
