@@ -72,6 +72,7 @@ bench: web  ## Measure, against named peers
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/convert.py
 	$(BIN)/python bench/overhead.py
+	$(BIN)/python bench/single_job.py
 	$(BIN)/python bench/gpu_busy.py
 	$(BIN)/python bench/queue.py
 	$(BIN)/python bench/affinity.py

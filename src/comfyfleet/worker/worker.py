@@ -58,6 +58,11 @@ LOOK_SECONDS = 50.0
 EMPTY_PAUSE_SECONDS = 1.0
 # How long a prefetch waits for the final report of a lease whose outputs are being uploaded.
 PREFETCH_DELAY_SECONDS = 1.0
+# Where jobs come one by one, a prefetch waits so long: most jobs that come alone need none, and it would
+# compete with their results.
+ALONE_SECONDS = 0.25
+# A poll that is answered with a job within this time shows that jobs are queued.
+BACKLOG_SECONDS = 0.2
 # How long a pending prefetch poll goes on when its backend becomes idle: the final report that follows may
 # turn it into the poll of an idle worker. After that, a new poll tells the control plane.
 IDLE_POLL_DELAY_SECONDS = 0.25
@@ -127,6 +132,8 @@ class Worker:
             address=settings.backend_address,
         )
         self._keeper = self._memory_keeper(owned)
+        self._has_backlog = True  # as far as the last poll has shown
+        self._taken_at = float("-inf")  # by the monotonic clock
         self._is_recycling = False  # ComfyUI is restarted when the jobs that it has are done
         self._lease_runners: dict[LeaseRunner, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
@@ -305,6 +312,7 @@ class Worker:
         A result also asks for the next job, if there is room.
         """
         may_ask = self._has_room() and not self._is_requesting and not self.stop.asked
+        may_ask = may_ask and not self._is_alone()
         if may_ask and isinstance(report, Complete):
             with contextlib.suppress(Unavailable, Unauthenticated):
                 await self._end_and_poll(report)
@@ -320,6 +328,7 @@ class Worker:
             answer = await self._control.send_report(report.model_copy(update={"poll": message}))
             if answer.next is not None:
                 self._apply_answer(answer.next)
+                self._has_backlog = answer.next.job is not None
                 await self._take_job(answer.next)
 
     def _may_poll(self) -> bool:
@@ -331,8 +340,12 @@ class Worker:
             # The control plane learns at once that there is no backend, and gives no job.
             return not self._is_requesting
         is_prefetch = self._load() >= self._settings.max_concurrency
-        waits = is_prefetch and self._is_ending(PREFETCH_DELAY_SECONDS)
+        waits = is_prefetch and (self._is_ending(PREFETCH_DELAY_SECONDS) or self._is_alone())
         return self._has_room() and not self._is_requesting and not waits
+
+    def _is_alone(self) -> bool:
+        """Whether the newest job came alone, and only a moment ago."""
+        return not self._has_backlog and time.monotonic() < self._taken_at + ALONE_SECONDS
 
     def _is_ending(self, seconds: float) -> bool:
         """Whether a result is being delivered, and has been for less than this many seconds."""
@@ -405,6 +418,8 @@ class Worker:
         finally:
             self._is_polling = False
         self._apply_answer(polled)
+        if polled.job is not None:
+            self._has_backlog = time.monotonic() - sent_at < BACKLOG_SECONDS
         if polled.job is None and polled.reason != self._logged_reason:
             self._logged_reason = polled.reason
             logger.info("no jobs: %s", polled.reason)
@@ -458,6 +473,8 @@ class Worker:
         )
         logger.info("a lease was taken", extra={**lease_runner.ids, "attempt": job.attempt})
         self._platform.protection.busy()
+        self._taken_at = time.monotonic()
+        asyncio.get_running_loop().call_later(ALONE_SECONDS, self._wake)
         # Now, not when it starts: the next job that is requested will run after it.
         self.models.used(job)
         held = asyncio.create_task(lease_runner.run())

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 from tests.support.workers.memory_plane import JobFile, Plane, eventually
-from tests.support.workers.prompts import passing, steps
+from tests.support.workers.prompts import passing, picture, steps
 from tests.support.workers.workers import running_worker, settings_for
 
 from comfyfleet.engine.serve import Served as Engine
+from comfyfleet.worker import worker as worker_module
 
 SLOW_STORE_SECONDS = 0.6
 
@@ -16,6 +17,10 @@ SLOW_STORE_SECONDS = 0.6
 def depth(engine: Engine) -> int:
     running, waiting = engine.engine.queue.listed()
     return len(running) + len(waiting)
+
+
+async def until_completed(plane: Plane, number: int) -> None:
+    await eventually(lambda: plane.calls.count("complete") == number)
 
 
 async def watch_depth(engine: Engine, seen: set[int]) -> None:
@@ -113,3 +118,17 @@ async def test_a_worker_that_has_become_idle_says_so_at_once(
         another = plane.add(steps(1, 1))
         await eventually(lambda: another.word)
     assert len(plane.polls) - asked <= 2
+
+
+async def test_a_job_that_comes_alone_is_delivered_before_another_is_prefetched(
+    plane: Plane, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prefetch would compete with its result, and mostly nothing is there to prefetch."""
+    monkeypatch.setattr(worker_module, "BACKLOG_SECONDS", 0.0)
+    monkeypatch.setattr(worker_module, "ALONE_SECONDS", 3600.0)
+    async with running_worker(settings_for(plane, engine.url, tmp_path)):
+        for number in (1, 2, 3):
+            await eventually(lambda: plane.waiting)
+            plane.add(picture())
+            await until_completed(plane, number)
+    assert {poll.current_load for poll in plane.polls} == {0}
