@@ -1,5 +1,6 @@
 """Alive and ready, on both databases."""
 
+import asyncio
 from collections import Counter
 from pathlib import Path
 
@@ -135,3 +136,18 @@ async def test_health_and_metrics_are_made_at_a_limited_rate(
 
 def test_an_outage_is_seen_within_two_seconds() -> None:
     assert health.CHECK_SECONDS_MAX + health.READY_SECONDS < 2
+
+
+async def test_a_central_database_that_does_not_answer_makes_it_not_ready(
+    sqlite_databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(_: object, history: str) -> None:
+        if history == "central":
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(health, "require_newest_schema", hang)
+    monkeypatch.setattr(health, "CHECK_SECONDS_MAX", 0.05)
+    async with plane_on(sqlite_databases, tmp_path) as plane, client_of(plane) as client:
+        answer = await client.get("/readyz")
+        assert (answer.status_code, answer.json()["checks"]["central"]) == (503, "timeout")
+        assert (await client.get("/healthz")).status_code == 200
