@@ -24,6 +24,7 @@ FleetError
  ├─ FileGone              a backend names an output that it no longer has
  ├─ NotFound              it does not exist, or this key can't see it
  ├─ Conflict              the request conflicts with the current state
+ │   ├─ JobEnded          the job completed or failed before it could be cancelled
  │   ├─ WorkerOffline     the worker is known, and is not registered at the moment
  │   └─ LeaseLost         the lease is no longer held; nothing was changed
  ├─ Unauthenticated       the key is missing, wrong or revoked
@@ -58,6 +59,7 @@ __all__ = [
     "InvalidInput",
     "InvalidValue",
     "InvalidWorkflow",
+    "JobEnded",
     "LeaseLost",
     "LimitExceeded",
     "LimitSpent",
@@ -197,6 +199,10 @@ class NotFound(FleetError):
 
 class Conflict(FleetError):
     code = "conflict"
+
+
+class JobEnded(Conflict):
+    code = "job_ended"
 
 
 class WorkerOffline(Conflict):

@@ -684,3 +684,32 @@ class TenantPrompts(Message):
         default=(), description="Node types that its prompts may use on any of its fleets."
     )
     deny: TypePatterns = Field(default=(), description="Node types that they may not use.")
+
+
+class WorkKind(StrEnum):
+    GRAPH_RUN = "graph_run"
+    PIPELINE_RUN = "pipeline_run"
+    TRIGGER = "trigger"
+
+
+class WorkItemAnswer(Message):
+    """A run or trigger of a tenant, as operators see it."""
+
+    kind: WorkKind
+    id: UUID
+    user_id: UUID
+    status: str
+    created_at: datetime
+
+
+class TenantWork(Message):
+    """Open graph runs and pipeline runs, and all triggers; of each kind the newest 200."""
+
+    items: list[WorkItemAnswer]
+
+
+class StoppedWork(Message):
+    graph_runs: int = 0
+    pipeline_runs: int = 0
+    triggers: int = Field(default=0, description="Triggers that were paused.")
+    has_more: bool = Field(default=False, description="Repeat the call for the rest.")

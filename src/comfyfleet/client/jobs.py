@@ -163,7 +163,10 @@ class JobHandle:
             await self.refresh()
 
     async def cancel(self) -> Job:
-        """What was reserved comes back. A job that has ended stays as it is."""
+        """Cancels the job and refunds it. A repeated call returns the cancelled job.
+
+        Raises `Conflict` with the code `job_ended` if the job completed or failed before.
+        """
         answer = await self._calls.ask(Call("DELETE", f"/api/ai-jobs/{self.id}"))
         self.job = parse_answer(Job, answer)
         return self.job

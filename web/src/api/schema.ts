@@ -2810,6 +2810,15 @@ export interface StepJudgeAnswer {
   reject_below: number | null
 }
 
+export interface StoppedWork {
+  graph_runs: number
+  pipeline_runs: number
+  /** Triggers that were paused. */
+  triggers: number
+  /** Repeat the call for the rest. */
+  has_more: boolean
+}
+
 export interface Storage {
   /** Including announced uploads. */
   used_bytes: number
@@ -2891,6 +2900,11 @@ export interface TenantPrompts {
   allow: (string)[]
   /** Node types that they may not use. */
   deny: (string)[]
+}
+
+/** Open graph runs and pipeline runs, and all triggers; of each kind the newest 200. */
+export interface TenantWork {
+  items: (WorkItemAnswer)[]
 }
 
 export interface Tenants {
@@ -3272,6 +3286,22 @@ export interface Webhooks {
 
 export interface WhyDispatch {
   why: string
+}
+
+/** A run or trigger of a tenant, as operators see it. */
+export interface WorkItemAnswer {
+  kind: WorkKind
+  id: string
+  user_id: string
+  status: string
+  created_at: string
+}
+
+export type WorkKind = "graph_run" | "pipeline_run" | "trigger"
+
+export interface WorkScope {
+  /** Only this user's; default: all. */
+  user_id?: string | null
 }
 
 export interface WorkerAnswer {

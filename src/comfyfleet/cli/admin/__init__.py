@@ -6,7 +6,7 @@ Internal: may change without notice.
 from cyclopts import App
 
 from comfyfleet.cli import help_texts
-from comfyfleet.cli.admin import catalog, fleets, tenants
+from comfyfleet.cli.admin import catalog, fleets, tenants, work
 
 app = App(name="admin", help=help_texts.ADMIN, help_format="markdown")
 for _group in (
@@ -21,6 +21,7 @@ for _group in (
     fleets.operators_app,
 ):
     app.command(_group)
+tenants.tenants_app.command(work.work_app)
 app.command(tenants.submit)
 app.command(fleets.audit)
 app.command(fleets.maintenance)

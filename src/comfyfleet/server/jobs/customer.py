@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from comfyfleet.errors import Conflict, InvalidValue, NotFound
+from comfyfleet.errors import Conflict, InvalidValue, JobEnded, NotFound
 from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.catalog.model import Property, ResolvedEffect, check_value
 from comfyfleet.server.db import Tx
@@ -58,12 +58,21 @@ async def list_jobs(
 
 
 async def cancel_job(context: JobContext, tenant_id: UUID, user_id: UUID, job_id: UUID) -> Job:
+    """Cancels a job. A repeated call returns the cancelled job; JobEnded means that it ended
+    otherwise."""
     job = await get_job(context, tenant_id, user_id, job_id)
     is_running = job.asked.gateway is not None and job.shown_status == JobStatus.PROCESSING
     # A prompt that runs ends when its backend has told how: it may have shown results by then.
     if is_running and await submit.interrupt_job(context, tenant_id, job_id):
         return job
-    return await submit.cancel_job(context, tenant_id, job_id)
+    ended = await submit.cancel_job(context, tenant_id, job_id)
+    if ended.status != JobStatus.CANCELLED:
+        raise JobEnded(
+            f"the job has ended ({ended.status}), so it can't be cancelled. This call doesn't delete "
+            f"results; the route reserved for that is DELETE /api/ai-jobs/{job_id}/result",
+            status=ended.status,
+        )
+    return ended
 
 
 async def retry_job(

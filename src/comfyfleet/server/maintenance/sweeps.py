@@ -47,13 +47,14 @@ from comfyfleet.server.notifications.model import (
     WebhookDelivery,
     WebhookResponse,
 )
-from comfyfleet.server.notifications.service import record_audit
+from comfyfleet.server.notifications.service import flush_audits, record_audit
 from comfyfleet.server.notifications.webhooks import send_delivery
 from comfyfleet.server.pipelines.collector import collect_ended, fail_overdue, remove_old_files
 from comfyfleet.server.pipelines.generator import submit_due
 from comfyfleet.server.pipelines.run_state import PIPELINE_RUN_KIND, flush_audit
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import RequeueReason
+from comfyfleet.server.tenant_work import actions as tenant_work
 from comfyfleet.server.triggers import fire_due
 from comfyfleet.server.triggers import is_any_due as is_any_due_in_pool
 
@@ -101,6 +102,7 @@ RECONCILED_PER_PASS_MAX = 20_000
 def queue_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
     often = plane.settings.sweep_seconds
     yield Sweep("outbox", partial(flush_outboxes, plane), often)
+    yield Sweep("notes", partial(flush_notes, plane), often)
     yield Sweep("expiry", partial(expire_leases, plane), often)
     is_due = partial(is_any_due, plane)
     yield Sweep("due", partial(wake_due, plane), min(often, 1.0), is_due=is_due)
@@ -128,6 +130,17 @@ async def flush_outboxes(plane: ControlPlane) -> bool:
     flush = partial(flush_due, plane.context, limit=OUTBOX_PER_PASS_MAX)
     flushed = await for_each_pool(plane.pools, flush, "its outbox waits")
     return OUTBOX_PER_PASS_MAX in flushed.values()
+
+
+async def flush_notes(plane: ControlPlane) -> bool:
+    """Copies noted audit entries and stops the work of deactivated users; True if there is more."""
+
+    async def flush(pool: Database) -> bool:
+        has_stops = await tenant_work.stop_deactivated(plane.graphs, pool)
+        return await flush_audits(plane.central, pool) or has_stops
+
+    done = await for_each_pool(plane.pools, flush, "its notes wait")
+    return any(each is True for each in done.values())
 
 
 async def expire_leases(plane: ControlPlane) -> None:

@@ -1,15 +1,16 @@
 """The audit log (who did what to which subject, written in the transaction of the act), and events of jobs."""
 
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from comfyfleet.server.db import Tx
+from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.notifications import store
 from comfyfleet.server.notifications.model import AuditEntry, StoredJobEvent, without_secrets
 from comfyfleet.server.notifications.store import AuditFilter
 
 EVENTS_PER_PAGE_MAX = 500
+NOTES_PER_PASS_MAX, STOPS_PER_PASS_MAX = 200, 10
 
 
 async def record_audit(
@@ -29,6 +30,66 @@ async def record_audit(
     """
     row = {"at": now, "actor": actor, "action": action, "subject": subject, "tenant_id": tenant_id}
     await store.add_audit_entry(tx, {**row, "details": without_secrets(details)})
+
+
+class PendingAudit(NamedTuple):
+    actor: str
+    action: str
+    subject: str
+    tenant_id: UUID
+    at: datetime
+
+
+async def note_audit(tx: Tx, subject_id: UUID, entry: PendingAudit, /, **details: object) -> None:
+    """Notes an audit entry in the transaction of an act in a tenant's database, so that there is
+    never one without the other; `flush_audits` copies it to the audit log."""
+    payload = {
+        "actor": entry.actor,
+        "action": entry.action,
+        "subject": entry.subject,
+        "details": without_secrets(details),
+    }
+    await store.add_note(tx, store.AUDIT, entry.tenant_id, subject_id, payload, now=entry.at)
+
+
+async def flush_audits(central: Database, pool: Database) -> bool:
+    """Copies noted entries to the audit log; returns whether there are more.
+
+    After a crash in between, an entry is written twice; `note` in its details is the same then.
+    """
+    async with pool.read() as tx:
+        noted = await store.notes(tx, store.AUDIT, limit=NOTES_PER_PASS_MAX)
+    if not noted:
+        return False
+    async with central.transaction() as tx:
+        for note in noted:
+            row = {**note.payload, "at": note.created_at, "tenant_id": note.tenant_id}
+            row["details"] = {**row["details"], "note": note.id}
+            await store.add_audit_entry(tx, row)
+    async with pool.transaction() as tx:
+        await store.delete_notes(tx, [note.id for note in noted])
+    return len(noted) == NOTES_PER_PASS_MAX
+
+
+class PendingStop(NamedTuple):
+    """A user who was deactivated, and whose work may not be stopped yet."""
+
+    id: int
+    tenant_id: UUID
+    user_id: UUID
+
+
+async def note_stop(tx: Tx, tenant_id: UUID, user_id: UUID, *, now: datetime) -> None:
+    await store.add_note(tx, store.STOP, tenant_id, user_id, {}, now=now)
+
+
+async def pending_stops(tx: Tx) -> list[PendingStop]:
+    noted = await store.notes(tx, store.STOP, limit=STOPS_PER_PASS_MAX)
+    return [PendingStop(note.id, note.tenant_id, note.subject_id) for note in noted]
+
+
+async def end_stop(tx: Tx, stop_id: int) -> None:
+    await store.delete_notes(tx, [stop_id])
 
 
 async def find_audit_entries(

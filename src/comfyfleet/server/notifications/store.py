@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import (
@@ -25,7 +25,7 @@ from comfyfleet.server.db import Tx
 from comfyfleet.server.db.central_tables import audit_log
 from comfyfleet.server.db.dialect import for_update, insert_if_new, is_one_of
 from comfyfleet.server.db.driver import PreparedStatement, StatementCall
-from comfyfleet.server.db.tenant_tables import job_events, webhooks
+from comfyfleet.server.db.tenant_tables import job_events, outbox, webhooks
 from comfyfleet.server.db.tenant_tables import webhook_deliveries as deliveries
 from comfyfleet.server.notifications.model import (
     AuditEntry,
@@ -384,3 +384,45 @@ async def prune_audit_entries(tx: Tx, *, before: datetime, limit: int) -> int:
 
 def _entry(row: Row[Any]) -> AuditEntry:
     return AuditEntry(**row._mapping)
+
+
+# Rows of a tenant's outbox that are not about a job; `job_id` is the id of what they are about.
+AUDIT, STOP = "audit", "stop_user"
+
+
+async def add_note(
+    tx: Tx,
+    kind: str,
+    tenant_id: UUID,
+    subject_id: UUID,
+    payload: Mapping[str, Any],
+    *,
+    now: datetime,
+) -> None:
+    row = {
+        "tenant_id": tenant_id,
+        "job_id": subject_id,
+        "kind": kind,
+        "payload": dict(payload),
+        "not_before": now,
+        "created_at": now,
+    }
+    await tx.execute(insert(outbox).values(row))
+
+
+class Note(NamedTuple):
+    id: int
+    tenant_id: UUID
+    subject_id: UUID
+    payload: Mapping[str, Any]
+    created_at: datetime
+
+
+async def notes(tx: Tx, kind: str, *, limit: int) -> list[Note]:
+    columns = (outbox.c.id, outbox.c.tenant_id, outbox.c.job_id, outbox.c.payload)
+    query = select(*columns, outbox.c.created_at).where(outbox.c.kind == kind)
+    return [Note(*row) for row in await tx.execute(query.order_by(outbox.c.id).limit(limit))]
+
+
+async def delete_notes(tx: Tx, ids: Sequence[int]) -> None:
+    await tx.execute(delete(outbox).where(is_one_of(tx, outbox.c.id, ids)))

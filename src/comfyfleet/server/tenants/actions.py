@@ -1,12 +1,28 @@
-"""Changes of tenants by operators, each in one transaction with its audit entry."""
+"""Changes of tenants and users by operators, each in one transaction with its audit entry.
+
+A change in a tenant's database notes its entry there, and copies it to the central audit log."""
 
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 from comfyfleet.server.db import Database
-from comfyfleet.server.notifications.service import record_audit
+from comfyfleet.server.notifications.service import (
+    PendingAudit,
+    flush_audits,
+    note_audit,
+    note_stop,
+    record_audit,
+)
 from comfyfleet.server.tenants import service
-from comfyfleet.server.tenants.model import Tenant
+from comfyfleet.server.tenants.model import Tenant, User
+
+
+class UserToCreate(NamedTuple):
+    id: UUID
+    tenant_id: UUID
+    email: str | None
+    name: str | None
 
 
 async def show_backends(
@@ -17,3 +33,69 @@ async def show_backends(
         details = {"show_backends": show}
         await record_audit(tx, operator, "show_backends", tenant.subject, now, tenant.id, **details)
     return tenant
+
+
+async def create_user(
+    central: Database, pool: Database, new: UserToCreate, *, operator: str, now: datetime
+) -> User:
+    async with pool.transaction() as tx:
+        user = await service.create_user(
+            tx,
+            user_id=new.id,
+            tenant_id=new.tenant_id,
+            email=new.email,
+            name=new.name,
+            now=now,
+        )
+        await note_audit(tx, user.id, _entry(user, "create_user", operator, now))
+    await flush_audits(central, pool)
+    return user
+
+
+async def activate_user(
+    central: Database,
+    pool: Database,
+    tenant_id: UUID,
+    user_id: UUID,
+    *,
+    operator: str,
+    now: datetime,
+) -> User:
+    """Activates a user again. Nothing that was stopped is resumed, and revoked keys stay revoked."""
+    async with central.read() as tx:
+        await service.require_kept(tx, tenant_id)
+    async with pool.transaction() as tx:
+        user = await service.set_user_active(tx, tenant_id, user_id, is_active=True)
+        await note_audit(tx, user.id, _entry(user, "activate_user", operator, now))
+    await flush_audits(central, pool)
+    return user
+
+
+async def deactivate_user(
+    central: Database,
+    pool: Database,
+    tenant_id: UUID,
+    user_id: UUID,
+    *,
+    operator: str,
+    now: datetime,
+) -> User:
+    """Deactivates a user and revokes all keys, and notes that the user's work must be stopped.
+
+    The user comes first, so that no sign-in by an identity provider makes a key that outlives this.
+    """
+    async with pool.transaction() as tx:
+        user = await service.set_user_active(tx, tenant_id, user_id, is_active=False)
+        await note_stop(tx, tenant_id, user_id, now=now)
+        await note_audit(tx, user.id, _entry(user, "deactivate_user", operator, now))
+    async with central.transaction() as tx:
+        revoked = await service.revoke_all_keys(tx, tenant_id, user_id, now=now)
+        if revoked:
+            await record_audit(
+                tx, operator, "revoke_keys", user.subject, now, tenant_id, keys_revoked=revoked
+            )
+    return user
+
+
+def _entry(user: User, action: str, operator: str, now: datetime) -> PendingAudit:
+    return PendingAudit(operator, action, user.subject, user.tenant_id, now)

@@ -191,6 +191,24 @@ async def test_cancelling_refunds_and_can_be_repeated(
     assert await ada.balance() == TOKENS
 
 
+async def test_a_job_that_has_ended_can_not_be_cancelled_and_keeps_its_result(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
+    job_id = await ada.job(effect_setup.draw, properties={"width": 32})
+    async with effect_setup.fleet_setup.worker("w1") as worker:
+        polled = await worker.poll(wait_seconds=0)
+        assert (await worker.deliver(polled["job"], png())).status_code == 200
+    for _ in range(2):
+        refused = await ada.client.delete(f"/api/ai-jobs/{job_id}")
+        assert refused.status_code == 409, refused.text
+        error = refused.json()["error"]
+        assert error["code"] == "job_ended"
+        assert error["details"]["status"] == "completed"
+        assert f"DELETE /api/ai-jobs/{job_id}/result" in error["message"]
+    shown = await ada.get(f"ai-jobs/{job_id}")
+    assert (shown["status"], len(shown["outputs"])) == ("completed", 1)
+
+
 async def test_each_property_is_checked(effect_setup: EffectSetup, ada: Customer) -> None:
     wrong: list[dict[str, Any]] = [
         {"width": 15},

@@ -2,7 +2,7 @@
 
 import { useState } from "react"
 import { Link } from "wouter"
-import { api, cache, useQuery } from "@/api"
+import { ApiError, api, cache, useQuery } from "@/api"
 import type { FollowedJob, FollowedJobs, JobStage, Video } from "@/api/schema"
 import { Button, Confirm, duration, tokens } from "@/ui"
 import { words } from "@/words/en/result"
@@ -138,7 +138,10 @@ function Cancel({ job }: { job: FollowedJob }) {
         title={words.cancelTitle}
         act={words.cancelAct}
         onConfirm={async () => {
-          await api.delete(`/api/ai-jobs/${job.id}`)
+          // A job that has ended meanwhile is shown as it ended.
+          await api.delete(`/api/ai-jobs/${job.id}`).catch((error: unknown) => {
+            if (!(error instanceof ApiError && error.code === "job_ended")) throw error
+          })
           cache.invalidate(`/api/ai-jobs/${job.id}`)
           cache.invalidate("/api/wallet")
           cache.invalidate("/api/account")

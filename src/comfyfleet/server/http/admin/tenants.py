@@ -21,12 +21,16 @@ from comfyfleet.api.admin import (
     Books,
     DriftAnswer,
     MadeTenant,
+    StoppedWork,
     Storage,
     TenantAnswer,
     TenantPrompts,
     Tenants,
+    TenantWork,
     UserAnswer,
     Users,
+    WorkItemAnswer,
+    WorkKind,
 )
 from comfyfleet.api.values import ROW_ID_MAX
 from comfyfleet.server.app import ControlPlane
@@ -43,6 +47,7 @@ from comfyfleet.server.maintenance import checks, retention
 from comfyfleet.server.media import service as media
 from comfyfleet.server.notifications import service as notifications
 from comfyfleet.server.notifications.service import record_audit
+from comfyfleet.server.tenant_work import actions as tenant_work
 from comfyfleet.server.tenants import actions as tenant_actions
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants import wallet as ledger
@@ -285,12 +290,8 @@ async def create_user(
     """Creates a user without a key: make one under …/users/{user_id}/keys."""
     async with plane.central.read() as tx:
         pool = plane.pools[(await tenants.require_kept(tx, tenant_id)).pool]
-    async with pool.transaction() as tx:
-        user = await tenants.create_user(
-            tx, user_id=uuid4(), tenant_id=tenant_id, email=body.email, name=body.name, now=now
-        )
-    async with plane.central.transaction() as tx:
-        await record_audit(tx, operator, "create_user", user.subject, now, tenant_id)
+    new = tenant_actions.UserToCreate(uuid4(), tenant_id, body.email, body.name)
+    user = await tenant_actions.create_user(plane.central, pool, new, operator=operator, now=now)
     return _user_answer(user)
 
 
@@ -314,30 +315,88 @@ async def show_user(tenant_id: UUID, user_id: UUID, plane: PlaneDep) -> UserAnsw
 
 @router.post(USER + "/deactivate")
 async def deactivate(
-    tenant_id: UUID, user_id: UUID, plane: PlaneDep, now: NowDep, operator: OperatorDep
+    tenant_id: UUID, user_id: UUID, plane: PlaneDep, operator: OperatorDep
 ) -> UserAnswer:
-    """Deactivates a user and revokes all their keys; submitted jobs continue."""
-    user = await _user(plane, tenant_id, user_id)
-    # First, so that no sign-in by an identity provider makes a key that outlives this.
-    deactivated = await _set_active(plane, user, is_active=False)
-    async with plane.central.transaction() as tx:
-        revoked = await tenants.revoke_all_keys(tx, tenant_id, user_id, now=now)
-        await record_audit(
-            tx, operator, "deactivate_user", user.subject, now, tenant_id, keys_revoked=revoked
-        )
-    return deactivated
+    """Deactivates a user, revokes all their keys, stops their runs and pipelines (running jobs are
+    cancelled and refunded) and pauses their triggers. Other submitted jobs continue."""
+    scope = tenant_work.WorkOwner(tenant_id, user_id)
+    user = await tenant_work.deactivate_user(plane.graphs, scope, actor=operator)
+    return _user_answer(user)
 
 
 @router.post(USER + "/activate")
 async def activate(
     tenant_id: UUID, user_id: UUID, plane: PlaneDep, now: NowDep, operator: OperatorDep
 ) -> UserAnswer:
-    """Activates a user again. Revoked keys stay revoked: make a new one."""
-    user = await _user(plane, tenant_id, user_id)
-    async with plane.central.transaction() as tx:
-        await tenants.require_kept(tx, tenant_id)
-        await record_audit(tx, operator, "activate_user", user.subject, now, tenant_id)
-    return await _set_active(plane, user, is_active=True)
+    """Activates a user again. Revoked keys stay revoked, and nothing that was stopped or paused is
+    resumed."""
+    pool = await plane.context.pool_of(tenant_id)
+    user = await tenant_actions.activate_user(
+        plane.central, pool, tenant_id, user_id, operator=operator, now=now
+    )
+    return _user_answer(user)
+
+
+WORK = "/tenants/{tenant_id}/work"
+WorkUser = Annotated[UUID | None, Query(description="Only this user's.")]
+
+
+class WorkScope(Body):
+    user_id: UUID | None = Field(default=None, description="Only this user's; default: all.")
+
+
+@router.get(WORK, name="work")
+async def list_work(tenant_id: UUID, plane: PlaneDep, user_id: WorkUser = None) -> TenantWork:
+    """The tenant's open graph runs and pipeline runs, and its triggers."""
+    found = await tenant_work.list_work(plane.graphs, tenant_work.WorkOwner(tenant_id, user_id))
+    return TenantWork(items=[WorkItemAnswer(**item._asdict()) for item in found])
+
+
+@router.post(WORK + "/stop", name="stop_work")
+async def stop_work(
+    tenant_id: UUID, body: WorkScope, plane: PlaneDep, operator: OperatorDep
+) -> StoppedWork:
+    """Stops all runs and pipelines and pauses all triggers; running jobs are cancelled and refunded.
+    Stops at most 100 runs per call."""
+    scope = tenant_work.WorkOwner(tenant_id, body.user_id)
+    return _stopped(await tenant_work.stop_all(plane.graphs, scope, actor=operator))
+
+
+@router.post(WORK + "/pause", name="pause_work")
+async def pause_work(
+    tenant_id: UUID, body: WorkScope, plane: PlaneDep, operator: OperatorDep
+) -> StoppedWork:
+    """Pauses all pipeline runs and triggers; their submitted jobs continue. Graph runs can only be
+    stopped. Pauses at most 100 runs per call."""
+    scope = tenant_work.WorkOwner(tenant_id, body.user_id)
+    return _stopped(await tenant_work.pause_all(plane.graphs, scope, actor=operator))
+
+
+@router.post(WORK + "/{kind}/{item_id}/stop", name="stop_item")
+async def stop_item(
+    tenant_id: UUID, kind: WorkKind, item_id: UUID, plane: PlaneDep, operator: OperatorDep
+) -> WorkItemAnswer:
+    """Stops a run and refunds its jobs, or pauses a trigger; repeating it changes nothing."""
+    item = await tenant_work.stop_item(plane.graphs, tenant_id, kind, item_id, actor=operator)
+    return WorkItemAnswer(**item._asdict())
+
+
+@router.post(WORK + "/{kind}/{item_id}/pause", name="pause_item")
+async def pause_item(
+    tenant_id: UUID, kind: WorkKind, item_id: UUID, plane: PlaneDep, operator: OperatorDep
+) -> WorkItemAnswer:
+    """Pauses a pipeline run or a trigger."""
+    item = await tenant_work.pause_item(plane.graphs, tenant_id, kind, item_id, actor=operator)
+    return WorkItemAnswer(**item._asdict())
+
+
+def _stopped(stopped: tenant_work.Stopped) -> StoppedWork:
+    return StoppedWork(
+        graph_runs=stopped.counts.get(WorkKind.GRAPH_RUN, 0),
+        pipeline_runs=stopped.counts.get(WorkKind.PIPELINE_RUN, 0),
+        triggers=stopped.counts.get(WorkKind.TRIGGER, 0),
+        has_more=stopped.has_more,
+    )
 
 
 @router.post(USER + "/keys", status_code=status.HTTP_201_CREATED)
@@ -391,13 +450,6 @@ async def revoke_key(
 async def _user(plane: ControlPlane, tenant_id: UUID, user_id: UUID) -> User:
     async with plane.context.tenant(tenant_id) as tx:
         return await tenants.get_user(tx, tenant_id, user_id)
-
-
-async def _set_active(plane: ControlPlane, user: User, *, is_active: bool) -> UserAnswer:
-    async with plane.context.tenant_transaction(user.tenant_id) as tx:
-        return _user_answer(
-            await tenants.set_user_active(tx, user.tenant_id, user.id, is_active=is_active)
-        )
 
 
 def _key_details(key: ApiKey) -> dict[str, Any]:

@@ -176,9 +176,11 @@ async def show_job(
     return await _job_answer(plane, job, now)
 
 
-@router.delete("/ai-jobs/{job_id}", responses=problems(404), name="cancel")
+@router.delete("/ai-jobs/{job_id}", responses=problems(404, 409), name="cancel")
 async def cancel_job(job_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer) -> JobAnswer:
-    """Cancels and refunds a job; a job that has ended is returned unchanged."""
+    """Cancels a job and refunds it; a run priced by the second pays for its seconds until then.
+
+    409 `job_ended`: the job completed or failed before. This call doesn't delete results."""
     job = await customer.cancel_job(plane.context, caller.tenant.id, caller.user_id, job_id)
     return await _job_answer(plane, job, now)
 

@@ -1,0 +1,102 @@
+"""`comfyfleet admin tenants work`: the runs, pipelines and triggers of a tenant."""
+
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+
+from comfyfleet.cli.context import InjectedContext
+from comfyfleet.cli.control_plane import API_DEFAULTS, ApiOptions, connect
+from comfyfleet.errors import InvalidInput
+
+work_app = App(name="work", help="A tenant's runs, pipelines and triggers: list, pause, stop.")
+WORK_COLUMNS = ("kind", "id", "user_id", "status", "created_at")
+TenantId = Annotated[str, Parameter(help="The tenant's id.")]
+UserId = Annotated[str | None, Parameter(name="--user", metavar="ID", help="Only this user's.")]
+Kind = Annotated[
+    Literal["graph_run", "pipeline_run", "trigger"] | None,
+    Parameter(help="With --id: what it is the id of."),
+]
+ItemId = Annotated[str | None, Parameter(name="--id", help="Only this run or trigger.")]
+
+
+@work_app.command(name="list")
+def list_work(
+    tenant: TenantId,
+    /,
+    *,
+    user: UserId = None,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Open graph runs and pipeline runs, and all triggers."""
+    query = {"user_id": user} if user else {}
+    with connect(options, context) as plane:
+        answer = plane.get("tenants", tenant, "work", **query)
+    plane.tell_rows(answer, "items", WORK_COLUMNS, none="it has no open runs and no triggers")
+
+
+@work_app.command(name="stop")
+def stop_work(
+    tenant: TenantId,
+    /,
+    *,
+    user: UserId = None,
+    kind: Kind = None,
+    item: ItemId = None,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Stop runs and pipelines, and pause triggers. Running jobs are cancelled and refunded.
+
+    Without --kind and --id, this applies to all of them.
+    """
+    _act("stop", "stopped", tenant, user, kind, item, options, context)
+
+
+@work_app.command(name="pause")
+def pause_work(
+    tenant: TenantId,
+    /,
+    *,
+    user: UserId = None,
+    kind: Kind = None,
+    item: ItemId = None,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Pause pipeline runs and triggers; submitted jobs continue. Graph runs can only be stopped.
+
+    Without --kind and --id, this applies to all of them.
+    """
+    _act("pause", "paused", tenant, user, kind, item, options, context)
+
+
+def _act(
+    verb: str,
+    done: str,
+    tenant: str,
+    user: str | None,
+    kind: str | None,
+    item: str | None,
+    options: ApiOptions,
+    context: InjectedContext,
+) -> None:
+    if (kind is None) != (item is None):
+        raise InvalidInput("--kind and --id belong together: name both or neither")
+    with connect(options, context) as plane:
+        if kind is not None and item is not None:
+            answer = plane.post("tenants", tenant, "work", kind, item, verb)
+            plane.tell(answer, f"{kind} {item} is now {answer['status']}")
+            return
+        scope = {"user_id": user} if user else {}
+        total: dict[str, Any] = {"graph_runs": 0, "pipeline_runs": 0, "triggers": 0}
+        has_more = True
+        while has_more:
+            answer = plane.post("tenants", tenant, "work", verb, **scope)
+            has_more = answer["has_more"]
+            total = {name: count + answer[name] for name, count in total.items()}
+        said = (
+            f"{done}: {total['graph_runs']} graph runs, {total['pipeline_runs']} pipeline runs; "
+            f"triggers paused: {total['triggers']}"
+        )
+        plane.tell(total, said)

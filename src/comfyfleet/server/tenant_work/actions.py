@@ -1,0 +1,228 @@
+"""Lists, pauses and stops the work of a tenant or of one of its users, for operators.
+
+Everything can be repeated: an item that is stopped or paused already is left as it is."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+from uuid import UUID
+
+from comfyfleet.api.admin import WorkKind
+from comfyfleet.errors import Conflict, NotFound
+from comfyfleet.server.db import Database
+from comfyfleet.server.graphs import actions as graph_actions
+from comfyfleet.server.graphs.actions import Owner
+from comfyfleet.server.graphs.apply import GraphContext
+from comfyfleet.server.jobs import submit
+from comfyfleet.server.notifications import service as notifications
+from comfyfleet.server.notifications.service import PendingAudit
+from comfyfleet.server.pipelines import actions as pipelines
+from comfyfleet.server.tenant_work import store
+from comfyfleet.server.tenant_work.store import WorkItem
+from comfyfleet.server.tenants import actions as tenant_actions
+from comfyfleet.server.tenants import service as tenants
+from comfyfleet.server.tenants.model import User
+
+LISTED_MAX = 200  # of each kind
+STOPPED_PER_CALL_MAX = 100
+JOBS_PER_PAGE = 100
+SYSTEM = "system"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkOwner:
+    """A tenant, or one of its users."""
+
+    tenant_id: UUID
+    user_id: UUID | None = None
+
+
+class Stopped(NamedTuple):
+    counts: Mapping[WorkKind, int]
+    has_more: bool  # repeat the call
+
+
+async def list_work(graphs: GraphContext, scope: WorkOwner) -> list[WorkItem]:
+    """Returns open runs and pipelines, and all triggers; of each kind the newest ones."""
+    async with graphs.context.tenant(scope.tenant_id) as tx:
+        return [
+            item
+            for kind in WorkKind
+            for item in await store.open_work(
+                tx, scope.tenant_id, scope.user_id, kind=kind, limit=LISTED_MAX
+            )
+        ]
+
+
+async def stop_all(graphs: GraphContext, scope: WorkOwner, *, actor: str) -> Stopped:
+    """Pauses all triggers first, so that nothing new starts, and then stops pipelines and runs."""
+    await _require_known(graphs, scope)
+    paused = await _pause_triggers(graphs, scope, actor=actor)
+    items: list[WorkItem] = []
+    async with graphs.context.tenant(scope.tenant_id) as tx:
+        for kind in (WorkKind.PIPELINE_RUN, WorkKind.GRAPH_RUN):
+            items += await store.open_work(
+                tx, scope.tenant_id, scope.user_id, kind=kind, limit=STOPPED_PER_CALL_MAX + 1
+            )
+    counts = Counter({WorkKind.TRIGGER: paused})
+    for item in items[:STOPPED_PER_CALL_MAX]:
+        await _stop_run(graphs, scope.tenant_id, item, actor=actor)
+        counts[item.kind] += 1
+    return Stopped(counts, len(items) > STOPPED_PER_CALL_MAX)
+
+
+async def pause_all(graphs: GraphContext, scope: WorkOwner, *, actor: str) -> Stopped:
+    """Pauses triggers and pipeline runs. Graph runs can't be paused, only stopped."""
+    await _require_known(graphs, scope)
+    paused = await _pause_triggers(graphs, scope, actor=actor)
+    async with graphs.context.tenant(scope.tenant_id) as tx:
+        items = await store.open_work(
+            tx,
+            scope.tenant_id,
+            scope.user_id,
+            kind=WorkKind.PIPELINE_RUN,
+            is_running=True,
+            limit=STOPPED_PER_CALL_MAX + 1,
+        )
+    for item in items[:STOPPED_PER_CALL_MAX]:
+        await _pause_pipeline(graphs, scope.tenant_id, item, actor=actor)
+    counts = {WorkKind.TRIGGER: paused, WorkKind.PIPELINE_RUN: len(items[:STOPPED_PER_CALL_MAX])}
+    return Stopped(counts, len(items) > STOPPED_PER_CALL_MAX)
+
+
+async def stop_item(
+    graphs: GraphContext, tenant_id: UUID, kind: WorkKind, item_id: UUID, *, actor: str
+) -> WorkItem:
+    """Stops a run, or pauses a trigger."""
+    item = await _find(graphs, tenant_id, kind, item_id)
+    if kind is WorkKind.TRIGGER:
+        await _pause_triggers(graphs, WorkOwner(tenant_id), [item_id], actor=actor)
+    else:
+        await _stop_run(graphs, tenant_id, item, actor=actor)
+    return await _find(graphs, tenant_id, kind, item_id)
+
+
+async def pause_item(
+    graphs: GraphContext, tenant_id: UUID, kind: WorkKind, item_id: UUID, *, actor: str
+) -> WorkItem:
+    item = await _find(graphs, tenant_id, kind, item_id)
+    match kind:
+        case WorkKind.GRAPH_RUN:
+            raise Conflict("a graph run can't be paused; stop it instead")
+        case WorkKind.TRIGGER:
+            await _pause_triggers(graphs, WorkOwner(tenant_id), [item_id], actor=actor)
+        case WorkKind.PIPELINE_RUN:
+            await _pause_pipeline(graphs, tenant_id, item, actor=actor)
+    return await _find(graphs, tenant_id, kind, item_id)
+
+
+async def stop_deactivated(graphs: GraphContext, pool: Database) -> bool:
+    """Stops the work of users who were deactivated by a process that ended before it was done.
+
+    Returns whether there is more. A user who is active again is left alone.
+    """
+    async with pool.read() as tx:
+        pending = await notifications.pending_stops(tx)
+    has_more = False
+    for stop in pending:
+        async with pool.read() as tx:
+            user = await tenants.get_user(tx, stop.tenant_id, stop.user_id)
+        is_done = user.is_active
+        if not is_done:
+            scope = WorkOwner(stop.tenant_id, stop.user_id)
+            is_done = not (await stop_all(graphs, scope, actor=SYSTEM)).has_more
+        has_more = has_more or not is_done
+        if is_done:
+            async with pool.transaction() as tx:
+                await notifications.end_stop(tx, stop.id)
+    return has_more
+
+
+async def deactivate_user(graphs: GraphContext, scope: WorkOwner, *, actor: str) -> User:
+    """Deactivates a user, revokes their keys and stops their work.
+
+    If this is cut off, a sweep does the rest.
+    """
+    context, user_id = graphs.context, scope.user_id
+    if user_id is None:
+        raise NotFound("a user must be named")
+    pool = await context.pool_of(scope.tenant_id)
+    user = await tenant_actions.deactivate_user(
+        context.central, pool, scope.tenant_id, user_id, operator=actor, now=context.clock()
+    )
+    await stop_deactivated(graphs, pool)
+    await notifications.flush_audits(context.central, pool)
+    return user
+
+
+async def _require_known(graphs: GraphContext, scope: WorkOwner) -> None:
+    if scope.user_id is None:
+        await graphs.context.pool_of(scope.tenant_id)
+        return
+    async with graphs.context.tenant(scope.tenant_id) as tx:
+        await tenants.get_user(tx, scope.tenant_id, scope.user_id)
+
+
+async def _find(graphs: GraphContext, tenant_id: UUID, kind: WorkKind, item_id: UUID) -> WorkItem:
+    async with graphs.context.tenant(tenant_id) as tx:
+        found = await store.find_work(tx, tenant_id, kind, item_id)
+    if found is None:
+        raise NotFound(f"the tenant has no {kind.replace('_', ' ')} {item_id}")
+    return found
+
+
+async def _pause_triggers(
+    graphs: GraphContext, scope: WorkOwner, ids: Sequence[UUID] | None = None, *, actor: str
+) -> int:
+    context, now = graphs.context, graphs.context.clock()
+    pool = await context.pool_of(scope.tenant_id)
+    async with pool.transaction() as tx:
+        paused = await store.pause_triggers(tx, scope.tenant_id, scope.user_id, ids)
+        for trigger_id in paused:
+            entry = PendingAudit(
+                actor, "pause_trigger", f"trigger:{trigger_id}", scope.tenant_id, now
+            )
+            await notifications.note_audit(tx, trigger_id, entry)
+    await notifications.flush_audits(context.central, pool)
+    return len(paused)
+
+
+async def _pause_pipeline(
+    graphs: GraphContext, tenant_id: UUID, item: WorkItem, *, actor: str
+) -> None:
+    await pipelines.pause_run(graphs.context, tenant_id, item.user_id, item.id)
+    await _audit(graphs, tenant_id, item, f"pause_{item.kind}", actor)
+
+
+async def _stop_run(graphs: GraphContext, tenant_id: UUID, item: WorkItem, *, actor: str) -> None:
+    """Cancels the run first, so that it starts no more jobs, and then its running jobs."""
+    context = graphs.context
+    if item.kind is WorkKind.PIPELINE_RUN:
+        await pipelines.cancel_run(context, tenant_id, item.user_id, item.id)
+    else:
+        await graph_actions.cancel_graph_run(graphs, Owner(tenant_id, item.user_id), item.id)
+    jobs = 0
+    while True:
+        async with context.tenant(tenant_id) as tx:
+            some = await store.active_jobs_of_run(tx, tenant_id, item.id, limit=JOBS_PER_PAGE)
+        if not some:
+            break
+        for job_id in some:
+            await submit.cancel_job(context, tenant_id, job_id)
+        jobs += len(some)
+    if item.is_open or jobs:
+        await _audit(graphs, tenant_id, item, f"stop_{item.kind}", actor, jobs_cancelled=jobs)
+
+
+async def _audit(
+    graphs: GraphContext,
+    tenant_id: UUID,
+    item: WorkItem,
+    action: str,
+    actor: str,
+    **details: object,
+) -> None:
+    await graphs.context.audit(
+        actor, action, f"{item.kind}:{item.id}", tenant_id, user_id=item.user_id, **details
+    )
