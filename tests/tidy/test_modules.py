@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 from tests.tidy import figures
 
-SHORT_FILES_MAX = 58
-FILES_MAX = 440
+SHORT_FILES_MAX = 60
+FILES_MAX = 470
 TOP_PACKAGES_MAX = 11
 SHARED_NAMES_MAX = 15
 # Public class names that several classes may share, and why.

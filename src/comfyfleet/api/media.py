@@ -167,7 +167,7 @@ class SharedState(StrEnum):
 class SharedFile(Response):
     filename: str = Field(examples=["cat-cartoon.png"])
     content_type: str = Field(examples=["image/png"])
-    url: str = Field(description="Valid for 15 minutes at most; repeat the call for a new one.")
+    url: str = Field(description="Valid until the link expires or is revoked.")
 
 
 class SharedAnswer(Response):

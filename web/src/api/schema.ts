@@ -2737,7 +2737,7 @@ export interface SharedAnswer {
 export interface SharedFile {
   filename: string
   content_type: string
-  /** Valid for 15 minutes at most; repeat the call for a new one. */
+  /** Valid until the link expires or is revoked. */
   url: string
 }
 

@@ -111,6 +111,26 @@ async def test_a_link_is_revoked_at_once(effect_setup: EffectSetup, ada: Custome
     await shown(effect_setup, made["secret"], 404)
 
 
+async def test_the_files_of_a_link_are_gone_when_it_is_revoked_or_expires(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
+    _, job_id = await result(effect_setup, ada)
+    made, other = [await share(ada, f"ai-jobs/{job_id}") for _ in range(2)]
+    urls = [
+        (await shown(effect_setup, each["secret"]))["outputs"][0]["url"] for each in (made, other)
+    ]
+    async with client_of(effect_setup.plane, None) as stranger:
+        assert [(await stranger.get(url)).status_code for url in urls] == [200, 200]
+        part = await stranger.get(urls[0], headers={"range": "bytes=0-7"})
+        assert (part.status_code, part.content) == (206, png(colour=5)[:8])
+        assert part.headers["content-security-policy"].startswith("sandbox")
+        for missing in ("original", "1", "-1", "x"):
+            answer = await stranger.get(urls[0].removesuffix("0") + missing)
+            assert answer.status_code == 404
+        await ada.client.delete(f"/api/shares/{made['id']}")
+        assert [(await stranger.get(url)).status_code for url in urls] == [404, 200]
+
+
 async def test_the_links_of_a_deactivated_user_are_closed(
     effect_setup: EffectSetup, ada: Customer
 ) -> None:

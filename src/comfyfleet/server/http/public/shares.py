@@ -21,6 +21,7 @@ from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.db import Tx
 from comfyfleet.server.http.deps import NowDep, PlaneDep, problems
 from comfyfleet.server.http.middleware import SHARED_PATH
+from comfyfleet.server.http.objects import CORS_HEADERS, object_response
 from comfyfleet.server.http.public import views
 from comfyfleet.server.http.public.auth import (
     PAGE_USUAL,
@@ -44,6 +45,7 @@ from comfyfleet.server.media.model import (
     tenant_of_share,
 )
 from comfyfleet.server.secrets import hash_key
+from comfyfleet.server.storage.local import LocalStore
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants.model import Caller, Tenant
 
@@ -51,6 +53,9 @@ router = public_router("shares")
 EXPIRES_SECONDS_MIN = 60
 EXPIRES_SECONDS_MAX = 365 * 24 * 3600
 EXPIRES_SECONDS = 7 * 24 * 3600
+ORIGINAL = "original"
+# How long the URL is valid to which a request for a file in S3 is redirected.
+REDIRECT_SECONDS = 60
 # Where pages show a link.
 PAGE_PATH = "/shared"
 PRIVATE_HEADERS = {
@@ -161,7 +166,8 @@ async def list_shares(
 
 @router.delete("/shares/{share_id}", responses=problems(404))
 async def revoke(share_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer) -> ShareAnswer:
-    """Revokes a link at once; repeating it changes nothing."""
+    """Revokes a link and the URLs of its files; repeating it changes nothing. With S3, a URL that a
+    visitor was redirected to before stays valid for up to a minute."""
     async with plane.pools[caller.tenant.pool].transaction() as tx:
         revoked = await media.revoke_share(tx, caller.tenant.id, caller.user_id, share_id, now=now)
     return _answer(revoked)
@@ -228,12 +234,14 @@ async def show_shared(
     # Of what went in nothing is told, not even its name, where it is not shared.
     shown = original if share.has_original else None
     names = await views.download_names(plane, job, shown, files)
-    seconds = int(min(plane.settings.url_seconds, (share.expires_at - now).total_seconds()))
+    base = f"{plane.settings.public_url.rstrip('/')}{SHARED_PATH}/{secret}/files"
     return SharedAnswer(
         state=SharedState.READY,
         effect_title=await _title(plane, job),
-        original=await _file(plane, shown, seconds) if shown else None,
-        outputs=tuple([await _file(plane, file, seconds, names.get(file.id)) for file in files]),
+        original=_file(shown, f"{base}/{ORIGINAL}") if shown else None,
+        outputs=tuple(
+            _file(file, f"{base}/{number}", names.get(file.id)) for number, file in enumerate(files)
+        ),
         created_at=share.created_at,
         expires_at=share.expires_at,
     )
@@ -283,10 +291,46 @@ async def _title(plane: ControlPlane, job: Job) -> str | None:
     return found.settings.title if found else None
 
 
-async def _file(
-    plane: ControlPlane, file: File, seconds: int, name: str | None = None
-) -> SharedFile:
-    # Its ending is that of its content, whatever its owner called it.
-    shown = name or replace_suffix(file.filename, suffix_of(file.filename, file.mime_type))
-    url = await plane.store.url_to_get(file.path, seconds=max(1, seconds), filename=shown)
-    return SharedFile(filename=shown, content_type=file.mime_type, url=url)
+def _file(file: File, url: str, name: str | None = None) -> SharedFile:
+    return SharedFile(filename=name or _shown_name(file), content_type=file.mime_type, url=url)
+
+
+def _shown_name(file: File) -> str:
+    """Its ending is that of its content, whatever its owner called it."""
+    return replace_suffix(file.filename, suffix_of(file.filename, file.mime_type))
+
+
+@shared_router.get(f"{SHARED_PATH}/{{secret}}/files/{{which}}", include_in_schema=False)
+async def show_shared_file(
+    secret: Annotated[str, Path(max_length=100)],
+    which: Annotated[str, Path(max_length=10)],
+    request: Request,
+    plane: PlaneDep,
+    now: NowDep,
+) -> Response:
+    """Serves a file of a link that is open now, so that nothing is served once it is revoked.
+
+    Files in S3 are redirected to, by a URL that is valid for a minute.
+    """
+    admit_stranger(request, now)
+    share, tenant = await _find(plane, secret)
+    if not share.is_open(now):
+        raise _missing()
+    async with plane.pools[tenant.pool].read() as tx:
+        job = await jobs.get(tx, share.tenant_id, share.job_id)
+    original, named = await views.original_and_outputs(plane, job)
+    shown = original if share.has_original else None
+    files = {str(number): file for number, (_, file) in enumerate(named)}
+    if shown:
+        files[ORIGINAL] = shown
+    file = files.get(which)
+    if file is None:
+        raise _missing()
+    names = await views.download_names(plane, job, shown, [file for _, file in named])
+    name = _shown_name(file) if which == ORIGINAL else names.get(file.id) or _shown_name(file)
+    if isinstance(plane.store, LocalStore):
+        opened = await plane.store.open(file.path)
+        return object_response(opened, request.headers, filename=name, others=CORS_HEADERS)
+    url = await plane.store.url_to_get(file.path, seconds=REDIRECT_SECONDS, filename=name)
+    headers = {**CORS_HEADERS, **PRIVATE_HEADERS, "location": url}
+    return Response(status_code=status.HTTP_302_FOUND, headers=headers)
