@@ -707,7 +707,7 @@ def test_items_through_more_nodes_than_a_run_can_hold_are_refused_at_once() -> N
     run = begun(wide_graph(nodes=200, wires=1), list=[1] * 10_000).run
     assert run.error
     assert run.error.node == "each"
-    assert "more than 500,000 executions" in run.error.message
+    assert "more than its limit of 100,000" in run.error.message
     assert len(run.records) < 1_000
 
 

@@ -621,6 +621,7 @@ graph_runs = Table(
     Column("deadline_at", Moment),  # then it fails; none: it may take as long as it takes
     Column("rerun_of", Uuid),  # the run whose results it has taken
     Column("rerun", Document),  # from which node, and what was changed
+    Column("cut", Document),  # where the last decision stopped, if it has not decided everything
     CheckConstraint(
         "status IN ('pending', 'running', 'waiting_for_user', 'completed', 'failed', 'cancelled')",
         name="status",

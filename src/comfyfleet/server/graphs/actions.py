@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
@@ -34,6 +35,8 @@ from comfyfleet.server.graphs.apply import (
     GraphContext,
     LoadedRun,
     apply_decision,
+    decide_slice,
+    decisions,
     file_reference,
 )
 from comfyfleet.server.graphs.catalogue import GraphCatalogue
@@ -42,7 +45,6 @@ from comfyfleet.server.graphs.decide import (
     decide_cancel,
     decide_retry,
     new_run,
-    next_actions,
 )
 from comfyfleet.server.graphs.draft import RunDecision
 from comfyfleet.server.graphs.environment import read_graph_catalogue
@@ -587,7 +589,8 @@ async def cancel_graph_run(graphs: GraphContext, owner: Owner, run_id: UUID) -> 
     await get_run(graphs, owner, run_id)
 
     async def decide(loaded: LoadedRun, environment: Environment) -> RunDecision:
-        return decide_cancel(loaded.plan, loaded.run, environment)
+        work = partial(decide_cancel, loaded.plan, loaded.run, environment)
+        return await decisions.run(owner.tenant_id, work)
 
     return await apply_decision(graphs, owner.tenant_id, run_id, decide)
 
@@ -611,7 +614,8 @@ async def retry_graph_run(
         run = loaded.run
         if max_tokens is not None and run.max_tokens is not None:
             run = replace(run, max_tokens=max(max_tokens, run.max_tokens))
-        return decide_retry(loaded.plan, run, environment, backend=backend)
+        work = partial(decide_retry, loaded.plan, run, environment, backend=backend)
+        return await decisions.run(owner.tenant_id, work)
 
     await apply_decision(graphs, owner.tenant_id, run_id, decide, fresh=True)
     return await advance_new(graphs, owner, run_id)
@@ -636,7 +640,7 @@ async def answer_question(
             _require_answerable(loaded, each)
             if each.choice == Choice.BACKEND:
                 _require_able(loaded, each, environment)
-        return next_actions(loaded.plan, loaded.run, answers, environment)
+        return await decide_slice(loaded, loaded.run, answers, environment)
 
     await apply_decision(graphs, owner.tenant_id, run_id, decide, fresh=True)
     return await advance_new(graphs, owner, run_id)

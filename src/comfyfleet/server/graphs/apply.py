@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID, uuid5
 
@@ -18,13 +19,14 @@ from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.db.errors import log_level_of
 from comfyfleet.server.graphs import store
 from comfyfleet.server.graphs.decide import next_actions, too_dear_message
-from comfyfleet.server.graphs.draft import RunDecision
+from comfyfleet.server.graphs.draft import DecisionTooLong, RunDecision
 from comfyfleet.server.graphs.environment import PROVIDER, EnvironmentCache
 from comfyfleet.server.graphs.plan import RunPlan
 from comfyfleet.server.graphs.progress import RunProgress
 from comfyfleet.server.graphs.run import (
     CancelJob,
     Environment,
+    Event,
     ExecutionKey,
     FailureCause,
     GraphRunState,
@@ -52,6 +54,14 @@ from comfyfleet.server.turns import FairThreads
 # For reports about large runs, and reruns of them, by user.
 AT_ONCE_MAX, WAITING_PER_USER_MAX = 2, 20
 large_runs = FairThreads("graphs", AT_ONCE_MAX, waiting_each_max=WAITING_PER_USER_MAX)
+# For decisions about runs that are too large for the event loop, by tenant. Nobody is refused: those who
+# wait here are limited by the runs and calls that they have.
+WAITING_PER_TENANT_MAX = 10_000
+decisions = FairThreads("decisions", AT_ONCE_MAX, waiting_each_max=WAITING_PER_TENANT_MAX)
+SLICE_MAX = 250  # notifications of executions in one decision, and jobs started in it
+IN_LOOP_EXECUTIONS_MAX = 500  # a decision about a larger run is made in a thread
+IN_LOOP_STEPS_MAX = 20_000  # and so is one that evaluates more
+READS_MAX = 5  # of a run that is changed by others while it is read
 RUNS_KEPT_MAX = 500
 RECORDS_KEPT_MAX = 200_000
 
@@ -105,12 +115,22 @@ class RunCache:
     async def _read(
         self, tx: Tx, tenant_id: UUID, run_id: UUID, loaded: LoadedRun | None
     ) -> LoadedRun:
-        head = await store.get_run(tx, tenant_id, run_id)
-        if head is None:
-            raise NotFound(f"there is no graph run {run_id}")
+        for _ in range(READS_MAX):
+            head = await store.get_run(tx, tenant_id, run_id)
+            if head is None:
+                raise NotFound(f"there is no graph run {run_id}")
+            records = await store.read_records(tx, head)
+            if len(records) < store.ROWS_PER_PAGE:
+                break  # they were read by one statement
+            if await store.revision_of(tx, tenant_id, run_id) == head.revision:
+                break
+        else:
+            raise Unavailable(f"the graph run {run_id} is being changed by others; try again")
         is_same = loaded is not None and not head.is_expired
         plan = loaded.plan if loaded and is_same else load_plan(head.snapshot)
-        run = load_run(plan, head.run, await store.read_records(tx, head))
+        work = partial(load_run, plan, head.run, records, head.cut)
+        is_large = len(records) > IN_LOOP_EXECUTIONS_MAX
+        run = await decisions.run(tenant_id, work) if is_large else work()
         return LoadedRun(head, plan, run, head.revision)
 
     def keep(self, loaded: LoadedRun) -> None:
@@ -149,12 +169,42 @@ class RunCache:
 log = logging.getLogger(__name__)
 GRAPH_RUN_KIND = "graph"
 TRIES_MAX = 20
-# Each takes as many results that are there as jobs may be in flight; what is left the sweep goes on with.
-STEPS_MAX = 400
 STAGE = "production"
 NO_TOKENS = "Insufficient token balance."
 
 Decide: TypeAlias = Callable[[LoadedRun, Environment], Awaitable[RunDecision]]
+
+
+class CutRuns:
+    """The runs whose last decision was cut in this process, by tenant. They take turns."""
+
+    def __init__(self) -> None:
+        self._runs: OrderedDict[UUID, OrderedDict[UUID, None]] = OrderedDict()
+        self._wake: Callable[[], None] | None = None
+
+    def subscribe(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def add(self, tenant_id: UUID, run_id: UUID) -> None:
+        self._runs.setdefault(tenant_id, OrderedDict())[run_id] = None
+        if self._wake is not None:
+            self._wake()
+
+    def __contains__(self, run_id: UUID) -> bool:
+        return any(run_id in runs for runs in self._runs.values())
+
+    def __bool__(self) -> bool:
+        return bool(self._runs)
+
+    def take_one_per_tenant(self) -> list[tuple[UUID, UUID]]:
+        """Removes and returns the run of each tenant that has waited longest."""
+        taken = []
+        for tenant_id, runs in list(self._runs.items()):
+            run_id, _ = runs.popitem(last=False)
+            taken.append((tenant_id, run_id))
+            if not runs:
+                del self._runs[tenant_id]
+        return taken
 
 
 @dataclass(frozen=True)
@@ -164,6 +214,20 @@ class GraphContext:
     context: JobContext
     runs: RunCache = field(default_factory=RunCache)
     environment: EnvironmentCache = field(default_factory=EnvironmentCache)
+    cut: CutRuns = field(default_factory=CutRuns)
+
+
+async def decide_slice(
+    loaded: LoadedRun, run: GraphRunState, events: Sequence[Event], environment: Environment
+) -> RunDecision:
+    """Makes one slice of a decision: in the event loop if that is quick, or in a thread."""
+    decide = partial(next_actions, loaded.plan, run, events, environment, slice_max=SLICE_MAX)
+    if run.open_count + len(run.records) <= IN_LOOP_EXECUTIONS_MAX:
+        try:
+            return decide(in_loop_max=IN_LOOP_STEPS_MAX)
+        except DecisionTooLong:
+            pass
+    return await decisions.run(loaded.head.tenant_id, decide)
 
 
 @dataclass
@@ -363,7 +427,7 @@ class _DecisionApplier:
         if not events:
             return self.decision
         environment = replace(self.environment, in_queue_max=0)
-        further = next_actions(self.loaded.plan, self.decision.run, events, environment)
+        further = await decide_slice(self.loaded, self.decision.run, events, environment)
         await self._cancel(tx, further, outcome)
         changed = dict.fromkeys((*self.decision.changed, *further.changed))
         return RunDecision((*self.decision.actions, *further.actions), further.run, tuple(changed))

@@ -51,6 +51,7 @@ from comfyfleet.server.graphs.nodes import (
 from comfyfleet.server.graphs.plan import RunPlan
 from comfyfleet.server.graphs.rerun import EarlierRun, decides_anew
 from comfyfleet.server.graphs.run import (
+    START,
     AskUser,
     CancelRun,
     Choice,
@@ -70,6 +71,7 @@ from comfyfleet.server.graphs.run import (
     JobStarted,
     JobWaiting,
     NoBackend,
+    Notifying,
     PlacedOn,
     QuestionAnswered,
     StartJob,
@@ -287,13 +289,22 @@ def deadline_from(plan: RunPlan, now: datetime) -> datetime | None:
 
 
 def next_actions(
-    plan: RunPlan, run: GraphRunState, ended: Iterable[Event], environment: Environment
+    plan: RunPlan,
+    run: GraphRunState,
+    ended: Iterable[Event],
+    environment: Environment,
+    *,
+    slice_max: int | None = None,
+    in_loop_max: int | None = None,
 ) -> RunDecision:
     """Decides after the events in `ended`; without any, by the current environment.
 
     Events that were applied before, or of a job that is not the execution's latest, change nothing.
+    After `slice_max` notifications the decision stops where it is, and the run is cut: the next decision
+    continues there, with the same result as if there had been one. None means that it doesn't stop.
+    DecisionTooLong is raised if expressions take more than `in_loop_max` steps.
     """
-    draft = RunDraft(plan, run, environment)
+    draft = RunDraft(plan, run, environment, slice_max=slice_max, in_loop_max=in_loop_max)
     if run.status == GraphRunStatus.PENDING:
         _begin(draft)
     for event in ended:
@@ -327,7 +338,7 @@ def decide_retry(
         draft.reopen(key)
     ready = []
     for key in again:
-        if not draft.update(key, waiting=_undecided(draft, key)).waiting:
+        if not _count_undecided(draft, key):
             ready.append(key)
     for key in ready:
         if draft.is_running:
@@ -397,8 +408,7 @@ def _begin(draft: RunDraft) -> None:
     for node in draft.plan.shape.order:
         if not draft.plan.scope(node):
             draft.expect(node, 1)
-    for node in draft.plan.roots:
-        _ready(draft, ExecutionKey(node))
+    draft.notifying = Notifying(START, 0)
 
 
 def _decided(draft: RunDraft) -> RunDecision:
@@ -412,7 +422,7 @@ def _decided(draft: RunDraft) -> RunDecision:
     while draft.is_running:
         _notify_all(draft)
         _start_held(draft)
-        if not draft.news:
+        if not draft.unnotified or not draft.has_room:
             break
     if draft.is_running and not draft.open_count:
         _finish(draft)
@@ -445,24 +455,55 @@ def _finish(draft: RunDraft) -> None:
 
 
 def _notify_all(draft: RunDraft) -> None:
-    while draft.news and draft.is_running:
-        key = draft.news.popleft()
-        draft.untold.discard(key)
-        for target in draft.plan.shape.targets[key.node]:
-            for at in draft.indexes(target, key.at):
-                _notify(draft, ExecutionKey(target, at))
+    """Passes on the ends of executions, in their order, until the slice is full."""
+    while draft.is_running and draft.has_room:
+        if draft.notifying is None:
+            if not draft.unnotified:
+                return
+            draft.notifying = Notifying(draft.unnotified.popleft(), draft.next_end)
+            draft.next_end += 1
+        _notify_targets(draft, draft.notifying)
 
 
-def _notify(draft: RunDraft, key: ExecutionKey) -> None:
+def _notify_targets(draft: RunDraft, at_work: Notifying) -> None:
+    source, number, first, last = at_work
+    is_start = source == START
+    targets = draft.plan.roots if is_start else draft.plan.shape.targets[source.node]
+    for place in range(first, len(targets)):
+        for at in draft.indexes(targets[place], source.at, last):
+            if not draft.is_running:
+                return
+            if not draft.has_room:
+                draft.notifying = Notifying(source, number, place, last)
+                return
+            draft.notified += 1
+            _notify(draft, ExecutionKey(targets[place], at), number)
+            last = at
+        last = None
+    draft.notifying = None
+
+
+def _notify(draft: RunDraft, key: ExecutionKey, number: int) -> None:
     """Counts down what an execution waits for; the count is made at the first notification."""
     record = draft.record(key)
     if record.status != ExecutionStatus.PENDING:
         return
-    waiting = record.waiting - 1 if draft.is_touched(key) else _undecided(draft, key)
-    if waiting:
-        draft.update(key, waiting=waiting)
+    if not draft.is_touched(key):
+        waiting = _count_undecided(draft, key)
+    elif record.end_number > number:
+        return  # this end had begun to be passed on when the count was made
     else:
+        waiting = record.waiting - 1
+        draft.update(key, waiting=waiting)
+    if not waiting:
         _ready(draft, key)
+
+
+def _count_undecided(draft: RunDraft, key: ExecutionKey) -> int:
+    """Counts what an execution waits for, and notes which ends are in that count."""
+    waiting = _undecided(draft, key)
+    draft.update(key, waiting=waiting, end_number=draft.next_end)
+    return waiting
 
 
 def _undecided(draft: RunDraft, key: ExecutionKey) -> int:
@@ -522,6 +563,9 @@ def _start_next_round(draft: RunDraft, key: ExecutionKey) -> None:
     items = list((begun.outputs or {})[ITEM_PORT])
     if len(items) >= items_max(draft.plan.node(judge.rounds)):
         return
+    if why := draft.refusal_of_executions(len(draft.plan.members[judge.rounds])):
+        fail_node(draft, rounds, why)
+        return
     [result] = [value_arriving(draft, each, key) for each in draft.plan.shape.incoming[key.node]]
     if why := draft.refusal(rounds, result):
         fail_node(draft, rounds, why)
@@ -536,9 +580,9 @@ def _start_next_round(draft: RunDraft, key: ExecutionKey) -> None:
     for target in draft.plan.shape.targets[key.node]:
         end = ExecutionKey(target, rounds.at)
         if closes_over(draft.plan.node(target)) == rounds.node and draft.is_touched(end):
-            draft.update(end, waiting=_undecided(draft, end))
+            _count_undecided(draft, end)
     for member in members:
-        if draft.is_running and not draft.update(member, waiting=_undecided(draft, member)).waiting:
+        if draft.is_running and not _count_undecided(draft, member):
             _ready(draft, member)
 
 
@@ -547,7 +591,7 @@ def _start_next_round(draft: RunDraft, key: ExecutionKey) -> None:
 
 def _start_held(draft: RunDraft) -> None:
     most = min(draft.environment.in_queue_max, draft.plan.graph.at_once or IN_FLIGHT_MAX)
-    while draft.is_running and len(draft.in_flight) < most:
+    while draft.is_running and len(draft.in_flight) < most and draft.may_start:
         found = draft.next_held()
         if found is None:
             return
@@ -558,6 +602,7 @@ def _start_held(draft: RunDraft) -> None:
                 fail_run(draft, key, too_dear_message(draft.was.max_tokens, draft.tokens, price))
             return  # jobs in flight may still be refunded
         draft.pop_held(row)
+        draft.started += 1
         _start(draft, key)
 
 

@@ -39,8 +39,7 @@ from comfyfleet.server.graphs.run import (
 )
 
 DECISION_STEPS_MAX = 2_000_000
-# Of one run. What is open and has a record is counted more than once, so there may be fewer.
-EXECUTIONS_MAX = 500_000
+SLICE_STEPS = 100_000  # a slice ends after the execution that exceeds this
 
 
 class RunDecision(NamedTuple):
@@ -58,6 +57,23 @@ class RerunDecision(NamedTuple):
     kept: frozenset[ExecutionKey]
 
 
+class DecisionTooLong(Exception):
+    """A decision takes more steps than the event loop may spend on it."""
+
+
+class DecisionSteps(StepCount):
+    """The steps of all expressions of one decision."""
+
+    def __init__(self, in_loop_max: int | None) -> None:
+        super().__init__(most=DECISION_STEPS_MAX)
+        self.in_loop_max = in_loop_max
+
+    def add(self, count: int) -> None:
+        super().add(count)
+        if self.in_loop_max is not None and self.count > self.in_loop_max:
+            raise DecisionTooLong
+
+
 class RunDraft:
     def __init__(
         self,
@@ -65,8 +81,16 @@ class RunDraft:
         run: GraphRunState,
         environment: Environment,
         earlier: EarlierRun | None = None,
+        *,
+        slice_max: int | None = None,
+        in_loop_max: int | None = None,
     ) -> None:
+        """`slice_max`: how many notifications, and how many starts, one decision may make. None means
+        no limit. `in_loop_max`: the steps after which DecisionTooLong is raised.
+        """
         self.plan = plan
+        self.slice_max = slice_max
+        self.notified = self.started = 0
         # In the first decision of a rerun: what results are taken from, and what is as it was there.
         self.earlier = earlier
         self.kept: set[ExecutionKey] = set()
@@ -76,6 +100,7 @@ class RunDraft:
         self.error = run.error
         self.outputs = run.outputs
         self.open_count = run.open_count
+        self.executions = sum(tally.expected for tally in run.tallies.values())
         self.tokens = run.tokens
         self.size = run.size
         self.outputs_size = run.outputs_size
@@ -87,10 +112,11 @@ class RunDraft:
         self.held: dict[HeldPlace, ExecutionKey] = {}
         self.no_longer_held: set[HeldPlace] = set()
         self.actions: list[Action] = []
-        self.steps = StepCount(most=DECISION_STEPS_MAX)  # of all expressions of this decision
+        self.steps = DecisionSteps(in_loop_max)
         # Ended executions whose successors are not notified yet; each notifies once.
-        self.news: deque[ExecutionKey] = deque()
-        self.untold: set[ExecutionKey] = set()
+        self.unnotified = deque(run.unnotified)
+        self.notifying = run.notifying
+        self.next_end = run.next_end or 1
 
     @property
     def is_running(self) -> bool:
@@ -111,18 +137,42 @@ class RunDraft:
         return record
 
     def is_decided(self, key: ExecutionKey) -> bool:
-        return self.record(key).status.is_ended and key not in self.untold
+        """Whether an execution has ended and its successors were notified, or are just now."""
+        record = self.record(key)
+        return record.status.is_ended and record.end_number < self.next_end
+
+    @property
+    def has_room(self) -> bool:
+        """Whether this decision may notify another execution."""
+        if self.slice_max is None:
+            return True
+        return self.notified < self.slice_max and self.steps.count < SLICE_STEPS
+
+    @property
+    def may_start(self) -> bool:
+        return self.slice_max is None or self.started < self.slice_max
 
     def end(self, key: ExecutionKey, status: ExecutionStatus, **changes: Any) -> None:
         """Ends an execution, once; those behind it are notified later."""
-        record = self.update(key, status=status, ended_at=self.environment.now, **changes)
+        record = self.update(
+            key,
+            status=status,
+            ended_at=self.environment.now,
+            end_number=self.next_end + len(self.unnotified),
+            **changes,
+        )
         self.in_flight.discard(key)
         self.asking.discard(key)
         self.open_count -= 1
         self.count(key.node, self.tally(key.node).counted(status))
         self.expect_items(key, record)
-        self.news.append(key)
-        self.untold.add(key)
+        self.unnotified.append(key)
+
+    def forget_ends(self) -> None:
+        """Drops all notifications that are left: nothing starts any more."""
+        self.next_end += len(self.unnotified)
+        self.unnotified.clear()
+        self.notifying = None
 
     def reopen(self, key: ExecutionKey) -> None:
         """Resets an execution for a retry, except for the number of its last job."""
@@ -153,10 +203,16 @@ class RunDraft:
     def refusal_of_items(self, key: ExecutionKey, outputs: Mapping[str, Any]) -> str:
         """Returns why the items that a fan-out gives are too many for the nodes behind it; mostly empty."""
         width = items_of(self.plan, key, ExecutionRecord(outputs=outputs))
-        known = self.open_count + len(self.was.records) + len(self.records)
-        if known + width * len(self.plan.members[key.node] if width else ()) <= EXECUTIONS_MAX:
+        more = width * len(self.plan.members[key.node]) if width else 0
+        return self.refusal_of_executions(more) if more else ""
+
+    def refusal_of_executions(self, more: int) -> str:
+        """Returns why a run may not get so many more executions; mostly empty."""
+        most = self.environment.executions_max
+        wanted = self.executions + more
+        if wanted <= most:
             return ""
-        return f"its {width:,} items and the nodes behind it are more than {EXECUTIONS_MAX:,} executions"
+        return f"the run would have {wanted:,} executions, more than its limit of {most:,}"
 
     # Tallies
 
@@ -171,6 +227,7 @@ class RunDraft:
         tally = self.tally(node)
         self.count(node, tally._replace(expected=tally.expected + executions))
         self.open_count += executions
+        self.executions += executions
 
     def expect_items(self, key: ExecutionKey, record: ExecutionRecord) -> None:
         """Adds the expected executions behind a per-item fan-out, whose width is known only now."""
@@ -184,14 +241,17 @@ class RunDraft:
         key = ExecutionKey(fanout, index)
         return items_of(self.plan, key, self.record(key))
 
-    def indexes(self, node: str, prefix: Index = ()) -> Iterator[Index]:
-        """Yields all present indexes of a node that begin with a prefix."""
-        scope = self.plan.scope(node)
-        if len(prefix) >= len(scope):
-            yield prefix[: len(scope)]
+    def indexes(self, node: str, prefix: Index = (), after: Index | None = None) -> Iterator[Index]:
+        """Yields all present indexes of a node that begin with a prefix, or those after one of them."""
+        scope, depth = self.plan.scope(node), len(prefix)
+        if depth >= len(scope):
+            if after is None:
+                yield prefix[: len(scope)]
             return
-        for number in range(self.width(scope[len(prefix)], prefix)):
-            yield from self.indexes(node, (*prefix, number))
+        first = 0 if after is None else after[depth]
+        for number in range(first, self.width(scope[depth], prefix)):
+            is_first = after is not None and number == first
+            yield from self.indexes(node, (*prefix, number), after if is_first else None)
 
     def all_keys(self) -> Iterator[ExecutionKey]:
         for node in self.plan.shape.order:
@@ -242,6 +302,8 @@ class RunDraft:
     # Result
 
     def finished(self) -> RunDecision:
+        if not self.is_running:
+            self.forget_ends()
         held = {place: key for place, key in self.held.items() if place not in self.no_longer_held}
         run = replace(
             self.was,
@@ -258,6 +320,9 @@ class RunDraft:
             outputs_size=self.outputs_size,
             error=self.error,
             outputs=self.outputs,
+            unnotified=tuple(self.unnotified),
+            notifying=self.notifying,
+            next_end=self.next_end,
         )
         return RunDecision(tuple(self.actions), run, tuple(self.records))
 
@@ -322,8 +387,7 @@ def stop_run(draft: RunDraft, status: GraphRunStatus) -> None:
             draft.end(key, ExecutionStatus.CANCELLED, question=None)
     draft.in_flight.clear()
     draft.asking.clear()
-    draft.news.clear()
-    draft.untold.clear()
+    draft.forget_ends()
 
 
 def cancel_job(draft: RunDraft, key: ExecutionKey) -> None:

@@ -207,6 +207,7 @@ class EnvironmentCache:
             lately_online=tuple(self._lately_online.values()),
             watched_since=self._began,
             no_backend_seconds=context.settings.no_backend_seconds,
+            executions_max=context.settings.max_executions_per_graph_run,
         )
 
     def _note_online(self, now: datetime, kept: timedelta) -> None:

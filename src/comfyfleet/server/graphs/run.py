@@ -178,6 +178,9 @@ class ExecutionRecord:
     queued_at: datetime | None = None  # of its last job, as is the next
     started_at: datetime | None = None
     ended_at: datetime | None = None
+    # Of an ended execution: the number under which its end is passed on. Of a waiting one: ends below
+    # this number are not in `waiting` any more.
+    end_number: int = field(default=0, compare=False)
 
 
 NEW_RECORD = ExecutionRecord()
@@ -223,6 +226,16 @@ class HeldRange(NamedTuple):
 
 
 HeldPlace: TypeAlias = tuple[int, str, int]  # priority, lane, number
+START = ExecutionKey("")  # "ends" when a run begins, which starts the nodes that wait for nothing
+
+
+class Notifying(NamedTuple):
+    """How far the end of one execution has been passed on to the executions behind it."""
+
+    source: ExecutionKey
+    number: int  # its `end_number`
+    target: int = 0  # which of the nodes behind it
+    last: Index | None = None  # the last index of that node that was notified
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +258,16 @@ class GraphRunState:
     # Of all that its executions took and gave; counted anew when it is read, so never compared.
     size: ValueSize = field(default=NO_SIZE, compare=False)
     outputs_size: ValueSize = field(default=NO_SIZE, compare=False)
+    # Where a decision stopped before everything was decided: ended executions whose successors aren't
+    # notified yet, and the first of them if that has begun.
+    unnotified: tuple[ExecutionKey, ...] = ()
+    notifying: Notifying | None = None
+    next_end: int = field(default=0, compare=False)  # the `end_number` of the first in `unnotified`
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the last decision has stopped before everything was decided."""
+        return bool(self.unnotified) or self.notifying is not None
 
     def record(self, key: ExecutionKey) -> ExecutionRecord:
         found: ExecutionRecord = self.records.get(key, NEW_RECORD)
@@ -375,6 +398,7 @@ class RunRow:
     deadline_at: datetime | None = None
     rerun_of: UUID | None = None  # the run whose results it has taken
     rerun: Mapping[str, Any] | None = None  # from which node, and what was changed
+    cut: Mapping[str, Any] | None = None  # where the last decision stopped; None if it did not
 
     @property
     def is_expired(self) -> bool:
@@ -423,6 +447,7 @@ class RunListItem:
 
 
 IN_QUEUE_MAX = 5
+EXECUTIONS_MAX = 100_000  # of one run, where the control plane's settings don't say otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,6 +463,7 @@ class Environment:
     lately_online: tuple[tuple[BackendState, datetime], ...] = ()
     watched_since: datetime | None = None
     no_backend_seconds: float | None = None  # None: jobs wait for a backend as long as it takes
+    executions_max: int = EXECUTIONS_MAX  # of one run
 
     def is_unserved(self, need: BackendNeed, since: datetime | None) -> bool:
         """Whether no backend could run it for too long, within the time that the job has waited."""

@@ -13,14 +13,14 @@ from comfyfleet.server.db.outages import log_failure
 from comfyfleet.server.graphs import store
 from comfyfleet.server.graphs.apply import (
     GRAPH_RUN_KIND,
-    STEPS_MAX,
     GraphContext,
     LoadedRun,
     apply_decision,
+    decide_slice,
     job_output,
 )
 from comfyfleet.server.graphs.catalogue import BackendState
-from comfyfleet.server.graphs.decide import apply_event, next_actions
+from comfyfleet.server.graphs.decide import apply_event
 from comfyfleet.server.graphs.draft import RunDecision, RunDraft
 from comfyfleet.server.graphs.run import (
     Environment,
@@ -35,6 +35,7 @@ from comfyfleet.server.graphs.run import (
     JobStarted,
     JobWaiting,
 )
+from comfyfleet.server.graphs.store import OpenRun
 from comfyfleet.server.jobs import service as jobs
 from comfyfleet.server.jobs.model import Failure, Job, JobStatus
 from comfyfleet.server.jobs.outbox import flush
@@ -103,6 +104,9 @@ log = logging.getLogger(__name__)
 OUTBOX_PER_PAGE = 500
 RETRY_DELAY = timedelta(seconds=30)
 RUNS_PER_PAGE = 100
+STEPS_AT_ONCE_MAX = 4  # slices that one call makes; the rest follows in turns with other tenants
+# A run that was cut and changed so lately is being continued by another process.
+CONTINUED_ELSEWHERE = timedelta(seconds=10)
 
 
 async def advance(
@@ -111,20 +115,62 @@ async def advance(
     """Advances a run as far as possible at present."""
 
     async def decide(loaded: LoadedRun, environment: Environment) -> RunDecision:
-        return next_actions(
-            loaded.plan, loaded.run, await _read_events(graphs, loaded, environment), environment
-        )
+        events = await _read_events(graphs, loaded, environment)
+        return await decide_slice(loaded, loaded.run, events, environment)
 
     loaded = await apply_decision(graphs, tenant_id, run_id, decide, handled_outbox=handled_outbox)
-    for _ in range(STEPS_MAX):
-        # A step in which jobs were refused, or results were there, has started nothing in their place.
-        if not _has_room(graphs, loaded):
-            break
+    for _ in range(STEPS_AT_ONCE_MAX):
+        if not _has_more(graphs, loaded):
+            return loaded
         revision = loaded.revision
-        loaded = await apply_decision(graphs, tenant_id, run_id, decide)
+        loaded = await _continue(graphs, tenant_id, run_id)
         if loaded.revision == revision:
-            break
+            return loaded
+    if _has_more(graphs, loaded):
+        graphs.cut.add(tenant_id, run_id)
     return loaded
+
+
+async def _continue(graphs: GraphContext, tenant_id: UUID, run_id: UUID) -> LoadedRun:
+    """Makes the next slice of a decision, without looking at jobs."""
+
+    async def decide(loaded: LoadedRun, environment: Environment) -> RunDecision:
+        return await decide_slice(loaded, loaded.run, (), environment)
+
+    return await apply_decision(graphs, tenant_id, run_id, decide)
+
+
+async def continue_cut_runs(graphs: GraphContext) -> bool:
+    """Makes one slice of the decision about a run of each tenant; True if more are left.
+
+    Only runs that were cut in this process are known here. After a restart the sweep finds them.
+    """
+    for tenant_id, run_id in graphs.cut.take_one_per_tenant():
+        await _continue_safely(graphs, tenant_id, run_id)
+    return bool(graphs.cut)
+
+
+async def _continue_safely(graphs: GraphContext, tenant_id: UUID, run_id: UUID) -> None:
+    """Logs any error. The sweep tries the run again."""
+    before = graphs.runs.get_cached(tenant_id, run_id)
+    try:
+        loaded = await _continue(graphs, tenant_id, run_id)
+    except (QueueFull, Unavailable, NotFound) as error:
+        log.log(log_level_of(error), "graph run %s is cut: %s", run_id, error.message)
+    except Exception:
+        log.exception("graph run %s can't go on", run_id)
+    else:
+        # If others have changed the run meanwhile, they continue it.
+        is_ours = before is None or loaded.revision == before.revision + 1
+        if is_ours and _has_more(graphs, loaded):
+            graphs.cut.add(tenant_id, run_id)
+
+
+def _has_more(graphs: GraphContext, loaded: LoadedRun) -> bool:
+    """Whether the last decision was cut, or has left room for jobs: where it has started some that were
+    refused, or whose results were there, nothing is in their place yet.
+    """
+    return loaded.run.is_cut or _has_room(graphs, loaded)
 
 
 def _has_room(graphs: GraphContext, loaded: LoadedRun) -> bool:
@@ -258,11 +304,21 @@ async def sweep_runs(graphs: GraphContext, pool: Database) -> None:
     while True:
         async with pool.read() as tx:
             page = await store.list_open_runs(tx, after=after, limit=RUNS_PER_PAGE)
-        for tenant_id, run_id in page:
-            await _sweep_run(graphs, pool, tenant_id, run_id)
+        for run in page:
+            if not _is_being_continued(graphs, run):
+                await _sweep_run(graphs, pool, run.tenant_id, run.id)
         if len(page) < RUNS_PER_PAGE:
             return
-        after = page[-1][1]
+        after = page[-1].id
+
+
+def _is_being_continued(graphs: GraphContext, run: OpenRun) -> bool:
+    if not run.is_cut:
+        return False
+    is_known = graphs.runs.get_cached(run.tenant_id, run.id) is not None
+    if is_known and run.id not in graphs.cut:
+        return False  # it was cut here, and its continuation has failed
+    return run.id in graphs.cut or graphs.context.clock() - run.changed_at < CONTINUED_ELSEWHERE
 
 
 async def _sweep_run(graphs: GraphContext, pool: Database, tenant_id: UUID, run_id: UUID) -> None:

@@ -29,6 +29,7 @@ from comfyfleet.server.graphs.run import (
     GraphRunStatus,
     HeldPlace,
     HeldRange,
+    Notifying,
     PersistentMap,
     UserQuestion,
     ValueSize,
@@ -154,8 +155,53 @@ def _load_question(saved: Mapping[str, Any]) -> UserQuestion:
     )
 
 
+def dump_cut(run: GraphRunState) -> dict[str, Any] | None:
+    """Converts the place at which a decision has stopped to JSON values; None if it did not stop.
+
+    Which ends are left is in the records, by their numbers.
+    """
+    if not run.is_cut:
+        return None
+    at = run.notifying
+    notifying = at and {
+        "node": at.source.node,
+        "at": list(at.source.at),
+        "number": at.number,
+        "target": at.target,
+        "last": None if at.last is None else list(at.last),
+    }
+    return {"next_end": run.next_end, "notifying": notifying}
+
+
+def _load_cut(
+    saved: Mapping[str, Any] | None, records: Mapping[ExecutionKey, ExecutionRecord]
+) -> tuple[Notifying | None, int]:
+    if not saved:
+        return None, 1 + max((each.end_number for each in records.values()), default=0)
+    at = saved["notifying"]
+    if at is None:
+        return None, saved["next_end"]
+    source = ExecutionKey(at["node"], tuple(at["at"]))
+    last = None if at["last"] is None else tuple(at["last"])
+    return Notifying(source, at["number"], at["target"], last), saved["next_end"]
+
+
+def _unnotified(
+    records: Mapping[ExecutionKey, ExecutionRecord], next_end: int
+) -> tuple[ExecutionKey, ...]:
+    left = [
+        (each.end_number, key)
+        for key, each in records.items()
+        if each.end_number >= next_end and each.status.is_ended
+    ]
+    return tuple(key for _, key in sorted(left))
+
+
 def load_run(
-    plan: RunPlan, head: GraphRunState, records: Mapping[ExecutionKey, ExecutionRecord]
+    plan: RunPlan,
+    head: GraphRunState,
+    records: Mapping[ExecutionKey, ExecutionRecord],
+    cut: Mapping[str, Any] | None = None,
 ) -> GraphRunState:
     """Loads a run; `head` is its stored part: id, inputs, status, tokens, error, outputs,
     max_tokens.
@@ -168,8 +214,12 @@ def load_run(
         for key, each in records.items()
         if each.status == ExecutionStatus.HELD
     }
+    notifying, next_end = _load_cut(cut, records)
     return replace(
         head,
+        unnotified=_unnotified(records, next_end),
+        notifying=notifying,
+        next_end=next_end,
         records=PersistentMap(records),
         tallies=PersistentMap(tallies),
         held=PersistentMap(held),

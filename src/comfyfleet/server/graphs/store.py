@@ -1,5 +1,6 @@
 """The SQL of graphs, their runs and triggers. Every row is looked up with its tenant."""
 
+import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
@@ -61,9 +62,10 @@ from comfyfleet.server.graphs.run import (
     RunRow,
     StoredGraph,
 )
-from comfyfleet.server.graphs.snapshot import dump_record, load_record
+from comfyfleet.server.graphs.snapshot import dump_cut, dump_record, load_record
 
-ROWS_PER_STATEMENT_MAX = 500
+ROWS_PER_STATEMENT_MAX = 250
+ROWS_PER_PAGE = 500  # of records
 OPEN_STATUSES = (GraphRunStatus.PENDING, GraphRunStatus.RUNNING, GraphRunStatus.WAITING_FOR_USER)
 
 
@@ -235,20 +237,29 @@ async def revision_of(tx: Tx, tenant_id: UUID, run_id: UUID) -> int | None:
     return (await tx.execute(query)).scalar_one_or_none()
 
 
-async def list_open_runs(tx: Tx, *, after: UUID | None, limit: int) -> list[tuple[UUID, UUID]]:
-    """Returns a page of (tenant, run)."""
-    query = select(graph_runs.c.tenant_id, graph_runs.c.id).where(
-        graph_runs.c.status.in_(OPEN_STATUSES)
-    )
+class OpenRun(NamedTuple):
+    tenant_id: UUID
+    id: UUID
+    is_cut: bool  # its last decision stopped before everything was decided
+    changed_at: datetime
+
+
+async def list_open_runs(tx: Tx, *, after: UUID | None, limit: int) -> list[OpenRun]:
+    query = select(
+        graph_runs.c.tenant_id,
+        graph_runs.c.id,
+        graph_runs.c.cut.is_not(None).label("is_cut"),
+        graph_runs.c.changed_at,
+    ).where(graph_runs.c.status.in_(OPEN_STATUSES))
     if after:
         query = query.where(graph_runs.c.id > after)
     found = await tx.execute(query.order_by(graph_runs.c.id).limit(limit))
-    return [(row.tenant_id, row.id) for row in found]
+    return [OpenRun(*row) for row in found]
 
 
 _WRITTEN = (
     "status", "revision", "tokens", "max_tokens", "error", "outputs", "changed_at", "ended_at",
-    "deadline_at",
+    "deadline_at", "cut",
 )  # fmt: skip
 _WRITE_HEAD = PreparedStatement(
     lambda tx: (
@@ -286,6 +297,7 @@ async def write_run(
         "changed_at": now,
         "ended_at": now if run.status.is_over else None,
         "deadline_at": run.deadline_at,
+        "cut": dump_cut(run),
     }
     new = {f"new_{name}": value for name, value in values.items()}
     await _WRITE_HEAD.tuples(tx, {**new, "of_run": head.id})
@@ -295,6 +307,7 @@ async def write_run(
                 await _WRITE_RECORD.tuples(tx, each)
         else:
             await tx.execute(_upsert(tx), part)
+        await asyncio.sleep(0)  # one statement may take some milliseconds, and there may be many
 
 
 def _row(head: RunRow, key: ExecutionKey, record: ExecutionRecord) -> dict[str, Any]:
@@ -314,13 +327,27 @@ def _parts(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 async def read_records(tx: Tx, head: RunRow) -> dict[ExecutionKey, ExecutionRecord]:
-    query = select(graph_executions.c.node, graph_executions.c.at, graph_executions.c.record).where(
-        graph_executions.c.run_id == head.id, graph_executions.c.tenant_id == head.tenant_id
+    """Reads all records of a run, page by page. The run may change between two pages: callers compare
+    its revision afterwards.
+    """
+    columns = (graph_executions.c.node, graph_executions.c.at, graph_executions.c.record)
+    key = tuple_(graph_executions.c.node, graph_executions.c.at)
+    query = (
+        select(*columns)
+        .where(graph_executions.c.run_id == head.id, graph_executions.c.tenant_id == head.tenant_id)
+        .order_by(graph_executions.c.node, graph_executions.c.at)
+        .limit(ROWS_PER_PAGE)
     )
-    return {
-        ExecutionKey(row.node, _index(row.at)): load_record(row.record)
-        for row in await tx.execute(query)
-    }
+    found: dict[ExecutionKey, ExecutionRecord] = {}
+    page = (await tx.execute(query)).all()
+    while page:
+        found |= {ExecutionKey(row.node, _index(row.at)): load_record(row.record) for row in page}
+        if len(page) < ROWS_PER_PAGE:
+            break
+        await asyncio.sleep(0)
+        last = page[-1]
+        page = (await tx.execute(query.where(key > (last.node, last.at)))).all()
+    return found
 
 
 def _index(text: str) -> tuple[int, ...]:
@@ -432,7 +459,14 @@ async def expire_runs(tx: Tx, tenant_id: UUID, *, ended_before: datetime, limit:
     ids = list((await tx.execute(for_update(tx, old, skip_locked=True))).scalars())
     if not ids:
         return []
-    lost = {"snapshot": {}, "inputs": {}, "outputs": null(), "error": null(), "rerun": null()}
+    lost = {
+        "snapshot": {},
+        "inputs": {},
+        "outputs": null(),
+        "error": null(),
+        "rerun": null(),
+        "cut": null(),
+    }
     # A retry clears ended_at; a run that was retried meanwhile is kept.
     over = (is_one_of(tx, graph_runs.c.id, ids), graph_runs.c.ended_at < ended_before)
     changed = update(graph_runs).where(*over).values({**lost, "revision": EXPIRED_REVISION})

@@ -15,7 +15,7 @@ from comfyfleet.server.db.errors import log_level_of
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet, FleetWorker
 from comfyfleet.server.graphs.apply import GRAPH_RUN_KIND, GraphContext
-from comfyfleet.server.graphs.runner import read_outbox, sweep_runs
+from comfyfleet.server.graphs.runner import continue_cut_runs, read_outbox, sweep_runs
 from comfyfleet.server.jobs import context
 from comfyfleet.server.jobs.batches import admit_all
 from comfyfleet.server.jobs.context import JobContext
@@ -233,6 +233,13 @@ def graph_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
         woken_by=partial(plane.context.notifier.subscribe_runs, GRAPH_RUN_KIND),
     )
     yield Sweep("graphs", partial(in_all_pools, plane, sweep_runs), plane.settings.sweep_seconds)
+    yield Sweep(
+        "graph_slices",
+        partial(continue_cut_runs, plane.graphs),
+        plane.settings.sweep_seconds,
+        in_turn=False,
+        woken_by=plane.graphs.cut.subscribe,
+    )
     seconds = min(TRIGGER_SECONDS, plane.settings.sweep_seconds)
     is_due = partial(is_any_trigger_due, plane)
     yield Sweep("triggers", partial(fire_triggers, plane), seconds, is_due=is_due)
