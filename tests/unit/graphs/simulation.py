@@ -78,9 +78,23 @@ class Simulation:
     asked: list[ExecutionKey] = field(default_factory=list)
     job_ids: set[UUID] = field(default_factory=set)
     ended: dict[ExecutionKey, ExecutionRecord] = field(default_factory=dict)
+    slice_max: int | None = None
+    cuts: int = 0  # slices after which a decision has gone on
+    between: Callable[[GraphRunState], GraphRunState] = lambda run: run  # two slices
 
     def tell(self, *events: Event) -> list[Action]:
-        return self.follow(next_actions(self.plan, self.run, events, self.environment))
+        actions = self.slice(*events)
+        while self.run.is_cut:
+            self.cuts += 1
+            self.run = self.between(self.run)
+            actions += self.slice()
+        return actions
+
+    def slice(self, *events: Event) -> list[Action]:
+        """Makes one slice of a decision."""
+        return self.follow(
+            next_actions(self.plan, self.run, events, self.environment, slice_max=self.slice_max)
+        )
 
     def cancel(self) -> list[Action]:
         return self.follow(decide_cancel(self.plan, self.run, self.environment))

@@ -28,7 +28,7 @@ from comfyfleet.server.graphs.run import (
     QuestionAnswered,
     StartJob,
 )
-from comfyfleet.server.graphs.snapshot import dump_record, load_record, load_run
+from comfyfleet.server.graphs.snapshot import dump_cut, dump_record, load_record, load_run
 
 SEEDS = st.integers(0, 2**32)
 SIZES = st.integers(2, 200)
@@ -70,11 +70,19 @@ def lists(seed: int) -> list[list[Any]]:
     return [[result(f"{n}.{k}") for k in range((seed >> n) % 4)] for n in range((seed + 2) % 4)]
 
 
-def played(plan: RunPlan, seed: int, order: int, *, may_fail: bool) -> Simulation:
+def played(
+    plan: RunPlan, seed: int, order: int, *, may_fail: bool, slice_max: int | None = None
+) -> Simulation:
     rng = Random(order)
     inputs = {"picture": result("p"), "list": lists(seed)}
     environment = Environment(NOW, BACKENDS, in_queue_max=rng.choice([1, 3, 50]))
-    simulation = Simulation(plan, GraphRunState(RUN_ID, inputs), environment)
+    simulation = Simulation(
+        plan,
+        GraphRunState(RUN_ID, inputs),
+        environment,
+        slice_max=slice_max,
+        between=lambda run: read_again(plan, run),
+    )
     outcome = outcomes(seed, 0.3 if not may_fail else 0.15)
     return simulate(simulation, rng, outcome, answers(seed, may_fail=may_fail))
 
@@ -99,7 +107,11 @@ def check_ended(simulation: Simulation) -> None:
 
 def check_kept(simulation: Simulation) -> None:
     """A run that was written down and read again is the same run."""
-    run = simulation.run
+    assert read_again(simulation.plan, simulation.run) == simulation.run
+
+
+def read_again(plan: RunPlan, run: GraphRunState) -> GraphRunState:
+    """Returns a run as a process that starts later reads it."""
     rows = {key: json.loads(json.dumps(dump_record(each))) for key, each in run.records.items()}
     head = GraphRunState(
         run.id,
@@ -110,8 +122,8 @@ def check_kept(simulation: Simulation) -> None:
         error=run.error,
         outputs=run.outputs,
     )
-    again = load_run(simulation.plan, head, {key: load_record(row) for key, row in rows.items()})
-    assert again == run
+    cut = json.loads(json.dumps(dump_cut(run)))
+    return load_run(plan, head, {key: load_record(row) for key, row in rows.items()}, cut)
 
 
 @settings(max_examples=6, deadline=None)
@@ -176,6 +188,35 @@ def test_with_failures_the_run_fails_in_every_order_or_in_none(
     seed: int, size: int, orders: tuple[int, int]
 ) -> None:
     check_a_graph_that_may_fail(seed, size, orders)
+
+
+@settings(max_examples=20, deadline=None)
+@given(SEEDS, SIZES, st.tuples(SEEDS, SEEDS), st.integers(1, 30))
+def test_decisions_in_slices_of_any_size_have_the_same_result(
+    seed: int, size: int, orders: tuple[int, int], slice_max: int
+) -> None:
+    """Between two slices, the run is written down and read again, as after a restart."""
+    plan = plan_for(GraphMaker(Random(seed), size, may_fail=False).document(), RANDOM_CATALOGUE)
+    whole = played(plan, seed, orders[0], may_fail=False)
+    sliced = played(plan, seed, orders[1], may_fail=False, slice_max=slice_max)
+    check_ended(sliced)
+    assert state_of(sliced) == state_of(whole)
+    assert sliced.job_ids == whole.job_ids
+    assert sliced.cuts or slice_max >= len(sliced.run.records)
+
+
+@settings(max_examples=12, deadline=None)
+@given(SEEDS, SIZES, st.tuples(SEEDS, SEEDS), st.integers(1, 30))
+def test_with_failures_slices_of_any_size_fail_the_run_or_do_not(
+    seed: int, size: int, orders: tuple[int, int], slice_max: int
+) -> None:
+    plan = plan_for(GraphMaker(Random(seed), size, may_fail=True).document(), RANDOM_CATALOGUE)
+    whole = played(plan, seed, orders[0], may_fail=True)
+    sliced = played(plan, seed, orders[1], may_fail=True, slice_max=slice_max)
+    check_ended(sliced)
+    assert sliced.run.status == whole.run.status
+    if whole.run.status == GraphRunStatus.COMPLETED:
+        assert state_of(sliced) == state_of(whole)
 
 
 @settings(max_examples=8, deadline=None)

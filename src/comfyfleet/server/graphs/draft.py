@@ -64,13 +64,19 @@ class DecisionTooLong(Exception):
 class DecisionSteps(StepCount):
     """The steps of all expressions of one decision."""
 
-    def __init__(self, in_loop_max: int | None) -> None:
+    def __init__(self, before: int, in_loop_max: int | None) -> None:
+        """`before`: the steps of the earlier slices of this decision."""
         super().__init__(most=DECISION_STEPS_MAX)
+        self.count = self.before = before
         self.in_loop_max = in_loop_max
+
+    @property
+    def of_slice(self) -> int:
+        return self.count - self.before
 
     def add(self, count: int) -> None:
         super().add(count)
-        if self.in_loop_max is not None and self.count > self.in_loop_max:
+        if self.in_loop_max is not None and self.of_slice > self.in_loop_max:
             raise DecisionTooLong
 
 
@@ -112,7 +118,7 @@ class RunDraft:
         self.held: dict[HeldPlace, ExecutionKey] = {}
         self.no_longer_held: set[HeldPlace] = set()
         self.actions: list[Action] = []
-        self.steps = DecisionSteps(in_loop_max)
+        self.steps = DecisionSteps(run.decision_steps if run.is_cut else 0, in_loop_max)
         # Ended executions whose successors are not notified yet; each notifies once.
         self.unnotified = deque(run.unnotified)
         self.notifying = run.notifying
@@ -146,7 +152,7 @@ class RunDraft:
         """Whether this decision may notify another execution."""
         if self.slice_max is None:
             return True
-        return self.notified < self.slice_max and self.steps.count < SLICE_STEPS
+        return self.notified < self.slice_max and self.steps.of_slice < SLICE_STEPS
 
     @property
     def may_start(self) -> bool:
@@ -323,6 +329,7 @@ class RunDraft:
             unnotified=tuple(self.unnotified),
             notifying=self.notifying,
             next_end=self.next_end,
+            decision_steps=self.steps.count,
         )
         return RunDecision(tuple(self.actions), run, tuple(self.records))
 

@@ -263,6 +263,7 @@ class GraphRunState:
     unnotified: tuple[ExecutionKey, ...] = ()
     notifying: Notifying | None = None
     next_end: int = field(default=0, compare=False)  # the `end_number` of the first in `unnotified`
+    decision_steps: int = field(default=0, compare=False)  # of its expressions so far
 
     @property
     def is_cut(self) -> bool:

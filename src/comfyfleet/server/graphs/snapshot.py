@@ -170,7 +170,7 @@ def dump_cut(run: GraphRunState) -> dict[str, Any] | None:
         "target": at.target,
         "last": None if at.last is None else list(at.last),
     }
-    return {"next_end": run.next_end, "notifying": notifying}
+    return {"next_end": run.next_end, "notifying": notifying, "steps": run.decision_steps}
 
 
 def _load_cut(
@@ -220,6 +220,7 @@ def load_run(
         unnotified=_unnotified(records, next_end),
         notifying=notifying,
         next_end=next_end,
+        decision_steps=cut["steps"] if cut else 0,
         records=PersistentMap(records),
         tallies=PersistentMap(tallies),
         held=PersistentMap(held),
