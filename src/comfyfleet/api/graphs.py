@@ -111,6 +111,14 @@ class QuoteAnswer(Response):
     jobs_max: int
     seconds_min: float
     seconds_max: float
+    executions_min: int = Field(
+        default=0,
+        description="Nodes that run or are skipped, each counted once per item and round.",
+    )
+    executions_max: int = 0
+    executions_limit: int | None = Field(
+        default=None, description="A run that would have more executions is refused, or fails."
+    )
     unknown_durations: tuple[str, ...] = Field(
         default=(), description="Workflows without a measured duration."
     )

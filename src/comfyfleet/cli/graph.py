@@ -304,6 +304,8 @@ def quote(
         "tokens": _span(found.tokens_min, found.tokens_max),
         "jobs": _span(found.jobs_min, found.jobs_max),
         "seconds": _span(round(found.seconds_min), round(found.seconds_max)),
+        "executions": _span(found.executions_min, found.executions_max),
+        "executions_limit": found.executions_limit,
         "never_timed": ", ".join(found.unknown_durations),
     }
     print_fields(fields, context)

@@ -1,11 +1,11 @@
 """What users do with graphs: store, list, quote, start, cancel, retry, answer; and the expiry of old runs."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID, uuid5
 
 from comfyfleet.api.documents import read_document
@@ -55,7 +55,14 @@ from comfyfleet.server.graphs.expand import (
     expand,
     subgraph_names,
 )
-from comfyfleet.server.graphs.plan import RunPlan, RunQuote, plan_of, quote_plan, raise_problems
+from comfyfleet.server.graphs.plan import (
+    RunPlan,
+    RunQuote,
+    plan_of,
+    quote_plan,
+    raise_problems,
+    require_few_executions,
+)
 from comfyfleet.server.graphs.run import (
     Choice,
     Environment,
@@ -68,10 +75,12 @@ from comfyfleet.server.graphs.run import (
     RunListItem,
     RunRow,
     StoredGraph,
+    ValueSize,
     alternatives,
     is_online,
     is_self_hosted,
     no_backend_message,
+    size_of,
 )
 from comfyfleet.server.graphs.runner import advance, with_live_progress
 from comfyfleet.server.graphs.snapshot import dump_plan
@@ -81,7 +90,9 @@ from comfyfleet.server.jobs.idempotency import key_conflict
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File
 from comfyfleet.server.tenants import wallet as ledger
+from comfyfleet.server.turns import FairThreads
 
+T = TypeVar("T")
 FILES_GIVEN_MAX = 10_000
 SAME_NAME_MAX = 50  # graphs of one name that a new one is compared with
 SUBGRAPHS_MAX = 50  # that a graph may contain
@@ -100,15 +111,29 @@ async def read_body(text: str | Mapping[str, Any]) -> Any:
     return await asyncio.to_thread(read_document, text) if isinstance(text, str) else text
 
 
+# Work on larger documents is done in threads, by tenant.
+IN_LOOP_SIZE_MAX = ValueSize(values=400, characters=4_000)
+AT_ONCE_MAX, WAITING_PER_TENANT_MAX = 2, 100
+documents = FairThreads("documents", AT_ONCE_MAX, waiting_each_max=WAITING_PER_TENANT_MAX)
+
+
+async def compute(owner: Owner, document: Any, work: Callable[[], T]) -> T:
+    """Does work on a document: in the event loop if the document is small, or else in a thread."""
+    if size_of(document, IN_LOOP_SIZE_MAX).fits(IN_LOOP_SIZE_MAX):
+        return work()
+    return await documents.run(owner.tenant_id, work)
+
+
 class CheckedDocument(NamedTuple):
     """A graph as it was checked, with what it was checked against."""
 
     check: GraphCheck
     catalogue: GraphCatalogue
     library: GraphLibrary
+    document: Any
 
-    @property
     def plan(self) -> RunPlan:
+        """Plans the graph, which takes long for a large one: see `compute`."""
         return plan_of(self.check.graph, self.catalogue, self.library)
 
 
@@ -116,12 +141,14 @@ async def check_document(
     graphs: GraphContext, owner: Owner, document: Any, *, known: GraphLibrary = NO_GRAPHS
 ) -> CheckedDocument:
     """Validates a graph; `known` are graphs inside it that are not looked up, as they may be deleted by now."""
-    parsed = parse_graph(document)
+    parsed = await compute(owner, document, partial(parse_graph, document))
     library = {**await _read_library(graphs, owner, parsed.graph), **known}
-    expanded = expand(parsed.graph, library).graph
+    work = [document, *(write_graph(each) for each in library.values())]  # both sizes count
+    expanded = await compute(owner, work, lambda: expand(parsed.graph, library).graph)
     async with graphs.context.central.read() as tx:
         catalogue = await read_graph_catalogue(tx, expanded, graphs.context)
-    return CheckedDocument(check_graph(document, catalogue, library=library), catalogue, library)
+    check = partial(check_graph, document, catalogue, library=library)
+    return CheckedDocument(await compute(owner, work, check), catalogue, library, work)
 
 
 async def _read_library(
@@ -140,7 +167,9 @@ async def _read_library(
             stored = await get_graph(graphs, owner, await find_graph(graphs, owner, name), version)
         except NotFound:
             continue
-        found[name, version] = parse_graph(dict(stored.document)).graph
+        document = dict(stored.document)
+        parsed = await compute(owner, document, partial(parse_graph, document))
+        found[name, version] = parsed.graph
         waiting += subgraph_names(found[name, version])
     return found
 
@@ -150,8 +179,10 @@ async def graph_ports(
 ) -> GraphPorts:
     """Returns the inputs and outputs of a stored graph, with their types."""
     stored = await get_graph(graphs, owner, graph_id, version)
-    graph = parse_graph(dict(stored.document)).graph
-    types = output_types(graph, await _read_library(graphs, owner, graph))
+    document = dict(stored.document)
+    graph = (await compute(owner, document, partial(parse_graph, document))).graph
+    library = await _read_library(graphs, owner, graph)
+    types = await compute(owner, [document] * 2, partial(output_types, graph, library))
     inputs = (each for each in graph.nodes.values() if isinstance(each, InputNode))
     return GraphPorts(
         inputs=tuple(
@@ -163,9 +194,11 @@ async def graph_ports(
 
 
 async def _require_valid(graphs: GraphContext, owner: Owner, document: Any) -> GraphDefinition:
-    found = (await check_document(graphs, owner, document)).check
-    raise_problems(list(found.problems))
-    return found.graph
+    checked = await check_document(graphs, owner, document)
+    raise_problems(list(checked.check.problems))
+    quote = await quote_checked(graphs, owner, checked, {})
+    require_few_executions(quote, graphs.context.settings.max_executions_per_graph_run)
+    return checked.check.graph
 
 
 async def create_graph(graphs: GraphContext, owner: Owner, document: Any) -> StoredGraph:
@@ -282,7 +315,7 @@ async def _plan(
     """Validates and plans the graph anew, as its workflows may have changed since it was stored."""
     checked = await check_document(graphs, owner, dict(document))
     raise_problems([*checked.check.problems, *check_inputs(checked.check.graph, inputs)])
-    return checked.plan
+    return await compute(owner, checked.document, checked.plan)
 
 
 async def quote_run(
@@ -297,16 +330,20 @@ async def quote_run(
     stored = await get_graph(graphs, owner, graph_id, version)
     checked = await check_document(graphs, owner, dict(stored.document))
     raise_problems(list(checked.check.problems))
-    return quote_checked(graphs, checked, inputs)
+    return await quote_checked(graphs, owner, checked, inputs)
 
 
-def quote_checked(
-    graphs: GraphContext, checked: CheckedDocument, inputs: Mapping[str, Any]
+async def quote_checked(
+    graphs: GraphContext, owner: Owner, checked: CheckedDocument, inputs: Mapping[str, Any]
 ) -> RunQuote:
     """Estimates price and duration of a graph without problems."""
     online = sum(each.is_online for each in checked.catalogue.backends)
     most = graphs.context.settings.max_queued_per_graph_run
-    priced = quote_plan(checked.plan, inputs, side_by_side=min(online, most))
+
+    def work() -> RunQuote:
+        return quote_plan(checked.plan(), inputs, side_by_side=min(online, most))
+
+    priced = await compute(owner, checked.document, work)
     return replace(priced, warnings=checked.check.warnings)
 
 
@@ -337,7 +374,7 @@ async def start_run(
         user_id=owner.user_id,
         graph_id=graph_id,
         graph_version=stored.version,
-        snapshot=dump_plan(plan),
+        snapshot=await compute(owner, stored.document, partial(dump_plan, plan)),
         inputs={**run.inputs},
         max_tokens=run.max_tokens,
         created_at=graphs.context.clock(),
@@ -378,7 +415,9 @@ async def _prepare_run(
     inputs = await replace_files(graphs, owner, plan.graph, wanted.inputs)
     run = new_run(plan, run_id, inputs, max_tokens=wanted.max_tokens)
     run = replace(run, deadline_at=deadline_from(plan, graphs.context.clock()))
-    await require_payable(graphs, owner, run, quote_plan(plan, run.inputs).tokens_min)
+    quote = await compute(owner, document, partial(quote_plan, plan, run.inputs))
+    require_few_executions(quote, graphs.context.settings.max_executions_per_graph_run)
+    await require_payable(graphs, owner, run, quote.tokens_min)
     return plan, run
 
 

@@ -126,8 +126,10 @@ class RunCache:
                 break
         else:
             raise Unavailable(f"the graph run {run_id} is being changed by others; try again")
-        is_same = loaded is not None and not head.is_expired
-        plan = loaded.plan if loaded and is_same else load_plan(head.snapshot)
+        if loaded is not None and not head.is_expired:
+            plan = loaded.plan
+        else:
+            plan = await decisions.run(tenant_id, partial(load_plan, head.snapshot))
         work = partial(load_run, plan, head.run, records, head.cut)
         is_large = len(records) > IN_LOOP_EXECUTIONS_MAX
         run = await decisions.run(tenant_id, work) if is_large else work()

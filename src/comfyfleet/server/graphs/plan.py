@@ -43,7 +43,7 @@ from comfyfleet.api.graph_model import (
     type_named,
 )
 from comfyfleet.api.templates import templates_in
-from comfyfleet.errors import InvalidInput
+from comfyfleet.errors import InvalidInput, LimitExceeded
 from comfyfleet.server.catalog.model import Property
 from comfyfleet.server.graphs.catalogue import GraphCatalogue, WorkflowFacts
 from comfyfleet.server.graphs.expand import NO_GRAPHS, GraphLibrary, expand
@@ -353,6 +353,8 @@ class RunQuote:
     jobs_max: int
     seconds_min: float
     seconds_max: float
+    executions_min: int = 0  # nodes that run or are skipped, each counted per item and round
+    executions_max: int = 0
     unknown_durations: tuple[str, ...] = ()  # workflows without a known duration; counted as 0 s
     warnings: tuple[DocumentProblem, ...] = ()  # what no backend could run now
 
@@ -361,6 +363,7 @@ class _Sum(NamedTuple):
     tokens: int
     jobs: int
     seconds: float
+    executions: int
 
 
 def quote_plan(
@@ -385,8 +388,19 @@ def quote_plan(
         jobs_max=max(each.jobs for each in high),
         seconds_min=min(each.seconds for each in low),
         seconds_max=max(each.seconds for each in high),
+        executions_min=min(each.executions for each in low),
+        executions_max=max(each.executions for each in high),
         unknown_durations=_unknown(plan),
     )
+
+
+def require_few_executions(quote: RunQuote, most: int) -> None:
+    """Refuses a run that surely would have too many executions, before anything is spent on it."""
+    if quote.executions_min > most:
+        raise LimitExceeded(
+            f"the run would have at least {quote.executions_min:,} executions, "
+            f"more than its limit of {most:,}; use fewer items, rounds or nodes"
+        )
 
 
 def _ways(node: Node) -> tuple[str, ...]:
@@ -461,10 +475,12 @@ def _sum(
     with_reuse: bool = False,
 ) -> _Sum:
     """`with_reuse`: as if nodes that may take a result that is there already all did."""
-    tokens, jobs, work = 0, 0, 0.0
+    tokens, jobs, work, executions = 0, 0, 0.0, 0
     ready: dict[str, float] = {}
     running = set(alive)
     for node in plan.shape.order:
+        # A node that is not reached is skipped, which is an execution, too.
+        executions += prod(widths[each] if each in running else 0 for each in plan.scope(node))
         if node not in running:
             continue
         times = prod(widths[each] for each in plan.scope(node))
@@ -481,7 +497,7 @@ def _sum(
                 jobs + times,
                 work + times * seconds,
             )
-    return _Sum(tokens, jobs, max([work / parallel, *ready.values()]))
+    return _Sum(tokens, jobs, max([work / parallel, *ready.values()]), executions)
 
 
 def _is_loop(plan: RunPlan, node: str) -> bool:

@@ -166,7 +166,7 @@ async def create(
         plane.graphs, owner_of(caller), await _document(body)
     )
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
-    return _graph_answer(made)
+    return await _graph_answer(made)
 
 
 @router.get("/graphs", responses=problems(404))
@@ -191,11 +191,15 @@ async def validate(body: Document, plane: PlaneDep, caller: Reader) -> Verdict:
     checked = await actions.check_document(plane.graphs, owner_of(caller), document)
     was_text = isinstance(body.get("document"), str) and isinstance(document, dict)
     found = _verdict(checked.check)
-    priced = actions.quote_checked(plane.graphs, checked, {}) if found.valid else None
+    owner = owner_of(caller)
+    priced = await actions.quote_checked(plane.graphs, owner, checked, {}) if found.valid else None
+    spelled = None
+    if was_text:
+        spelled = await actions.compute(owner, document, lambda: with_our_spelling(document))
     return found.model_copy(
         update={
-            "document": with_our_spelling(document) if was_text else None,
-            "quote": _quote_answer(priced) if priced else None,
+            "document": spelled,
+            "quote": _quote_answer(plane, priced) if priced else None,
         }
     )
 
@@ -205,7 +209,9 @@ async def show_graph(
     graph_id: GraphName, plane: PlaneDep, caller: Reader, version: VersionNumber | None = None
 ) -> GraphAnswer:
     found = await find_graph_id(plane, caller, graph_id)
-    return _graph_answer(await actions.get_graph(plane.graphs, owner_of(caller), found, version))
+    return await _graph_answer(
+        await actions.get_graph(plane.graphs, owner_of(caller), found, version)
+    )
 
 
 @router.get("/graphs/{graph_id}/ports", responses=problems(404), name="ports")
@@ -235,7 +241,7 @@ async def new_version(
 ) -> GraphAnswer:
     """Adds a version; only the creator may. Active runs keep the version that they were started with."""
     owner, found = owner_of(caller), await find_graph_id(plane, caller, graph_id)
-    return _graph_answer(
+    return await _graph_answer(
         await actions.add_graph_version(plane.graphs, owner, found, await _document(body))
     )
 
@@ -262,10 +268,10 @@ async def quote(
         body.inputs,
         version=body.version,
     )
-    return _quote_answer(found)
+    return _quote_answer(plane, found)
 
 
-def _quote_answer(found: RunQuote) -> QuoteAnswer:
+def _quote_answer(plane: ControlPlane, found: RunQuote) -> QuoteAnswer:
     return QuoteAnswer(
         tokens_min=found.tokens_min,
         tokens_max=found.tokens_max,
@@ -273,6 +279,9 @@ def _quote_answer(found: RunQuote) -> QuoteAnswer:
         jobs_max=found.jobs_max,
         seconds_min=found.seconds_min,
         seconds_max=found.seconds_max,
+        executions_min=found.executions_min,
+        executions_max=found.executions_max,
+        executions_limit=plane.settings.max_executions_per_graph_run,
         unknown_durations=found.unknown_durations,
         warnings=_problems(found.warnings),
     )
@@ -287,13 +296,19 @@ def _problems(found: tuple[DocumentProblem, ...]) -> tuple[ProblemSeen, ...]:
     return tuple(ProblemSeen(**each._asdict()) for each in found)
 
 
-def _graph_answer(graph: StoredGraph) -> GraphAnswer:
+async def _graph_answer(graph: StoredGraph) -> GraphAnswer:
+    document = dict(graph.document)
+    owner = Owner(graph.tenant_id, graph.user_id)
+
+    def mermaid() -> str:
+        return draw_mermaid(parse_graph(document).graph)
+
     return GraphAnswer(
         id=graph.id,
         name=graph.name,
         version=graph.version,
-        document=dict(graph.document),
-        mermaid=draw_mermaid(parse_graph(dict(graph.document)).graph),
+        document=document,
+        mermaid=await actions.compute(owner, document, mermaid),
     )
 
 
