@@ -9,7 +9,8 @@ import pytest
 
 from comfyfleet.errors import FleetError, InputUnavailable, InvalidInput, LimitExceeded
 from comfyfleet.server.media.model import sniff_type
-from comfyfleet.transport.fetch import Fetcher, FetchLimits, PublicHttpClient, resolve_host
+from comfyfleet.transport.fetch import Fetcher, FetchLimits, PublicHttpClient
+from comfyfleet.transport.names import resolve_host
 from comfyfleet.transport.ssrf import parse_public_url
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(2000)

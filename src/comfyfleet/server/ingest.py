@@ -302,7 +302,7 @@ async def fetch_from_url(plane: ControlPlane, caller: Caller, url: str) -> Media
     fetcher = Fetcher(plane.outward, media_type_of=sniff_type)
     with tempfile.TemporaryDirectory(prefix="comfyfleet-") as folder:
         path = Path(folder) / "fetched"
-        async with fetcher.open(url, limits) as source:
+        async with fetcher.open(url, limits, who=caller.user_id) as source:
             size, content_hash = await _spooled(source.chunks, path)
         first = await asyncio.to_thread(_start_of, path)
         file = _fetched(plane, caller, source, size, content_hash, first)

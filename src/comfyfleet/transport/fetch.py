@@ -3,15 +3,15 @@ addresses are checked, and the checked address is called. Downloads are limited 
 redirects and media type."""
 
 import asyncio
-import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from comfyfleet.errors import InputUnavailable, LimitExceeded
+from comfyfleet.transport.names import NameLookups, Resolver, resolve_host
 from comfyfleet.transport.ssrf import (
     USUAL_PORTS,
     Address,
@@ -26,21 +26,9 @@ if TYPE_CHECKING:
     import httpx
 
 
-Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
-
 CONNECT_SECONDS = 10.0
 SILENCE_SECONDS = 30.0
 ADDRESSES_MAX = 32
-
-
-async def resolve_host(host: str, port: int) -> Sequence[str]:
-    """Resolves by the system's resolver, which also accepts spellings of an address such as 0x7f.1."""
-    loop = asyncio.get_running_loop()
-    try:
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return ()
-    return [str(address[0]) for *_, address in found]
 
 
 class PublicHttpClient:
@@ -55,7 +43,7 @@ class PublicHttpClient:
         user_agent: str = "comfyfleet",
     ) -> None:
         self.ports = ports
-        self._resolver = resolver
+        self._names = NameLookups(resolver)
         self._transport = transport
         self._user_agent = user_agent
 
@@ -82,11 +70,15 @@ class PublicHttpClient:
         *,
         headers: Mapping[str, str] | None = None,
         content: bytes | None = None,
+        who: Hashable = None,
     ) -> "AsyncIterator[httpx.Response]":
-        """Sends a request and yields the response before its body is read. Redirects are not followed."""
+        """Sends a request and yields the response before its body is read. Redirects are not followed.
+
+        `who` is the user whose URL it is: lookups of host names are limited for each.
+        """
         import httpx
 
-        address = await self._address_of(target)
+        address = await self._address_of(target, who)
         # A name in the certificate is asked for by the host's name, not by the address.
         extensions = {"sni_hostname": target.host} if target.scheme == "https" else {}
         request = self._client.build_request(
@@ -109,33 +101,39 @@ class PublicHttpClient:
         finally:
             await response.aclose()
 
-    async def refuse_private(self, target: PublicUrl) -> None:
+    async def refuse_private(self, target: PublicUrl, *, who: Hashable) -> None:
         """Raises InputUnavailable if the URL leads into a private network.
 
         A name that can't be resolved yet passes: it is resolved again at each call.
         """
-        if await self._addresses_of(target):
-            await self._address_of(target)
+        if found := await self._addresses_of(target, who):
+            _require_public(target, found)
 
     async def aclose(self) -> None:
         if "_client" in self.__dict__:
             await self._client.aclose()
 
-    async def _address_of(self, target: PublicUrl) -> Address:
-        """Refuses the host if any of its addresses is private: the next call might use that one."""
-        found = [parse_address(text) for text in await self._addresses_of(target)]
+    async def _address_of(self, target: PublicUrl, who: Hashable) -> Address:
+        found = await self._addresses_of(target, who)
         if not found:
             raise InputUnavailable(f"the host {target.host} can't be found", field="url")
-        public = [each for each in found if each is not None and is_public(each)]
-        if len(public) < len(found):
-            raise InputUnavailable(f"the host {target.host} has no public address", field="url")
-        return public[0]
+        return _require_public(target, found)
 
-    async def _addresses_of(self, target: PublicUrl) -> Sequence[str]:
-        """The addresses of the host; None if the name can't be resolved."""
-        literal = parse_address(target.host)
-        texts = [target.host] if literal else await self._resolver(target.host, target.port)
-        return texts[:ADDRESSES_MAX]
+    async def _addresses_of(self, target: PublicUrl, who: Hashable) -> Sequence[str]:
+        """Returns the addresses of the host; none if the name can't be resolved."""
+        if parse_address(target.host):
+            return [target.host]
+        found = await self._names.addresses(target.host, target.port, who)
+        return found[:ADDRESSES_MAX]
+
+
+def _require_public(target: PublicUrl, texts: Sequence[str]) -> Address:
+    """Refuses the host if any of its addresses is private: the next call might use that one."""
+    found = [parse_address(text) for text in texts]
+    public = [each for each in found if each is not None and is_public(each)]
+    if len(public) < len(found):
+        raise InputUnavailable(f"the host {target.host} has no public address", field="url")
+    return public[0]
 
 
 @cache
@@ -191,12 +189,14 @@ class Fetcher:
         self._media_type_of = media_type_of
 
     @asynccontextmanager
-    async def open(self, url: str, limits: FetchLimits) -> AsyncIterator[FetchedSource]:
+    async def open(
+        self, url: str, limits: FetchLimits, *, who: Hashable = None
+    ) -> AsyncIterator[FetchedSource]:
         """Opens a download. The limits include the caller's reading."""
         try:
             async with (
                 asyncio.timeout(limits.total_seconds),
-                self._arriving(url) as (
+                self._arriving(url, who) as (
                     target,
                     response,
                 ),
@@ -208,11 +208,13 @@ class Fetcher:
             ) from None
 
     @asynccontextmanager
-    async def _arriving(self, url: str) -> "AsyncIterator[tuple[PublicUrl, httpx.Response]]":
+    async def _arriving(
+        self, url: str, who: Hashable
+    ) -> "AsyncIterator[tuple[PublicUrl, httpx.Response]]":
         """Follows redirects; each hop is resolved and checked like the first."""
         target = parse_public_url(url, ports=self._outward.ports)
         for _ in range(REDIRECTS_MAX + 1):
-            async with self._outward.request("GET", target) as response:
+            async with self._outward.request("GET", target, who=who) as response:
                 if response.status_code not in REDIRECTS:
                     _check_answer(target, response)
                     yield target, response

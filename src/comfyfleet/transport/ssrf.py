@@ -1,8 +1,10 @@
 """Guards against SSRF: parses customers' URLs and refuses those that lead into a private network. Pure."""
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from ipaddress import IPv6Address
+from socket import inet_aton
 from typing import TypeAlias
 from urllib.parse import urljoin, urlsplit
 
@@ -37,6 +39,25 @@ def parse_address(text: str) -> Address | None:
     try:
         return ipaddress.ip_address(text)
     except ValueError:
+        return None
+
+
+_SPELLED = re.compile(r"[0-9a-fx.]+", re.IGNORECASE)
+
+
+def address_spelled(host: str) -> Address | None:
+    """Returns the address that a host means without a lookup, however it is spelled: 127.1, 0x7f.1,
+    2130706433, localhost. None for other names.
+    """
+    name = host.lower().rstrip(".")
+    if name == "localhost" or name.endswith(".localhost"):
+        return ipaddress.IPv4Address("127.0.0.1")
+    if (found := parse_address(host)) is not None:
+        return found
+    try:
+        # As the resolver of the system reads it.
+        return ipaddress.IPv4Address(inet_aton(name)) if _SPELLED.fullmatch(name) else None
+    except OSError:
         return None
 
 
@@ -110,7 +131,11 @@ def parse_public_url(url: str, *, ports: frozenset[int] | None = USUAL_PORTS) ->
 
 def redirect_target(target: PublicUrl, location: str, *, ports: frozenset[int] | None) -> PublicUrl:
     """The URL that a redirect leads to; never from https back to http."""
-    found = parse_public_url(urljoin(target.url, location), ports=ports)
+    try:
+        url = urljoin(target.url, location)
+    except ValueError:  # such as http://[
+        raise _refused("it redirects to an address that can't be read") from None
+    found = parse_public_url(url, ports=ports)
     if target.scheme == "https" and found.scheme == "http":
         raise _refused("it leads from https to http")
     return found

@@ -68,7 +68,22 @@ async def test_a_job_tells_its_end_to_the_address_that_it_names(
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://shop.example/", "http://127.0.0.1/", "https://10.0.0.1/x", "nonsense", 5]
+    "url",
+    [
+        "ftp://shop.example/",
+        "http://127.0.0.1/",
+        "https://10.0.0.1/x",
+        "nonsense",
+        5,
+        # Spellings of loopback, which the system's resolver understands.
+        "http://localhost/",
+        "http://x.localhost/",
+        "http://0/",
+        "http://127.1/",
+        "http://2130706433/",
+        "http://0x7f.1/",
+        "http://017700000001/",
+    ],
 )
 def test_an_address_that_is_not_public_is_refused(user: GatewayUser, url: object) -> None:
     with user.http() as http:

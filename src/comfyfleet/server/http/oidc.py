@@ -18,6 +18,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from comfyfleet.errors import (
     FleetError,
     Forbidden,
+    InputUnavailable,
     InvalidInput,
     NotFound,
     ServerUnavailable,
@@ -38,6 +39,7 @@ from comfyfleet.server.tenants.identities import Identity
 from comfyfleet.server.tenants.model import Caller, Operator
 from comfyfleet.server.tenants.sessions import SessionGrant
 from comfyfleet.settings import Settings
+from comfyfleet.transport.names import NameLookups, resolve_host
 
 if TYPE_CHECKING:
     from joserfc.jwk import KeySet
@@ -255,6 +257,7 @@ async def _json_from(
 
     from comfyfleet.transport.http import open_client
 
+    await _require_resolvable(url)
     body = b""
     try:
         async with (
@@ -278,6 +281,18 @@ async def _json_from(
     if method == "POST" and 400 <= answer.status_code < 500:
         raise Unauthenticated("the identity provider has refused the code")
     return _object(body, answer.status_code)
+
+
+_names = NameLookups(resolve_host)
+
+
+async def _require_resolvable(url: str) -> None:
+    """Looks the host up with a deadline, before the HTTP client does so in threads that others need."""
+    parts = urlsplit(url)
+    try:
+        await _names.addresses(parts.hostname or "", parts.port or 443, "oidc")
+    except InputUnavailable as error:
+        raise ServerUnavailable("the identity provider can't be reached: its host name") from error
 
 
 def _object(body: bytes, status: int) -> Mapping[str, Any]:

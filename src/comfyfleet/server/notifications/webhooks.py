@@ -23,7 +23,7 @@ from comfyfleet.server.notifications.model import (
     next_attempt_at,
 )
 from comfyfleet.transport.fetch import PublicHttpClient
-from comfyfleet.transport.ssrf import is_public, parse_address, parse_public_url
+from comfyfleet.transport.ssrf import address_spelled, is_public, parse_public_url
 
 # Longer than a delivery may take, so that nobody else takes it up meanwhile.
 TAKEN_SECONDS = 60
@@ -44,14 +44,18 @@ async def create_webhook(
     events: Collection[str],
     now: datetime,
 ) -> RegisteredWebhook:
-    if await store.count_webhooks(tx, tenant_id, user_id) >= WEBHOOKS_PER_USER_MAX:
-        raise LimitExceeded(f"a user has at most {WEBHOOKS_PER_USER_MAX} webhooks")
+    await require_room(tx, tenant_id, user_id)
     checked = check_events(events)
     webhook = RegisteredWebhook(
         webhook_id, tenant_id, user_id, check_url(url), "", checked, True, now
     )
     await store.add_webhook(tx, webhook)
     return webhook
+
+
+async def require_room(tx: Tx, tenant_id: UUID, user_id: UUID) -> None:
+    if await store.count_webhooks(tx, tenant_id, user_id) >= WEBHOOKS_PER_USER_MAX:
+        raise LimitExceeded(f"a user has at most {WEBHOOKS_PER_USER_MAX} webhooks")
 
 
 async def prepare_for_jobs(
@@ -62,7 +66,7 @@ async def prepare_for_jobs(
     They are of one webhook of the user without an address, so that there is one secret to know.
     """
     checked = parse_public_url(url)
-    address = parse_address(checked.host)
+    address = address_spelled(checked.host)
     if address is not None and not is_public(address):
         raise InvalidInput("the address must be a public one", field="webhook_url")
     await store.add_webhook_if_new(tx, webhook_for_jobs(tenant_id, user_id, now=now))
@@ -251,7 +255,9 @@ async def send_delivery(
         target = parse_public_url(delivery.url or webhook.url, ports=outward.ports)
         async with (
             asyncio.timeout(within_seconds),
-            outward.request("POST", target, headers=headers, content=body) as response,
+            outward.request(
+                "POST", target, headers=headers, content=body, who=webhook.user_id
+            ) as response,
         ):
             return WebhookResponse(status=response.status_code)
     except TimeoutError:

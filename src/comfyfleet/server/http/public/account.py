@@ -302,7 +302,11 @@ async def create_webhook(
     body: NewWebhook, plane: PlaneDep, now: NowDep, caller: Writer
 ) -> MadeWebhook:
     """Creates a webhook for every job of this user that ends from now on. Its address must be public."""
-    await plane.outward.refuse_private(parse_public_url(body.url))
+    target = parse_public_url(body.url)
+    async with plane.pools[caller.tenant.pool].read() as tx:
+        # Before the host is looked up, which may take seconds.
+        await webhooks.require_room(tx, caller.tenant.id, caller.user_id)
+    await plane.outward.refuse_private(target, who=caller.user_id)
     async with plane.pools[caller.tenant.pool].transaction() as tx:
         made = await webhooks.create_webhook(
             tx,

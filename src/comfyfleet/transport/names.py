@@ -1,0 +1,82 @@
+"""Looks up host names of customers in threads of their own, within a deadline and a few at once for each user.
+
+The system's resolver can't be interrupted, and a customer's name server may answer as slowly as it likes. The
+event loop's usual threads also read and write files, so they must not wait for it."""
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from typing import TypeAlias
+
+from comfyfleet.errors import InputUnavailable
+
+Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
+
+THREADS_MAX = 8
+LOOKUPS_PER_USER_MAX = 2
+LOOKUP_SECONDS_MAX = 3.0
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="names")
+
+
+async def resolve_host(host: str, port: int) -> Sequence[str]:
+    """Resolves by the system's resolver, which also accepts spellings of an address such as 0x7f.1."""
+    work = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    try:
+        found = await asyncio.get_running_loop().run_in_executor(_threads(), work)
+    except (OSError, UnicodeError):
+        return ()
+    return [str(address[0]) for *_, address in found]
+
+
+class NameLookups:
+    """Limits lookups in time and per user. A lookup that exceeds its time counts until it really ends."""
+
+    def __init__(self, resolver: Resolver, *, seconds_max: float = LOOKUP_SECONDS_MAX) -> None:
+        self._resolver = resolver
+        self._seconds_max = seconds_max
+        self._running: Counter[Hashable] = Counter()
+        self._changed = asyncio.Condition()
+        self._tasks: set[asyncio.Task[Sequence[str]]] = set()
+
+    async def addresses(self, host: str, port: int, who: Hashable) -> Sequence[str]:
+        """Returns the addresses of a host, none if there is no such name; raises InputUnavailable if
+        that takes too long.
+        """
+        try:
+            async with asyncio.timeout(self._seconds_max):
+                async with self._changed:
+                    await self._changed.wait_for(partial(self._has_room, who))
+                    task = self._start(host, port, who)
+                return await asyncio.shield(task)
+        except TimeoutError:
+            raise InputUnavailable(
+                f"the host {host} could not be looked up within {self._seconds_max:g} seconds; "
+                f"{LOOKUPS_PER_USER_MAX} hosts of a user are looked up at a time",
+                field="url",
+            ) from None
+
+    def _has_room(self, who: Hashable) -> bool:
+        return self._running[who] < LOOKUPS_PER_USER_MAX
+
+    def _start(self, host: str, port: int, who: Hashable) -> "asyncio.Task[Sequence[str]]":
+        self._running[who] += 1
+        task = asyncio.create_task(self._look_up(host, port, who))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _look_up(self, host: str, port: int, who: Hashable) -> Sequence[str]:
+        try:
+            return await self._resolver(host, port)
+        finally:
+            async with self._changed:
+                self._running[who] -= 1
+                self._running += Counter()  # drops zero counts
+                self._changed.notify_all()
