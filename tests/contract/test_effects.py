@@ -16,6 +16,7 @@ from comfyfleet.server.catalog.service import engine_object_info, object_info_fo
 from comfyfleet.server.db import Database
 from comfyfleet.server.fleets import object_info
 from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.fleets.object_info_parser import parse_object_info
 
 
 async def test_what_is_registered_is_found_as_it_was(central: Database) -> None:
@@ -168,4 +169,4 @@ async def test_a_fleets_own_object_info_goes_before_the_engines(central: Databas
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"KSampler": 5}', b'{"K": {"input": []}}'])
 def test_what_is_no_object_info_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidInput):
-        object_info.parse_object_info(data)
+        parse_object_info(data)

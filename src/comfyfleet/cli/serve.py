@@ -27,6 +27,7 @@ from comfyfleet.cli.processes import (
 from comfyfleet.cli.tables import TextTable
 from comfyfleet.clock import utc_now
 from comfyfleet.errors import InvalidInput
+from comfyfleet.garbage import keep_collecting, limit_collections
 from comfyfleet.log_context import bind_ids
 from comfyfleet.malloc import keep_giving_back, use_one_arena
 from comfyfleet.server.app import ControlPlane, open_control_plane
@@ -214,6 +215,8 @@ async def serve_plane(
     backends: Sequence[str] = (),
 ) -> None:
     """Serves the API until it is told to stop; then all that waits is answered at once."""
+    limit_collections()
+    collecting = asyncio.create_task(keep_collecting())
     giving_back = asyncio.create_task(keep_giving_back())
     app = create_app(plane, local, backends)
     app.state.stop = stop  # for /readyz
@@ -228,6 +231,7 @@ async def serve_plane(
         )
     finally:
         giving_back.cancel()
+        collecting.cancel()
 
 
 def settings_for_listener(listener: socket.socket, host: str, context: CliContext) -> Settings:

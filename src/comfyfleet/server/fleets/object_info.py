@@ -5,20 +5,24 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from blake3 import blake3
 
 from comfyfleet.api.values import OutputSlot
-from comfyfleet.api.worker import OBJECT_INFO_BYTES_MAX, BackendFacts
+from comfyfleet.api.worker import BackendFacts
 from comfyfleet.errors import InvalidInput, NotFound
 from comfyfleet.server.fleets.model import Fleet
+from comfyfleet.server.fleets.object_info_parser import parse_object_info
 from comfyfleet.server.storage import ObjectStore
+from comfyfleet.server.turns import FairThreads
 
 log = logging.getLogger(__name__)
 JSON_TYPE = "application/json"
 OBJECT_INFOS_KEPT_MAX = 24
 STORED_KNOWN_MAX = 10_000
+HASHED_BYTES = 4 * 1024**2
 
 
 class DocumentStore(Protocol):
@@ -38,8 +42,25 @@ def incoming_key(fleet: Fleet, content_hash: str) -> str:
     return f"central/object_info/incoming/{fleet.id}/{content_hash}.json"
 
 
-def has_content_hash(data: bytes, content_hash: str | None) -> bool:
-    return blake3(data).hexdigest() == content_hash
+# By fleet, as one fleet's workers may report one after the other.
+AT_ONCE_MAX, WAITING_PER_FLEET_MAX = 1, 100
+_parsers = FairThreads("object_info", AT_ONCE_MAX, waiting_each_max=WAITING_PER_FLEET_MAX)
+
+
+async def _parse(fleet: Fleet, data: bytes) -> dict[str, Any]:
+    return await _parsers.run(fleet.id, partial(parse_object_info, data))
+
+
+async def _has_content_hash(fleet: Fleet, data: bytes, content_hash: str | None) -> bool:
+    return await _parsers.run(fleet.id, lambda: _hash_of(data)) == content_hash
+
+
+def _hash_of(data: bytes) -> str:
+    """Hashes in parts, as each call holds the interpreter lock."""
+    hasher = blake3()
+    for start in range(0, len(data), HASHED_BYTES):
+        hasher.update(data[start : start + HASHED_BYTES])
+    return hasher.hexdigest()
 
 
 async def upload_slot(
@@ -68,7 +89,7 @@ async def accept_upload(store: ObjectStore, fleet: Fleet, content_hash: str) -> 
     An upload with other content than announced is deleted.
     """
     key, incoming = object_info_key(content_hash), incoming_key(fleet, content_hash)
-    if await _is_stored(store, key, content_hash):
+    if await _is_stored(store, fleet, content_hash):
         await store.delete(incoming)
         return key
     try:
@@ -76,9 +97,9 @@ async def accept_upload(store: ObjectStore, fleet: Fleet, content_hash: str) -> 
     except NotFound:
         return None
     try:
-        if not has_content_hash(data, content_hash):
+        if not await _has_content_hash(fleet, data, content_hash):
             raise InvalidInput("it is not what was announced")
-        parse_object_info(data)
+        await _parse(fleet, data)
         await store.put(key, data, JSON_TYPE)
     finally:
         await store.delete(incoming)
@@ -123,7 +144,7 @@ class ObjectInfoCache:
             if key is None:
                 return
             data = await store.get(key)
-            self._kept[content_hash] = await asyncio.to_thread(parse_object_info, data)
+            self._kept[content_hash] = await _parse(fleet, data)
         except (InvalidInput, NotFound) as error:
             self._stored.pop(content_hash, None)
             log.warning("fleet %s: object_info was left out: %s", fleet.name, error.message)
@@ -131,24 +152,12 @@ class ObjectInfoCache:
             self._kept.popitem(last=False)
 
 
-async def _is_stored(store: ObjectStore, key: str, content_hash: str) -> bool:
+async def _is_stored(store: ObjectStore, fleet: Fleet, content_hash: str) -> bool:
     try:
-        return has_content_hash(await store.get(key), content_hash)
+        data = await store.get(object_info_key(content_hash))
+        return await _has_content_hash(fleet, data, content_hash)
     except NotFound:
         return False
-
-
-def parse_object_info(data: bytes) -> dict[str, Any]:
-    """Parses an object_info: node classes by name. Raises InvalidInput for anything else."""
-    if len(data) > OBJECT_INFO_BYTES_MAX:
-        raise InvalidInput(f"an object_info has at most {OBJECT_INFO_BYTES_MAX:,} bytes")
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"the object_info is no JSON: {error}") from None
-    if not isinstance(value, dict) or not all(map(_is_class, value.values())):
-        raise InvalidInput("an object_info has an entry with `input` for each node class")
-    return value
 
 
 async def store_object_info(
@@ -169,11 +178,7 @@ async def read_object_info(objects: DocumentStore, fleet: Fleet) -> dict[str, An
     if fleet.object_info_key is None:
         return None
     data = await objects.get(fleet.object_info_key)
-    if not has_content_hash(data, fleet.object_info_hash):
+    if not await _has_content_hash(fleet, data, fleet.object_info_hash):
         log.warning("fleet %s: the stored object_info is not what was reported", fleet.name)
         return None
-    return parse_object_info(data)
-
-
-def _is_class(entry: Any) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("input", {}), dict)
+    return await _parse(fleet, data)

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
+from heapq import nsmallest
 from itertools import islice
 from pathlib import PurePosixPath
 from types import MappingProxyType
@@ -25,7 +27,7 @@ from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.gateway.visible_backends import sees_backends
 from comfyfleet.server.graphs import actions
-from comfyfleet.server.graphs.apply import LoadedRun
+from comfyfleet.server.graphs.apply import IN_LOOP_EXECUTIONS_MAX, LoadedRun, large_runs
 from comfyfleet.server.graphs.progress import node_status, progress_of
 from comfyfleet.server.graphs.run import (
     ANSWER_SIZE_MAX,
@@ -158,14 +160,34 @@ def small_url_of(plane: ControlPlane, file: File | None) -> str | None:
 
 
 URLS_MAX = 1000
+QUESTIONS_MAX = 1000  # in one answer
 EXECUTION_URLS_MAX = 200
 
 
 async def run_view(
     plane: ControlPlane, tenant: Tenant, kept: LoadedRun, run: GraphRunState, *, limit: int
 ) -> GraphRunAnswer:
-    head, sees = kept.head, sees_backends(plane, tenant)
     unable = await actions.unservable_nodes(plane.graphs, kept, run)
+    outputs = await _with_urls(plane, kept.head, run.outputs)
+    progress = progress_view(plane, tenant, kept, run)
+    sees = sees_backends(plane, tenant)
+    work = partial(_run_answer, kept, run, unable, outputs, progress, limit=limit, sees=sees)
+    if len(run.records) <= IN_LOOP_EXECUTIONS_MAX:
+        return work()
+    return await large_runs.run(kept.head.user_id, work)
+
+
+def _run_answer(
+    kept: LoadedRun,
+    run: GraphRunState,
+    unable: Mapping[str, str],
+    outputs: dict[str, Any] | None,
+    progress: ProgressSeen,
+    *,
+    limit: int,
+    sees: bool,
+) -> GraphRunAnswer:
+    head = kept.head
     return GraphRunAnswer(
         id=head.id,
         graph_id=head.graph_id,
@@ -175,10 +197,10 @@ async def run_view(
         tokens=run.tokens,
         max_tokens=run.max_tokens,
         inputs=dict(head.inputs),
-        outputs=await _with_urls(plane, head, run.outputs),
+        outputs=outputs,
         error=_error(run, sees=sees),
         questions=tuple(questions(kept, run)),
-        progress=progress_view(plane, tenant, kept, run),
+        progress=progress,
         nodes=tuple(node_views(kept, run)),
         executions=tuple(islice(_executions(kept, run, unable, sees=sees), limit)),
         executions_total=sum(not is_hidden(kept.plan.node(key.node)) for key in run.records),
@@ -231,7 +253,7 @@ def progress_view(
 
 
 def questions(kept: LoadedRun, run: GraphRunState) -> Iterator[QuestionSeen]:
-    for key in sorted(run.asking):
+    for key in nsmallest(QUESTIONS_MAX, run.asking):
         question = run.record(key).question
         facts = kept.plan.workflows.get(key.node)
         if question:

@@ -1,0 +1,289 @@
+"""What customers and workers make large is computed in pieces: the event loop turns meanwhile."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blake3 import blake3
+from tests.support.databases.factory import Databases
+from tests.support.jobs.graphs import GraphSetup, graph_setup_on
+from tests.support.server.loop_stalls import STALL_MS_MAX, LoopStalls
+
+from comfyfleet.api.graphs import GraphRunAnswer
+from comfyfleet.errors import FleetError, InvalidInput, LimitExceeded
+from comfyfleet.server.fleets import object_info
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.fleets.object_info_parser import NODE_VALUES_MAX
+from comfyfleet.server.graphs import actions, reports
+from comfyfleet.server.graphs.actions import NewGraphRun
+from comfyfleet.server.graphs.apply import SLICE_MAX, GraphContext, LoadedRun
+from comfyfleet.server.graphs.run import GraphRunStatus
+from comfyfleet.server.graphs.runner import continue_cut_runs, sweep_runs
+from comfyfleet.server.http.public import views
+
+ITEMS, ROUNDS = 60, 25
+LIMIT = 2_000
+
+
+def loops(rounds: int = ROUNDS) -> dict[str, Any]:
+    """A graph without jobs: a loop of one value node, for each item of a list."""
+    loop = {
+        "id": "again",
+        "type": "loop",
+        "do": {
+            "nodes": [{"id": "v", "type": "value", "values": {"x": "{{ round }}"}}],
+            "result": "v.x",
+        },
+        "until": "output > 100000",
+        "at_most": rounds,
+    }
+    each = {
+        "id": "each",
+        "type": "map",
+        "over": "rows",
+        "max_items": 10_000,
+        "do": {"nodes": [loop], "result": "again.output"},
+    }
+    return {
+        "name": "loops",
+        "nodes": [{"id": "rows", "type": "input"}, each, {"id": "result", "type": "output"}],
+        "connections": [{"from": "each.output", "to": "result.value"}],
+    }
+
+
+def values(nodes: int, templates: int) -> dict[str, Any]:
+    """A graph of value nodes with many templates, each of which reads the one before it."""
+    sources = ["a", *(f"n{number}.v0" for number in range(nodes - 1))]
+    made = [
+        {
+            "id": f"n{number}",
+            "type": "value",
+            "values": {f"v{count}": f"{{{{ {source} }}}}" for count in range(templates)},
+        }
+        for number, source in enumerate(sources)
+    ]
+    ends = [{"id": "a", "type": "input", "default": 1}, {"id": "result", "type": "output"}]
+    return {
+        "name": "values",
+        "nodes": [*made, *ends],
+        "connections": [{"from": f"n{nodes - 1}.v0", "to": "result.value"}],
+    }
+
+
+@pytest.fixture
+async def setup(databases: Databases, tmp_path: Path) -> AsyncIterator[GraphSetup]:
+    async with graph_setup_on(
+        databases, tmp_path, max_executions_per_graph_run=LIMIT * 4
+    ) as graph_setup:
+        yield graph_setup
+
+
+async def ended(setup: GraphSetup, run: LoadedRun) -> LoadedRun:
+    """Continues a run as the sweeps of a control plane do, until it has ended."""
+    while True:
+        while await continue_cut_runs(setup.graphs):  # noqa: ASYNC110 - nobody else runs it
+            await asyncio.sleep(0)
+        now = await setup.now(run)
+        if now.run.status.is_over:
+            return now
+        assert now.run.is_cut
+        await sweep_runs(setup.graphs, setup.plane.pools["main"])
+
+
+async def test_a_graph_without_jobs_leaves_the_loop_turning(setup: GraphSetup) -> None:
+    made = await actions.create_graph(setup.graphs, setup.owner, loops())
+    async with LoopStalls() as stalls:
+        run = await setup.run(made.id, inputs={"rows": list(range(ITEMS))})
+        was_cut = run.run.is_cut
+        now = await ended(setup, run)
+    assert stalls.worst_ms < STALL_MS_MAX
+    assert was_cut
+    assert now.run.status == GraphRunStatus.COMPLETED
+    assert len(now.run.records) > ITEMS * ROUNDS
+    assert now.head.outputs
+    results = now.head.outputs["result"]["results"]
+    assert [each["output"] for each in results] == [ROUNDS] * ITEMS
+    # One revision for each slice, and none of them is large.
+    assert now.revision > len(now.run.records) / SLICE_MAX
+
+
+async def test_after_a_restart_a_run_continues_where_it_was(setup: GraphSetup) -> None:
+    made = await actions.create_graph(setup.graphs, setup.owner, loops())
+    run = await setup.run(made.id, inputs={"rows": list(range(ITEMS))})
+    assert run.run.is_cut
+    setup.plane.__dict__["graphs"] = GraphContext(setup.plane.context)
+    stored = await setup.now(run)
+    assert stored.run == run.run
+    assert len(stored.run.records) > SLICE_MAX
+    setup.graphs.runs.drop(run.head.id)
+    with pytest.MonkeyPatch.context() as patch:
+        # Nobody else has changed it for long.
+        now = setup.plane.context.clock
+        patch.setattr("comfyfleet.server.graphs.runner.CONTINUED_ELSEWHERE", now() - now())
+        async with LoopStalls() as stalls:
+            await sweep_runs(setup.graphs, setup.plane.pools["main"])
+            again = await ended(setup, run)
+    assert stalls.worst_ms < STALL_MS_MAX
+    assert again.run.status == GraphRunStatus.COMPLETED
+
+
+async def test_a_run_that_another_process_continues_is_left_to_it(setup: GraphSetup) -> None:
+    made = await actions.create_graph(setup.graphs, setup.owner, loops())
+    run = await setup.run(made.id, inputs={"rows": list(range(ITEMS))})
+    setup.plane.__dict__["graphs"] = GraphContext(setup.plane.context)
+    await sweep_runs(setup.graphs, setup.plane.pools["main"])
+    assert (await setup.now(run)).revision == run.revision
+
+
+async def test_a_large_run_is_cancelled_while_the_loop_turns(setup: GraphSetup) -> None:
+    made = await actions.create_graph(setup.graphs, setup.owner, loops())
+    run = await setup.run(made.id, inputs={"rows": list(range(ITEMS * 4))})
+    async with LoopStalls() as stalls:
+        now = await actions.cancel_graph_run(setup.graphs, setup.owner, run.head.id)
+    assert stalls.worst_ms < STALL_MS_MAX
+    assert now.run.status == GraphRunStatus.CANCELLED
+    assert not now.run.is_cut
+
+
+async def test_a_large_run_is_read_while_the_loop_turns(setup: GraphSetup) -> None:
+    made = await actions.create_graph(setup.graphs, setup.owner, loops())
+    run = await ended(setup, await setup.run(made.id, inputs={"rows": list(range(ITEMS * 2))}))
+    setup.plane.__dict__["graphs"] = GraphContext(setup.plane.context)
+    async with LoopStalls() as stalls:
+        answers = [await shown(setup, run, limit) for limit in (200, 20_000)]
+        timeline = await reports.read_timeline(setup.graphs, setup.owner, run.head.id)
+        await reports.compare_own_runs(
+            setup.graphs, setup.owner, run.head.id, run.head.id, with_same=True
+        )
+    assert stalls.worst_ms < STALL_MS_MAX
+    assert [len(each.executions) for each in answers] == [200, answers[1].executions_total]
+    assert timeline.nodes
+
+
+async def shown(setup: GraphSetup, run: LoadedRun, limit: int) -> GraphRunAnswer:
+    loaded, live = await actions.get_live_run(setup.graphs, setup.owner, run.head.id)
+    return await views.run_view(setup.plane, loaded, live, limit=limit)
+
+
+# Limits
+
+
+def items(count: int) -> dict[str, Any]:
+    """A graph with exactly `count` executions: an input, a map with its end, an output, and items."""
+    each = {
+        "id": "each",
+        "type": "map",
+        "over": "rows",
+        "max_items": 10_000,
+        "do": {"nodes": [{"id": "v", "type": "value", "values": {"x": 1}}], "result": "v.x"},
+    }
+    rows = {"id": "rows", "type": "input", "default": list(range(count))}
+    return {
+        "name": "items",
+        "nodes": [rows, each, {"id": "result", "type": "output"}],
+        "connections": [{"from": "each.output", "to": "result.value"}],
+    }
+
+
+async def test_a_run_may_have_as_many_executions_as_its_limit_and_no_more(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with graph_setup_on(databases, tmp_path, max_executions_per_graph_run=LIMIT) as setup:
+        made = await actions.create_graph(setup.graphs, setup.owner, items(10))
+        quote = await actions.quote_run(setup.graphs, setup.owner, made.id, {})
+        fixed = quote.executions_max - 10
+        most = NewGraphRun({"rows": list(range(LIMIT - fixed))})
+        async with LoopStalls() as stalls:
+            run, _ = await actions.start_run(setup.graphs, setup.owner, made.id, most)
+            now = await ended(setup, run)
+        assert stalls.worst_ms < STALL_MS_MAX
+        assert now.run.status == GraphRunStatus.COMPLETED
+        assert len(now.run.records) == LIMIT
+        more = NewGraphRun({"rows": list(range(LIMIT - fixed + 1))})
+        with pytest.raises(LimitExceeded, match=r"2,001 executions, more than its limit of 2,000"):
+            await actions.start_run(setup.graphs, setup.owner, made.id, more)
+        with pytest.raises(LimitExceeded, match="limit of 2,000"):
+            await actions.create_graph(setup.graphs, setup.owner, items(LIMIT))
+
+
+async def test_a_run_whose_executions_are_not_known_before_fails_at_its_limit(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with graph_setup_on(databases, tmp_path, max_executions_per_graph_run=LIMIT) as setup:
+        made = await actions.create_graph(setup.graphs, setup.owner, loops(50))
+        run = await setup.run(made.id, inputs={"rows": list(range(ITEMS))})
+        now = await ended(setup, run)
+    assert now.run.status == GraphRunStatus.FAILED
+    assert now.run.error
+    assert "more than its limit of 2,000" in now.run.error.message
+
+
+async def test_many_templates_are_checked_while_the_loop_turns(setup: GraphSetup) -> None:
+    document = values(450, 20)
+    async with LoopStalls() as stalls:
+        checked = await actions.check_document(setup.graphs, setup.owner, document)
+        assert not checked.check.problems
+        await actions.quote_checked(setup.graphs, setup.owner, checked, {})
+        made = await actions.create_graph(setup.graphs, setup.owner, document)
+        await actions.add_graph_version(setup.graphs, setup.owner, made.id, document)
+        await actions.graph_ports(setup.graphs, setup.owner, made.id)
+        run = await setup.run(made.id)
+        await ended(setup, run)
+    assert stalls.worst_ms < STALL_MS_MAX
+
+
+async def test_more_characters_of_templates_than_allowed_are_refused_while_the_loop_turns(
+    setup: GraphSetup,
+) -> None:
+    document = values(450, 20)
+    document["nodes"][0]["values"]["v0"] = "{{ a }}" * 30_000
+    async with LoopStalls() as stalls:
+        with pytest.raises(FleetError, match="200,000 characters"):
+            await actions.create_graph(setup.graphs, setup.owner, document)
+    assert stalls.worst_ms < STALL_MS_MAX
+
+
+# object_infos
+
+
+def node_types(values_each: int, count: int) -> bytes:
+    entry = b'{"input":{"required":{"a":[' + b",".join([b"[]"] * (values_each // 2 - 2)) + b"]}}}"
+    return b"{" + b",".join(b'"N%d":%b' % (number, entry) for number in range(count)) + b"}"
+
+
+async def uploaded(setup: GraphSetup, data: bytes) -> str:
+    """Uploads an object_info as a worker does; returns its hash."""
+    content_hash = blake3(data).hexdigest()
+    plane = setup.plane
+    async with plane.central.read() as tx:
+        fleet = (await fleets.list_fleets(tx))[0]
+    await plane.store.put(object_info.incoming_key(fleet, content_hash), data, "application/json")
+    return content_hash
+
+
+async def test_a_large_object_info_is_parsed_while_the_loop_turns(setup: GraphSetup) -> None:
+    data = node_types(NODE_VALUES_MAX - 10, 1)
+    content_hash = await uploaded(setup, data)
+    async with setup.plane.central.read() as tx:
+        fleet = (await fleets.list_fleets(tx))[0]
+    cache = object_info.ObjectInfoCache()
+    async with LoopStalls() as stalls:
+        found = await cache.get(setup.plane.store, fleet, content_hash)
+    assert stalls.worst_ms < STALL_MS_MAX
+    assert found == json.loads(data)
+
+
+async def test_an_object_info_with_more_values_is_refused_while_the_loop_turns(
+    setup: GraphSetup,
+) -> None:
+    content_hash = await uploaded(setup, node_types(NODE_VALUES_MAX - 10, 30))
+    async with setup.plane.central.read() as tx:
+        fleet = (await fleets.list_fleets(tx))[0]
+    async with LoopStalls() as stalls:
+        with pytest.raises(InvalidInput, match="1,000,000 values"):
+            await object_info.accept_upload(setup.plane.store, fleet, content_hash)
+    assert stalls.worst_ms < STALL_MS_MAX
+    assert await setup.plane.store.head(object_info.incoming_key(fleet, content_hash)) is None
