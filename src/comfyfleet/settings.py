@@ -93,9 +93,7 @@ class Settings:
     max_storage_bytes_per_tenant: int = 1024**4  # default quota, announced uploads included
     max_graphs_per_user: int = 10_000  # stored graphs of a user; deleted ones don't count
     max_queued_per_graph_run: int = 5  # queued jobs of one graph run; the others are held
-    max_executions_per_graph_run: int = (
-        100_000  # nodes of one graph run, each counted per item and round
-    )
+    max_executions_per_graph_run: int = 100_000  # nodes of one run, per item and round
     top_up_url: str = ""  # where customers buy tokens; {tenant_id} and {user_id} are filled in
     event_keep_days: int = 7  # how long job events are kept, to resume streams from; 0: for ever
     delivery_keep_days: int = 30  # how long the log of webhook deliveries is kept; 0: for ever

@@ -2369,6 +2369,11 @@ export interface QuoteAnswer {
   jobs_max: number
   seconds_min: number
   seconds_max: number
+  /** Nodes that run or are skipped, each counted once per item and round. */
+  executions_min: number
+  executions_max: number
+  /** A run that would have more executions is refused, or fails. */
+  executions_limit: number | null
   /** Workflows without a measured duration. */
   unknown_durations: (string)[]
   /** Nodes that no worker can run now. */
