@@ -1,14 +1,12 @@
 """What users do with graphs: store, list, quote, start, cancel, retry, answer; and the expiry of old runs."""
 
-import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
-from comfyfleet.api.documents import read_document
 from comfyfleet.api.graph_model import (
     MEDIA,
     DocumentProblem,
@@ -46,6 +44,7 @@ from comfyfleet.server.graphs.decide import (
     decide_retry,
     new_run,
 )
+from comfyfleet.server.graphs.document_work import compute
 from comfyfleet.server.graphs.draft import RunDecision
 from comfyfleet.server.graphs.environment import read_graph_catalogue
 from comfyfleet.server.graphs.expand import (
@@ -75,12 +74,10 @@ from comfyfleet.server.graphs.run import (
     RunListItem,
     RunRow,
     StoredGraph,
-    ValueSize,
     alternatives,
     is_online,
     is_self_hosted,
     no_backend_message,
-    size_of,
 )
 from comfyfleet.server.graphs.runner import advance, with_live_progress
 from comfyfleet.server.graphs.snapshot import dump_plan
@@ -90,9 +87,7 @@ from comfyfleet.server.jobs.idempotency import key_conflict
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File
 from comfyfleet.server.tenants import wallet as ledger
-from comfyfleet.server.turns import FairThreads
 
-T = TypeVar("T")
 FILES_GIVEN_MAX = 10_000
 SAME_NAME_MAX = 50  # graphs of one name that a new one is compared with
 SUBGRAPHS_MAX = 50  # that a graph may contain
@@ -104,24 +99,6 @@ class Owner:
 
     tenant_id: UUID
     user_id: UUID
-
-
-async def read_body(text: str | Mapping[str, Any]) -> Any:
-    """Parses JSON or YAML text in a thread; a body that is parsed already is returned as it is."""
-    return await asyncio.to_thread(read_document, text) if isinstance(text, str) else text
-
-
-# Work on larger documents is done in threads, by tenant.
-IN_LOOP_SIZE_MAX = ValueSize(values=400, characters=4_000)
-AT_ONCE_MAX, WAITING_PER_TENANT_MAX = 2, 100
-documents = FairThreads("documents", AT_ONCE_MAX, waiting_each_max=WAITING_PER_TENANT_MAX)
-
-
-async def compute(owner: Owner, document: Any, work: Callable[[], T]) -> T:
-    """Does work on a document: in the event loop if the document is small, or else in a thread."""
-    if size_of(document, IN_LOOP_SIZE_MAX).fits(IN_LOOP_SIZE_MAX):
-        return work()
-    return await documents.run(owner.tenant_id, work)
 
 
 class CheckedDocument(NamedTuple):
@@ -141,14 +118,14 @@ async def check_document(
     graphs: GraphContext, owner: Owner, document: Any, *, known: GraphLibrary = NO_GRAPHS
 ) -> CheckedDocument:
     """Validates a graph; `known` are graphs inside it that are not looked up, as they may be deleted by now."""
-    parsed = await compute(owner, document, partial(parse_graph, document))
+    parsed = await compute(owner.tenant_id, document, partial(parse_graph, document))
     library = {**await _read_library(graphs, owner, parsed.graph), **known}
     work = [document, *(write_graph(each) for each in library.values())]  # both sizes count
-    expanded = await compute(owner, work, lambda: expand(parsed.graph, library).graph)
+    expanded = await compute(owner.tenant_id, work, lambda: expand(parsed.graph, library).graph)
     async with graphs.context.central.read() as tx:
         catalogue = await read_graph_catalogue(tx, expanded, graphs.context)
     check = partial(check_graph, document, catalogue, library=library)
-    return CheckedDocument(await compute(owner, work, check), catalogue, library, work)
+    return CheckedDocument(await compute(owner.tenant_id, work, check), catalogue, library, work)
 
 
 async def _read_library(
@@ -168,7 +145,7 @@ async def _read_library(
         except NotFound:
             continue
         document = dict(stored.document)
-        parsed = await compute(owner, document, partial(parse_graph, document))
+        parsed = await compute(owner.tenant_id, document, partial(parse_graph, document))
         found[name, version] = parsed.graph
         waiting += subgraph_names(found[name, version])
     return found
@@ -180,9 +157,9 @@ async def graph_ports(
     """Returns the inputs and outputs of a stored graph, with their types."""
     stored = await get_graph(graphs, owner, graph_id, version)
     document = dict(stored.document)
-    graph = (await compute(owner, document, partial(parse_graph, document))).graph
+    graph = (await compute(owner.tenant_id, document, partial(parse_graph, document))).graph
     library = await _read_library(graphs, owner, graph)
-    types = await compute(owner, [document] * 2, partial(output_types, graph, library))
+    types = await compute(owner.tenant_id, [document] * 2, partial(output_types, graph, library))
     inputs = (each for each in graph.nodes.values() if isinstance(each, InputNode))
     return GraphPorts(
         inputs=tuple(
@@ -315,7 +292,7 @@ async def _plan(
     """Validates and plans the graph anew, as its workflows may have changed since it was stored."""
     checked = await check_document(graphs, owner, dict(document))
     raise_problems([*checked.check.problems, *check_inputs(checked.check.graph, inputs)])
-    return await compute(owner, checked.document, checked.plan)
+    return await compute(owner.tenant_id, checked.document, checked.plan)
 
 
 async def quote_run(
@@ -343,7 +320,7 @@ async def quote_checked(
     def work() -> RunQuote:
         return quote_plan(checked.plan(), inputs, side_by_side=min(online, most))
 
-    priced = await compute(owner, checked.document, work)
+    priced = await compute(owner.tenant_id, checked.document, work)
     return replace(priced, warnings=checked.check.warnings)
 
 
@@ -374,7 +351,7 @@ async def start_run(
         user_id=owner.user_id,
         graph_id=graph_id,
         graph_version=stored.version,
-        snapshot=await compute(owner, stored.document, partial(dump_plan, plan)),
+        snapshot=await compute(owner.tenant_id, stored.document, partial(dump_plan, plan)),
         inputs={**run.inputs},
         max_tokens=run.max_tokens,
         created_at=graphs.context.clock(),
@@ -415,7 +392,7 @@ async def _prepare_run(
     inputs = await replace_files(graphs, owner, plan.graph, wanted.inputs)
     run = new_run(plan, run_id, inputs, max_tokens=wanted.max_tokens)
     run = replace(run, deadline_at=deadline_from(plan, graphs.context.clock()))
-    quote = await compute(owner, document, partial(quote_plan, plan, run.inputs))
+    quote = await compute(owner.tenant_id, document, partial(quote_plan, plan, run.inputs))
     require_few_executions(quote, graphs.context.settings.max_executions_per_graph_run)
     await require_payable(graphs, owner, run, quote.tokens_min)
     return plan, run

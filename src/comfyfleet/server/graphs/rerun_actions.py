@@ -20,7 +20,6 @@ from comfyfleet.server.graphs.actions import (
     Owner,
     advance_new,
     check_document,
-    compute,
     file_ids_in,
     find_run,
     get_graph,
@@ -36,6 +35,7 @@ from comfyfleet.server.graphs.apply import (
     write_decision,
 )
 from comfyfleet.server.graphs.decide import deadline_from, decide_rerun, new_run
+from comfyfleet.server.graphs.document_work import compute
 from comfyfleet.server.graphs.draft import RerunDecision
 from comfyfleet.server.graphs.plan import RunPlan, raise_problems
 from comfyfleet.server.graphs.rerun import (
@@ -126,7 +126,7 @@ async def _prepare(
     checked, version = await _checked(graphs, owner, earlier, wanted)
     inputs = _merged_inputs(checked, earlier, wanted)
     raise_problems([*checked.check.problems, *check_inputs(checked.check.graph, inputs)])
-    plan = await compute(owner, checked.document, checked.plan)
+    plan = await compute(owner.tenant_id, checked.document, checked.plan)
     if wanted.start is not None:
         require_node(plan, wanted.start)
     inputs |= await replace_files(graphs, owner, plan.graph, wanted.inputs)
@@ -139,7 +139,7 @@ async def _prepare(
         user_id=owner.user_id,
         graph_id=earlier.head.graph_id,
         graph_version=version,
-        snapshot=await compute(owner, checked.document, partial(dump_plan, plan)),
+        snapshot=await compute(owner.tenant_id, checked.document, partial(dump_plan, plan)),
         inputs=inputs,
         max_tokens=run.max_tokens,
         created_at=now,

@@ -38,6 +38,7 @@ from comfyfleet.server.graphs import actions
 from comfyfleet.server.graphs.actions import NewGraphRun, Owner
 from comfyfleet.server.graphs.apply import LoadedRun
 from comfyfleet.server.graphs.catalogue import WorkflowFacts
+from comfyfleet.server.graphs.document_work import compute, read_body
 from comfyfleet.server.graphs.environment import all_offered
 from comfyfleet.server.graphs.plan import RunQuote, is_required
 from comfyfleet.server.graphs.rerun import CHANGES_MAX
@@ -150,7 +151,7 @@ async def find_graph_id(plane: ControlPlane, caller: Caller, text: str) -> UUID:
 
 
 async def _document(body: Mapping[str, Any]) -> Any:
-    return await actions.read_body(body.get("document", body))
+    return await read_body(body.get("document", body))
 
 
 @router.post(
@@ -195,7 +196,7 @@ async def validate(body: Document, plane: PlaneDep, caller: Reader) -> Verdict:
     priced = await actions.quote_checked(plane.graphs, owner, checked, {}) if found.valid else None
     spelled = None
     if was_text:
-        spelled = await actions.compute(owner, document, lambda: with_our_spelling(document))
+        spelled = await compute(owner.tenant_id, document, lambda: with_our_spelling(document))
     return found.model_copy(
         update={
             "document": spelled,
@@ -298,7 +299,6 @@ def _problems(found: tuple[DocumentProblem, ...]) -> tuple[ProblemSeen, ...]:
 
 async def _graph_answer(graph: StoredGraph) -> GraphAnswer:
     document = dict(graph.document)
-    owner = Owner(graph.tenant_id, graph.user_id)
 
     def mermaid() -> str:
         return draw_mermaid(parse_graph(document).graph)
@@ -308,7 +308,7 @@ async def _graph_answer(graph: StoredGraph) -> GraphAnswer:
         name=graph.name,
         version=graph.version,
         document=document,
-        mermaid=await actions.compute(owner, document, mermaid),
+        mermaid=await compute(graph.tenant_id, document, mermaid),
     )
 
 
@@ -451,7 +451,7 @@ async def start_document(
     idempotency_header: IdempotencyHeader = None,
 ) -> GraphRunAnswer:
     """Runs a graph and stores it, once; if it is refused, nothing is stored."""
-    document = await actions.read_body(body.document)
+    document = await read_body(body.document)
     owner, new = owner_of(caller), _new_run(body, idempotency_header)
     kept, is_new = await actions.start_document_run(plane.graphs, owner, document, new)
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK

@@ -33,7 +33,7 @@ from comfyfleet.api.pipelines import (
 )
 from comfyfleet.errors import InvalidInput
 from comfyfleet.server.app import ControlPlane
-from comfyfleet.server.graphs.actions import read_body
+from comfyfleet.server.graphs.document_work import read_body
 from comfyfleet.server.http.deps import PlaneDep, problems
 from comfyfleet.server.http.public.auth import (
     PAGE_MAX,
