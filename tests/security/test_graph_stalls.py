@@ -23,6 +23,7 @@ from comfyfleet.server.graphs.apply import SLICE_MAX, GraphContext, LoadedRun
 from comfyfleet.server.graphs.run import GraphRunStatus
 from comfyfleet.server.graphs.runner import continue_cut_runs, sweep_runs
 from comfyfleet.server.http.public import views
+from comfyfleet.server.tenants import service as tenants
 
 ITEMS, ROUNDS = 60, 25
 LIMIT = 2_000
@@ -165,7 +166,9 @@ async def test_a_large_run_is_read_while_the_loop_turns(setup: GraphSetup) -> No
 
 async def shown(setup: GraphSetup, run: LoadedRun, limit: int) -> GraphRunAnswer:
     loaded, live = await actions.get_live_run(setup.graphs, setup.owner, run.head.id)
-    return await views.run_view(setup.plane, loaded, live, limit=limit)
+    async with setup.plane.central.read() as tx:
+        tenant = await tenants.get_tenant(tx, setup.owner.tenant_id)
+    return await views.run_view(setup.plane, tenant, loaded, live, limit=limit)
 
 
 # Limits

@@ -6,7 +6,7 @@ from alembic import op
 from comfyfleet.server.db.dialect import Document
 
 revision = "cut_decisions_1"
-down_revision = "run_log_1"
+down_revision = "delivery_keys_1"
 branch_labels = None
 depends_on = None
 
