@@ -17,7 +17,7 @@ from comfyfleet.api.values import clean, text_of
 from comfyfleet.errors import Conflict, FleetError, NotFound, QueueFull, Unavailable
 from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.db.errors import log_level_of
-from comfyfleet.server.graphs import store
+from comfyfleet.server.graphs import store, store_executions
 from comfyfleet.server.graphs.decide import next_actions, too_dear_message
 from comfyfleet.server.graphs.draft import DecisionTooLong, RunDecision
 from comfyfleet.server.graphs.environment import PROVIDER, EnvironmentCache
@@ -119,8 +119,8 @@ class RunCache:
             head = await store.get_run(tx, tenant_id, run_id)
             if head is None:
                 raise NotFound(f"there is no graph run {run_id}")
-            records = await store.read_records(tx, head)
-            if len(records) < store.ROWS_PER_PAGE:
+            records = await store_executions.read_records(tx, head)
+            if len(records) < store_executions.ROWS_PER_PAGE:
                 break  # they were read by one statement
             if await store.revision_of(tx, tenant_id, run_id) == head.revision:
                 break
@@ -457,7 +457,7 @@ async def write_decision(
     """
     context, run, head = graphs.context, decision.run, loaded.head
     now, revision = context.clock(), loaded.revision + 1
-    await store.write_run(tx, head, run, decision.changed, revision=revision, now=now)
+    await store_executions.write_run(tx, head, run, decision.changed, revision=revision, now=now)
     head = replace(
         head,
         status=run.status,
