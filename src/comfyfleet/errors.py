@@ -38,7 +38,8 @@ FleetError
  │   ├─ TooManyActive     a user has the maximum number of active jobs
  │   ├─ TooManyCalls      a key exceeds its rate limit or its concurrent calls
  │   └─ FleetFull         the fleet has its maximum number of workers
- └─ Unavailable           a part of the service can't be reached: a database, the store"""
+ └─ Unavailable           a part of the service can't be reached: a database, the store
+     └─ StoreFull         the object store has no room for more files"""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -78,6 +79,7 @@ __all__ = [
     "RunTimedOut",
     "ServerUnavailable",
     "StorageFull",
+    "StoreFull",
     "TooManyActive",
     "TooManyCalls",
     "Unauthenticated",
@@ -102,6 +104,8 @@ class FleetError(Exception):
 
 def said_to_customers(error: FleetError) -> str:
     """The message for a customer. Problems of our own machines are for operators and the log only."""
+    if isinstance(error, StoreFull):
+        return "the service has no room for more files at the moment; try again later"
     if isinstance(error, Unavailable):
         return "a part of the service can't be reached at the moment; try again soon"
     if isinstance(error, _ABOUT_SERVERS):
@@ -281,6 +285,20 @@ class TooManyCalls(QueueFull):
 
 class Unavailable(FleetError):
     code = "unavailable"
+
+
+class StoreFull(Unavailable):
+    """The object store takes no more bytes. Reads still work."""
+
+    code = "store_full"
+
+
+# A note on an error whose outage the log tells of already, so that its consequences are logged at DEBUG only.
+LOGGED = "the log tells of this outage"
+
+
+def is_logged(error: BaseException) -> bool:
+    return LOGGED in getattr(error, "__notes__", ())
 
 
 # About servers behind us, whose names and responses customers must not see.

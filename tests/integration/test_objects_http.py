@@ -187,7 +187,7 @@ async def test_a_full_disk_is_told_without_its_place(
 
     monkeypatch.setattr(os, "fsync", full)
     answer = await http.put(await url_to_put(store), content=b"1", headers=PNG)
-    assert answer.status_code == 503
+    assert answer.status_code == 507
     assert str(tmp_path) not in answer.text
     assert files_in(tmp_path) == []
 

@@ -24,7 +24,7 @@ KEEP_ALIVE_SECONDS = 4.0
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 # Refused before anything was done.
 UNPROCESSED_STATUSES = frozenset({429})
-RETRYABLE_STATUSES = frozenset({429, 502, 503, 504})
+RETRYABLE_STATUSES = frozenset({429, 502, 503, 504, 507})
 PROXY_KINDS = frozenset({"http", "https", "all"})
 CHAIN_MAX = 10
 _CAUSE_TEXTS: tuple[tuple[type[BaseException], str], ...] = (

@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.support.databases.factory import Databases
 
-from comfyfleet.errors import Unavailable
+from comfyfleet.errors import Unavailable, is_logged
 from comfyfleet.server.db.database import Database, open_database
-from comfyfleet.server.db.errors import is_logged
 from comfyfleet.server.db.outages import OutageLog, log_failure
 
 

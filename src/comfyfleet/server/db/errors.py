@@ -5,7 +5,7 @@ import sqlite3
 
 from sqlalchemy.exc import DBAPIError
 
-from comfyfleet.errors import FleetError
+from comfyfleet.errors import FleetError, is_logged
 
 
 def to_sqlalchemy_error(error: sqlite3.Error, sql: str) -> BaseException:
@@ -76,13 +76,6 @@ def _postgres_error(error: Exception) -> BaseException | None:
     if isinstance(error, DBAPIError):
         driver = error.orig.__cause__ if error.orig is not None else None
     return driver if type(driver).__module__.startswith("asyncpg") else None
-
-
-LOGGED = "the log tells of this outage"
-
-
-def is_logged(error: BaseException) -> bool:
-    return LOGGED in getattr(error, "__notes__", ())
 
 
 def log_level_of(error: FleetError) -> int:

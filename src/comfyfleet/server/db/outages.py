@@ -10,13 +10,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from comfyfleet.errors import FleetError, Unavailable
-from comfyfleet.server.db.errors import (
-    LOGGED,
-    is_caused_by_disconnect,
-    is_logged,
-    log_level_of,
-)
+from comfyfleet.errors import LOGGED, FleetError, Unavailable, is_logged
+from comfyfleet.server.db.errors import is_caused_by_disconnect, log_level_of
 
 outage_logger = logging.getLogger("comfyfleet.server.db.database")
 # An outage is over after this many seconds without a lost connection. After a restart, connections that were lost

@@ -90,6 +90,7 @@ logger = logging.getLogger(__name__)
 ADMIN_PREFIX = "/api/admin/"
 UNAVAILABLE_RETRY_SECONDS = 5
 QUEUE_FULL_RETRY_SECONDS = 30
+FULL_RETRY_SECONDS = 60
 PROBLEMS_SHOWN_MAX = 20
 # What a raiser of QueueFull or Unavailable puts into details to say when to come again.
 RETRY_AFTER = "retry_after_seconds"
@@ -107,6 +108,7 @@ STATUS_OF: Mapping[type[errors.FleetError], int] = {
     errors.Conflict: 409,
     errors.QueueFull: 429,
     errors.Unavailable: 503,
+    errors.StoreFull: 507,
     # A server behind us is at fault, and nothing that the caller said.
     errors.ServerUnavailable: 502,
     errors.AccessDenied: 502,
@@ -191,7 +193,8 @@ def headers_of(error: errors.FleetError) -> dict[str, str]:
     if isinstance(error, errors.QueueFull):
         return _retry_after(error, QUEUE_FULL_RETRY_SECONDS)
     if isinstance(error, errors.Unavailable):
-        return _retry_after(error, UNAVAILABLE_RETRY_SECONDS)
+        is_full = isinstance(error, errors.StoreFull)
+        return _retry_after(error, FULL_RETRY_SECONDS if is_full else UNAVAILABLE_RETRY_SECONDS)
     return {}
 
 

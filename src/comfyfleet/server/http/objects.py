@@ -17,11 +17,14 @@ from comfyfleet.errors import (
     InvalidInput,
     LimitExceeded,
     NotFound,
+    StoreFull,
     TooManyCalls,
     Unavailable,
+    is_logged,
     said_to_customers,
 )
 from comfyfleet.server.http.connections import note_valid_key
+from comfyfleet.server.http.errors import headers_of
 from comfyfleet.server.media.small_pictures import SMALL_PATH, SMALL_TYPE, SmallPictures
 from comfyfleet.server.storage import ObjectStore
 from comfyfleet.server.storage.local import (
@@ -55,6 +58,7 @@ STATUSES: dict[type[FleetError], int] = {
     LimitExceeded: 413,
     NotFound: 404,
     TooManyCalls: 429,
+    StoreFull: 507,
     Unavailable: 503,
 }
 # The URL is all the right that there is: no cookie comes along, so any page may use it.
@@ -163,10 +167,12 @@ def _status(error: FleetError) -> int:
 def _refusal(error: FleetError, status: int) -> Response:
     said = said_to_customers(error)
     if said != error.message:
-        logger.warning("%s: %s", error.code, error.message)
+        level = logging.DEBUG if is_logged(error) else logging.WARNING
+        logger.log(level, "%s: %s", error.code, error.message)
     details = dict(error.details) if said == error.message else {}
     told = {"code": error.code, "message": said, "details": details}
-    return JSONResponse({"error": told}, status, CORS_HEADERS | {"cache-control": "no-store"})
+    headers = {**CORS_HEADERS, "cache-control": "no-store", **headers_of(error)}
+    return JSONResponse({"error": told}, status, headers)
 
 
 def _grant_of(store: LocalStore, request: Request, key: str) -> UrlGrant:

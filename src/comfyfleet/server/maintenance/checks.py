@@ -257,6 +257,7 @@ class Situation:
     poisoned: int = 0
     full_disks: Sequence[tuple[str, int]] = ()  # whose, and bytes that are free
     pools_down: Sequence[str] = ()
+    is_store_full: bool = False
     maintenance: bool = False
 
 
@@ -278,6 +279,15 @@ def _of_system(seen: Situation) -> Iterator[Alert]:
             message=f"The tenant database {name} can't be reached.",
             todo="Its tenants' jobs wait. Check the database server and the network to it.",
             subject=f"pool:{name}",
+            count=1,
+        )
+    if seen.is_store_full:
+        yield Alert(
+            kind=AlertKind.DISK,
+            severity=ERROR,
+            message="The object store is full, and uploads are refused.",
+            todo="Make the store larger, or set COMFYFLEET_RETENTION_DAYS so that old files are removed.",
+            subject=None,
             count=1,
         )
     for whose, free in seen.full_disks:
@@ -403,6 +413,7 @@ async def _read_situation(plane: ControlPlane, figures: SystemFigures) -> Situat
         poisoned=sum(row.created_at > now - DAY for row in poisoned),
         full_disks=[*_full_disks(readings, now), *await _own_disk(plane)],
         pools_down=await _pools_down(plane),
+        is_store_full=plane.store.outage.is_full,
         maintenance=maintenance,
     )
 

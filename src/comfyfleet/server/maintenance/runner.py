@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from comfyfleet.clock import Clock
-from comfyfleet.errors import Unavailable
+from comfyfleet.errors import Unavailable, is_logged
 from comfyfleet.log_context import bind_ids
 from comfyfleet.server.app import ProcessMetrics
 from comfyfleet.server.db import count_failed_pools
 from comfyfleet.server.db.coordination import AdvisoryLocks
-from comfyfleet.server.db.errors import is_logged
 from comfyfleet.server.db.outages import log_failure
 
 logger = logging.getLogger(__name__)

@@ -31,6 +31,7 @@ from comfyfleet.errors import (
     InvalidInput,
     LimitExceeded,
     NotFound,
+    StoreFull,
     TooManyCalls,
     Unavailable,
 )
@@ -46,6 +47,7 @@ from comfyfleet.server.storage.model import (
     checked_seconds,
     checked_size,
 )
+from comfyfleet.server.storage.outage import StoreOutage
 from comfyfleet.transport.files import open_file, open_with
 
 # An upload that has written nothing for so long belongs to a process that has ended.
@@ -92,8 +94,20 @@ class ObjectFolder:
         # Keeps a file and its type together when one key is written twice at once.
         self._placing = threading.Lock()
 
+        self.outage = StoreOutage(f"the object store {self.root}")
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Raises Unavailable for errors of the system."""
+        try:
+            yield
+        except OSError as error:
+            away = _as_unavailable(self.root, error)
+            self.outage.note_failure(away)
+            raise away from error
+
     def prepare(self, *, now: float) -> None:
-        with _translate_errors(self.root):
+        with self._watched():
             for each in (self._objects, self._types, self._incoming):
                 each.mkdir(parents=True, exist_ok=True)
             for left in self._incoming.iterdir():
@@ -102,7 +116,7 @@ class ObjectFolder:
 
     def open(self, key: str) -> OpenObject:
         path = self._path_of(self._objects, key)
-        with _translate_errors(self.root):
+        with self._watched():
             try:
                 file = path.open("rb")
             except _NO_FILE:
@@ -114,16 +128,19 @@ class ObjectFolder:
     def receive(self) -> Iterator[BinaryIO]:
         """Yields a temporary file, which is removed afterwards unless it was placed."""
         path = self._incoming / uuid.uuid4().hex
-        with _translate_errors(self.root):
+        with self._watched():
             file = path.open("xb")
         try:
-            with file:
-                yield file
+            yield file
+            with self._watched():
+                file.close()  # writes what is left, for which there may be no room
         finally:
+            with contextlib.suppress(OSError):
+                file.close()
             path.unlink(missing_ok=True)
 
     def write(self, file: BinaryIO, chunk: bytes | bytearray) -> None:
-        with _translate_errors(self.root):
+        with self._watched():
             file.write(chunk)
 
     def put(self, key: str, content: bytes | bytearray, content_type: str) -> None:
@@ -137,14 +154,14 @@ class ObjectFolder:
 
         Syncs the bytes, the entry of each new folder, and the file's own entry.
         """
-        with _translate_errors(self.root):
+        with self._watched():
             file.flush()
             os.fsync(file.fileno())
         self._place_synced(file.name, key, content_type)
 
     def _place_synced(self, draft: str, key: str, content_type: str) -> None:
         path, note = self._path_of(self._objects, key), self._path_of(self._types, key)
-        with _translate_errors(self.root):
+        with self._watched():
             _make_folders(path.parent)
             if _TYPES.get(path.suffix) == content_type:
                 with self._placing:
@@ -155,12 +172,14 @@ class ObjectFolder:
             else:
                 self._place_noted(draft, path, note, content_type)
             _sync(path.parent)
+        self.outage.note_success(has_written=True)
 
     def _place_noted(self, file: str, path: Path, note: Path, content_type: str) -> None:
         stamp = _stamp(os.stat(file))
         with self.receive() as draft:
-            draft.write(json.dumps({"type": content_type, "stamp": stamp}).encode())
-            draft.flush()
+            with self._watched():
+                draft.write(json.dumps({"type": content_type, "stamp": stamp}).encode())
+                draft.flush()
             with self._placing:
                 # After a crash in between, the stamp doesn't match and the type is ignored.
                 self._move(draft.name, note)
@@ -188,13 +207,13 @@ class ObjectFolder:
         with self.receive() as file:
             for key in keys:
                 opened = self.open(key)
-                with opened.file, _translate_errors(self.root):
+                with opened.file, self._watched():
                     shutil.copyfileobj(opened.file, file, CHUNK_BYTES)
             self.place(file, target, content_type)
 
     def _link(self, key: str, draft: str) -> None:
         source = self._path_of(self._objects, key)
-        with _translate_errors(self.root), contextlib.suppress(*_NO_FILE):
+        with self._watched(), contextlib.suppress(*_NO_FILE):
             try:
                 os.link(source, draft)
             except (FileNotFoundError, NotADirectoryError):
@@ -206,7 +225,7 @@ class ObjectFolder:
         raise NotFound(f"there is no object {key!r}", key=key)
 
     def delete(self, *keys: str) -> None:
-        with _translate_errors(self.root), self._placing:
+        with self._watched(), self._placing:
             for key, root in product(keys, (self._objects, self._types)):
                 path = self._path_of(root, key)
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -224,7 +243,7 @@ class ObjectFolder:
         if "/" in prefix:
             top = self._path_of(self._objects, prefix.rpartition("/")[0])
         start = len(str(self._objects)) + 1
-        with _translate_errors(self.root):
+        with self._watched():
             for path, stamp in _walk(str(top)):
                 key = Path(path[start:]).as_posix()
                 if key.startswith(prefix):
@@ -267,6 +286,12 @@ class ObjectFolder:
         # By its suffix; the file may also have been put there by hand.
         known = _TYPES.get(os.path.splitext(key)[1])
         return known or mimetypes.guess_type(key)[0] or UNKNOWN_TYPE
+
+
+def _as_unavailable(root: Path, error: OSError) -> Unavailable:
+    if error.errno in _FULL:
+        return StoreFull(f"the disk of {root} is full", path=str(root))
+    return Unavailable(f"{root} can't be used: {error.strerror or error}", path=str(root))
 
 
 def _walk(folder: str) -> Iterator[tuple[str, float]]:
@@ -314,18 +339,6 @@ def _sync(path: Path | str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _translate_errors(root: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            raise Unavailable(f"the disk of {root} is full", path=str(root)) from error
-        raise Unavailable(
-            f"{root} can't be used: {error.strerror or error}", path=str(root)
-        ) from error
 
 
 # Where the control plane serves a local store (http/objects.py), below its public URL.
@@ -416,6 +429,7 @@ class LocalStore:
         self.object_bytes_max = object_bytes_max
         self.root = root
         self._folder = ObjectFolder(root)
+        self.outage = self._folder.outage
         self._folder.prepare(now=clock().timestamp())
         self._public_url = public_url
         self._signer = UrlSigner(secret)

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from urllib.parse import quote
 
 from comfyfleet.errors import InvalidInput
+from comfyfleet.server.storage.outage import StoreOutage
 
 # The most that S3 takes in one PUT; a folder could hold more, but then a move to S3 would fail.
 OBJECT_BYTES_MAX = 5 * 1024**3
@@ -51,6 +52,9 @@ class ObjectStore(Protocol):
     def disk(self) -> str:
         """`local` or `s3`, as stored beside a file's key."""
         ...
+
+    @property
+    def outage(self) -> StoreOutage: ...
 
     async def put(self, key: str, data: bytes, content_type: str) -> None: ...
 

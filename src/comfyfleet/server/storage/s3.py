@@ -19,7 +19,7 @@ from botocore.exceptions import (
     PartialCredentialsError,
 )
 
-from comfyfleet.errors import AccessDenied, LimitExceeded, NotFound, Refused, Unavailable
+from comfyfleet.errors import AccessDenied, LimitExceeded, NotFound, Refused, StoreFull, Unavailable
 from comfyfleet.server.storage import BucketUrl
 from comfyfleet.server.storage.model import (
     CHUNK_BYTES,
@@ -33,6 +33,7 @@ from comfyfleet.server.storage.model import (
     checked_size,
     disposition,
 )
+from comfyfleet.server.storage.outage import StoreOutage
 from comfyfleet.transport.files import open_file
 
 # Not asyncio's own threads: a bucket that hangs must not hold up name lookups and local files.
@@ -71,15 +72,15 @@ class S3Store:
         public = bucket.public_endpoint
         self._signing = _client(session, bucket, public) if public else self._client
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="s3")
+        self.outage = StoreOutage(f"the bucket {bucket.name}")
 
     async def put(self, key: str, data: bytes, content_type: str) -> None:
         if len(data) > MEMORY_BYTES_MAX:
             raise LimitExceeded(f"{key}: more than {MEMORY_BYTES_MAX} bytes go by URL", key=key)
         place = self._place(key)
         checked_content_type(content_type)
-        await self._call(
-            key, partial(self._client.put_object, **place, Body=data, ContentType=content_type)
-        )
+        put = partial(self._client.put_object, **place, Body=data, ContentType=content_type)
+        await self._call(key, put, has_written=True)
 
     async def get(self, key: str) -> bytes:
         return await self._call(key, partial(self._read, key, self._place(key)))
@@ -244,9 +245,15 @@ class S3Store:
     def _place(self, key: str) -> dict[str, str]:
         return {"Bucket": self._bucket.name, "Key": self._bucket.key(key)}
 
-    async def _call(self, key: str, call: Callable[[], T]) -> T:
-        with _translate_errors(self._bucket, key):
-            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+    async def _call(self, key: str, call: Callable[[], T], *, has_written: bool = False) -> T:
+        try:
+            with _translate_errors(self._bucket, key):
+                result = await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        except Unavailable as error:
+            self.outage.note_failure(error)
+            raise
+        self.outage.note_success(has_written=has_written)
+        return result
 
 
 def _client(session: Any, bucket: BucketUrl, endpoint: str | None) -> Any:
@@ -270,6 +277,10 @@ def _client(session: Any, bucket: BucketUrl, endpoint: str | None) -> Any:
             response_checksum_validation="when_required",
         ),
     )
+
+
+# As stand-ins for S3 say it: AWS's own has no limit.
+_FULL = frozenset({"XMinioStorageFull", "QuotaExceeded", "InsufficientStorage", "StorageFull"})
 
 
 @contextmanager
@@ -299,4 +310,7 @@ def _to_our_error(error: ClientError, bucket: BucketUrl, where: str) -> Exceptio
         return NotFound(f"there is no object {where}", **details)
     if code in _DENIED:
         return AccessDenied(f"{where}: S3 refuses us ({code}: {message})", **details)
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    if code in _FULL or status == 507:
+        return StoreFull(f"{where}: the store is full ({code}: {message})", **details)
     return Unavailable(f"{where}: S3 answered {code}: {message}", **details)
