@@ -6,7 +6,6 @@ import json
 import os
 from pathlib import Path
 from typing import Any
-from uuid import UUID, uuid4
 
 import PIL.Image
 import pytest
@@ -23,7 +22,6 @@ from comfyfleet.protocol.validation import SLOTS_MAX, declared_inputs
 from comfyfleet.server.gateway import files, userdata
 from comfyfleet.server.gateway.offers import CHOICES_MAX, merged
 from comfyfleet.server.gateway.policy import ENDLESS_PATTERN, default_refusal
-from comfyfleet.server.http.gateway.app import Gateway
 from comfyfleet.server.http.gateway.prompts import _ids_to_delete
 from comfyfleet.server.run_log.model import REMOVED, record_from, told_by_run
 from comfyfleet.worker.run_record import RunRecord
@@ -135,21 +133,23 @@ def test_usual_pictures_are_shown(tmp_path: Path, kind: str) -> None:
     assert shown[1] == "image/jpeg"
 
 
-async def test_one_user_does_not_take_all_turns_of_decoding(effect_setup: EffectSetup) -> None:
-    gateway = Gateway(effect_setup.plane)
-    ada, bob = uuid4(), uuid4()
+async def test_one_tenant_does_not_take_all_turns_of_decoding(effect_setup: EffectSetup) -> None:
+    pictures = effect_setup.plane.pictures
     begun: list[str] = []
 
-    async def decode(name: str, user_id: UUID) -> None:
-        async with gateway.picture_turn(user_id):
+    async def decode(name: str, tenant: str) -> None:
+        async with pictures.turn(tenant):
             begun.append(name)
 
-    async with gateway.picture_turn(ada):
-        waiting = asyncio.create_task(decode("ada's second", ada))
-        await decode("bob's", bob)
-        assert begun == ["bob's"]
-    await waiting
-    assert begun == ["bob's", "ada's second"]
+    async with pictures.turn("ada"):
+        async with pictures.turn("ada"):
+            waiting = [asyncio.create_task(decode(f"ada's {each}", "ada")) for each in range(3)]
+            await asyncio.sleep(0)
+            waiting.append(asyncio.create_task(decode("bob's", "bob")))
+            await asyncio.sleep(0)
+            assert begun == []
+        await asyncio.gather(*waiting)
+    assert begun.index("bob's") <= 1
 
 
 @pytest.mark.parametrize("name", ["RegexExtract", "RegexMatch", "RegexReplace"])

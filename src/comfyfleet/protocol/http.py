@@ -9,12 +9,14 @@ import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from pathlib import Path
+from tempfile import SpooledTemporaryFile
+from typing import Any, BinaryIO, Generic, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
 
 from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -113,6 +115,7 @@ def not_allowed_reply(methods: Iterable[str]) -> Response:
 BODY_BYTES_MAX = 100 * 1024 * 1024
 FIELD_BYTES_MAX = 1024 * 1024
 PARTS_MAX = 100
+MULTIPART = "multipart/form-data"
 # As proxies call it: nobody reads the answer.
 CLIENT_GONE = 499
 
@@ -146,18 +149,49 @@ async def read_json(request: Request) -> object:
 
 
 @contextlib.asynccontextmanager
-async def open_form(request: Request) -> AsyncIterator[FormData]:
-    """Opens the form; its files exist until the end of the block."""
+async def open_form(request: Request, folder: Path | None = None) -> AsyncIterator[FormData]:
+    """Opens the form; its files exist until the end of the block.
+
+    `folder`: where large files lie meanwhile; None means the system's folder for temporary files.
+    """
     try:
-        form = await request.form(
-            max_files=PARTS_MAX, max_fields=PARTS_MAX, max_part_size=FIELD_BYTES_MAX
-        )
+        form = await _read_form(request, folder)
     except (MultiPartException, HTTPException) as error:
         raise UnforeseenInput(f"the form can't be read: {error}") from error
     try:
         yield form
     finally:
         await form.close()
+
+
+async def _read_form(request: Request, folder: Path | None) -> FormData:
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != MULTIPART:
+        return await request.form(max_files=PARTS_MAX, max_fields=PARTS_MAX)
+    parser = _FormParser(
+        request.headers,
+        request.stream(),
+        max_files=PARTS_MAX,
+        max_fields=PARTS_MAX,
+        max_part_size=FIELD_BYTES_MAX,
+    )
+    parser.folder = folder
+    return await parser.parse()
+
+
+class _FormParser(MultiPartParser):
+    """Chooses the folder of temporary files."""
+
+    folder: Path | None = None
+
+    def on_headers_finished(self) -> None:
+        super().on_headers_finished()
+        upload = self._current_part.file
+        if upload is not None:
+            upload.file.close()
+            folder = None if self.folder is None else str(self.folder)
+            file = SpooledTemporaryFile(max_size=self.spool_max_size, dir=folder)  # noqa: SIM115
+            upload.file = cast("BinaryIO", file)
+            self._files_to_close_on_error[-1] = file
 
 
 # What handlers work with: the engine, or whatever has one.

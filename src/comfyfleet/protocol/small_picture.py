@@ -53,16 +53,17 @@ def _shrunk(picture: PIL.Image.Image, mode: str) -> PIL.Image.Image:
     return plain
 
 
-def _limit_process() -> None:
-    """After all imports: what they took is not counted. Where the system has no such limits, time and pixels are left."""
+def limit_process(memory_bytes: int, cpu_seconds: int, written_bytes: int) -> None:
+    """Call it after all imports, as their memory is not counted. Some systems have no such limits: there, only the
+    limits of time and pixels apply."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
         pages = int(Path("/proc/self/statm").read_text().split()[5])
-        memory = pages * os.sysconf("SC_PAGE_SIZE") + MEMORY_BYTES_MAX
+        memory = pages * os.sysconf("SC_PAGE_SIZE") + memory_bytes
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-        resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS_MAX, CPU_SECONDS_MAX))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL_BYTES_MAX, SMALL_BYTES_MAX))
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (written_bytes, written_bytes))
 
 
 UNREADABLE = (
@@ -80,7 +81,7 @@ UNREADABLE = (
 
 
 def main(source: str, to: str, pixels_max: str) -> int:
-    _limit_process()
+    limit_process(MEMORY_BYTES_MAX, CPU_SECONDS_MAX, SMALL_BYTES_MAX)
     try:
         is_made = shrink_picture(Path(source), Path(to), pixels_max=int(pixels_max))
     except UNREADABLE:

@@ -32,11 +32,12 @@ from comfyfleet.server.jobs.progress import (
     UserRelay,
 )
 from comfyfleet.server.loop_watchdog import LoopWatchdog
+from comfyfleet.server.media.picture_processes import PictureProcesses
 from comfyfleet.server.media.small_pictures import SmallPictures
 from comfyfleet.server.queue.queue import DispatchQueue
 from comfyfleet.server.run_log.cursors import ClientCursors
 from comfyfleet.server.secrets import AdminKey, admin_key, url_secret, webhook_key
-from comfyfleet.server.storage import ObjectStore, open_store
+from comfyfleet.server.storage import LocalStore, ObjectStore, open_store
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.settings import Settings
 from comfyfleet.transport.fetch import PublicHttpClient
@@ -56,6 +57,8 @@ class ControlPlane:
     outward: PublicHttpClient  # to customers' addresses
     webhook_key: str  # webhooks' secrets are made from it
     small: SmallPictures  # for lists and galleries
+    pictures: PictureProcesses  # decode what strangers uploaded
+    arriving: Path  # uploads that are not stored yet; it may not exist
     meters: ProcessMetrics = field(default_factory=ProcessMetrics)
     siblings: SiblingProcesses | None = None  # where several processes serve one port
     stopping: asyncio.Event = field(default_factory=asyncio.Event)  # set: all that waits is to end
@@ -105,7 +108,8 @@ async def open_control_plane(
             await tenants.ensure_default(tx, pools=pools, now=clock())
         queue = DispatchQueue(central, settings=settings, clock=clock, new_token=uuid4)
         await _started(queue, stack)
-        store, small = await _store(places.storage_url, settings, central, clock, stack)
+        pictures = PictureProcesses()
+        store, small = await _store(places.storage_url, settings, central, pictures, clock, stack)
         context = JobContext(
             central=central,
             pools=pools,
@@ -133,6 +137,8 @@ async def open_control_plane(
             siblings=siblings,
             webhook_key=await webhook_key(central),
             small=small,
+            pictures=pictures,
+            arriving=_arriving_folder(store, data),
             meters=meters,
         )
 
@@ -186,7 +192,12 @@ async def _require_ready(database: Database, place: DatabaseLocation, history: H
 
 
 async def _store(
-    url: str, settings: Settings, central: Database, clock: Clock, stack: AsyncExitStack
+    url: str,
+    settings: Settings,
+    central: Database,
+    pictures: PictureProcesses,
+    clock: Clock,
+    stack: AsyncExitStack,
 ) -> tuple[ObjectStore, SmallPictures]:
     secret = bytes.fromhex(await url_secret(central))
     store = open_store(url, public_url=settings.public_url, secret=secret, clock=clock)
@@ -196,10 +207,19 @@ async def _store(
         public_url=settings.public_url,
         secret=secret,
         pixels_max=settings.max_picture_pixels,
+        processes=pictures,
         clock=clock,
     )
     stack.push_async_callback(small.aclose)
     return store, small
+
+
+ARRIVING = "arriving"
+
+
+def _arriving_folder(store: ObjectStore, data: Path) -> Path:
+    """Beside the objects, where there is room for files; the system's own folder may be in memory."""
+    return (store.root if isinstance(store, LocalStore) else data) / ARRIVING
 
 
 class BackgroundWork(Protocol):

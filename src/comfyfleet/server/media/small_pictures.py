@@ -6,9 +6,6 @@ the picture gets a signed URL of the small one, too. Where none can be made, tha
 
 import asyncio
 import logging
-import os
-import subprocess
-import sys
 import tempfile
 from collections import OrderedDict
 from importlib.util import find_spec
@@ -17,9 +14,9 @@ from pathlib import Path
 from comfyfleet.clock import Clock
 from comfyfleet.errors import NotFound, TooManyCalls, Unavailable
 from comfyfleet.server.media.model import File, small_key
+from comfyfleet.server.media.picture_processes import PictureProcesses
 from comfyfleet.server.storage import ObjectStore
 from comfyfleet.server.storage.local import UrlGrant, UrlSigner
-from comfyfleet.server.turns import FairTurns
 from comfyfleet.transport.files import open_file
 
 logger = logging.getLogger(__name__)
@@ -31,21 +28,24 @@ PICTURE_TYPES = ("image/png", "image/jpeg", "image/webp")
 # Smaller ones are small as they are; larger ones cost more to read than a gallery saves.
 PICTURE_BYTES_MIN = 64 * 1024
 PICTURE_BYTES_MAX = 64 * 1024**2
-MADE_AT_ONCE_MAX = 2
-WAITING_MAX, WAITING_PER_TENANT_MAX = 200, 50
+WAITING_MAX = 200
 # Then the whole picture is shown, and the small one the next time.
 WAIT_SECONDS_MAX = 10.0
-PROCESS_SECONDS_MAX = 20.0
 REFUSED_KEPT_MAX = 10_000
 # A list that is read again names the same URL for so long, and a browser does not load the picture again.
 SAME_URL_SECONDS = 600
-# It decodes strangers' files: the control plane's keys, databases and stores are no business of it.
-SECRET_PREFIXES = ("COMFYFLEET_", "COMFY_", "AWS_")
 
 
 class SmallPictures:
     def __init__(
-        self, store: ObjectStore, *, public_url: str, secret: bytes, pixels_max: int, clock: Clock
+        self,
+        store: ObjectStore,
+        *,
+        public_url: str,
+        secret: bytes,
+        pixels_max: int,
+        processes: PictureProcesses,
+        clock: Clock,
     ) -> None:
         self._store = store
         self._public_url = public_url
@@ -53,7 +53,7 @@ class SmallPictures:
         self._pixels_max = pixels_max
         self._clock = clock
         self._has_pillow = find_spec("PIL") is not None
-        self._turns = FairTurns(MADE_AT_ONCE_MAX, waiting_each_max=WAITING_PER_TENANT_MAX)
+        self._processes = processes
         self._making: dict[str, asyncio.Task[bytes | None]] = {}
         self._refused: OrderedDict[str, None] = OrderedDict()  # keys of which there can be none
 
@@ -99,7 +99,7 @@ class SmallPictures:
 
     async def _make(self, key: str) -> bytes | None:
         try:
-            async with self._turns.turn(_tenant_of(key)):
+            async with self._processes.turn(_tenant_of(key)):
                 return await self._make_and_store(key)
         except (NotFound, TooManyCalls, Unavailable, OSError) as error:
             logger.info("there is no small picture of %s: %s", key, error)
@@ -114,7 +114,9 @@ class SmallPictures:
             with await open_file(source, "wb") as file:
                 async for chunk in self._store.chunks(key):
                     await asyncio.to_thread(file.write, chunk)
-            content = await asyncio.to_thread(_shrink, source, made, self._pixels_max)
+            words = str(source), str(made), str(self._pixels_max)
+            is_made = await self._processes.run(MODULE, *words) is not None and made.is_file()
+            content = await asyncio.to_thread(made.read_bytes) if is_made else None
         if content is None or len(content) >= facts.size:
             self._refuse(key)
             return None
@@ -131,25 +133,4 @@ class SmallPictures:
 
 def _tenant_of(key: str) -> str:
     """Keys begin with `tenants/ID/`."""
-    return "/".join(key.split("/", 2)[:2])
-
-
-def _shrink(source: Path, to: Path, pixels_max: int) -> bytes | None:
-    # -P: nothing is imported from the current folder, which may be somebody else's.
-    command = [sys.executable, "-P", "-m", MODULE, str(source), str(to), str(pixels_max)]
-    environ = {
-        name: value for name, value in os.environ.items() if not name.startswith(SECRET_PREFIXES)
-    }
-    try:
-        ended = subprocess.run(  # noqa: S603 - our own program, with paths of ours
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=environ,
-            timeout=PROCESS_SECONDS_MAX,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return None
-    return to.read_bytes() if ended.returncode == 0 and to.is_file() else None
+    return key.split("/", 2)[1]

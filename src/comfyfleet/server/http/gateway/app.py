@@ -1,14 +1,11 @@
 """The gateway in front of the control plane's own routes: it answers what is ComfyUI's, and passes on the rest."""
 
 import asyncio
-import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import UUID
-from weakref import WeakValueDictionary
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
@@ -25,6 +22,7 @@ from comfyfleet.server.gateway.feed import GatewayFeeds
 from comfyfleet.server.gateway.history import BoundedCache, PollCache
 from comfyfleet.server.gateway.inventory import InventoryCache
 from comfyfleet.server.gateway.prompts import PromptNumbers
+from comfyfleet.server.gateway.uploads import ArrivingUploads
 from comfyfleet.server.http.errors import response_to_error
 from comfyfleet.server.http.gateway import v2_errors
 from comfyfleet.server.http.gateway.auth import authenticate
@@ -42,7 +40,6 @@ SAFE_HEADERS = {
 }
 # Of files, which users and backends make: whatever a browser takes one for, it must not act as a page of ours.
 CONTENT_POLICY = "sandbox; default-src 'none'"
-PICTURES_AT_ONCE_MAX = 2
 LISTINGS_AT_ONCE_MAX, LISTINGS_WAITING_MAX = 2, 20
 
 
@@ -69,16 +66,7 @@ class Gateway:
         self.listings = FairThreads(
             "listings", LISTINGS_AT_ONCE_MAX, waiting_each_max=LISTINGS_WAITING_MAX
         )
-        # Decoding takes a core and much memory.
-        self._pictures = asyncio.Semaphore(PICTURES_AT_ONCE_MAX)
-        self._picture_turns: WeakValueDictionary[UUID, asyncio.Lock] = WeakValueDictionary()
-
-    @contextlib.asynccontextmanager
-    async def picture_turn(self, user_id: UUID) -> AsyncIterator[None]:
-        """One picture of a user at a time, and a few of all."""
-        turn = self._picture_turns.setdefault(user_id, asyncio.Lock())
-        async with turn, self._pictures:
-            yield
+        self.uploads = ArrivingUploads()
 
 
 @dataclass(frozen=True)

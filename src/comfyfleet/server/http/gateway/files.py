@@ -1,20 +1,20 @@
 """ComfyUI's routes of files: uploads, and views of what was uploaded or made."""
 
 import asyncio
+import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
-from functools import partial
+import time
+from collections.abc import AsyncIterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO
 
 from starlette.datastructures import FormData
 from starlette.requests import Request
 from starlette.responses import Response
 
 from comfyfleet.errors import InvalidInput, NotFound
-from comfyfleet.media import Size, require_pixels
 from comfyfleet.protocol.files import (
     FileReply,
     FileStamp,
@@ -41,6 +41,7 @@ from comfyfleet.protocol.http import (
 from comfyfleet.protocol.payloads import UnforeseenInput
 from comfyfleet.server.gateway import files
 from comfyfleet.server.http.gateway.app import CONTENT_POLICY, GatewayCall
+from comfyfleet.server.http.request_body import content_length
 from comfyfleet.server.media.model import File
 from comfyfleet.server.run_log.model import UserFile
 
@@ -48,7 +49,8 @@ from comfyfleet.server.run_log.model import UserFile
 SHOWN_BYTES_MAX = 100 * 1024**2
 NEEDS_PILLOW = "pictures are changed only where Pillow is installed: comfyfleet[engine]"
 TRUE = ("true", "1")
-CheckSize: TypeAlias = Callable[[Size | None], None]
+PICTURE_MODULE = "comfyfleet.protocol.picture_process"
+PREVIEW_CHARACTERS_MAX = 200
 
 
 def has_pillow() -> bool:
@@ -56,13 +58,37 @@ def has_pillow() -> bool:
 
 
 async def post_image(call: GatewayCall, request: Request) -> Response:
-    async with open_form(request) as form:
+    async with opened_upload(call, request) as form:
         return await _store(call, form, is_mask=False)
 
 
 async def post_mask(call: GatewayCall, request: Request) -> Response:
-    async with open_form(request) as form:
+    async with opened_upload(call, request) as form:
         return await _store(call, form, is_mask=True)
+
+
+@contextlib.asynccontextmanager
+async def opened_upload(call: GatewayCall, request: Request) -> AsyncIterator[FormData]:
+    """Opens the form of an upload, which counts against the quota while it arrives."""
+    declared = content_length(request.scope)
+    async with call.gateway.uploads.open(call.plane, call.caller, declared=declared) as upload:
+        folder = await asyncio.to_thread(made_folder, call.plane.arriving)
+        counted = Request(request.scope, upload.counting(request.receive))
+        async with open_form(counted, folder) as form:
+            yield form
+
+
+LEFT_SECONDS = 86_400.0
+
+
+def made_folder(folder: Path) -> Path:
+    """Creates the folder of arriving uploads, and deletes what a killed process left in it."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for left in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > LEFT_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
+    return folder
 
 
 async def _store(call: GatewayCall, form: FormData, *, is_mask: bool) -> Response:
@@ -80,7 +106,7 @@ async def _store(call: GatewayCall, form: FormData, *, is_mask: bool) -> Respons
     original = parse_original(form) if is_mask else None
     if is_mask and not has_pillow():
         return text_reply(NEEDS_PILLOW, 501)
-    with tempfile.TemporaryDirectory(prefix="comfyfleet-") as folder:
+    with tempfile.TemporaryDirectory(dir=call.plane.arriving) as folder:
         local = Path(folder) / "upload"
         await asyncio.to_thread(_save, upload.image.file, local)
         if is_mask:
@@ -119,9 +145,12 @@ async def _store_masked(
         raise UnforeseenInput("the picture is too large for a mask")
     source = mask.with_name("original")
     combined = mask.with_name(f"combined{Path(named.filename).suffix}")
-    async with call.gateway.picture_turn(call.caller.user_id):
+    async with call.plane.pictures.turn(str(call.caller.tenant.id)):
         await files.fetch(call.plane, found, source)
-        await asyncio.to_thread(_put_mask, mask, source, combined, _size_check(call))
+        pixels = str(call.plane.settings.max_picture_pixels)
+        words = str(mask), str(source), str(combined), pixels
+        if await call.plane.pictures.run(PICTURE_MODULE, "mask", *words) is None:
+            raise UnforeseenInput("the mask can't be put into the picture")
     return await files.store_upload(
         call.plane,
         call.caller,
@@ -130,17 +159,6 @@ async def _store_masked(
         overwrites=upload.overwrites,
         compared=mask,
     )
-
-
-def _put_mask(mask: Path, original: Path, to: Path, check: CheckSize) -> None:
-    from comfyfleet.protocol.pictures import put_mask
-
-    with mask.open("rb") as file:
-        put_mask(file, original, to, check)
-
-
-def _size_check(call: GatewayCall) -> CheckSize:
-    return partial(require_pixels, pixels_max=call.plane.settings.max_picture_pixels)
 
 
 async def _find_viewed(call: GatewayCall, viewed: ViewedFile) -> File | None:
@@ -205,19 +223,21 @@ async def _shown_picture(
     is_large = (file.size or 0) > SHOWN_BYTES_MAX
     if is_large or not has_pillow():
         return None if "preview" in query else text_reply(NEEDS_PILLOW, 413 if is_large else 501)
-    from comfyfleet.protocol.pictures import shown_picture
-
     # The turn comes first: those who wait hold no copies.
-    async with call.gateway.picture_turn(call.caller.user_id):
+    async with call.plane.pictures.turn(str(call.caller.tenant.id)):
         with tempfile.TemporaryDirectory(prefix="comfyfleet-") as folder:
-            local = Path(folder) / "picture"
+            local, made = Path(folder) / "picture", Path(folder) / "shown"
             await files.fetch(call.plane, file, local)
-            shown = await asyncio.to_thread(
-                shown_picture, local, query.get("preview"), query.get("channel"), _size_check(call)
+            pixels = str(call.plane.settings.max_picture_pixels)
+            wanted = (
+                query.get("preview", "")[:PREVIEW_CHARACTERS_MAX],
+                query.get("channel", "")[:10],
             )
-    if shown is None:
-        return None
-    content, kind = shown
+            words = str(local), str(made), pixels, "preview" if "preview" in query else "", *wanted
+            kind = await call.plane.pictures.run(PICTURE_MODULE, "show", *words)
+            if kind is None:
+                raise UnforeseenInput(f"{name} can't be shown as a picture")
+            content = await asyncio.to_thread(made.read_bytes)
     headers = {"content-type": kind, "content-disposition": disposition_of(name)}
     return Response(content, headers={**headers, "content-security-policy": CONTENT_POLICY})
 

@@ -13,11 +13,12 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from comfyfleet.errors import FleetError, NotFound
-from comfyfleet.protocol.http import Route, json_reply, open_form
+from comfyfleet.protocol.http import Route, json_reply
 from comfyfleet.server.gateway import assets
 from comfyfleet.server.gateway.assets import NewAsset, UserAsset
 from comfyfleet.server.gateway.v2_model import ASSETS_PATH, asset_body, guessed_type
 from comfyfleet.server.http.gateway.app import GatewayCall
+from comfyfleet.server.http.gateway.files import opened_upload
 from comfyfleet.server.http.gateway.v2 import in_v2, read_object, reader_of
 from comfyfleet.server.http.gateway.v2_errors import InvalidRequest
 from comfyfleet.server.http.objects import object_response
@@ -29,19 +30,19 @@ EXPIRES_SECONDS_MIN, EXPIRES_SECONDS_MAX = 60, 604_800
 
 @in_v2
 async def post_asset(call: GatewayCall, request: Request) -> Response:
-    async with open_form(request) as form, saved_upload(form) as (upload, local):
+    async with opened_upload(call, request) as form, saved_upload(call, form) as (upload, local):
         wanted = _parse_upload(form, upload)
         kept = await assets.store_asset(call.plane, call.caller, local, wanted)
     return _created(call, request, kept)
 
 
 @contextlib.asynccontextmanager
-async def saved_upload(form: FormData) -> AsyncIterator[tuple[UploadFile, Path]]:
+async def saved_upload(call: GatewayCall, form: FormData) -> AsyncIterator[tuple[UploadFile, Path]]:
     """The part `file`, also as a file on this machine."""
     upload = form.get("file")
     if not isinstance(upload, UploadFile):
         raise InvalidRequest("the part 'file' is missing", field="file")
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory(dir=call.plane.arriving) as scratch:
         local = Path(scratch) / "upload"
         await asyncio.to_thread(_save, upload.file, local)
         yield upload, local

@@ -1,0 +1,91 @@
+"""Uploads while they arrive: few at once for each user, counted against the quota of their tenant, and stored beside
+the objects instead of in the system's folder for temporary files."""
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from uuid import UUID
+from weakref import WeakValueDictionary
+
+from starlette.types import Message, Receive
+
+from comfyfleet.errors import StorageFull
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.media import service as media
+from comfyfleet.server.tenants.model import Caller
+from comfyfleet.server.turns import FairTurns
+
+UPLOADS_AT_ONCE_MAX, UPLOADS_WAITING_MAX = 3, 20
+# A form around a file. The quota is checked again for the file alone, when it is stored.
+FORM_BYTES = 64 * 1024
+
+
+class ArrivingUploads:
+    """Of this process."""
+
+    def __init__(self) -> None:
+        self._turns: WeakValueDictionary[UUID, FairTurns] = WeakValueDictionary()
+        self._bytes_of_tenant: Counter[UUID] = Counter()
+
+    @asynccontextmanager
+    async def open(
+        self, plane: ControlPlane, caller: Caller, *, declared: int
+    ) -> AsyncIterator["ArrivingUpload"]:
+        """Reserves room for an upload until it is stored. Further uploads of a user wait before their bodies are read.
+
+        `declared` is the length that the client announced, or 0. Raises TooManyCalls if too many wait, and StorageFull.
+        """
+        turns = self._turns.get(caller.user_id)
+        if turns is None:
+            turns = FairTurns(UPLOADS_AT_ONCE_MAX, waiting_each_max=UPLOADS_WAITING_MAX)
+            self._turns[caller.user_id] = turns
+        async with turns.turn(caller.user_id):
+            upload = ArrivingUpload(self._bytes_of_tenant, caller.tenant.id)
+            try:
+                own = caller.tenant.max_storage_bytes
+                quota = plane.settings.max_storage_bytes_per_tenant if own is None else own
+                async with plane.context.tenant(caller.tenant.id) as tx:
+                    used = await media.used_bytes(tx, caller.tenant.id)
+                upload.begin(quota=quota, used=used, declared=declared)
+                yield upload
+            finally:
+                upload.end()
+
+
+class ArrivingUpload:
+    def __init__(self, bytes_of_tenant: Counter[UUID], tenant_id: UUID) -> None:
+        self._bytes_of_tenant = bytes_of_tenant
+        self._tenant_id = tenant_id
+        self._reserved = self._received = self._quota = self._used = 0
+
+    def begin(self, *, quota: int, used: int, declared: int) -> None:
+        self._quota, self._used = quota, used
+        self._reserve(declared)
+
+    def end(self) -> None:
+        self._bytes_of_tenant[self._tenant_id] -= self._reserved
+        if self._bytes_of_tenant[self._tenant_id] <= 0:
+            del self._bytes_of_tenant[self._tenant_id]
+
+    def counting(self, receive: Receive) -> Receive:
+        """Wraps `receive` so that bytes beyond the quota raise StorageFull."""
+
+        async def receive_counted() -> Message:
+            message = await receive()
+            self._received += len(message.get("body", b""))
+            if self._received > self._reserved:
+                self._reserve(self._received - self._reserved)
+            return message
+
+        return receive_counted
+
+    def _reserve(self, size: int) -> None:
+        arriving = self._bytes_of_tenant[self._tenant_id] + size
+        if self._used + arriving - FORM_BYTES > self._quota:
+            raise StorageFull(
+                f"the quota of {self._quota:,} bytes does not hold {arriving:,} more: {self._used:,} are used",
+                quota_bytes=self._quota,
+                used_bytes=self._used,
+            )
+        self._reserved += size
+        self._bytes_of_tenant[self._tenant_id] = arriving

@@ -1,0 +1,71 @@
+"""Processes that decode strangers' pictures: each for one picture, with limits of time and memory, and without the
+environment of the control plane. One pool per control plane, in which tenants take turns."""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Hashable, Mapping
+from contextlib import AbstractAsyncContextManager
+
+from comfyfleet.server.turns import FairTurns
+
+AT_ONCE_MAX = 2
+WAITING_PER_TENANT_MAX = 50
+PROCESS_SECONDS_MAX = 30.0
+OUTPUT_BYTES_MAX = 1_000
+# Where Python and its packages are, and where temporary files go. Everything else is left out: databases, keys, proxies.
+_PASSED_ON = frozenset(
+    {"APPDATA", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONUSERBASE", "SYSTEMROOT", "TEMP",
+     "TMP", "TMPDIR", "USERPROFILE"}
+)  # fmt: skip
+
+
+class PictureProcesses:
+    def __init__(self) -> None:
+        self._turns = FairTurns(AT_ONCE_MAX, waiting_each_max=WAITING_PER_TENANT_MAX)
+
+    def turn(self, tenant: Hashable) -> AbstractAsyncContextManager[None]:
+        """Waits for one of the processes. Raises TooManyCalls for a tenant for whom too many pictures wait."""
+        return self._turns.turn(tenant)
+
+    async def run(self, module: str, *arguments: str) -> str | None:
+        """Runs a module of ours with these arguments; returns its first words, or None if it failed or took too long.
+
+        Call it within a turn.
+        """
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",  # nothing is imported from the current folder, which may belong to somebody else
+            "-m",
+            module,
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=passed_environ(os.environ),
+        )
+        async with _killed_at_the_end(process):
+            assert process.stdout is not None  # noqa: S101
+            try:
+                async with asyncio.timeout(PROCESS_SECONDS_MAX):
+                    said = await process.stdout.read(OUTPUT_BYTES_MAX)
+                    code = await process.wait()
+            except TimeoutError:
+                return None
+        return said.decode(errors="replace").strip() if code == 0 else None
+
+
+@contextlib.asynccontextmanager
+async def _killed_at_the_end(process: asyncio.subprocess.Process) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await asyncio.shield(process.wait())
+
+
+def passed_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name.upper() in _PASSED_ON}
