@@ -12,6 +12,7 @@ from tests.support.server.deployment import Deployment
 import comfyfleet
 from comfyfleet.cli.engine import start_engine_process
 from comfyfleet.server.media import small_pictures
+from comfyfleet.server.media.picture_processes import PictureProcesses
 
 PACKAGES = ("PIL", "uvicorn", "sqlalchemy", "starlette", "numpy", "comfyfleet")
 MARK = "imported"
@@ -43,11 +44,13 @@ def test_the_engines_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert imported(folder) == []
 
 
-def test_the_process_for_small_pictures(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_process_for_pictures(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     source, small = folder / "picture.png", folder / "small"
     PIL.Image.new("RGB", (2000, 2000), "red").save(source)
-    assert small_pictures._shrink(source, small, 10**8)
+    words = str(source), str(small), str(10**8)
+    assert await PictureProcesses().run(small_pictures.MODULE, *words) is not None
+    assert small.stat().st_size > 0
     assert imported(folder) == []
 
 
