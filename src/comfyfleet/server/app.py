@@ -100,16 +100,14 @@ async def open_control_plane(
         await _started(LoopWatchdog(meters.loop_stall_seconds.observe), stack)
         central = await _ready(places.central, "central", stack)
         pools = Pools(await _ready_pools(places.pools, stack))
-        outward = PublicHttpClient()
+        outward, turns = PublicHttpClient(), AdvisoryLocks(central)
         stack.push_async_callback(outward.aclose)
-        turns = AdvisoryLocks(central)
         stack.push_async_callback(turns.close)
         async with central.transaction() as tx:
             await tenants.ensure_default(tx, pools=pools, now=clock())
         queue = DispatchQueue(central, settings=settings, clock=clock, new_token=uuid4)
         await _started(queue, stack)
-        pictures = PictureProcesses()
-        store, small = await _store(places.storage_url, settings, central, pictures, clock, stack)
+        store, pictures, small = await _store(places.storage_url, settings, central, clock, stack)
         context = JobContext(
             central=central,
             pools=pools,
@@ -192,16 +190,12 @@ async def _require_ready(database: Database, place: DatabaseLocation, history: H
 
 
 async def _store(
-    url: str,
-    settings: Settings,
-    central: Database,
-    pictures: PictureProcesses,
-    clock: Clock,
-    stack: AsyncExitStack,
-) -> tuple[ObjectStore, SmallPictures]:
+    url: str, settings: Settings, central: Database, clock: Clock, stack: AsyncExitStack
+) -> tuple[ObjectStore, PictureProcesses, SmallPictures]:
     secret = bytes.fromhex(await url_secret(central))
     store = open_store(url, public_url=settings.public_url, secret=secret, clock=clock)
     stack.push_async_callback(store.aclose)
+    pictures = PictureProcesses()
     small = SmallPictures(
         store,
         public_url=settings.public_url,
@@ -211,7 +205,7 @@ async def _store(
         clock=clock,
     )
     stack.push_async_callback(small.aclose)
-    return store, small
+    return store, pictures, small
 
 
 ARRIVING = "arriving"
