@@ -210,7 +210,10 @@ async def _register(context: JobContext, slug: str) -> QueueLane:
     await service.store_document(context.store, made)
     async with context.central.transaction() as tx:
         workflow, _ = await catalog.register_workflow(
-            tx, made, WorkflowTerms(price_tokens=PRICES[slug]), now=context.clock()
+            tx,
+            made,
+            WorkflowTerms(price_tokens=PRICES[slug], output="optional"),
+            now=context.clock(),
         )
     return QueueLane(workflow.id, "production", "self_hosted")
 
