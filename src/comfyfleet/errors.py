@@ -17,6 +17,7 @@ FleetError
  ├─ NotOffered            a backend does not have this feature
  ├─ OutcomeUnknown        a prompt was sent, and it is unknown whether it was accepted
  ├─ RunFailed             a run failed; has the node and its message
+ ├─ PersonNeeded          a run waits for what only a person can do; says what
  ├─ RunLost               a backend no longer knows a run that it had accepted
  ├─ RunStalled            a run made no progress for too long; it may still be running
  ├─ RunTimedOut           a run took longer than allowed; it may still be running
@@ -70,6 +71,7 @@ __all__ = [
     "NotOffered",
     "OutcomeUnknown",
     "OutputMissing",
+    "PersonNeeded",
     "PromptRefused",
     "QueueFull",
     "Refused",
@@ -175,6 +177,10 @@ class OutcomeUnknown(FleetError):
 
 class RunFailed(FleetError):
     code = "run_failed"
+
+
+class PersonNeeded(FleetError):
+    code = "person_needed"
 
 
 class RunLost(FleetError):

@@ -136,7 +136,7 @@ class Settings:
     missed_heartbeats_max: int = 3  # then a worker is lost, and its jobs are requeued
     max_lost_leases: int = 5  # a job whose worker is lost so often before its start is poisoned
     show_backends: bool = False  # customers see names of machines, tracebacks and devices; on in up
-    no_backend_seconds: int = 60  # a graph's job that no worker can run waits so long
+    no_backend_seconds: int = 60  # a run's job that no worker can run waits so long
     offline_after_seconds: int = 90  # a worker not seen for so long is offline
     remove_worker_after_seconds: int = 600  # a worker not seen for so long is removed
     outage_seconds: int = 60  # after a longer pause of the sweeps, all leases are extended

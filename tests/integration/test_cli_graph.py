@@ -330,8 +330,9 @@ def test_a_question_is_told_where_there_is_no_terminal(
     asked = watching.wait_for_line(
         r"elsewhere is offline; answer with: comfyfleet graph answer (\S+)"
     )
+    assert watching.wait() == 3, "nobody can answer in a log"
     ada.says("answer", asked[1], "backend", "--backend", "worker:built-in")
-    assert watching.wait() == 0
+    assert "completed" in ada.says("show", asked[1], "--watch").err
 
 
 def test_graphs_and_runs_are_listed_priced_downloaded_and_deleted(

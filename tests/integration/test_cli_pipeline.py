@@ -95,15 +95,16 @@ def test_a_run_is_made_judged_shown_and_exported(tmp_path: Path, ada: Customer) 
     pipeline = ada.says("create", written(tmp_path)).out.strip()
     limits = ("--concurrent", "2", "--tokens", "50", "--candidates", "20")
     given = ("--base", "2", *SET, *limits, "--folder", "cats/spring")
-    run = ada.says("run", pipeline, *given, "--wait", "--json").json
+    run = ada.says("run", pipeline, *given, "--wait", "--json", code=3).json
     assert run["reason"] == "waiting_for_judgement"
     assert run["limits"]["tokens"] == 50
     assert run["limits"]["candidates"] == 20
     assert run["target_folder"] == "cats/spring"
     first = ada.says("tree", run["id"], "--json").json["tree"][0]["id"]
     ada.call(f"pipeline-runs/{run['id']}/candidates/{first}/approve")
-    followed = ada.says("status", run["id"], "--follow")
+    followed = ada.says("status", run["id"], "--follow", code=3)
     assert "waiting_for_judgement" in followed.err
+    assert f"pipeline approve|reject {run['id']} CANDIDATE" in followed.err
     board = ada.says("status", run["id"]).out
     header, base, soft, figures = (" ".join(line.split()) for line in board.splitlines())
     assert header == "name wanted made approved rejected in flight failed"
@@ -121,7 +122,7 @@ def test_a_run_is_made_judged_shown_and_exported(tmp_path: Path, ada: Customer) 
 
 
 def test_no_time_is_left_for_children_of_what_was_rejected(tmp_path: Path, ada: Customer) -> None:
-    run_id = ada.says("run", written(tmp_path), "--base", "2", *SET, "--wait").out.strip()
+    run_id = ada.says("run", written(tmp_path), "--base", "2", *SET, "--wait", code=3).out.strip()
     good, bad = (each["id"] for each in ada.says("tree", run_id, "--json").json["tree"])
     ada.says("approve", run_id, good)
     ada.says("reject", run_id, bad)
@@ -133,7 +134,7 @@ def test_no_time_is_left_for_children_of_what_was_rejected(tmp_path: Path, ada: 
 
 def test_candidates_are_judged_and_compared_by_commands(tmp_path: Path, ada: Customer) -> None:
     file = written(tmp_path)
-    run = ada.says("run", file, "--base", "4", *SET, "--wait", "--json").json
+    run = ada.says("run", file, "--base", "4", *SET, "--wait", "--json", code=3).json
     ids = [each["id"] for each in ada.says("tree", run["id"], "--json").json["tree"]]
     none = ada.says("export", run["id"], "-o", str(tmp_path / "no"), "--status", "approved", code=1)
     assert "none of its 4 candidates has the status approved" in none.err
@@ -219,6 +220,8 @@ def test_a_run_that_is_waited_for_tells_its_id_and_why_it_waits(
     given = ("run", written(tmp_path), *SET, "--wait")
     with started("pipeline", *given, folder=tmp_path, **environ) as waiting:
         waiting.wait_for_line("warning: run [0-9a-f-]{36} waits: Insufficient token balance")
+        waiting.wait_for_line("error: run .* can't go on: Insufficient token balance. Solve this")
+        assert waiting.process.wait(60) == 3
 
 
 def test_a_run_needs_its_variables(tmp_path: Path, ada: Customer) -> None:
@@ -242,11 +245,14 @@ def test_a_run_is_paused_and_resumed(tmp_path: Path, ada: Customer) -> None:
 
 def test_failed_jobs_are_made_again_when_somebody_says_so(tmp_path: Path, ada: Customer) -> None:
     file = written(tmp_path, FAILING)
-    run = ada.says("run", file, "--base", "2", "--wait", "--json").json
+    failed = ada.says("run", file, "--base", "2", "--wait", "--json", code=3)
+    assert "2 jobs have failed" in failed.err
+    assert f"comfyfleet pipeline retry {failed.json['id']}" in failed.err
+    run = failed.json
     assert (run["reason"], run["steps"][0]["failed"]) == ("failed", 2)
     assert "0% succeeded" in ada.says("status", run["id"]).out
     assert "2 jobs are made again" in ada.says("retry", run["id"]).err
-    ada.says("status", run["id"], "--follow")
+    ada.says("status", run["id"], "--follow", code=3)
     again = ada.status(run["id"])
     assert again["jobs"] == {"failed": 2, "retried": 2}
     unknown = ada.says("retry", run["id"], "--job", run["id"], code=1)

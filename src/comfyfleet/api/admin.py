@@ -261,6 +261,9 @@ class FleetAnswer(Message):
     stage: str
     max_workers: int | None
     approval: str
+    starts_within_seconds: int | None = Field(
+        default=None, description="How long its machines take to start on demand."
+    )
     workers: int = Field(description="How many have joined.")
     workflows: list[str] = Field(description="Slugs of the workflows assigned to it.")
     object_info_hash: str | None = Field(description="Of what its backends last reported.")

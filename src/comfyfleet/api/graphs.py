@@ -241,6 +241,10 @@ class ErrorSeen(Response):
     alternatives: tuple[str, ...] = Field(
         default=(), description="For one that is bound to a backend."
     )
+    action: str | None = Field(
+        default=None,
+        description="What a person must do before a new run can succeed; null where that isn't known.",
+    )
 
 
 class NodeSeen(Response):

@@ -122,6 +122,10 @@ class PipelineRunSummary(Response):
         description="Why nothing was submitted at the last check; null while the next check is due.",
     )
     trouble: str | None = Field(default=None, description="What prevents the next job.")
+    trouble_seconds: int | None = Field(
+        default=None,
+        description="Only a person can help when the trouble has lasted for so long; null: it may pass by itself.",
+    )
     target_folder: str
     base_candidates: int
     variables: dict[str, Any] = Field(default_factory=dict)

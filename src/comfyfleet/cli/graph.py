@@ -23,6 +23,7 @@ from comfyfleet.api.graphs import (
     ExecutionSeen,
     GraphEvent,
     NodeSeen,
+    QuestionSeen,
     ReusedFrom,
     RunningNodeSeen,
 )
@@ -37,6 +38,7 @@ from comfyfleet.client import Graph, GraphRun, GraphRunHandle, rows_from
 from comfyfleet.errors import (
     InvalidInput,
     NotFound,
+    PersonNeeded,
     RunFailed,
     ServerUnavailable,
     Unavailable,
@@ -339,8 +341,8 @@ def run(
         seen = _followed(plane, handle, context, watch=watch, output=output)
     if options.as_json:
         print_json(seen, context)
-    if (watch or output) and seen.status != "completed":
-        raise RunFailed(_reason(seen))
+    if watch or output:
+        _require_success(seen)
 
 
 def _followed(
@@ -352,7 +354,7 @@ def _followed(
     output: Path | None,
 ) -> GraphRun:
     seen = _watched(plane, handle, context) if watch or output else handle.run
-    if output:
+    if output and seen.has_ended:
         save_files(plane, handle, output, context)
     return seen
 
@@ -410,6 +412,29 @@ def _run(plane: ApiSession, run_id: UUID | str) -> GraphRunHandle:
 def _act(plane: ApiSession, run_id: UUID, act: str, **body: Any) -> GraphRunHandle:
     answer = plane.post("graph-runs", run_id, act, **body)
     return GraphRunHandle(plane.client.calls, GraphRun.model_validate(answer))
+
+
+def _require_success(seen: GraphRun) -> None:
+    """Raises PersonNeeded where only a person can help, and RunFailed after other failures."""
+    if seen.status == "completed":
+        return
+    if not seen.has_ended:
+        asked = "; ".join(_question_line(seen.id, question) for question in seen.questions)
+        raise PersonNeeded(
+            f"the run waits for an answer: {asked}",
+            hint=f"Then follow it with: comfyfleet graph show {seen.id} --watch",
+        )
+    if seen.error and seen.error.action:
+        raise PersonNeeded(f"{seen.error.message.rstrip('.')}. {seen.error.action}")
+    raise RunFailed(_reason(seen))
+
+
+def _question_line(run_id: object, question: QuestionSeen) -> str:
+    choices = "|".join(map(str, question.choices))
+    return (
+        f"{question.node} asks: {question.message}; answer with: "
+        f"comfyfleet graph answer {run_id} {choices}"
+    )
 
 
 def _reason(seen: GraphRun) -> str:
@@ -504,16 +529,24 @@ def _watched(plane: ApiSession, handle: GraphRunHandle, context: CliContext) -> 
 
     look = partial(retry_while_away, refresh, context, "the run goes on", time.sleep)
     with live_display(context.err, run_tree(look())) as live:
-        while not handle.run.has_ended:
+        while not handle.run.has_ended and not _is_stuck(handle.run, context):
             try:
                 for event in plane.iterate(handle.events()):
                     changes.tell(event)
-                    live.update(run_tree(handle.run.model_copy(update=_as_seen(event))))
+                    seen = handle.run.model_copy(update=_as_seen(event))
+                    live.update(run_tree(seen))
+                    if _is_stuck(seen, context):
+                        break
             except (ServerUnavailable, Unavailable, UnexpectedAnswer):
                 time.sleep(LOOK_SECONDS)
             changes.tell(look())
         live.update(run_tree(handle.run))
     return handle.run
+
+
+def _is_stuck(run: GraphRun, context: CliContext) -> bool:
+    """Whether the run waits for an answer and nobody sits in front of this command to give one."""
+    return run.status == "waiting_for_user" and not context.err.is_terminal
 
 
 def _as_seen(event: GraphEvent) -> dict[str, Any]:
@@ -530,15 +563,14 @@ class RunChanges:
         self._told: set[tuple[str, ...]] = set()
 
     def tell(self, seen: GraphRun | GraphEvent) -> None:
+        for question in seen.questions:
+            where = (question.node, *map(str, question.index))
+            self._once(where, _question_line(self._run_id, question))
         if self._context.err.is_terminal:
             return
         for node in seen.nodes:
             if node.status in NODE_ENDS:
                 self._once((node.id, node.status), f"{node.id}: {node.status}")
-        for each in seen.questions:
-            where = (each.node, *map(str, each.index))
-            line = f"{each.node} asks: {each.message}; answer with: comfyfleet graph answer"
-            self._once(where, f"{line} {self._run_id} {'|'.join(each.choices)}")
 
     def _once(self, key: tuple[str, ...], line: str) -> None:
         if key not in self._told:
@@ -693,8 +725,8 @@ def rerun(
         seen = _followed(plane, handle, context, watch=watch, output=output)
     if options.as_json:
         print_json(seen, context)
-    if (watch or output) and seen.status != "completed":
-        raise RunFailed(_reason(seen))
+    if watch or output:
+        _require_success(seen)
 
 
 @Parameter(name="*")

@@ -11,9 +11,10 @@ from cyclopts import App, CoercionError, CycloptsError, Group, Parameter
 from comfyfleet import __version__
 from comfyfleet.cli import help_texts
 from comfyfleet.cli.context import CliContext, InjectedContext, process_context
-from comfyfleet.errors import FleetError, InvalidInput, WorkerRevoked
+from comfyfleet.errors import FleetError, InvalidInput, PersonNeeded, WorkerRevoked
 
 FINE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
+PERSON_NEEDED = 3  # a command that waits has nothing left to wait for
 REVOKED = 77  # a worker that an operator has sent away: to start it again is of no use
 
 
@@ -144,12 +145,18 @@ def run(arguments: Sequence[str], context: CliContext) -> int:
         return WRONG_USAGE
     except FleetError as error:
         context.fail(error.message, error.details.get("hint"))
-        return REVOKED if isinstance(error, WorkerRevoked) else FAILED
+        return _exit_code(error)
     except BrokenPipeError:
         return _reader_is_gone()
     except KeyboardInterrupt:
         return INTERRUPTED
     return FINE
+
+
+def _exit_code(error: FleetError) -> int:
+    if isinstance(error, WorkerRevoked):
+        return REVOKED
+    return PERSON_NEEDED if isinstance(error, PersonNeeded) else FAILED
 
 
 def _reader_is_gone() -> int:

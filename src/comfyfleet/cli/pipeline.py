@@ -31,7 +31,7 @@ from comfyfleet.cli.pipeline_files import ExportFolder, pillow_missing
 from comfyfleet.cli.tables import TextTable, print_json, print_rows, table_cell
 from comfyfleet.cli.upload import variables_from
 from comfyfleet.client import Pipeline, PipelineRun, PipelineRunHandle
-from comfyfleet.errors import InvalidInput, RunFailed
+from comfyfleet.errors import InvalidInput, PersonNeeded, RunFailed
 
 app = App(name="pipeline", help=help_texts.PIPELINE, help_format="markdown")
 control = partial(connect, base=PUBLIC_BASE)
@@ -42,6 +42,7 @@ CANDIDATE_COLUMNS = (
     "note:judge_error",
 )
 LOOK_SECONDS, LOOK_SECONDS_MAX = 0.5, 5.0
+JUDGEMENT = "waiting_for_judgement"
 PAGE_MAX = 100  # candidates that are asked for at once
 RUN_COLUMNS = ("id", "pipeline", "status", "reason", "tokens", "created_at")
 Run = Annotated[str, Parameter(help="The run's id.")]
@@ -162,12 +163,13 @@ def run(
         if not options.as_json:
             context.print_line(str(handle.id))
         folder = ExportFolder(plane, handle, export_to) if export_to else None
-        if wait or folder:
-            _watch(plane, handle, context, folder)
-        if folder:
+        needed = _watch(plane, handle, context, folder) if wait or folder else None
+        if folder and (_made_count(handle.run) or not needed):
             _export(folder, context)
     if options.as_json:
         print_json(handle.run, context)
+    if needed:
+        raise needed
 
 
 def pipeline_document(plane: ApiSession, file: Path, context: CliContext) -> dict[str, Any] | str:
@@ -223,7 +225,8 @@ def status(
     with control(options, context) as plane:
         handle = plane.run(plane.client.pipelines.get_run(run))
         if follow:
-            _watch(plane, handle, context)
+            if needed := _watch(plane, handle, context):
+                raise needed
             return
     if options.as_json:
         print_json(handle.run, context)
@@ -236,8 +239,11 @@ def _watch(
     handle: PipelineRunHandle,
     context: CliContext,
     folder: ExportFolder | None = None,
-) -> None:
-    """Waits until nothing is left that the run could do by itself, and writes candidates as they are made."""
+) -> PersonNeeded | None:
+    """Waits until nothing is left that the run could do by itself, and writes candidates as they are made.
+
+    Returns what a person must do, if that is why the run rests.
+    """
     look = partial(
         retry_while_away,
         lambda: plane.run(handle.refresh()),
@@ -246,31 +252,73 @@ def _watch(
         time.sleep,
     )
     seen: PipelineRun | None = None
-    seconds = LOOK_SECONDS
+    seconds, troubled_at = LOOK_SECONDS, 0.0
     with live_display(context.err) as live:
         while True:
             run = look()
+            if seen is None or run.trouble != seen.trouble:
+                troubled_at = context.clock()
             if run != seen:
                 if folder and (seen is None or _made_count(run) != _made_count(seen)):
                     folder.write_new()
                 live.update(render_board(run))
-                _warn_of_trouble(run, seen, context)
+                _tell_changes(run, seen, context)
                 seen, seconds = run, LOOK_SECONDS
-            if run.is_resting:
-                return
+            needed = person_needed(run, context.clock() - troubled_at)
+            is_asked = run.reason == JUDGEMENT and context.err.is_terminal
+            if not is_asked and (needed or run.is_resting):
+                return needed
             time.sleep(seconds)
             seconds = min(seconds * 1.5, LOOK_SECONDS_MAX)
+
+
+def person_needed(run: PipelineRun, troubled_seconds: float) -> PersonNeeded | None:
+    """What only a person can do for a run; None while it works, and at its end."""
+    seconds = run.trouble_seconds
+    if run.trouble and seconds is not None and troubled_seconds >= seconds:
+        remedy = "Start a worker that can run it" if seconds else "Solve this"
+        return PersonNeeded(
+            f"run {run.id} can't go on: {run.trouble.rstrip('.')}. {remedy}; the run then continues by itself",
+            hint=f"Follow it with: comfyfleet pipeline status {run.id} --follow",
+        )
+    if not run.is_resting:
+        return None
+    if run.status == "paused":
+        return PersonNeeded(
+            f"run {run.id} is paused. Resume it with: comfyfleet pipeline resume {run.id}"
+        )
+    if run.reason == JUDGEMENT:
+        return PersonNeeded(_judgement_line(run))
+    if run.reason == "failed":
+        failed = counted(sum(step.failed for step in run.steps), "job has", "jobs have")
+        return PersonNeeded(
+            f"{failed} failed, and failed jobs are not retried automatically. "
+            f"Retry with: comfyfleet pipeline retry {run.id}"
+        )
+    return None
+
+
+def _judgement_line(run: PipelineRun) -> str:
+    waiting = counted(sum(step.waiting for step in run.steps), "candidate waits", "candidates wait")
+    return (
+        f"{waiting} for your judgement. List them with: comfyfleet pipeline tree {run.id}; "
+        f"judge with: comfyfleet pipeline approve|reject {run.id} CANDIDATE"
+    )
 
 
 def _made_count(run: PipelineRun) -> int:
     return sum(step.made for step in run.steps)
 
 
-def _warn_of_trouble(run: PipelineRun, before: PipelineRun | None, context: CliContext) -> None:
-    """A terminal shows the trouble all the time; a log would show nothing until the end."""
+def _tell_changes(run: PipelineRun, before: PipelineRun | None, context: CliContext) -> None:
+    """A terminal shows the trouble all the time; a log would show nothing until the end. A terminal is also told
+    how to answer what the run asks."""
     was_told = before is not None and before.trouble == run.trouble
     if run.trouble and not was_told and not context.err.is_terminal:
         context.warn(f"run {run.id} waits: {run.trouble}")
+    was_asked = before is not None and before.reason == JUDGEMENT
+    if run.reason == JUDGEMENT and not was_asked and context.err.is_terminal:
+        context.say(_judgement_line(run))
 
 
 def render_board(run: PipelineRun) -> Group:
@@ -603,9 +651,11 @@ def export(
     with control(options, context) as plane:
         handle = plane.run(plane.client.pipelines.get_run(run))
         files = ExportFolder(plane, handle, folder, status)
-        if follow:
-            _watch(plane, handle, context, files)
-        _export(files, context)
+        needed = _watch(plane, handle, context, files) if follow else None
+        if _made_count(handle.run) or not needed:
+            _export(files, context)
+    if needed:
+        raise needed
 
 
 def _export(files: ExportFolder, context: CliContext) -> None:

@@ -211,6 +211,15 @@ class AdminApi:
         body = {"max_workers": max_workers}
         return await self._send(FleetAnswer, "PUT", "fleets", slug, stage, "cap", body=body)
 
+    async def set_starts_within(
+        self, slug: str, seconds: int | None, *, stage: str = PRODUCTION
+    ) -> FleetAnswer:
+        """Sets how long its machines take to start on demand; None means the setting for all fleets."""
+        body = {"seconds": seconds}
+        return await self._send(
+            FleetAnswer, "PUT", "fleets", slug, stage, "starts-within", body=body
+        )
+
     async def set_approval(
         self, slug: str, approval: Literal["auto", "manual"], *, stage: str = PRODUCTION
     ) -> FleetAnswer:

@@ -734,6 +734,8 @@ export interface ErrorSeen {
   message: string
   /** For one that is bound to a backend. */
   alternatives: (string)[]
+  /** What a person must do before a new run can succeed; null where that isn't known. */
+  action: string | null
 }
 
 /** What an operator shows of an effect: what went in, and what came out. */
@@ -899,6 +901,8 @@ export interface FleetAnswer {
   stage: string
   max_workers: number | null
   approval: string
+  /** How long its machines take to start on demand. */
+  starts_within_seconds: number | null
   /** How many have joined. */
   workers: number
   /** Slugs of the workflows assigned to it. */
@@ -913,6 +917,8 @@ export interface FleetDetails {
   stage: string
   max_workers: number | null
   approval: string
+  /** How long its machines take to start on demand. */
+  starts_within_seconds: number | null
   /** How many have joined. */
   workers: number
   /** Slugs of the workflows assigned to it. */
@@ -2164,6 +2170,8 @@ export interface PipelineRunAnswer {
   reason: string | null
   /** What prevents the next job. */
   trouble: string | null
+  /** Only a person can help when the trouble has lasted for so long; null: it may pass by itself. */
+  trouble_seconds: number | null
   target_folder: string
   base_candidates: number
   variables: Record<string, unknown>
@@ -2207,6 +2215,8 @@ export interface PipelineRunSummary {
   reason: string | null
   /** What prevents the next job. */
   trouble: string | null
+  /** Only a person can help when the trouble has lasted for so long; null: it may pass by itself. */
+  trouble_seconds: number | null
   target_folder: string
   base_candidates: number
   variables: Record<string, unknown>
@@ -2785,6 +2795,11 @@ export type SpanKind = "running" | "asking" | "queued" | "held" | "retried"
 export type StageName = "checked" | "waiting" | "making" | "finishing"
 
 export type StageState = "done" | "current" | "to_come"
+
+export interface StartsWithin {
+  /** How long jobs may wait for machines that start on demand; null: COMFYFLEET_NO_BACKEND_SECONDS. */
+  seconds: number | null
+}
 
 export interface StepAnswer {
   name: string

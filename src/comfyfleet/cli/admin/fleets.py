@@ -218,6 +218,31 @@ def cap(
     plane.tell(answer, f"fleet {slug}/{stage} takes at most {max_workers} workers")
 
 
+@fleets_app.command(name="set")
+def set_(
+    slug: Slug,
+    /,
+    *,
+    starts_within: Annotated[
+        int,
+        Parameter(
+            metavar="SECONDS",
+            help="How long its machines take to start on demand: until then, graphs, pipelines and commands that "
+            "wait don't give up a job that no worker can run. 0: COMFYFLEET_NO_BACKEND_SECONDS.",
+        ),
+    ],
+    stage: Stage = PRODUCTION,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Change the settings of a fleet."""
+    seconds = starts_within or None
+    with connect(options, context) as plane:
+        answer = plane.put("fleets", slug, stage, "starts-within", seconds=seconds)
+    said = f"start within {seconds} s" if seconds else "have no time of their own to start"
+    plane.tell(answer, f"the machines of fleet {slug}/{stage} {said}")
+
+
 @fleets_app.command
 def approval(
     slug: Slug,

@@ -101,6 +101,7 @@ fleets = Table(
     Column("created_at", Moment, nullable=False),
     Column("approval", String(10), nullable=False, server_default="auto"),  # or manual
     Column("gateway", Json),  # price, node types and limits of prompts; none: it takes none
+    Column("starts_within_seconds", Integer),  # of machines that start on demand
     UniqueConstraint("slug", "stage"),
 )
 

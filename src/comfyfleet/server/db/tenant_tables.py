@@ -56,6 +56,7 @@ pipeline_runs = Table(
     Column("pause_reason", String(50)),
     Column("reason", String(50)),  # why nothing was submitted at the last look
     Column("trouble", Text),  # what stood in the way of the last submit
+    Column("trouble_seconds", Integer),  # until only a person can help; null: it may pass
     Column("candidates_max", Integer),
     Column("tokens_max", BigInteger),
     Column("bytes_max", BigInteger),

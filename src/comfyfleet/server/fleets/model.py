@@ -200,6 +200,7 @@ class Fleet:
     created_at: datetime
     approval: str = AUTO
     gateway: Mapping[str, Any] | None = None  # price, node types and limits of open prompts
+    starts_within_seconds: int | None = None  # of machines that start on demand
 
     @property
     def name(self) -> str:
@@ -410,6 +411,17 @@ def check_approval(approval: str) -> None:
     if approval not in (AUTO, MANUAL):
         raise InvalidInput(
             f"a fleet's approval is {AUTO} or {MANUAL}, not {approval!r}", field="approval"
+        )
+
+
+STARTS_WITHIN_SECONDS_MAX = 24 * 3600
+
+
+def check_starts_within(seconds: int | None) -> None:
+    if seconds is not None and not 1 <= seconds <= STARTS_WITHIN_SECONDS_MAX:
+        raise InvalidInput(
+            f"machines of a fleet start within 1 to {STARTS_WITHIN_SECONDS_MAX:,} seconds, not {seconds}",
+            field="starts_within_seconds",
         )
 
 

@@ -40,6 +40,7 @@ from comfyfleet.server.fleets.model import (
     check_cap,
     check_capabilities,
     check_fleet_name,
+    check_starts_within,
     facts_hash,
     fleet_prefix_of,
     prefixed_worker_id,
@@ -614,6 +615,31 @@ async def set_cap(tx: Tx, fleet: Fleet, *, max_workers: int | None) -> Fleet:
     return _require_fleet(
         await store.update_fleet(tx, fleet.id, {"max_workers": max_workers}), fleet.name
     )
+
+
+async def set_starts_within(tx: Tx, fleet: Fleet, *, seconds: int | None) -> Fleet:
+    """Sets how long jobs may wait for machines that start on demand."""
+    check_starts_within(seconds)
+    return _require_fleet(
+        await store.update_fleet(tx, fleet.id, {"starts_within_seconds": seconds}), fleet.name
+    )
+
+
+async def starts_within(tx: Tx) -> dict[str, int]:
+    """Returns the longest start of machines, in seconds, by workflow slug; only for fleets that have one."""
+    seconds_by_fleet = {
+        fleet.id: fleet.starts_within_seconds
+        for fleet in await store.all_fleets(tx)
+        if fleet.starts_within_seconds is not None
+    }
+    found: dict[str, int] = {}
+    if not seconds_by_fleet:
+        return found
+    for fleet_id, workflows in (await store.assigned(tx)).items():
+        if (seconds := seconds_by_fleet.get(fleet_id)) is not None:
+            for workflow in workflows:
+                found[workflow.slug] = max(seconds, found.get(workflow.slug, 0))
+    return found
 
 
 async def set_approval(tx: Tx, fleet: Fleet, *, approval: str) -> Fleet:

@@ -673,7 +673,9 @@ def _submit(draft: RunDraft, key: ExecutionKey, node: WorkflowNode, affinity: st
 
 def _is_unserved(draft: RunDraft, facts: WorkflowFacts, record: ExecutionRecord) -> bool:
     need = facts.need_for(record.inputs or {})
-    return is_self_hosted(facts) and draft.environment.is_unserved(need, record.queued_at)
+    return is_self_hosted(facts) and draft.environment.is_unserved(
+        facts.slug, need, record.queued_at
+    )
 
 
 def _check_placements(draft: RunDraft) -> None:

@@ -172,6 +172,7 @@ class EnvironmentCache:
         self._began: datetime | None = None
         self._tenants: dict[UUID, Tenant] = {}
         self._lookup: WorkflowCache | None = None
+        self._starts_within: Mapping[str, int] = {}
         self._lately_online: dict[Hashable, tuple[BackendState, datetime]] = {}
 
     def lookup(self, context: JobContext) -> WorkflowCache:
@@ -188,11 +189,13 @@ class EnvironmentCache:
                 self._backends = await read_backends(
                     tx, context, seen_since=self._seen_since(context)
                 )
+                self._starts_within = await fleets.starts_within(tx)
                 # Its range of priorities may be changed, so it is not kept for long either.
                 self._tenants.clear()
                 self._lookup = None
             self._at = now
-            self._note_online(now, timedelta(seconds=context.settings.no_backend_seconds))
+            longest = max([context.settings.no_backend_seconds, *self._starts_within.values()])
+            self._note_online(now, timedelta(seconds=longest))
         tenant = self._tenants.get(tenant_id)
         if tenant is None:
             async with context.central.read() as tx:
@@ -208,6 +211,7 @@ class EnvironmentCache:
             watched_since=self._began,
             no_backend_seconds=context.settings.no_backend_seconds,
             executions_max=context.settings.max_executions_per_graph_run,
+            starts_within=self._starts_within,
         )
 
     def _note_online(self, now: datetime, kept: timedelta) -> None:

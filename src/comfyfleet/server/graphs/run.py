@@ -340,10 +340,13 @@ def is_self_hosted(workflow: WorkflowFacts) -> bool:
     return workflow.effect is None or workflow.effect.provider == "self_hosted"
 
 
+NO_BACKEND = "NoBackendAvailable"
+
+
 def no_backend_message(workflow: WorkflowFacts) -> str:
     needed = ", ".join(sorted(workflow.required_capabilities))
     which = f" (it needs {needed})" if needed else ""
-    return f"NoBackendAvailable: no backend can run {workflow.name}{which} at the moment"
+    return f"{NO_BACKEND}: no backend can run {workflow.name}{which} at the moment"
 
 
 def is_online(affinity: str, need: BackendNeed, backends: Iterable[BackendState]) -> bool:
@@ -465,16 +468,19 @@ class Environment:
     watched_since: datetime | None = None
     no_backend_seconds: float | None = None  # None: jobs wait for a backend as long as it takes
     executions_max: int = EXECUTIONS_MAX  # of one run
+    # Seconds by workflow, where machines of its fleets start on demand.
+    starts_within: Mapping[str, int] = field(default_factory=dict)
 
-    def is_unserved(self, need: BackendNeed, since: datetime | None) -> bool:
-        """Whether no backend could run it for too long, within the time that the job has waited."""
+    def is_unserved(self, slug: str, need: BackendNeed, since: datetime | None) -> bool:
+        """Whether no backend could run a workflow for too long, within the time that the job has waited."""
         if self.no_backend_seconds is None or self.watched_since is None or since is None:
             return False
         if any(each.is_online and each.is_able(need) for each in self.backends):
             return False
         served = (at for each, at in self.lately_online if each.is_able(need))
         last = max(since, self.watched_since, *served)
-        return (self.now - last).total_seconds() >= self.no_backend_seconds
+        seconds = self.starts_within.get(slug, self.no_backend_seconds)
+        return (self.now - last).total_seconds() >= seconds
 
 
 class FailureCause(StrEnum):

@@ -58,6 +58,7 @@ from comfyfleet.server.tenants.model import Tenant
 
 JOBS_PER_SUBMIT_MAX = 1000
 FULL_RETRY_SECONDS = 30
+TAKES_NO_JOBS = "takes no jobs"
 # Some of them move, which their type does not tell; nodes that load videos do not take them.
 MAYBE_ANIMATED = ("image/gif", "image/webp", "image/png", "image/avif")
 _random = SystemRandom()
@@ -287,7 +288,7 @@ async def _find_workflow(context: JobContext, request: JobRequest) -> ResolvedWo
 
 def require_active(workflow: RegisteredWorkflow) -> None:
     if not workflow.is_active or workflow.is_open:
-        raise Refused(f"the workflow {workflow.slug} takes no jobs", field="workflow_slug")
+        raise Refused(f"the workflow {workflow.slug} {TAKES_NO_JOBS}", field="workflow_slug")
 
 
 async def resolve_workflow(

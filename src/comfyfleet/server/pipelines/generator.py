@@ -24,6 +24,7 @@ from comfyfleet.errors import (
 from comfyfleet.server.catalog.model import SEED_MAX, Property, seed_within
 from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.db.outages import log_failure
+from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.graphs.catalogue import WorkflowFacts
 from comfyfleet.server.graphs.environment import read_backends
 from comfyfleet.server.graphs.run import alternatives, is_self_hosted, no_backend_message
@@ -200,13 +201,15 @@ async def _record_no_work(
     seen = state.stored
     reason = next(each.reason for each in found if isinstance(each, NoWork))
     again: datetime | None = None
-    trouble: str | None = None
+    trouble, seconds = None, None
     if reason in _UNTIL_A_JOB_ENDS:
         again = context.clock() + timedelta(seconds=context.settings.comfyui_submit_interval)
-        trouble = await _unservable_step(context, state)
+        trouble, seconds = await _unservable_step(context, state)
     async with pool.transaction() as tx:
         await store.record_sweep_result(
-            tx, seen, {"reason": reason, "trouble": trouble, "look_at": again}
+            tx,
+            seen,
+            {"reason": reason, "trouble": trouble, "trouble_seconds": seconds, "look_at": again},
         )
         if seen.reason != reason and reason not in _UNTIL_A_JOB_ENDS:
             await run_state.record_event(
@@ -215,11 +218,16 @@ async def _record_no_work(
     context.notifier.tell(seen.id)
 
 
-async def _unservable_step(context: JobContext, state: PipelineRunState) -> str | None:
-    """Returns a message about the first step or judge in flight that no backend can run now."""
+async def _unservable_step(
+    context: JobContext, state: PipelineRunState
+) -> tuple[str | None, int | None]:
+    """Returns a message about the first step or judge in flight that no backend can run now, and for how long it
+    may wait for one."""
     async with context.central.read() as tx:
         facts = await facts_by_work(tx, state.pipeline)
         there = await read_backends(tx, context)
+        starts_within = await fleets.starts_within(tx)
+    usual = context.settings.no_backend_seconds
     flying = {WorkKey(each.step, each.is_judge) for each in state.in_flight}
     works = state.pipeline.works
     for key in sorted(flying & facts.keys()):
@@ -227,8 +235,9 @@ async def _unservable_step(context: JobContext, state: PipelineRunState) -> str 
         # What a template makes is not known here.
         said = {name: "" if "{{" in str(text) else text for name, text in step.properties.items()}
         if is_self_hosted(each) and not alternatives(each.need_for(said), there):
-            return f"step {step.name!r}: {no_backend_message(each)}"
-    return None
+            message = f"step {step.name!r}: {no_backend_message(each)}"
+            return message, starts_within.get(each.slug, usual)
+    return None, None
 
 
 async def _record_trouble(
@@ -242,7 +251,11 @@ async def _record_trouble(
     async with pool.transaction() as tx:
         now = await store.get_run(tx, seen.tenant_id, seen.id, is_locked=True)
         if now is not None and now.look_at == seen.look_at:
-            told = {"look_at": later, "trouble": said_to_customers(error)}
+            told = {
+                "look_at": later,
+                "trouble": said_to_customers(error),
+                "trouble_seconds": None if is_passing else 0,
+            }
             await store.change_run(tx, seen.id, told)
 
 
@@ -405,7 +418,15 @@ async def _submit(
     )
     await job_rows.add_job(tx, tenant_id, row)
     await store.change_run(
-        tx, run_id, {"served_at": now, "changed_at": now, "trouble": None, "reason": None}
+        tx,
+        run_id,
+        {
+            "served_at": now,
+            "changed_at": now,
+            "trouble": None,
+            "trouble_seconds": None,
+            "reason": None,
+        },
     )
     told = {
         "job_id": str(job_id),

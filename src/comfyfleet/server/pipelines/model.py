@@ -187,6 +187,7 @@ class StoredRun:
     pause_reason: str | None = None
     reason: str | None = None
     trouble: str | None = None
+    trouble_seconds: int | None = None  # until only a person can help; None: it may pass by itself
     idempotency_key: str | None = None
     look_at: datetime | None = None
     served_at: datetime | None = None

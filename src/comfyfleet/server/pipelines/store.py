@@ -169,6 +169,7 @@ _ALIKE = (
     "pause_reason",
     "reason",
     "trouble",
+    "trouble_seconds",
     "idempotency_key",
     "look_at",
     "served_at",

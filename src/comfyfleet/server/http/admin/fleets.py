@@ -404,6 +404,12 @@ class Cap(Body):
     max_workers: int | None = Field(description="null: as many as the settings allow.")
 
 
+class StartsWithin(Body):
+    seconds: int | None = Field(
+        description="How long jobs may wait for machines that start on demand; null: COMFYFLEET_NO_BACKEND_SECONDS."
+    )
+
+
 class WantedApproval(Body):
     approval: Approval = Field(description="auto or manual, for workers that join from now on.")
 
@@ -484,6 +490,28 @@ async def rotate_secret(
         await record_audit(tx, operator, "rotate_secret", fleet.subject, now)
     join = join_command(plane, slug, stage, secret)
     return FleetSecret(slug=slug, stage=stage, secret=secret, join=join)
+
+
+@router.put("/fleets/{slug}/{stage}/starts-within")
+async def set_starts_within(
+    slug: Slug,
+    stage: Stage,
+    body: StartsWithin,
+    plane: PlaneDep,
+    now: NowDep,
+    operator: OperatorDep,
+) -> FleetAnswer:
+    """Sets how long the fleet's machines take to start on demand.
+
+    Until then, a job that no worker can run counts as waiting for them, in graphs, pipelines and commands.
+    """
+    async with plane.central.transaction() as tx:
+        fleet = await fleets.get_fleet(tx, slug, stage)
+        fleet = await fleets.set_starts_within(tx, fleet, seconds=body.seconds)
+        await record_audit(
+            tx, operator, "set_starts_within", fleet.subject, now, seconds=body.seconds
+        )
+        return await _fleet_answer(tx, fleet)
 
 
 @router.put("/fleets/{slug}/{stage}/cap")
@@ -609,6 +637,7 @@ async def _fleet_answer(tx: Tx, fleet: Fleet) -> FleetAnswer:
         stage=fleet.stage,
         max_workers=fleet.max_workers,
         approval=fleet.approval,
+        starts_within_seconds=fleet.starts_within_seconds,
         workers=await fleets.count_workers(tx, fleet),
         workflows=_slugs(await fleets.assigned_to(tx, fleet)),
         object_info_hash=fleet.object_info_hash,

@@ -362,6 +362,7 @@ def _summary_fields(stored: StoredRun, now: datetime) -> dict[str, Any]:
         "pause_reason": stored.pause_reason,
         "reason": stored.reason_at(now),
         "trouble": stored.trouble,
+        "trouble_seconds": stored.trouble_seconds,
         "target_folder": run.target_folder,
         "base_candidates": run.base_candidates,
         "variables": dict(run.variables),

@@ -27,10 +27,16 @@ from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.gateway.visible_backends import sees_backends
 from comfyfleet.server.graphs import actions
-from comfyfleet.server.graphs.apply import IN_LOOP_EXECUTIONS_MAX, LoadedRun, large_runs
+from comfyfleet.server.graphs.apply import (
+    IN_LOOP_EXECUTIONS_MAX,
+    NO_TOKENS,
+    LoadedRun,
+    large_runs,
+)
 from comfyfleet.server.graphs.progress import node_status, progress_of
 from comfyfleet.server.graphs.run import (
     ANSWER_SIZE_MAX,
+    NO_BACKEND,
     NO_SIZE,
     ExecutionKey,
     ExecutionRecord,
@@ -41,6 +47,7 @@ from comfyfleet.server.graphs.run import (
     size_of,
 )
 from comfyfleet.server.jobs.model import Job, JobStatus
+from comfyfleet.server.jobs.submit import TAKES_NO_JOBS
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File, safe_name
 from comfyfleet.server.tenants.model import Tenant
@@ -280,7 +287,19 @@ def _error(run: GraphRunState, *, sees: bool) -> ErrorSeen | None:
         backend=backend_of(record, sees=sees),
         message=run.error.message,
         alternatives=run.error.alternatives if bound else (),
+        action=_action_after(run.error.message),
     )
+
+
+def _action_after(message: str) -> str | None:
+    """What a person must do after an error that no retry solves."""
+    if message.endswith(NO_TOKENS):
+        return "Add tokens to the wallet, then run the graph again."
+    if f"{NO_BACKEND}: " in message:
+        return "Start a worker that can run it, or ask the operator to, then run the graph again."
+    if message.endswith(TAKES_NO_JOBS):
+        return "Ask the operator to offer the workflow again, or use another one."
+    return None
 
 
 def node_views(kept: LoadedRun, run: GraphRunState) -> Iterator[NodeSeen]:
