@@ -126,6 +126,12 @@ def test_a_quota_is_looked_at_set_and_taken_back(admin: Admin) -> None:
     assert admin("tenants", "quota", tenant, "-5").code != 0
 
 
+def test_storage_shows_objects_without_a_row(admin: Admin) -> None:
+    tenant = admin("tenants", "create", "Olga", "--json").json["id"]
+    assert "0 objects have no row" in admin("tenants", "storage", tenant).err
+    assert admin("tenants", "storage", tenant, "--json").json["unnamed_objects"] == 0
+
+
 def test_a_workflow_is_offered_and_withdrawn(admin: Admin) -> None:
     def price() -> int | None:
         found: int | None = admin("workflows", "show", "plain", "--json").json["price_tokens"]

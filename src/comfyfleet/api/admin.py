@@ -311,6 +311,13 @@ class MadeTenant(Message):
 class Storage(Message):
     used_bytes: int = Field(description="Including announced uploads.")
     max_storage_bytes: int
+    unnamed_objects: int | None = Field(
+        default=None,
+        description="Objects that no row names, if they were asked for. A sweep deletes them after a day.",
+    )
+    is_complete: bool = Field(
+        default=True, description="False: only the first 100,000 objects were looked at."
+    )
 
 
 class TenantAnswer(Message):

@@ -16,6 +16,7 @@ from comfyfleet.server.db.tenant_tables import gateway_files, run_events
 from comfyfleet.server.jobs import finish
 from comfyfleet.server.jobs.files import report_live
 from comfyfleet.server.jobs.model import PRICE_PER_SECOND, Failure, JobStatus
+from comfyfleet.server.maintenance.retention import count_unnamed
 from comfyfleet.server.queue.model import RequeueReason
 
 STEPS_MAX = 60
@@ -42,6 +43,18 @@ async def test_a_file_is_there_under_its_name_before_the_run_has_ended(scene: Sc
     (name,) = await scene.rows(gateway_files, lease.job_id)
     assert (name.path, name.file_id, name.output) == ("x_00001_.png", None, "output.png")
     await scene.require_tidy()
+
+
+async def test_an_object_without_a_row_is_counted(scene: Scene) -> None:
+    assert await count_unnamed(scene.whole, scene.tenant_id) == (0, True)
+    lease, output = await scene.lease(), made(ONE)
+    await scene.upload(lease, output, ONE)  # a running job's own is no leftover
+    assert await count_unnamed(scene.whole, scene.tenant_id) == (0, True)
+    await scene.complete(lease, output)
+    await scene.whole.deferred.flush()
+    assert await count_unnamed(scene.whole, scene.tenant_id) == (0, True)
+    await scene.whole.store.put(f"tenants/{scene.tenant_id}/files/left.png", ONE, "image/png")
+    assert await count_unnamed(scene.whole, scene.tenant_id) == (1, True)
 
 
 async def test_names_go_on_counting_with_each_report(scene: Scene) -> None:

@@ -2843,6 +2843,10 @@ export interface Storage {
   /** Including announced uploads. */
   used_bytes: number
   max_storage_bytes: number
+  /** Objects that no row names, if they were asked for. A sweep deletes them after a day. */
+  unnamed_objects: number | null
+  /** False: only the first 100,000 objects were looked at. */
+  is_complete: boolean
 }
 
 /** An input that can be exposed; as it is, it is a property for a new version. */

@@ -646,6 +646,29 @@ def quota(
 
 
 @tenants_app.command
+def storage(
+    tenant: TenantId,
+    /,
+    *,
+    options: ApiOptions = API_DEFAULTS,
+    context: InjectedContext,
+) -> None:
+    """Show how many bytes a tenant stores, and how many of its objects no row names.
+
+    Such objects are left over from uploads and jobs that were cut off. A sweep deletes them after a day.
+    """
+    with connect(options, context) as plane:
+        answer = plane.get("tenants", tenant, "storage", unnamed=True)
+    count = f"{answer['unnamed_objects']:,}"
+    more = "" if answer["is_complete"] else " of the first 100,000"
+    plane.tell(
+        answer,
+        f"tenant {tenant}: {answer['used_bytes']:,} of {answer['max_storage_bytes']:,} bytes are used; "
+        f"{count}{more} objects have no row",
+    )
+
+
+@tenants_app.command
 def show_backends(
     tenant: TenantId,
     setting: Annotated[

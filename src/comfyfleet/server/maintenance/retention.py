@@ -315,16 +315,40 @@ async def _pools_by_tenant(context: JobContext) -> dict[UUID, Database]:
     return {each.id: pools[each.pool] for each in found if each.pool in pools}
 
 
+COUNTED_OBJECTS_MAX = 100_000
+
+
+async def count_unnamed(context: JobContext, tenant_id: UUID) -> tuple[int, bool]:
+    """Counts a tenant's objects that no row names, of whatever age; and whether all objects were looked at."""
+    pool, found, seen = await context.pool_of(tenant_id), 0, 0
+    some: list[str] = []
+    async for each in context.store.listed(f"{TENANTS_PREFIX}{tenant_id}/"):
+        if seen == COUNTED_OBJECTS_MAX:
+            break
+        seen += 1
+        some.append(each.key)
+        if len(some) == OBJECTS_PER_PAGE:
+            found += len(await _unnamed(pool, some))
+            some = []
+    else:
+        return found + len(await _unnamed(pool, some)), True
+    return found + len(await _unnamed(pool, some)), False
+
+
 async def _remove_unnamed(context: JobContext, pool: Database, keys: Sequence[str]) -> int:
+    leftover = await _unnamed(pool, keys)
+    await delete_keys(context, leftover)
+    return len(leftover)
+
+
+async def _unnamed(pool: Database, keys: Sequence[str]) -> list[str]:
+    """Returns the keys that no row names. Those of a running job are left out: they get their rows with its end."""
     async with pool.read() as tx:
         known = await store.known_paths(tx, {*keys, *map(owner_of_small, keys)})
         unnamed = {key for key in keys if known.isdisjoint((key, owner_of_small(key)))}
         jobs = {job for key in unnamed if (job := job_in_key(key))}
         at_work = await store.active_among(tx, jobs) if jobs else set()
-    # What a lease has delivered is named only when it is completed.
-    leftover = [key for key in sorted(unnamed) if job_in_key(key) not in at_work]
-    await delete_keys(context, leftover)
-    return len(leftover)
+    return [key for key in sorted(unnamed) if job_in_key(key) not in at_work]
 
 
 async def remove_tenant_objects(context: JobContext, tenant_id: UUID) -> int:

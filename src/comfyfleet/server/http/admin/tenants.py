@@ -44,6 +44,7 @@ from comfyfleet.server.http.admin.auth import (
 from comfyfleet.server.http.deps import NowDep, PlaneDep
 from comfyfleet.server.http.request_body import INTEGER_MAX, Tokens
 from comfyfleet.server.maintenance import checks, retention
+from comfyfleet.server.maintenance.retention import count_unnamed
 from comfyfleet.server.media import service as media
 from comfyfleet.server.notifications import service as notifications
 from comfyfleet.server.notifications.service import record_audit
@@ -197,13 +198,21 @@ async def set_show_backends(
 
 
 @router.get("/tenants/{tenant_id}/storage")
-async def storage(tenant_id: UUID, plane: PlaneDep) -> Storage:
+async def storage(
+    tenant_id: UUID,
+    plane: PlaneDep,
+    unnamed: Annotated[bool, Query(description="Count objects that no row names.")] = False,
+) -> Storage:
     async with plane.central.read() as tx:
         tenant = await tenants.get_tenant(tx, tenant_id)
     async with plane.pools[tenant.pool].transaction() as tx:
         used = await media.used_bytes(tx, tenant_id)
     own, usual = tenant.max_storage_bytes, plane.settings.max_storage_bytes_per_tenant
-    return Storage(used_bytes=used, max_storage_bytes=usual if own is None else own)
+    found = Storage(used_bytes=used, max_storage_bytes=usual if own is None else own)
+    if not unnamed:
+        return found
+    count, is_complete = await count_unnamed(plane.context, tenant_id)
+    return found.model_copy(update={"unnamed_objects": count, "is_complete": is_complete})
 
 
 class WantedTenantPrompts(TenantPrompts, Body):
