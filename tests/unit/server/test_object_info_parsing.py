@@ -18,16 +18,18 @@ from comfyfleet.server.fleets.object_info_parser import (
     parse_object_info,
 )
 
+NAMES = st.text(max_size=6)
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | NAMES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=8,
 )
 ENTRIES = st.fixed_dictionaries(
-    {"input": st.dictionaries(st.text(), VALUES)}, optional={"x": VALUES}
+    {"input": st.dictionaries(NAMES, VALUES, max_size=3)}, optional={"x": VALUES}
 )
 
 
-@given(st.dictionaries(st.text(), ENTRIES), st.sampled_from([None, 1]), st.booleans())
+@given(st.dictionaries(NAMES, ENTRIES, max_size=4), st.sampled_from([None, 1]), st.booleans())
 def test_it_reads_what_the_standard_library_reads(
     info: dict[str, Any], indent: int | None, ascii_only: bool
 ) -> None:

@@ -77,6 +77,6 @@ async def test_long_work_of_one_keeps_neither_files_nor_others_waiting() -> None
     assert "one" in done[:6]
 
 
-def test_keys_of_a_tenant_are_known_by_their_beginning() -> None:
-    assert small_pictures._tenant_of("tenants/a/files/b/c.png") == "tenants/a"
+def test_pictures_of_a_tenant_take_turns_by_its_id() -> None:
+    assert small_pictures._tenant_of("tenants/a/files/b/c.png") == "a"
     assert small_pictures._tenant_of("x") == "x"

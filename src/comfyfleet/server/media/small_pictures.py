@@ -132,5 +132,6 @@ class SmallPictures:
 
 
 def _tenant_of(key: str) -> str:
-    """Keys begin with `tenants/ID/`."""
-    return key.split("/", 2)[1]
+    """Returns the tenant's id from a key that begins with `tenants/ID/`; else the key itself."""
+    parts = key.split("/", 2)
+    return parts[1] if len(parts) > 1 else key
