@@ -63,6 +63,7 @@ COMFYUI_VARIABLES = (
 )
 EVERYBODY = "*"
 _ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
+_HOST_PORT = re.compile(r"(?P<host>[a-z0-9.-]+|\[[0-9a-f:.]+\]):(?P<port>[0-9]{1,5})")
 _USUAL_PORTS = {"http:": ":80", "https": ":443"}  # browsers leave them out of an origin
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
@@ -79,6 +80,7 @@ class Settings:
     storage_url: str = ""  # file:///dir or s3://bucket/prefix?endpoint=…&region=…
     public_url: str = "http://127.0.0.1:8000"  # as others reach us; default: where we listen
     cors_origins: str = ""  # origins of front ends that may call the customers' API, with commas
+    webhook_private_hosts: str = ""  # host:port,… with a private address that webhooks may call
     web: bool = True  # whether the pages for people are served
     public_catalogue: bool = False  # effects are shown without a sign-in; up: on its machine
     lease_seconds: int = 900  # how long a lease lasts without a heartbeat
@@ -221,6 +223,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         if variable_of(each.name) in environ
     }
     parse_origins(str(values.get("cors_origins", "")))
+    parse_private_hosts(str(values.get("webhook_private_hosts", "")))
     return Settings(**values)  # type: ignore[arg-type]
 
 
@@ -284,6 +287,20 @@ def parse_origins(text: str) -> tuple[str, ...]:
                 field=name,
             )
     return tuple(origin.removesuffix(_USUAL_PORTS[origin[:5]]) for origin in origins)
+
+
+def parse_private_hosts(text: str) -> frozenset[tuple[str, int]]:
+    """Parses `localhost:3000,[::1]:8080,hooks.internal:443`; raises InvalidInput for anything else."""
+    found = set[tuple[str, int]]()
+    for part in filter(None, (each.strip().lower() for each in text.split(","))):
+        match = _HOST_PORT.fullmatch(part)
+        if match is None or not 0 < int(match["port"]) < 65536:
+            name = variable_of("webhook_private_hosts")
+            raise InvalidInput(
+                f"{name} has {part!r}; it must be host:port, such as localhost:3000", field=name
+            )
+        found.add((match["host"].strip("[]"), int(match["port"])))
+    return frozenset(found)
 
 
 POOL_URLS = "COMFYFLEET_TENANT_DATABASE_URLS"

@@ -2,21 +2,24 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import httpx
 import pytest
 
 from comfyfleet.api.webhooks import HEADER, is_signature_valid
+from comfyfleet.errors import FleetError, InvalidInput
 from comfyfleet.server.notifications.model import (
     DeliveryStatus,
     RegisteredWebhook,
     WebhookDelivery,
     WebhookEvent,
 )
-from comfyfleet.server.notifications.webhooks import DELIVERY_ID, body_of, send_delivery
-from comfyfleet.transport.fetch import PublicHttpClient
+from comfyfleet.server.notifications.webhooks import DELIVERY_ID, body_of, send_delivery, send_test
+from comfyfleet.settings import parse_private_hosts
+from comfyfleet.transport.fetch import Fetcher, FetchLimits, PublicHttpClient
 
 NOW = datetime(2026, 11, 15, 8, 30, tzinfo=UTC)
 HOOK = RegisteredWebhook(
@@ -88,3 +91,84 @@ async def test_a_slow_customer_is_not_waited_for() -> None:
     outward = PublicHttpClient(resolver=public, transport=Customer(seconds=5))
     answer = await send_delivery(outward, HOOK, DELIVERY, key="", now=NOW, within_seconds=0.05)
     assert answer.error == "no answer within 0.05 seconds"
+
+
+LISTED = frozenset({("hooks.internal", 8443), ("127.0.0.1", 3000)})
+
+
+@pytest.mark.parametrize("url", ["http://hooks.internal:8443/a?b", "http://127.0.0.1:3000/"])
+async def test_a_private_address_that_the_operator_has_listed_is_called(url: str) -> None:
+    customer = Customer()
+    outward = PublicHttpClient(resolver=private, transport=customer, private_hosts=LISTED)
+    webhook = replace(HOOK, url=url)
+    assert (await send_delivery(outward, webhook, DELIVERY, key="", now=NOW)).is_success
+    test_id = uuid4()
+    answer = await send_test(outward, webhook, key="", test_id=test_id, now=NOW)
+    assert answer.is_success
+    request = customer.got[-1]
+    at = int(NOW.timestamp())
+    assert is_signature_valid("whsec_1", request.content, request.headers[HEADER], now=at)
+    assert (request.headers[DELIVERY_ID], b'"type":"test"' in request.content) == (
+        str(test_id),
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://hooks.internal/",
+        "http://hooks.internal:8444/",
+        "http://hooks.internal.:8443/",
+        "http://other.internal:8443/",
+        "http://127.0.0.1/",
+        "http://127.1:3000/",
+        "http://[::ffff:127.0.0.1]:3000/",
+        "http://example.com:8443/",
+    ],
+)
+async def test_no_other_host_or_port_is_called(url: str) -> None:
+    customer = Customer()
+    outward = PublicHttpClient(resolver=private, transport=customer, private_hosts=LISTED)
+    answer = await send_delivery(outward, replace(HOOK, url=url), DELIVERY, key="", now=NOW)
+    assert answer.error is not None
+    assert customer.got == []
+
+
+async def test_an_address_that_a_job_names_is_public_whatever_is_listed() -> None:
+    customer = Customer()
+    outward = PublicHttpClient(resolver=private, transport=customer, private_hosts=LISTED)
+    for url in ("http://hooks.internal:8443/", "http://127.0.0.1:3000/"):
+        delivery = replace(DELIVERY, url=url)
+        answer = await send_delivery(outward, HOOK, delivery, key="", now=NOW)
+        assert answer.error is not None
+    assert customer.got == []
+
+
+async def test_a_redirect_to_a_listed_address_is_not_followed() -> None:
+    customer = Customer(status=302)
+    outward = PublicHttpClient(resolver=private, transport=customer, private_hosts=LISTED)
+    webhook = replace(HOOK, url="http://hooks.internal:8443/")
+    answer = await send_delivery(outward, webhook, DELIVERY, key="", now=NOW)
+    assert (answer.is_success, len(customer.got)) == (False, 1)
+
+
+async def test_listed_addresses_are_for_webhooks_only() -> None:
+    outward = PublicHttpClient(resolver=private, transport=Customer(), private_hosts=LISTED)
+    fetcher = Fetcher(outward, media_type_of=lambda data: "image/png")
+    for url in ("http://hooks.internal:8443/a.png", "http://127.0.0.1:3000/a.png"):
+        with pytest.raises(FleetError):
+            async with fetcher.open(url, FetchLimits(1000)):
+                pass
+
+
+def test_the_list_has_hosts_with_ports() -> None:
+    text = "localhost:3000, [::1]:8080,Hooks.Internal:443,"
+    assert parse_private_hosts(text) == {
+        ("localhost", 3000),
+        ("::1", 8080),
+        ("hooks.internal", 443),
+    }
+    for wrong in ("localhost", "localhost:0", "a:70000", "http://a:1", "10.0.0.0/8:1", "*:80"):
+        with pytest.raises(InvalidInput, match="must be host:port"):
+            parse_private_hosts(wrong)

@@ -101,6 +101,14 @@ class WebhookAnswer(Response):
     created_at: datetime
 
 
+class WebhookTest(Response):
+    """How a receiver responded to a test message."""
+
+    is_delivered: bool = Field(description="Whether the response had a status from 200 to 299.")
+    status: int | None = Field(default=None, description="Of the response; null: there was none.")
+    error: str | None = Field(default=None, description="Why there was no response.")
+
+
 class MadeWebhook(WebhookAnswer):
     secret: str = Field(
         description="Shown here and by …/secret only. Every delivery is signed with it (HMAC-SHA256).",

@@ -185,6 +185,16 @@ comfyfleet pipeline export RUN -o results
 ```
 """
 
+WEBHOOKS = """Webhooks that are called when jobs and runs end: list, send a test message.
+
+`COMFYFLEET_URL` is the control plane's address, `COMFYFLEET_KEY` is your API key.
+
+```
+comfyfleet webhooks list
+comfyfleet webhooks test WEBHOOK
+```
+"""
+
 TRIGGERS = """Schedules and incoming webhooks that start graphs and pipelines: create, list, fire, pause.
 
 `COMFYFLEET_URL` is the control plane's address, `COMFYFLEET_KEY` is your API key.

@@ -68,6 +68,9 @@ app.command(
 app.command(
     "comfyfleet.cli.triggers:app", name="triggers", help=help_texts.TRIGGERS, group=COMPOSED
 )
+app.command(
+    "comfyfleet.cli.webhooks:app", name="webhooks", help=help_texts.WEBHOOKS, group=COMPOSED
+)
 
 
 @app.command(name="help", group=ABOUT, sort_key=1)

@@ -20,6 +20,7 @@ from comfyfleet.api.account import (
     Transactions,
     WalletSummaryAnswer,
     Webhooks,
+    WebhookTest,
 )
 from comfyfleet.api.graphs import Firings, Triggers
 from comfyfleet.api.jobs import FollowedJob, FollowedJobs, Jobs, PublicEffects
@@ -71,6 +72,11 @@ class WebhooksApi:
         """On again, after it was switched off because nobody took anything there for days."""
         call = Call("POST", f"/api/webhooks/{_webhook_id(webhook)}/activate")
         return parse_answer(Webhook, await self._calls.ask(call))
+
+    async def test(self, webhook: Webhook | UUID | str) -> WebhookTest:
+        """Sends a signed test message at once, and returns the receiver's response."""
+        call = Call("POST", f"/api/webhooks/{_webhook_id(webhook)}/test")
+        return parse_answer(WebhookTest, await self._calls.ask(call))
 
     async def with_secret(self, webhook: Webhook | UUID | str) -> Webhook:
         """With its `secret`, for instance after the operator has replaced the key for all of them."""

@@ -39,7 +39,7 @@ from comfyfleet.server.run_log.cursors import ClientCursors
 from comfyfleet.server.secrets import AdminKey, admin_key, url_secret, webhook_key
 from comfyfleet.server.storage import LocalStore, ObjectStore, open_store
 from comfyfleet.server.tenants import service as tenants
-from comfyfleet.settings import Settings
+from comfyfleet.settings import Settings, parse_private_hosts
 from comfyfleet.transport.fetch import PublicHttpClient
 
 
@@ -100,7 +100,9 @@ async def open_control_plane(
         await _started(LoopWatchdog(meters.loop_stall_seconds.observe), stack)
         central = await _ready(places.central, "central", stack)
         pools = Pools(await _ready_pools(places.pools, stack))
-        outward, turns = PublicHttpClient(), AdvisoryLocks(central)
+        private_hosts = parse_private_hosts(settings.webhook_private_hosts)
+        outward = PublicHttpClient(private_hosts=private_hosts)
+        turns = AdvisoryLocks(central)
         stack.push_async_callback(outward.aclose)
         stack.push_async_callback(turns.close)
         async with central.transaction() as tx:

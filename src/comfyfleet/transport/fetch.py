@@ -4,7 +4,7 @@ redirects and media type."""
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -15,7 +15,9 @@ from comfyfleet.transport.names import NameLookups, Resolver, resolve_host
 from comfyfleet.transport.ssrf import (
     USUAL_PORTS,
     Address,
+    HostPort,
     PublicUrl,
+    is_listed,
     is_public,
     parse_address,
     parse_public_url,
@@ -41,8 +43,12 @@ class PublicHttpClient:
         transport: "httpx.AsyncBaseTransport | None" = None,
         ports: frozenset[int] | None = USUAL_PORTS,
         user_agent: str = "comfyfleet",
+        private_hosts: frozenset[HostPort] = frozenset(),
     ) -> None:
+        """`private_hosts` are those outside the public network that webhooks, and nothing else, may
+        call."""
         self.ports = ports
+        self.private_hosts = private_hosts
         self._names = NameLookups(resolver)
         self._transport = transport
         self._user_agent = user_agent
@@ -70,15 +76,17 @@ class PublicHttpClient:
         *,
         headers: Mapping[str, str] | None = None,
         content: bytes | None = None,
+        listed: Collection[HostPort] = (),
         who: Hashable = None,
     ) -> "AsyncIterator[httpx.Response]":
         """Sends a request and yields the response before its body is read. Redirects are not followed.
 
-        `who` is the user whose URL it is: lookups of host names are limited for each.
+        `listed` are hosts and ports that may have a private address. `who` is the user whose URL it
+        is: lookups of host names are limited for each.
         """
         import httpx
 
-        address = await self._address_of(target, who)
+        address = await self._address_of(target, listed, who)
         # A name in the certificate is asked for by the host's name, not by the address.
         extensions = {"sni_hostname": target.host} if target.scheme == "https" else {}
         request = self._client.build_request(
@@ -101,23 +109,27 @@ class PublicHttpClient:
         finally:
             await response.aclose()
 
-    async def refuse_private(self, target: PublicUrl, *, who: Hashable) -> None:
+    async def refuse_private(
+        self, target: PublicUrl, listed: Collection[HostPort] = (), *, who: Hashable
+    ) -> None:
         """Raises InputUnavailable if the URL leads into a private network.
 
         A name that can't be resolved yet passes: it is resolved again at each call.
         """
         if found := await self._addresses_of(target, who):
-            _require_public(target, found)
+            _require_allowed(target, found, listed)
 
     async def aclose(self) -> None:
         if "_client" in self.__dict__:
             await self._client.aclose()
 
-    async def _address_of(self, target: PublicUrl, who: Hashable) -> Address:
+    async def _address_of(
+        self, target: PublicUrl, listed: Collection[HostPort], who: Hashable
+    ) -> Address:
         found = await self._addresses_of(target, who)
         if not found:
             raise InputUnavailable(f"the host {target.host} can't be found", field="url")
-        return _require_public(target, found)
+        return _require_allowed(target, found, listed)
 
     async def _addresses_of(self, target: PublicUrl, who: Hashable) -> Sequence[str]:
         """Returns the addresses of the host; none if the name can't be resolved."""
@@ -127,9 +139,15 @@ class PublicHttpClient:
         return found[:ADDRESSES_MAX]
 
 
-def _require_public(target: PublicUrl, texts: Sequence[str]) -> Address:
-    """Refuses the host if any of its addresses is private: the next call might use that one."""
+def _require_allowed(
+    target: PublicUrl, texts: Sequence[str], listed: Collection[HostPort]
+) -> Address:
+    """Refuses the host if any of its addresses is private: the next call might use that one. A host
+    and port that the operator has listed may have any address."""
     found = [parse_address(text) for text in texts]
+    known = [address for address in found if address is not None]
+    if known and is_listed(target, listed):
+        return known[0]
     public = [each for each in found if each is not None and is_public(each)]
     if len(public) < len(found):
         raise InputUnavailable(f"the host {target.host} has no public address", field="url")

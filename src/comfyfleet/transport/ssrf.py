@@ -2,6 +2,7 @@
 
 import ipaddress
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from ipaddress import IPv6Address
 from socket import inet_aton
@@ -127,6 +128,22 @@ def parse_public_url(url: str, *, ports: frozenset[int] | None = USUAL_PORTS) ->
     path = parts.path or "/"
     query = f"?{parts.query}" if parts.query else ""
     return PublicUrl(parts.scheme, _ascii(host), number, f"{path}{query}")
+
+
+HostPort: TypeAlias = tuple[str, int]
+
+
+def is_listed(target: PublicUrl, listed: Collection[HostPort]) -> bool:
+    """Checks whether a URL leads to exactly one of these hosts and ports, as they are written."""
+    return (target.host, target.port) in listed
+
+
+def parse_webhook_url(
+    url: str, listed: Collection[HostPort], *, ports: frozenset[int] | None = USUAL_PORTS
+) -> PublicUrl:
+    """Parses the URL of a webhook. A host and port that the operator has listed may be private."""
+    target = parse_public_url(url, ports=None)
+    return target if is_listed(target, listed) else parse_public_url(url, ports=ports)
 
 
 def redirect_target(target: PublicUrl, location: str, *, ports: frozenset[int] | None) -> PublicUrl:

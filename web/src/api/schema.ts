@@ -3304,6 +3304,16 @@ export interface WebhookAnswer {
 
 export type WebhookEvent = "job.completed" | "job.failed" | "job.cancelled" | "pipeline.alert" | "pipeline.paused" | "graph_run.ended" | "graph_run.failed" | "graph_run.asks"
 
+/** How a receiver responded to a test message. */
+export interface WebhookTest {
+  /** Whether the response had a status from 200 to 299. */
+  is_delivered: boolean
+  /** Of the response; null: there was none. */
+  status: number | null
+  /** Why there was no response. */
+  error: string | null
+}
+
 export interface Webhooks {
   webhooks: (WebhookAnswer)[]
 }

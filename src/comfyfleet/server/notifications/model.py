@@ -13,7 +13,7 @@ from comfyfleet.api.account import DeliveryStatus as DeliveryStatus
 from comfyfleet.api.account import WebhookEvent as WebhookEvent
 from comfyfleet.api.values import is_storable
 from comfyfleet.errors import InvalidInput
-from comfyfleet.transport.ssrf import parse_public_url
+from comfyfleet.transport.ssrf import HostPort, parse_webhook_url
 
 
 class EventKind(StrEnum):
@@ -110,10 +110,10 @@ class WebhookResponse:
         return self.status is not None and 200 <= self.status < 300
 
 
-def check_url(url: str) -> str:
+def check_url(url: str, private_hosts: Collection[HostPort] = ()) -> str:
     """Checks the form of a URL. Whether its address is public is checked at each delivery, as it
     may change."""
-    return parse_public_url(url).url
+    return parse_webhook_url(url, private_hosts).url
 
 
 def check_events(events: Collection[str]) -> frozenset[WebhookEvent]:

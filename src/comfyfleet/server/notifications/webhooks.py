@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
 from comfyfleet.api.webhooks import HEADER, sign
@@ -23,7 +23,13 @@ from comfyfleet.server.notifications.model import (
     next_attempt_at,
 )
 from comfyfleet.transport.fetch import PublicHttpClient
-from comfyfleet.transport.ssrf import address_spelled, is_public, parse_public_url
+from comfyfleet.transport.ssrf import (
+    HostPort,
+    address_spelled,
+    is_public,
+    parse_public_url,
+    parse_webhook_url,
+)
 
 # Longer than a delivery may take, so that nobody else takes it up meanwhile.
 TAKEN_SECONDS = 60
@@ -42,12 +48,14 @@ async def create_webhook(
     user_id: UUID,
     url: str,
     events: Collection[str],
+    private_hosts: Collection[HostPort] = (),
     now: datetime,
 ) -> RegisteredWebhook:
+    """`private_hosts` are those that the operator allows webhooks to call."""
     await require_room(tx, tenant_id, user_id)
     checked = check_events(events)
     webhook = RegisteredWebhook(
-        webhook_id, tenant_id, user_id, check_url(url), "", checked, True, now
+        webhook_id, tenant_id, user_id, check_url(url, private_hosts), "", checked, True, now
     )
     await store.add_webhook(tx, webhook)
     return webhook
@@ -243,20 +251,73 @@ async def send_delivery(
     """Sends a signed delivery. Errors of the customer's server are returned, not raised; a redirect
     is a failure.
 
-    `key` is the installation's, from which webhook secrets are derived.
+    `key` is the installation's, from which webhook secrets are derived. An address that a job has
+    named is always public.
     """
-    body = body_of(delivery)
+    listed = outward.private_hosts if delivery.url is None else frozenset[HostPort]()
+    message = SignedMessage(
+        delivery.id, body_of(delivery), webhook.secret_with(key), webhook.user_id
+    )
+    url = delivery.url or webhook.url
+    return await _send(outward, url, message, listed, now=now, within_seconds=within_seconds)
+
+
+TEST_EVENT, TEST_SECONDS = "test", 10.0
+
+
+async def send_test(
+    outward: PublicHttpClient, webhook: RegisteredWebhook, *, key: str, test_id: UUID, now: datetime
+) -> WebhookResponse:
+    """Sends a signed test message once, and returns the response. Nothing is stored."""
+    content = {
+        "id": str(test_id),
+        "type": TEST_EVENT,
+        "created_at": now.isoformat(),
+        "data": {"webhook_id": str(webhook.id)},
+    }
+    message = SignedMessage(test_id, _as_body(content), webhook.secret_with(key), webhook.user_id)
+    return await _send(
+        outward,
+        webhook.url,
+        message,
+        outward.private_hosts,
+        now=now,
+        within_seconds=TEST_SECONDS,
+    )
+
+
+class SignedMessage(NamedTuple):
+    id: UUID
+    body: bytes
+    secret: str
+    user_id: UUID
+
+
+async def _send(
+    outward: PublicHttpClient,
+    url: str,
+    message: SignedMessage,
+    listed: Collection[HostPort],
+    *,
+    now: datetime,
+    within_seconds: float,
+) -> WebhookResponse:
     headers = {
         "Content-Type": "application/json",
-        DELIVERY_ID: str(delivery.id),
-        HEADER: sign(webhook.secret_with(key), body, timestamp=int(now.timestamp())),
+        DELIVERY_ID: str(message.id),
+        HEADER: sign(message.secret, message.body, timestamp=int(now.timestamp())),
     }
     try:
-        target = parse_public_url(delivery.url or webhook.url, ports=outward.ports)
+        target = parse_webhook_url(url, listed, ports=outward.ports)
         async with (
             asyncio.timeout(within_seconds),
             outward.request(
-                "POST", target, headers=headers, content=body, who=webhook.user_id
+                "POST",
+                target,
+                headers=headers,
+                content=message.body,
+                listed=listed,
+                who=message.user_id,
             ) as response,
         ):
             return WebhookResponse(status=response.status_code)
@@ -273,4 +334,8 @@ def body_of(delivery: WebhookDelivery) -> bytes:
         "created_at": delivery.created_at.isoformat(),
         "data": dict(delivery.payload),
     }
+    return _as_body(message)
+
+
+def _as_body(message: Mapping[str, Any]) -> bytes:
     return json.dumps(message, separators=(",", ":"), sort_keys=True).encode()

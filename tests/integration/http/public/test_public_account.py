@@ -1,5 +1,7 @@
 """Effects, wallet, keys and webhooks."""
 
+import asyncio
+import re
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +15,7 @@ from tests.support.jobs.context import ManualClock
 from tests.support.server.control_plane import client_of, plane_on
 from tests.support.server.customers import PRICE, TOKENS, Customer, EffectSetup, effect_setup_on
 
+from comfyfleet.api.webhooks import is_signature_valid
 from comfyfleet.clock import utc_now
 from comfyfleet.server.http.app import create_app
 from comfyfleet.server.notifications import webhooks
@@ -238,3 +241,40 @@ async def test_a_body_that_can_not_be_read_is_told_in_our_shape(ada: Customer) -
         answer = await ada.client.post("/api/keys", content=content, headers=headers)
         assert answer.status_code == status, content
         assert answer.json()["error"]["code"] == "invalid_input"
+
+
+async def test_a_test_message_reaches_a_listed_server_and_no_other(
+    databases: Databases, tmp_path: Path
+) -> None:
+    got: list[bytes] = []
+
+    async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        size = int(re.search(rb"(?i)content-length: (\d+)", head)[1])  # type: ignore[index]
+        got.append(head + await reader.readexactly(size))
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        writer.close()
+
+    receiver = await asyncio.start_server(receive, "127.0.0.1", 0)
+    port = receiver.sockets[0].getsockname()[1]
+    listed = f"127.0.0.1:{port}"
+    async with (
+        receiver,
+        plane_on(databases, tmp_path, webhook_private_hosts=listed) as plane,
+        effect_setup_on(plane) as setup,
+    ):
+        ada, bob = await setup.customer(), await setup.customer()
+        made = await ada.client.post("/api/webhooks", json={"url": f"http://{listed}/hook"})
+        assert made.status_code == 201, made.text
+        path = f"/api/webhooks/{made.json()['id']}/test"
+        tested = await ada.client.post(path)
+        assert tested.json() == {"is_delivered": True, "status": 204, "error": None}
+        [message] = got
+        body = message.partition(b"\r\n\r\n")[2]
+        signature = re.search(rb"(?i)x-comfyfleet-signature: (.*)\r", message)[1]  # type: ignore[index]
+        at = int(plane.clock().timestamp())
+        assert is_signature_valid(made.json()["secret"], body, signature.decode(), now=at)
+        assert (await bob.client.post(path)).status_code == 404
+        assert (await ada.get(f"webhooks/{made.json()['id']}/deliveries"))["deliveries"] == []
+        refused = await ada.client.post("/api/webhooks", json={"url": "http://127.0.0.1:1/hook"})
+        assert refused.status_code == 422

@@ -1,6 +1,6 @@
 import { useState } from "react"
 import { api, cache, useAct, useQuery } from "@/api"
-import type { MadeWebhook, WebhookAnswer, Webhooks } from "@/api/schema"
+import type { MadeWebhook, WebhookAnswer, Webhooks, WebhookTest } from "@/api/schema"
 import {
   Badge,
   Button,
@@ -96,7 +96,14 @@ function OneWebhook({ webhook, onSecret }: OneWebhookProps) {
     await api.post(`${path}/activate`)
     cache.invalidate("/api/webhooks")
   })
-  const error = secret.error ?? activate.error
+  const test = useAct(async () => {
+    const answer = await api.post<WebhookTest>(`${path}/test`)
+    toast({
+      title: answer.is_delivered ? words.tested : words.notTested,
+      text: answer.error ?? words.testAnswer(answer.status ?? 0),
+    })
+  })
+  const error = secret.error ?? activate.error ?? test.error
   return (
     <section className="panel" aria-label={webhook.url}>
       <header className="webhooks-head">
@@ -110,6 +117,9 @@ function OneWebhook({ webhook, onSecret }: OneWebhookProps) {
               {words.switchOn}
             </Button>
           )}
+          <Button kind="ghost" size="small" busy={test.isRunning} onClick={() => void test.run()}>
+            {words.test}
+          </Button>
           <Button kind="ghost" size="small" busy={secret.isRunning} onClick={() => void secret.run()}>
             {words.secret}
           </Button>

@@ -7,6 +7,10 @@ export const words = {
   offText:
     "Its deliveries failed for days. Mend the server, then switch it on: missed deliveries are in the log.",
   switchOn: "Switch on",
+  test: "Send a test message",
+  tested: "The test message was delivered",
+  notTested: "The test message was not delivered",
+  testAnswer: (status: number) => `Your server answered ${status}.`,
   secret: "Show secret",
   remove: "Delete",
   removeTitle: "Delete this webhook?",

@@ -76,6 +76,7 @@ def install(app: FastAPI, plane: ControlPlane) -> None:
             at_once=settings.gateway_tenant_calls_at_once,
         ),
     )
+    app.state.webhook_tests = set()
     app.state.stranger_rates = RateLimiter(
         "address",
         per_second=STRANGERS_PER_SECOND,

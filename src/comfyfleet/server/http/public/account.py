@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import Query, status
+from fastapi import Query, Request, status
 from pydantic import AfterValidator, AwareDatetime, Field
 
 from comfyfleet.api.account import (
@@ -30,9 +30,10 @@ from comfyfleet.api.account import (
     WalletSummaryAnswer,
     WebhookAnswer,
     Webhooks,
+    WebhookTest,
 )
 from comfyfleet.api.values import ROW_ID_MAX
-from comfyfleet.errors import FleetError, NotFound, Unauthenticated
+from comfyfleet.errors import FleetError, NotFound, TooManyCalls, Unauthenticated
 from comfyfleet.server import ingest
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog import service as catalog
@@ -69,7 +70,7 @@ from comfyfleet.server.tenants.model import (
     Scope,
     new_api_key,
 )
-from comfyfleet.transport.ssrf import URL_CHARACTERS_MAX, parse_public_url
+from comfyfleet.transport.ssrf import URL_CHARACTERS_MAX, parse_webhook_url
 
 keys_router = public_router("keys")
 Scopes = Annotated[
@@ -301,12 +302,14 @@ class NewWebhook(Body):
 async def create_webhook(
     body: NewWebhook, plane: PlaneDep, now: NowDep, caller: Writer
 ) -> MadeWebhook:
-    """Creates a webhook for every job of this user that ends from now on. Its address must be public."""
-    target = parse_public_url(body.url)
+    """Creates a webhook for every job of this user that ends from now on. Its address must be public,
+    unless the operator has listed its host and port."""
+    listed = plane.outward.private_hosts
+    target = parse_webhook_url(body.url, listed)
     async with plane.pools[caller.tenant.pool].read() as tx:
         # Before the host is looked up, which may take seconds.
         await webhooks.require_room(tx, caller.tenant.id, caller.user_id)
-    await plane.outward.refuse_private(target, who=caller.user_id)
+    await plane.outward.refuse_private(target, listed, who=caller.user_id)
     async with plane.pools[caller.tenant.pool].transaction() as tx:
         made = await webhooks.create_webhook(
             tx,
@@ -315,6 +318,7 @@ async def create_webhook(
             user_id=caller.user_id,
             url=body.url,
             events=body.events,
+            private_hosts=listed,
             now=now,
         )
     return MadeWebhook(
@@ -348,6 +352,33 @@ async def activate(webhook_id: UUID, plane: PlaneDep, now: NowDep, caller: Write
                 caller.tenant.id,
             )
     return _webhook_answer(webhook)
+
+
+@webhooks_router.post("/webhooks/{webhook_id}/test", responses=problems(404, 429))
+async def send_test(
+    webhook_id: UUID, request: Request, plane: PlaneDep, now: NowDep, caller: Writer
+) -> WebhookTest:
+    """Sends a signed message of the type `test` at once, also to a webhook that is switched off, and
+    returns the response. It isn't retried, and it isn't in the log."""
+    async with plane.pools[caller.tenant.pool].read() as tx:
+        webhook = await webhooks.get_webhook(tx, caller.tenant.id, caller.user_id, webhook_id)
+    testing: set[UUID] = request.app.state.webhook_tests
+    if caller.user_id in testing:
+        raise TooManyCalls(
+            "a test message of yours is still being sent", retry_after_seconds=webhooks.TEST_SECONDS
+        )
+    testing.add(caller.user_id)
+    try:
+        answer = await webhooks.send_test(
+            plane.outward,
+            webhook,
+            key=plane.webhook_key,
+            test_id=plane.context.new_id(),
+            now=now,
+        )
+    finally:
+        testing.discard(caller.user_id)
+    return WebhookTest(is_delivered=answer.is_success, status=answer.status, error=answer.error)
 
 
 @webhooks_router.post("/webhooks/{webhook_id}/secret", responses=problems(404))
