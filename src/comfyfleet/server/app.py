@@ -100,9 +100,7 @@ async def open_control_plane(
         await _started(LoopWatchdog(meters.loop_stall_seconds.observe), stack)
         central = await _ready(places.central, "central", stack)
         pools = Pools(await _ready_pools(places.pools, stack))
-        private_hosts = parse_private_hosts(settings.webhook_private_hosts)
-        outward = PublicHttpClient(private_hosts=private_hosts)
-        turns = AdvisoryLocks(central)
+        outward, turns = _outward(settings), AdvisoryLocks(central)
         stack.push_async_callback(outward.aclose)
         stack.push_async_callback(turns.close)
         async with central.transaction() as tx:
@@ -169,6 +167,10 @@ async def _ready_pools(
         except Unavailable as error:
             logger.warning("pool %s is not there yet, its tenants wait: %s", name, error.message)
     return pools
+
+
+def _outward(settings: Settings) -> PublicHttpClient:
+    return PublicHttpClient(private_hosts=parse_private_hosts(settings.webhook_private_hosts))
 
 
 async def _ready(place: DatabaseLocation, history: History, stack: AsyncExitStack) -> Database:
