@@ -218,6 +218,9 @@ async def get_in_parts(
 ) -> AsyncIterator[list[Job]]:
     """Yields the jobs in parts that are small enough to be decoded at once. Other tasks run between the parts."""
     async for part in store.get_in_parts(tx, tenant_id, job_ids):
+        await asyncio.sleep(
+            0
+        )  # after the documents were decoded, and after the caller has used them
         yield part
         await asyncio.sleep(0)
 
@@ -620,7 +623,7 @@ async def active_prompt_ids(tx: Tx, tenant_id: UUID, user_id: UUID) -> list[tupl
     return await store_prompts.active_prompt_ids(tx, tenant_id, user_id, limit=PROMPTS_LISTED_MAX)
 
 
-NAMES_AT_ONCE_MAX = 20  # a database parses a whole document for them
+NAMES_AT_ONCE_MAX = 4  # a database parses a whole document for them
 
 
 async def prompt_names(

@@ -569,6 +569,7 @@ async def take_back_prompts(
             found = await service.find(tx, owner[0], job_id)
             if found is None or found.shown_status != JobStatus.QUEUED:
                 continue
+            await asyncio.sleep(0)
             job, outbox_ids = await service.cancel(
                 tx, owner[0], job_id, new_id=context.new_id, now=now
             )
