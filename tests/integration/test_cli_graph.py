@@ -171,6 +171,8 @@ def test_inputs_are_values_and_files(tmp_path: Path, ada: Customer) -> None:
     run = ada.says("run", file, *given, "--watch", "--json").json
     assert run["status"] == "completed"
     assert run["inputs"]["photo"]["filename"] == "photo.png"
+    bare = ada.says("run", file, "--input", f"photo={PHOTO}", "--input", "radius=2", code=1)
+    assert bare.lines[-1] == f"hint: To upload it: --input photo=@{PHOTO}"
     bad = ada.says("run", file, "--input", "photo=@nowhere.png", code=1)
     assert "there is no file nowhere.png" in bad.err
     clip = PHOTO.with_name("clip.mp4")

@@ -1,5 +1,6 @@
 """`comfyfleet run` and `watch` against an engine that is really served."""
 
+import asyncio
 import json
 import re
 import signal
@@ -15,8 +16,11 @@ import av
 import httpx
 import PIL.Image
 import pytest
+from starlette.responses import JSONResponse
 from tests.support.backends.comfy_cloud import CloudAccount, serving_cloud
+from tests.support.backends.stub_server import StubServer, serving_stub
 from tests.support.server.commands import EXAMPLES, NEGATIVE, SOFTEN, Result, comfyfleet
+from tests.support.server.small_http import Answer, serving
 
 from comfyfleet.engine import Served, serve_in_thread
 
@@ -206,6 +210,106 @@ def test_a_failure_is_an_event_too(engine: Served, folder: Path) -> None:
     result = run(saved(folder / "flow.json", n5=failing), "--json", served=engine)
     assert result.code == 1
     assert events(result)[-1]["code"] == "run_failed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["no-such-file.json"], "invalid_input"),
+        ([NEGATIVE, "--server", "http://127.0.0.1:9"], "server_unavailable"),
+        (["sampler.json"], "unknown_node_types"),
+        (["sampler.json", "--detach"], "invalid_input"),
+    ],
+)
+def test_an_error_before_the_submit_is_an_event_too(
+    folder: Path, arguments: list[str], code: str
+) -> None:
+    saved(folder / "sampler.json", n3=node("KSampler", seed=1))
+    result = run(*arguments, "--json")
+    assert result.code == 1
+    assert [(event["event"], event["code"]) for event in events(result)] == [("error", code)]
+
+
+@pytest.mark.parametrize("option", ["--prompt", "--negative", "--steps", "--model"])
+def test_a_value_that_fits_no_node_is_an_error(engine: Served, option: str) -> None:
+    result = run(NEGATIVE, option, "7", served=engine)
+    assert (result.code, result.out) == (1, "")
+    assert f"{option}: not set, nothing found" in result.err
+    assert "--set NODE.INPUT=VALUE" in result.lines[-1]
+    assert not Path("output").exists()
+
+
+def test_every_cell_is_checked_before_the_first_row_runs(engine: Served, folder: Path) -> None:
+    (folder / "values.csv").write_text("Canvas.width\n64\nwide\n")
+    before = httpx.get(f"{engine.url}/history").json()
+    result = run(NEGATIVE, "--batch", "values.csv", served=engine)
+    assert (result.code, result.out) == (1, "")
+    assert result.lines[-2].startswith("error: row 2: ")
+    assert httpx.get(f"{engine.url}/history").json() == before
+
+
+def test_files_and_texts_of_a_row_have_a_column_each(engine: Served, folder: Path) -> None:
+    prompt = json.loads(Path(words(folder)).read_text())
+    prompt["3"] = node("EmptyImage", width=8, height=8, batch_size=1, color=0)
+    prompt["4"] = node("SaveImage", images=["3", 0], filename_prefix="both")
+    (folder / "both.json").write_text(json.dumps(prompt))
+    table = run("both.json", "--count", "2", served=engine).out.splitlines()
+    assert table[0].split() == ["run", "seconds", "result", "shown"]
+    assert table[1].split()[2:] == ["output/both.png", "42"]
+
+
+def json_answer(value: Any, status: int = 200) -> Answer:
+    return Answer(json.dumps(value).encode(), status)
+
+
+def core_sampler(folder: Path) -> str:
+    sampler = {"id": 3, "type": "KSampler", "properties": {"cnr_id": "comfy-core"}}
+    path = folder / "core.json"
+    path.write_text(json.dumps({"nodes": [sampler], "links": [], "version": 0.4}))
+    return str(path)
+
+
+def test_missing_nodes_of_comfyui_itself_need_an_update(folder: Path) -> None:
+    types: dict[str, Any] = {"Other": {"input": {}, "output": []}}
+    with serving({"/object_info": json_answer(types)}) as small:
+        result = run(core_sampler(folder), "--server", small.url)
+    assert "Update that ComfyUI" in result.lines[-1]
+    assert "Install" not in result.lines[-1]
+
+
+def test_a_served_built_in_engine_is_told_from_an_old_comfyui(engine: Served, folder: Path) -> None:
+    hint = run(core_sampler(folder), served=engine).lines[-1]
+    assert "built-in engine, which runs no models" in hint
+
+
+MODEL_URL = "https://models.example.com/xl.safetensors"
+
+
+async def test_a_missing_model_is_named_with_its_address_and_folder(folder: Path) -> None:
+    loader = {
+        "id": 1,
+        "type": "CheckpointLoaderSimple",
+        "widgets_values": ["xl.safetensors"],
+        "properties": {
+            "models": [{"name": "xl.safetensors", "url": MODEL_URL, "directory": "checkpoints"}]
+        },
+    }
+    (folder / "flow.json").write_text(json.dumps({"nodes": [loader], "links": [], "version": 0.4}))
+    names = {"input": {"required": {"ckpt_name": [["other.safetensors"]]}}, "output": []}
+    types = {"CheckpointLoaderSimple": names | {"output_node": True}}
+    refusal = {"error": {"type": "x", "message": "refused", "details": ""}, "node_errors": {}}
+    stub = StubServer()
+    stub.answers["GET /object_info"] = [JSONResponse(types), JSONResponse(types)]
+    stub.answers["POST /prompt"] = [JSONResponse(refusal, 400)]
+    async with serving_stub(stub):
+        where = ("flow.json", "--server", stub.url)
+        result = await asyncio.to_thread(run, *where, "--json")
+        shown = await asyncio.to_thread(comfyfleet, "inspect", *where, width=200)
+    words = f"xl.safetensors: download {MODEL_URL} into models/checkpoints"
+    assert result.lines[-2:] == ["hint: Missing models:", f"  {words}"]
+    assert f"lacks the model {words}" in result.err
+    assert MODEL_URL in shown.out
+    assert "models/checkpoints" in shown.out
 
 
 def test_a_batch_runs_once_per_row_and_goes_on_after_a_failure(

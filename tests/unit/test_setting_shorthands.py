@@ -103,11 +103,11 @@ def test_it_says_what_it_set() -> None:
     assert edit.prompt["5"]["inputs"] == {"width": 1024, "height": 768, "batch_size": 1}
 
 
-def test_what_is_not_found_is_a_warning() -> None:
+def test_what_is_not_found_is_not_set() -> None:
     edit = short({"1": node("LoadImage", image="cat.png")}, prompt="x", size=[64, 64])
     assert edit.done == ()
-    assert [warning.partition(":")[0] for warning in edit.warnings] == ["prompt", "size"]
-    assert "nothing found" in edit.warnings[0]
+    assert [text.partition(":")[0] for text in edit.not_set] == ["prompt", "size"]
+    assert "nothing found" in edit.not_set[0]
 
 
 def test_a_negative_that_is_zeroed_out_has_no_text_of_its_own() -> None:
@@ -327,7 +327,7 @@ def test_the_one_lora_is_set_and_of_several_none() -> None:
     prompt["11"] = node("LoraLoader", model=["10", 0], lora_name="b.safetensors")
     edit = short(with_inputs(prompt, "3", model=["11", 0]), lora="b.safetensors")
     assert edit.done == ()
-    assert edit.warnings == (
+    assert edit.not_set == (
         "lora: none set, because several could be meant; name one: "
         '11.lora_name (now "b.safetensors"), 10.lora_name (now "a.safetensors")',
     )
@@ -440,4 +440,4 @@ def test_whatever_the_prompt_it_is_not_modified(prompt: Prompt, shorthand: Any) 
     values = {shorthand.name: "5x5" if shorthand.name == "size" else "5"}
     edit = set_shorthands(prompt, OBJECT_INFO, values, check=False)
     assert prompt == before
-    assert edit.done or edit.warnings
+    assert edit.done or edit.warnings or edit.not_set

@@ -16,7 +16,6 @@ from rich.text import Text
 from rich.tree import Tree
 
 from comfyfleet.api.graph_mermaid import draw_mermaid
-from comfyfleet.api.graph_model import MEDIA, InputNode
 from comfyfleet.api.graph_parse import parse_graph
 from comfyfleet.api.graph_reports import RunTimeline
 from comfyfleet.api.graphs import (
@@ -28,13 +27,13 @@ from comfyfleet.api.graphs import (
     RunningNodeSeen,
 )
 from comfyfleet.cli import help_texts
-from comfyfleet.cli.context import CliContext, InjectedContext, counted, printable, read_structure
+from comfyfleet.cli.context import CliContext, InjectedContext, counted, printable
 from comfyfleet.cli.control_plane import API_DEFAULTS, PUBLIC_BASE, ApiOptions, ApiSession, connect
+from comfyfleet.cli.graph_inputs import graph_inputs, json_or_text, read_graph, split_named
 from comfyfleet.cli.graph_reports import compare, draw, print_timeline, stored_graph
 from comfyfleet.cli.job_waiter import live_display, retry_while_away
 from comfyfleet.cli.tables import print_fields, print_json, print_rows
-from comfyfleet.cli.upload import upload
-from comfyfleet.client import Graph, GraphRun, GraphRunHandle, rows_from
+from comfyfleet.client import Graph, GraphRun, GraphRunHandle
 from comfyfleet.errors import (
     InvalidInput,
     NotFound,
@@ -216,19 +215,12 @@ RUN_COLUMNS = ("id", "name", "status", "tokens", "created_at", "ended_at", "erro
 _public = partial(connect, base=PUBLIC_BASE)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    found = read_structure(path)
-    if not isinstance(found, dict):
-        raise InvalidInput(f"{path} is no graph")
-    return found
-
-
 @app.command
 def validate(
     file: File, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
     """Show all problems of a graph, before anything runs."""
-    document = _read(file)
+    document = read_graph(file)
     with _public(options, context) as plane:
         verdict = plane.run(plane.client.graphs.validate(document))
     if options.as_json:
@@ -295,9 +287,9 @@ def quote(
     Without inputs, lists are assumed to have their maximum length. A graph file is stored first.
     """
     with _public(options, context) as plane:
-        inputs = _inputs(plane, graph, input)
+        inputs = graph_inputs(plane, graph, input)
         if Path(graph).is_file():
-            graph = str(plane.run(plane.client.graphs.create(_read(Path(graph)))).id)
+            graph = str(plane.run(plane.client.graphs.create(read_graph(Path(graph)))).id)
         found = plane.run(plane.client.graphs.quote(graph, inputs))
     if options.as_json:
         print_json(found, context)
@@ -333,7 +325,7 @@ def run(
 ) -> None:
     """Run a graph; prints the run's id. A file is stored with its first run."""
     with _public(options, context) as plane:
-        inputs = _inputs(plane, graph, input)
+        inputs = graph_inputs(plane, graph, input)
         handle = _started(plane, graph, inputs=inputs, max_tokens=max_tokens)
         if not options.as_json:
             context.say(f"graph {handle.run.graph_id} ({handle.run.name})")
@@ -362,7 +354,7 @@ def _followed(
 def _started(plane: ApiSession, graph: str, **given: Any) -> GraphRunHandle:
     graphs = plane.client.graphs
     if Path(graph).is_file():
-        return plane.run(graphs.run_document(_read(Path(graph)), **given))
+        return plane.run(graphs.run_document(read_graph(Path(graph)), **given))
     return plane.run(graphs.run(graph, **given))
 
 
@@ -439,85 +431,6 @@ def _question_line(run_id: object, question: QuestionSeen) -> str:
 
 def _reason(seen: GraphRun) -> str:
     return seen.error.message if seen.error else f"the run is {seen.status}"
-
-
-def _named(text: str, option: str = "--input", form: str = "NAME=VALUE") -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise InvalidInput(f"{option} {text}: it must be {form}")
-    return name, value
-
-
-def _inputs(plane: ApiSession, graph: str, given: tuple[str, ...]) -> dict[str, Any]:
-    """Reads all tables before anything is uploaded."""
-    named = dict(map(_named, given))
-    tables: dict[str, Any] = {}
-    if any(map(_is_table, named.values())):
-        nodes = parse_graph(_document(plane, graph)).graph.nodes
-        for name, text in named.items():
-            node = nodes.get(name)
-            if _is_table(text) and isinstance(node, InputNode) and not _takes_file(node):
-                tables[name] = _table(Path(text.removeprefix("@")), node)
-    return {
-        name: _with_uploads(plane, tables[name]) if name in tables else _value(plane, text)
-        for name, text in named.items()
-    }
-
-
-def _is_table(text: str) -> bool:
-    return text.startswith("@") and Path(text).suffix.lower() in (".csv", ".jsonl", ".ndjson")
-
-
-def _takes_file(node: InputNode) -> bool:
-    return node.value_type.removesuffix("[]") in MEDIA
-
-
-def _document(plane: ApiSession, graph: str) -> dict[str, Any]:
-    if Path(graph).is_file():
-        return _read(Path(graph))
-    return plane.run(plane.client.graphs.get(graph)).document
-
-
-def _table(path: Path, node: InputNode) -> list[Any]:
-    """A list of rows; of an input that takes a list of plain values, the cells of the only column."""
-    kind = node.value_type.removesuffix("[]")
-    if node.columns or kind == "any":
-        return rows_from(path, node.columns)
-    names = {name for row in rows_from(path) for name in row}
-    if len(names) > 1:
-        raise InvalidInput(f"{node.id} takes {node.value_type}: {path} must have one column")
-    return [each for row in rows_from(path, dict.fromkeys(names, kind)) for each in row.values()]
-
-
-def _with_uploads(plane: ApiSession, table: Any) -> Any:
-    if isinstance(table, Path):
-        return _uploaded(plane, table)
-    if isinstance(table, list):
-        return [_with_uploads(plane, each) for each in table]
-    if isinstance(table, dict):
-        return {name: _with_uploads(plane, each) for name, each in table.items()}
-    return table
-
-
-def _value(plane: ApiSession, text: str) -> Any:
-    if text.startswith("@"):
-        names = [each.removeprefix("@") for each in text.split(",")]
-        files = [_uploaded(plane, Path(name)) for name in names if name]
-        return files if len(names) > 1 else files[0]
-    return _json_or_text(text)
-
-
-def _json_or_text(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
-
-
-def _uploaded(plane: ApiSession, path: Path) -> str:
-    if not path.is_file():
-        raise InvalidInput(f"there is no file {path}")
-    return upload(plane, path, "videos", "uploads")
 
 
 def _watched(plane: ApiSession, handle: GraphRunHandle, context: CliContext) -> GraphRun:
@@ -597,7 +510,7 @@ def show(
     """
     if Path(what).is_file():
         context.out.print(
-            draw_mermaid(parse_graph(_read(Path(what))).graph), markup=False, soft_wrap=True
+            draw_mermaid(parse_graph(read_graph(Path(what))).graph), markup=False, soft_wrap=True
         )
         return
     with _public(options, context) as plane:
@@ -709,13 +622,13 @@ def rerun(
     context: InjectedContext,
 ) -> None:
     """Start a new run that keeps results of one that is over; prints its id. What is kept is not paid again."""
-    values = dict(_named(each, "--set", "NODE.PROPERTY=VALUE") for each in changes.set_)
+    values = dict(split_named(each, "--set", "NODE.PROPERTY=VALUE") for each in changes.set_)
     with _public(options, context) as plane:
         earlier = _run(plane, run_id)
         new = earlier.rerun(
             changes.start,
-            _inputs(plane, str(earlier.run.graph_id), changes.input),
-            changes={name: _json_or_text(text) for name, text in values.items()},
+            graph_inputs(plane, str(earlier.run.graph_id), changes.input),
+            changes={name: json_or_text(text) for name, text in values.items()},
             version=changes.version,
             max_tokens=max_tokens,
         )

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from cyclopts import Group, Parameter, validators
+from rich.console import Console
 
 from comfyfleet.cli.context import (
     FILE_HELP,
@@ -29,9 +30,9 @@ from comfyfleet.cli.run_progress import (
     Reporter,
     plan_from_outputs,
 )
+from comfyfleet.cli.run_requirements import download_lines, missing_models, missing_types_error
 from comfyfleet.cli.run_session import (
     ANY_TARGET,
-    BUILT_IN,
     MEDIA,
     FileInputs,
     FileUpload,
@@ -64,6 +65,7 @@ from comfyfleet.cli.workflow import (
     apply_switches,
     make_prompt,
     print_prompt,
+    require_all_set,
     shorthand,
 )
 from comfyfleet.comfy import Backend, ComfyServer
@@ -91,6 +93,7 @@ from comfyfleet.workflow.model import Prompt
 
 CSV_BYTES_MAX = 64 * 1024 * 1024
 ROWS_MAX = 100_000
+ROW_PROBLEMS_MAX = 20
 SHORTHAND_NAMES = {name: one.name for one in SHORTHANDS for name in (one.name, *one.aliases)}
 EXAMPLE = "The first row names what is set, such as: prompt,seed,3.steps"
 
@@ -157,9 +160,6 @@ def _row(number: int, columns: list[str], line: list[str]) -> BatchRow:
     )
 
 
-LACKING_SHOWN_MAX = 20
-
-
 def _media(what: str) -> Parameter:
     return Parameter(
         group=USUAL_VALUES,
@@ -173,6 +173,7 @@ def _media(what: str) -> Parameter:
 class RunShorthands(ShorthandOptions):
     """As for `convert`, but files are local ones, and `--batch` is the name of a CSV file."""
 
+    must_fit: ClassVar[bool] = True
     batch: Annotated[str | None, shorthand("batch", "batch-size")] = None
     image: Annotated[str | None, _media("images")] = None
     video: Annotated[str | None, _media("videos")] = None
@@ -263,7 +264,12 @@ def prepare_prompt(
     shown = with_uploaded_names(
         prompt, known.object_info, [(one, one.path.name) for one in inputs.uploads]
     )
-    return RunRequest(shown, inputs.uploads, known.object_info, opened.workflow, exposed)
+    lines = download_lines(missing_models(opened, known.object_info, converted))
+    for line in lines:
+        context.warn(f"{target.name} lacks the model {line}")
+    return RunRequest(
+        shown, inputs.uploads, known.object_info, opened.workflow, exposed, tuple(lines)
+    )
 
 
 def input_folder(file: str) -> Path | None:
@@ -282,9 +288,9 @@ def prepare_row(base: RunRequest, row: BatchRow, folder: Path, context: CliConte
     media = {kind: folder / cell for kind, cell in row.usual.items() if kind in MEDIA}
     usual = {name: cell for name, cell in row.usual.items() if name not in MEDIA}
     named = [Assignment(name, cell) for name, cell in row.named.items() if name not in files]
-    prompt = _warned(
-        set_shorthands(base.prompt, base.object_info, usual, exposed=base.exposed), context
-    )
+    edit = set_shorthands(base.prompt, base.object_info, usual, exposed=base.exposed)
+    require_all_set(edit)
+    prompt = _warned(edit, context)
     prompt = _warned(set_values(prompt, base.object_info, named, exposed=base.exposed), context)
     given = [GivenFile(name, path) for name, path in files.items()]
     own = find_inputs(
@@ -292,6 +298,25 @@ def prepare_row(base: RunRequest, row: BatchRow, folder: Path, context: CliConte
     ).uploads
     shown = with_uploaded_names(prompt, base.object_info, [(one, one.path.name) for one in own])
     return replace(base, prompt=shown, uploads=(*_not_replaced(base.uploads, shown, base), *own))
+
+
+def check_rows(
+    base: RunRequest, rows: Sequence[BatchRow], folder: Path, context: CliContext
+) -> None:
+    """Raises InvalidInput for cells that fit nowhere, before the first row runs."""
+    silent = replace(context, err=Console(quiet=True))  # the warnings follow when a row runs
+    problems = []
+    for row in rows:
+        try:
+            prepare_row(base, row, folder, silent)
+        except InvalidInput as error:
+            problems.append(f"row {row.number}: {error.message}")
+    if problems:
+        more = len(problems) - ROW_PROBLEMS_MAX
+        rest = [f"… and {more} more"] if more > 0 else []
+        raise InvalidInput(
+            "\n".join([*problems[:ROW_PROBLEMS_MAX], *rest]), hint="Nothing was run."
+        )
 
 
 def with_seeds(
@@ -355,48 +380,15 @@ def _runnable(
     try:
         converted = make_prompt(opened, known, settings, conversion.options(), context)
     except UnknownNodeTypes as error:
-        raise missing_types_error(error.details["nodes"], target) from error
+        raise missing_types_error(error.details["nodes"], target, known.object_info) from error
     unknown = [
         {"type": str(node.get("class_type")), "node_id": key}
         for key, node in converted.prompt.items()
         if node.get("class_type") not in known.object_info
     ]
     if unknown and conversion.unknown is None:
-        raise missing_types_error(unknown, target)
+        raise missing_types_error(unknown, target, known.object_info)
     return converted
-
-
-def missing_types_error(nodes: Sequence[Mapping[str, str]], target: RunTarget) -> UnknownNodeTypes:
-    """What is missing, and what to do about it."""
-    by_type: dict[str, list[Mapping[str, str]]] = {}
-    for node in nodes:
-        by_type.setdefault(node["type"], []).append(node)
-    lines = [_lacking_line(name, found) for name, found in sorted(by_type.items())]
-    more = (
-        [f"  … and {len(lines) - LACKING_SHOWN_MAX} more"] if len(lines) > LACKING_SHOWN_MAX else []
-    )
-    kinds = counted(len(by_type), "node type", "node types")
-    return UnknownNodeTypes(
-        "\n".join([f"{target.name} lacks {kinds}:", *lines[:LACKING_SHOWN_MAX], *more]),
-        nodes=list(nodes),
-        hint=(
-            "Run it on a ComfyUI that has them: --server http://127.0.0.1:8188, or on Comfy Cloud: --cloud."
-            if target.name == BUILT_IN
-            else "Install the node packs there, or name another --server."
-        )
-        + " --unknown drop leaves these nodes out.",
-    )
-
-
-def _lacking_line(name: str, nodes: Sequence[Mapping[str, str]]) -> str:
-    places = ", ".join(
-        f'node {node["node_id"]} "{node["title"]}"'
-        if node.get("title")
-        else f"node {node['node_id']}"
-        for node in nodes[:LACKING_SHOWN_MAX]
-    )
-    packs = sorted({node["pack"] for node in nodes if node.get("pack")})
-    return f"  {name}: {places}" + (f" (node pack {', '.join(packs)})" if packs else "")
 
 
 def _tell_missing(inputs: FileInputs, target: RunTarget, context: CliContext) -> None:
@@ -420,6 +412,7 @@ class RowResult:
     number: int
     seconds: float
     results: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()
     error: str | None = None
 
 
@@ -447,8 +440,9 @@ class BatchRun:
             began = self._context.clock()
             with self._noting(row, began):
                 made = await session.run(prepare_row(base, row, self._folder, self._context))
-                results = (*map(str, made.paths), *(each.spoken for each in made.values))
-                self.ended.append(RowResult(row.number, self._context.clock() - began, results))
+                paths, shown = map(str, made.paths), (value.spoken for value in made.values)
+                seconds = self._context.clock() - began
+                self.ended.append(RowResult(row.number, seconds, tuple(paths), tuple(shown)))
 
     async def leave(self, session: RunSession, base: RunRequest) -> list[str]:
         return [
@@ -475,11 +469,13 @@ class BatchRun:
 
 
 def batch_table(ended: Sequence[RowResult], unit: str) -> TextTable:
-    listing = TextTable((unit, "seconds", "result"), right=(unit, "seconds"))
+    """Files and shown texts have a column each, so that a script can read the files."""
+    with_shown = ("shown",) if any(row.shown for row in ended) else ()
+    listing = TextTable((unit, "seconds", "result", *with_shown), right=(unit, "seconds"))
     for row in ended:
         result = ", ".join(row.results) or "nothing" if row.error is None else row.error
-        style = "" if row.error is None else "red"
-        listing.add(str(row.number), f"{row.seconds:.1f}", plain_text(result, style))
+        cells = (plain_text(result, "" if row.error is None else "red"), ", ".join(row.shown))
+        listing.add(str(row.number), f"{row.seconds:.1f}", *cells[: 1 + len(with_shown)])
     return listing
 
 
@@ -547,6 +543,18 @@ def run(
     context: InjectedContext,
 ) -> None:
     """See help_texts.RUN."""
+    with _errors_as_events(results, context):
+        _run(file, where, results, way, changes, context)
+
+
+def _run(
+    file: str,
+    where: TargetOptions,
+    results: ResultOptions,
+    way: ModeOptions,
+    changes: ChangeOptions,
+    context: CliContext,
+) -> None:
     way, changes = _with_batch_size(way, changes)
     rows = read_rows(Path(way.batch)) if way.batch else None
     check_folder(results.output_dir)
@@ -568,6 +576,17 @@ def run(
             run_command.run(base, Path(file).name)
         else:
             run_command.run_batch(base, Path(file).name)
+
+
+@contextmanager
+def _errors_as_events(results: ResultOptions, context: CliContext) -> Iterator[None]:
+    """With --json, writes the error that ends the command as the last event, whenever it happens."""
+    try:
+        yield
+    except FleetError as error:
+        if results.as_json:
+            JsonLines(context).failed(error)
+        raise
 
 
 def _with_batch_size(way: ModeOptions, changes: ChangeOptions) -> tuple[ModeOptions, ChangeOptions]:
@@ -627,15 +646,12 @@ class _RunCommand:
 
     def run(self, base: RunRequest, title: str) -> None:
         with reporter_for(self.results, title, self.context) as reporter:
-            try:
-                made = asyncio.run(self._made(base, reporter))
-            except FleetError as error:
-                reporter.failed(error)
-                raise
+            made = asyncio.run(self._made(base, reporter))
         if not self.results.as_json:
             print_results(made, self.target, self.context)
 
     def run_batch(self, base: RunRequest, title: str) -> None:
+        check_rows(base, self.rows, self.folder, self.context)
         reporter = reporter_for(self.results, title, self.context)
         unit = "row" if self.way.batch else "run"
         batch = BatchRun(self.rows, self.folder, reporter, self.context, unit)
@@ -649,6 +665,7 @@ class _RunCommand:
         batch.check()
 
     def leave(self, base: RunRequest) -> None:
+        check_rows(base, self.rows, self.folder, self.context)
         reporter: Reporter = (
             JsonLines(self.context) if self.results.as_json else PlainLines(self.context)
         )
@@ -697,14 +714,16 @@ def watch(
     context: InjectedContext,
 ) -> None:
     """See help_texts.WATCH."""
+    with _errors_as_events(results, context):
+        _watch(run_id, where, results, context)
+
+
+def _watch(run_id: str, where: TargetOptions, results: ResultOptions, context: CliContext) -> None:
     check_folder(results.output_dir)
     targets = remote_targets(where, context)
     with reporter_for(results, run_id[:8], context) as reporter:
         try:
             target, made = asyncio.run(_finished(run_id, targets, reporter, results, context))
-        except FleetError as error:
-            reporter.failed(error)
-            raise
         except KeyboardInterrupt:
             context.say(f"no longer watched; run {run_id} goes on")
             raise

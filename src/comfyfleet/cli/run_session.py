@@ -513,6 +513,7 @@ class RunRequest:
     object_info: Mapping[str, Any]
     workflow: Mapping[str, Any] | None
     exposed: tuple[ExposedInput, ...] = ()  # what its subgraphs show, for values set later
+    missing_models: tuple[str, ...] = ()  # each with its download address
 
 
 @dataclass(frozen=True, slots=True)
@@ -589,7 +590,13 @@ class RunSession:
 
     async def _submit(self, work: RunRequest, prompt: Prompt, prompt_id: str) -> str:
         pictures = {"extra_pnginfo": {"workflow": work.workflow}} if work.workflow else None
-        submitted = await self._backend.submit(prompt, prompt_id=prompt_id, extra_data=pictures)
+        try:
+            submitted = await self._backend.submit(prompt, prompt_id=prompt_id, extra_data=pictures)
+        except PromptRefused as error:
+            if not work.missing_models:
+                raise
+            hint = "Missing models:\n  " + "\n  ".join(work.missing_models)
+            raise PromptRefused(error.message, **{**error.details, "hint": hint}) from error
         self._reporter.submitted(submitted.run_id, self._target.name)
         return submitted.run_id
 

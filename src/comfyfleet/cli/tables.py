@@ -328,6 +328,18 @@ def _files(files: Sequence[NamedFile], rows_max: int | None) -> Iterator[Rendera
     for each in files:
         section.add(each.kind, _file_state(each), _file_name(each), _listed(each.addresses))
     yield section.shown()
+    yield from _downloads(files, rows_max)
+
+
+def _downloads(files: Sequence[NamedFile], rows_max: int | None) -> Iterator[RenderableType]:
+    """Addresses of the models that the server lacks, or of all models without a server."""
+    wanted = [file for file in files if file.url and file.active and not file.present]
+    if not wanted:
+        return
+    section = InspectionSection("Models to download", "file", "from", "into", rows_max=rows_max)
+    for file in wanted:
+        section.add(file.name, file.url or "", f"models/{file.directory or '?'}")
+    yield section.shown()
 
 
 def _packs(found: Inspection, rows_max: int | None) -> Iterator[RenderableType]:

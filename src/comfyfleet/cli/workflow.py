@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from cyclopts import Group, Parameter, validators
 
@@ -173,6 +173,8 @@ class ShorthandOptions:
     video: Annotated[str | None, shorthand("video")] = None
     audio: Annotated[str | None, shorthand("audio")] = None
     prefix: Annotated[str | None, shorthand("prefix")] = None
+    # `run` computes and pays, so a value that fits nowhere is an error there. `convert` only warns.
+    must_fit: ClassVar[bool] = False
 
     def given(self) -> dict[str, str]:
         return {name: value for name, value in asdict(self).items() if value is not None}
@@ -213,20 +215,31 @@ def apply_settings(
     if shorthands.get("seed") == RANDOM:
         shorthands["seed"] = str(context.new_seed())
     if shorthands:
-        prompt = _report_settings(
-            set_shorthands(prompt, object_info, shorthands, exposed=exposed), context
-        )
+        edit = set_shorthands(prompt, object_info, shorthands, exposed=exposed)
+        if settings.usual.must_fit:
+            require_all_set(edit)
+        prompt = _report_settings(edit, context)
     assignments = [parse_assignment(text) for text in settings.set_]
     if not assignments:
         return prompt
     return _report_settings(set_values(prompt, object_info, assignments, exposed=exposed), context)
 
 
+def require_all_set(edit: Edit) -> None:
+    """Raises InvalidInput if an option such as --prompt fits no input, or several."""
+    if edit.not_set:
+        raise InvalidInput(
+            "; ".join(f"--{text}" for text in edit.not_set),
+            hint="Leave the option out, or name the input: --set NODE.INPUT=VALUE. "
+            "`comfyfleet inspect FILE` lists the inputs.",
+        )
+
+
 def _report_settings(edit: Edit, context: CliContext) -> Prompt:
     """What was set is said, so that a person can see what was understood."""
     for done in edit.done:
         context.say(f"set {done}")
-    for warning in edit.warnings:
+    for warning in (*edit.warnings, *edit.not_set):
         context.warn(warning)
     return edit.prompt
 

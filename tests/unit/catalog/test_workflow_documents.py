@@ -96,7 +96,7 @@ def test_a_node_inside_a_subgraph_is_bound_by_its_id_in_the_prompt() -> None:
         object_info=engine_object_info(),
     )
     assert "ImageInvert" in made.node_types
-    with pytest.raises(InvalidInput, match="no node '3'"):
+    with pytest.raises(InvalidInput, match='no node has the id, title or class "3"'):
         # The subgraph itself is no node of the prompt.
         drafted(
             Property("x", "number", binding="3.scale_by"),
@@ -133,3 +133,18 @@ def test_the_object_info_that_knows_the_most_is_taken() -> None:
     video: dict[str, Any] = {"LoadVideo": {}, "GetVideoComponents": {}}
     assert best_object_info(example("video"), [OBJECT_INFO, video]) is video
     assert best_object_info(example("video"), []) is None
+
+
+def test_a_binding_names_a_node_by_its_title_as_set_does() -> None:
+    def bound(binding: str) -> str | None:
+        made = drafted(
+            Property("size", "integer", binding=binding),
+            document=example("negative"),
+            output_node_id=None,
+            object_info=engine_object_info(),
+        )
+        return made.properties[0].binding
+
+    assert bound("Canvas.width") == bound("2.width") == "2.width"
+    with pytest.raises(InvalidInput, match=r"Canvass.*Canvas"):
+        bound("Canvass.width")

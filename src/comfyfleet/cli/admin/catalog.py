@@ -47,7 +47,7 @@ WORKER_COLUMNS = (
 )
 PROPERTY_COLUMNS = ("name", "type", "binding", "placeholder", "default", "required", "description")
 PROPERTY_HELP = (
-    "NAME:TYPE=NODE.INPUT, such as prompt:text=6.text or input:image=10.image. "
+    "NAME:TYPE=NODE.INPUT, such as prompt:text=6.text or input:image=Photo.image; NODE is an id or a title. "
     "TYPE is text, number, integer, boolean, choice, seed, image, video or audio. Repeatable."
 )
 

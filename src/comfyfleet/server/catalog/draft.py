@@ -34,6 +34,7 @@ from comfyfleet.server.catalog.payload import (
     with_defaults,
 )
 from comfyfleet.server.fleets.model import ModelUse
+from comfyfleet.workflow.edit import find_input
 from comfyfleet.workflow.edit.input_lookup import (
     PromptEntry,
     as_link,
@@ -74,6 +75,7 @@ def check_properties(
     """
     if len(properties) > PROPERTIES_MAX:
         raise InvalidInput(f"at most {PROPERTIES_MAX} properties", field="properties")
+    properties = [_by_node_id(each, prompt, object_info) for each in properties]
     _refuse_duplicates(properties)
     numbers = {
         each.name: number
@@ -189,6 +191,23 @@ def _check_bounds(each: Property) -> None:
         raise property_error(each, f"seeds are 0 to {SEED_MAX}")
     if each.step is not None and not each.step > 0:
         raise property_error(each, f"the step must be above zero, not {shown(each.step)}")
+
+
+def _by_node_id(
+    each: Property, prompt: Mapping[str, Any], object_info: Mapping[str, Any]
+) -> Property:
+    """Replaces a title or a class in a binding by the node's id, as `--set` reads them."""
+    binding = each.binding or ""
+    node, dot, name = binding.rpartition(".")
+    if not (node and dot and name) or place_of(binding, prompt):
+        return each
+    try:
+        places = find_input(prompt, object_info, binding)
+    except InvalidInput as error:
+        raise property_error(each, f"{error.message} (binding {binding})", node=node) from error
+    if len(places) != 1:
+        raise property_error(each, f"the binding {binding} means several inputs", node=node)
+    return replace(each, binding=f"{places[0].node_id}.{places[0].input}")
 
 
 def _bound_place(

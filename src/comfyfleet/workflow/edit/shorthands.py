@@ -251,6 +251,7 @@ class _Outcome(NamedTuple):
     changes: Sequence[ValueChange] = ()
     warnings: Sequence[str] = ()
     errors: Sequence[InvalidInput] = ()
+    not_set: Sequence[str] = ()
 
 
 def set_shorthands(
@@ -261,7 +262,8 @@ def set_shorthands(
     check: bool = True,
     exposed: Sequence[ExposedInput] = (),
 ) -> Edit:
-    """Sets all that are found, or none if a value is wrong; a shorthand that is not found is a warning.
+    """Sets all that are found, or none if a value is wrong. `not_set` of the result explains which
+    shorthands have no input, or several.
 
     If the graph does not decide, an input that a subgraph exposes under the shorthand's name is
     used.
@@ -282,7 +284,9 @@ def set_shorthands(
     changes = [change for outcome in outcomes for change in outcome.changes]
     changed = with_entries(prompt, entries, {change.entry.id for change in changes})
     warnings = dict.fromkeys(text for outcome in outcomes for text in outcome.warnings)
-    return edit_of(changed, changes, list(warnings))
+    not_set = dict.fromkeys(text for outcome in outcomes for text in outcome.not_set)
+    edit = edit_of(changed, changes, list(warnings))
+    return edit._replace(not_set=tuple(not_set))
 
 
 def shorthand_places(
@@ -332,10 +336,10 @@ def _apply(
     check: bool,
 ) -> _Outcome:
     if not places:
-        return _Outcome(warnings=[f"{shorthand.name}: not set, nothing found ({shorthand.help})"])
+        return _Outcome(not_set=[f"{shorthand.name}: not set, nothing found ({shorthand.help})"])
     differ = _differ(entries, places)
     if differ and shorthand.several is Several.LEAVE:
-        return _Outcome(warnings=[f"{shorthand.name}: {_found_several(entries, places)}"])
+        return _Outcome(not_set=[f"{shorthand.name}: {_found_several(entries, places)}"])
     warnings = list(_kept_beside(entries, shorthand, places))
     if differ and shorthand.several is Several.WARN:
         warnings.append(f"{shorthand.name}: {_set_several(places)}")

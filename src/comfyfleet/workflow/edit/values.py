@@ -429,6 +429,7 @@ class Edit(NamedTuple):
     prompt: Prompt
     done: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    not_set: tuple[str, ...] = ()  # shorthands without an input, or with several
 
 
 def parse_assignment(text: str) -> Assignment:

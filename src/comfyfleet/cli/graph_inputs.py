@@ -1,0 +1,123 @@
+"""Inputs of graphs from the command line: values, files to upload, and tables."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from comfyfleet.api.graph_model import MEDIA, InputNode
+from comfyfleet.api.graph_parse import parse_graph
+from comfyfleet.cli.context import read_structure
+from comfyfleet.cli.control_plane import ApiSession
+from comfyfleet.cli.upload import upload
+from comfyfleet.client import rows_from
+from comfyfleet.errors import InvalidInput
+
+
+def split_named(text: str, option: str = "--input", form: str = "NAME=VALUE") -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise InvalidInput(f"{option} {text}: it must be {form}")
+    return name, value
+
+
+def graph_inputs(plane: ApiSession, graph: str, given: tuple[str, ...]) -> dict[str, Any]:
+    """Reads all tables before anything is uploaded."""
+    named = dict(map(split_named, given))
+    _require_marks(plane, graph, named)
+    tables: dict[str, Any] = {}
+    if any(map(_is_table, named.values())):
+        nodes = parse_graph(graph_document(plane, graph)).graph.nodes
+        for name, text in named.items():
+            node = nodes.get(name)
+            if _is_table(text) and isinstance(node, InputNode) and not _takes_file(node):
+                tables[name] = _table(Path(text.removeprefix("@")), node)
+    return {
+        name: _with_uploads(plane, tables[name]) if name in tables else _value(plane, text)
+        for name, text in named.items()
+    }
+
+
+def _require_marks(plane: ApiSession, graph: str, named: Mapping[str, str]) -> None:
+    """Raises InvalidInput if an input takes a file and gets the path of one without the @."""
+    paths = {name: text for name, text in named.items() if text[:1] != "@" and _is_file(text)}
+    if not paths:
+        return
+    nodes = parse_graph(graph_document(plane, graph)).graph.nodes
+    for name, text in paths.items():
+        node = nodes.get(name)
+        if isinstance(node, InputNode) and _takes_file(node):
+            raise InvalidInput(
+                f"--input {name}={text}: a file is written with @",
+                hint=f"To upload it: --input {name}=@{text}",
+            )
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # a text that is too long for a path, or has a null character
+        return False
+
+
+def _is_table(text: str) -> bool:
+    return text.startswith("@") and Path(text).suffix.lower() in (".csv", ".jsonl", ".ndjson")
+
+
+def _takes_file(node: InputNode) -> bool:
+    return node.value_type.removesuffix("[]") in MEDIA
+
+
+def graph_document(plane: ApiSession, graph: str) -> dict[str, Any]:
+    if Path(graph).is_file():
+        return read_graph(Path(graph))
+    return plane.run(plane.client.graphs.get(graph)).document
+
+
+def _table(path: Path, node: InputNode) -> list[Any]:
+    """A list of rows; of an input that takes a list of plain values, the cells of the only column."""
+    kind = node.value_type.removesuffix("[]")
+    if node.columns or kind == "any":
+        return rows_from(path, node.columns)
+    names = {name for row in rows_from(path) for name in row}
+    if len(names) > 1:
+        raise InvalidInput(f"{node.id} takes {node.value_type}: {path} must have one column")
+    return [each for row in rows_from(path, dict.fromkeys(names, kind)) for each in row.values()]
+
+
+def _with_uploads(plane: ApiSession, table: Any) -> Any:
+    if isinstance(table, Path):
+        return _uploaded(plane, table)
+    if isinstance(table, list):
+        return [_with_uploads(plane, each) for each in table]
+    if isinstance(table, dict):
+        return {name: _with_uploads(plane, each) for name, each in table.items()}
+    return table
+
+
+def _value(plane: ApiSession, text: str) -> Any:
+    if text.startswith("@"):
+        names = [each.removeprefix("@") for each in text.split(",")]
+        files = [_uploaded(plane, Path(name)) for name in names if name]
+        return files if len(names) > 1 else files[0]
+    return json_or_text(text)
+
+
+def json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _uploaded(plane: ApiSession, path: Path) -> str:
+    if not path.is_file():
+        raise InvalidInput(f"there is no file {path}")
+    return upload(plane, path, "videos", "uploads")
+
+
+def read_graph(path: Path) -> dict[str, Any]:
+    found = read_structure(path)
+    if not isinstance(found, dict):
+        raise InvalidInput(f"{path} is no graph")
+    return found
