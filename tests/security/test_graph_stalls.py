@@ -23,6 +23,7 @@ from comfyfleet.server.graphs.apply import SLICE_MAX, GraphContext, LoadedRun
 from comfyfleet.server.graphs.run import GraphRunStatus
 from comfyfleet.server.graphs.runner import continue_cut_runs, sweep_runs
 from comfyfleet.server.http.public import views
+from comfyfleet.server.pipelines.actions import create_pipeline
 from comfyfleet.server.tenants import service as tenants
 
 ITEMS, ROUNDS = 60, 25
@@ -246,6 +247,26 @@ async def test_more_characters_of_templates_than_allowed_are_refused_while_the_l
     async with LoopStalls() as stalls:
         with pytest.raises(FleetError, match="200,000 characters"):
             await actions.create_graph(setup.graphs, setup.owner, document)
+    assert stalls.worst_ms < STALL_MS_MAX
+
+
+async def test_pipelines_with_many_templates_are_stored_while_the_loop_turns(
+    setup: GraphSetup,
+) -> None:
+    steps = [
+        {
+            "name": f"s{step}",
+            "workflow": "draw",
+            "properties": {f"p{number}": "{{ 1 + 2 }}" for number in range(600)},
+        }
+        for step in range(50)
+    ]
+    whose = (setup.owner.tenant_id, setup.owner.user_id)
+    async with LoopStalls() as stalls:
+        with pytest.raises(InvalidInput, match="p0"):  # the workflow has no such property
+            await create_pipeline(
+                setup.plane.context, *whose, {"name": "templates", "steps": steps}
+            )
     assert stalls.worst_ms < STALL_MS_MAX
 
 

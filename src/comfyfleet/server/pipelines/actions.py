@@ -8,12 +8,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from comfyfleet.api.graph_model import DocumentProblem
 from comfyfleet.errors import Conflict, InvalidInput, LimitExceeded, NotFound, Refused
 from comfyfleet.server.db import Tx
+from comfyfleet.server.graphs.document_work import compute
 from comfyfleet.server.graphs.environment import read_catalogue, with_offered_names
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.idempotency import hash_request, require_same_request
@@ -97,11 +99,12 @@ async def create_pipeline(
 
     If the user has one with the same name and document, that one is returned.
     """
-    parsed = parse_pipeline(document)
+    parsed = await compute(tenant_id, document, partial(parse_pipeline, document))
     async with context.central.read() as tx:
         named = parsed.pipeline.works.values()
         catalogue = await with_offered_names(tx, await read_catalogue(tx, named))
-    raise_problems([*parsed.problems, *validate(parsed.pipeline, catalogue)])
+    found = await compute(tenant_id, document, partial(validate, parsed.pipeline, catalogue))
+    raise_problems([*parsed.problems, *found])
     stored = StoredPipeline(
         context.new_id(), tenant_id, user_id, parsed.pipeline, document, context.clock()
     )
@@ -230,7 +233,10 @@ async def _checked_variables(
     """Returns the variables as jobs take them: media of the user as their files."""
     async with context.central.read() as tx:
         facts = await facts_by_work(tx, pipeline)
-    raise_problems(variable_problems(pipeline, variables, facts))
+    # Each template is parsed for its variables, so its size is that of all properties.
+    size = [work.properties for work in pipeline.works.values()]
+    check = partial(variable_problems, pipeline, variables, facts)
+    raise_problems(await compute(owner[0], size, check))
     found = dict(variables)
     if named := media_variables(pipeline, facts) & found.keys():
         async with context.tenant(owner[0]) as tx:

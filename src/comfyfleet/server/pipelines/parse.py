@@ -138,6 +138,13 @@ def parse_pipeline_text(text: str) -> ParsedPipeline:
 
 
 def parse_pipeline(document: Any) -> ParsedPipeline:
+    """Parses a pipeline and all its templates, which takes long for a large one."""
+    parsed = parse_definition(document)
+    return parsed._replace(problems=(*parsed.problems, *template_problems(parsed.pipeline)))
+
+
+def parse_definition(document: Any) -> ParsedPipeline:
+    """Parses a pipeline without its templates, which were checked when it was stored."""
     if not isinstance(document, dict):
         problem = DocumentProblem("invalid_document", "a pipeline must be an object")
         return ParsedPipeline(PipelineDefinition("", ()), (problem,))
@@ -154,7 +161,6 @@ def parse_pipeline(document: Any) -> ParsedPipeline:
     steps = [_step(row, number, problems) for number, row in enumerate(rows)]
     pipeline = PipelineDefinition(name, tuple(steps))
     problems += _duplicate_names(steps)
-    problems += template_problems(pipeline)
     return ParsedPipeline(pipeline, tuple(problems))
 
 

@@ -29,7 +29,7 @@ from comfyfleet.server.pipelines.model import (
     StoredPipelineRun,
     StoredRun,
 )
-from comfyfleet.server.pipelines.parse import parse_pipeline
+from comfyfleet.server.pipelines.parse import parse_definition
 
 
 class Judgement(NamedTuple):
@@ -179,7 +179,7 @@ _ALIKE = (
 
 
 def _pipeline(row: RowMapping) -> StoredPipeline:
-    parsed = parse_pipeline(row["document"]).pipeline
+    parsed = parse_definition(row["document"]).pipeline
     return StoredPipeline(
         row["id"],
         row["tenant_id"],

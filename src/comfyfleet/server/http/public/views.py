@@ -33,11 +33,13 @@ from comfyfleet.server.graphs.apply import (
     LoadedRun,
     large_runs,
 )
+from comfyfleet.server.graphs.draft import RunDraft
 from comfyfleet.server.graphs.progress import node_status, progress_of
 from comfyfleet.server.graphs.run import (
     ANSWER_SIZE_MAX,
     NO_BACKEND,
     NO_SIZE,
+    Environment,
     ExecutionKey,
     ExecutionRecord,
     ExecutionStatus,
@@ -321,10 +323,11 @@ def _executions(
     kept: LoadedRun, run: GraphRunState, unable: Mapping[str, str], *, sees: bool
 ) -> Iterator[ExecutionSeen]:
     """Yields executions in the order of the graph, those of one node by index."""
-    place = {name: number for number, name in enumerate(kept.plan.shape.order)}
     told = NO_SIZE
-    for key in sorted(run.records, key=lambda each: (place[each.node], each.at)):
-        if is_hidden(kept.plan.node(key.node)):
+    # In this order without sorting all: that would be one long call, and a page needs few.
+    draft = RunDraft(kept.plan, run, Environment(kept.head.created_at))
+    for key in draft.all_keys():
+        if key not in run.records or is_hidden(kept.plan.node(key.node)):
             continue
         record = run.record(key)
         size = size_of((record.inputs, record.outputs), told.within(ANSWER_SIZE_MAX))
