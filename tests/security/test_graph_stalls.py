@@ -5,12 +5,15 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from blake3 import blake3
 from tests.support.databases.factory import Databases
 from tests.support.jobs.graphs import GraphSetup, graph_setup_on
+from tests.support.server.asgi import free_listener, served, url_of
 from tests.support.server.loop_stalls import STALL_MS_MAX, LoopStalls
+from tests.support.server.outside import raw_request, send_from_outside
 
 from comfyfleet.api.graphs import GraphRunAnswer
 from comfyfleet.errors import FleetError, InvalidInput, LimitExceeded
@@ -19,12 +22,14 @@ from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.object_info_parser import NODE_VALUES_MAX
 from comfyfleet.server.graphs import actions, reports
 from comfyfleet.server.graphs.actions import NewGraphRun
-from comfyfleet.server.graphs.apply import SLICE_MAX, GraphContext, LoadedRun
+from comfyfleet.server.graphs.apply import SLICE_MAX, CutRuns, GraphContext, LoadedRun
 from comfyfleet.server.graphs.run import GraphRunStatus
 from comfyfleet.server.graphs.runner import continue_cut_runs, sweep_runs
+from comfyfleet.server.http.app import create_app
 from comfyfleet.server.http.public import views
 from comfyfleet.server.pipelines.actions import create_pipeline
 from comfyfleet.server.tenants import service as tenants
+from comfyfleet.server.tenants.model import ALL_SCOPES, NewApiKey, new_api_key
 
 ITEMS, ROUNDS = 60, 25
 LIMIT = 2_000
@@ -170,6 +175,51 @@ async def shown(setup: GraphSetup, run: LoadedRun, limit: int) -> GraphRunAnswer
     async with setup.plane.central.read() as tx:
         tenant = await tenants.get_tenant(tx, setup.owner.tenant_id)
     return await views.run_view(setup.plane, tenant, loaded, live, limit=limit)
+
+
+async def test_a_large_run_is_sent_while_the_loop_turns(setup: GraphSetup) -> None:
+    """As other programs read it: with the work that frameworks do for an answer."""
+    made = await actions.create_graph(setup.graphs, setup.owner, loops())
+    run = await ended(setup, await setup.run(made.id, inputs={"rows": list(range(ITEMS * 2))}))
+    key = await new_key(setup)
+    path = f"/api/graph-runs/{run.head.id}"
+    requests = [
+        raw_request("GET", each, key=key)
+        for each in (path, f"{path}?executions=20000", f"{path}/timeline", "/api/graph-runs")
+    ]
+    listener = free_listener()
+    async with served(create_app(setup.plane), listener), LoopStalls() as stalls:
+        answers = await send_from_outside(url_of(listener), requests)
+    assert stalls.worst_ms < STALL_MS_MAX
+    assert [each.status for each in answers] == [200] * len(requests)
+    assert len(json.loads(answers[1].body)["executions"]) > ITEMS * ROUNDS
+
+
+async def new_key(setup: GraphSetup) -> str:
+    tenant_id, user_id = setup.owner.tenant_id, setup.owner.user_id
+    now, text = setup.plane.clock(), new_api_key()
+    pool = await setup.plane.context.pool_of(tenant_id)
+    async with pool.transaction() as tx:
+        await tenants.create_user(tx, user_id=user_id, tenant_id=tenant_id, now=now)
+    new = NewApiKey(uuid4(), text, tenant_id, user_id, "test", ALL_SCOPES, None)
+    async with setup.plane.central.transaction() as tx:
+        await tenants.create_key(tx, new, now=now)
+    return text
+
+
+async def test_tenants_take_turns_with_large_decisions() -> None:
+    """A tenant with many large runs doesn't keep the only one of another waiting."""
+    cut, one, other = CutRuns(), uuid4(), uuid4()
+    many = [uuid4() for _ in range(3)]
+    for run_id in many:
+        cut.add(one, run_id)
+    single = uuid4()
+    cut.add(other, single)
+    assert cut.take_one_per_tenant() == [(one, many[0]), (other, single)]
+    cut.add(one, many[0])
+    assert cut.take_one_per_tenant() == [(one, many[1])]
+    assert many[1] not in cut
+    assert many[0] in cut
 
 
 # Limits

@@ -19,7 +19,12 @@ from comfyfleet.api.webhooks import is_signature_valid
 from comfyfleet.clock import utc_now
 from comfyfleet.server.http.app import create_app
 from comfyfleet.server.notifications import webhooks
-from comfyfleet.server.notifications.model import WebhookEvent, WebhookResponse
+from comfyfleet.server.notifications.model import (
+    WEBHOOKS_PER_USER_MAX,
+    WebhookEvent,
+    WebhookResponse,
+)
+from comfyfleet.transport.fetch import PublicHttpClient
 
 
 async def test_an_effect_tells_all_that_a_form_needs(
@@ -135,6 +140,26 @@ async def test_a_webhooks_secret_is_read_by_keys_that_may_make_keys_and_leaves_a
     assert noted["tenant_id"] == str(ada.tenant_id)
     assert noted["details"]["by_key"] == str(trusted.id)
     assert "whsec_" not in str(noted)
+
+
+async def test_as_many_webhooks_as_allowed_are_created_and_one_more_looks_up_no_host(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
+    asked: list[str] = []
+
+    async def resolve(host: str, port: int) -> list[str]:
+        asked.append(host)
+        return ["93.184.216.34"]
+
+    plane = replace(effect_setup.plane, outward=PublicHttpClient(resolver=resolve))
+    async with client_of(plane, ada.key) as client:
+        for number in range(WEBHOOKS_PER_USER_MAX):
+            body = {"url": f"https://shop{number}.example/hook"}
+            assert (await client.post("/api/webhooks", json=body)).status_code == 201
+        refused = await client.post("/api/webhooks", json={"url": "https://late.example/hook"})
+    assert refused.status_code == 413
+    assert f"at most {WEBHOOKS_PER_USER_MAX} webhooks" in refused.text
+    assert len(asked) == WEBHOOKS_PER_USER_MAX
 
 
 async def test_a_webhook_has_a_secret_and_a_log(effect_setup: EffectSetup, ada: Customer) -> None:
