@@ -216,6 +216,10 @@ class Jobs(Page):
 
 class JobWaitAnswer(Response):
     why: str = Field(description="One sentence.", examples=["3 jobs ahead, about 2 minutes."])
+    person_needed_after: float | None = Field(
+        default=None,
+        description="Seconds after which only a person can help, because no worker can run the job; null: it needs no help.",
+    )
 
 
 class StageName(StrEnum):

@@ -185,6 +185,31 @@ comfyfleet pipeline export RUN -o results
 ```
 """
 
+EFFECTS = """Apply effects, as customers do: list, show, run.
+
+`COMFYFLEET_URL` is the control plane's address, `COMFYFLEET_KEY` is your API key.
+
+```
+comfyfleet effects list
+comfyfleet effects show soften
+comfyfleet effects run soften photo.png --set radius=4 -o results
+```
+"""
+
+JOBS = """Your jobs: list, show, wait, cancel.
+
+`COMFYFLEET_URL` is the control plane's address, `COMFYFLEET_KEY` is your API key.
+
+```
+comfyfleet jobs list --status failed
+comfyfleet jobs show JOB
+comfyfleet jobs wait JOB -o results
+comfyfleet jobs cancel JOB
+```
+"""
+
+WALLET = "Show your balance, and what was added and spent in the last 30 days."
+
 WEBHOOKS = """Webhooks that are called when jobs and runs end: list, send a test message.
 
 `COMFYFLEET_URL` is the control plane's address, `COMFYFLEET_KEY` is your API key.

@@ -27,8 +27,9 @@ def _default_in_help(value: object) -> str | None:
 CORE = Group("Core commands", sort_key=1)
 MORE = Group("More on one machine", sort_key=2)
 PRODUCTION = Group("In production", sort_key=3)
-COMPOSED = Group("Graphs and pipelines", sort_key=4)
-ABOUT = Group("About", sort_key=5)
+EFFECTS = Group("Effects and jobs", sort_key=4)
+COMPOSED = Group("Graphs and pipelines", sort_key=5)
+ABOUT = Group("About", sort_key=6)
 
 app = App(
     name="comfyfleet",
@@ -57,6 +58,19 @@ app.command(
 )
 app.command(
     "comfyfleet.cli.extras:db_app", name="db", help=help_texts.DB, group=PRODUCTION, sort_key=4
+)
+app.command(
+    "comfyfleet.cli.effects:app", name="effects", help=help_texts.EFFECTS, group=EFFECTS, sort_key=1
+)
+app.command(
+    "comfyfleet.cli.effects:jobs_app", name="jobs", help=help_texts.JOBS, group=EFFECTS, sort_key=2
+)
+app.command(
+    "comfyfleet.cli.effects:wallet",
+    name="wallet",
+    help=help_texts.WALLET,
+    group=EFFECTS,
+    sort_key=3,
 )
 app.command("comfyfleet.cli.graph:app", name="graph", help=help_texts.GRAPH, group=COMPOSED)
 app.command(

@@ -414,7 +414,7 @@ class Client:
 
     async def jobs(
         self, *, status: str | None = None, page_size: int = PAGE
-    ) -> AsyncIterator[JobHandle]:
+    ) -> AsyncGenerator[JobHandle, None]:
         """All of this user's, the newest first."""
         query = {"status": status, "limit": page_size}
         async for page in fetch_pages(self.calls, "/api/ai-jobs", Jobs, query):

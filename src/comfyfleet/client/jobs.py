@@ -182,8 +182,12 @@ class JobHandle:
 
     async def why(self) -> str:
         """Why it is not running, if it isn't."""
+        return (await self.explain()).why
+
+    async def explain(self) -> JobWaitAnswer:
+        """Why it is not running, and after how many seconds only a person can help."""
         answer = await self._calls.ask(Call("GET", f"/api/ai-jobs/{self.id}/why"))
-        return parse_answer(JobWaitAnswer, answer).why
+        return parse_answer(JobWaitAnswer, answer)
 
     async def progress(self) -> FollowedJob:
         """Its stage, place in the queue, percent and current node, as a page shows them."""

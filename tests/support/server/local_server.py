@@ -137,8 +137,8 @@ def _document(slug: str) -> dict[str, Any]:
 
 
 @contextmanager
-def local_server_in(folder: Path) -> Iterator[LocalServer]:
-    with started("up", "--port", "0", folder=folder) as running:
+def local_server_in(folder: Path, **environ: str) -> Iterator[LocalServer]:
+    with started("up", "--port", "0", folder=folder, **environ) as running:
         url, key = running.wait_for_line(KEY).groups()
         running.wait_for_line("Worker built-in in fleet default/production")
         local_server = LocalServer(running, url, key, folder)

@@ -1434,6 +1434,8 @@ export interface JobSummary {
 export interface JobWaitAnswer {
   /** One sentence. */
   why: string
+  /** Seconds after which only a person can help, because no worker can run the job; null: it needs no help. */
+  person_needed_after: number | null
 }
 
 export interface Jobs {

@@ -240,6 +240,29 @@ async def explain_to_customer(context: JobContext, row: Dispatch) -> str:
     return explain_situation_to_customer(await _read_situation(context, row))
 
 
+async def explain_wait(context: JobContext, row: Dispatch) -> tuple[str, float | None]:
+    """Returns the explanation for a customer, and the seconds after which only a person can help.
+
+    None means that the job needs no help, or that the obstacle passes by itself.
+    """
+    if row.status in ENDED or row.status == DispatchStatus.LEASED:
+        return await explain_to_customer(context, row), None
+    seen = await _read_situation(context, row)
+    return explain_situation_to_customer(seen), await _person_needed_after(context, seen)
+
+
+async def _person_needed_after(context: JobContext, seen: WaitSituation) -> float | None:
+    workflow = seen.workflow
+    if not workflow.is_active:
+        return 0.0
+    is_stopped = workflow.is_paused or find_shortage(seen.ground, seen.dispatch.backend_affinity)
+    if seen.maintenance or not is_stopped:
+        return None
+    async with context.central.read() as tx:
+        starts_within = await fleets.starts_within(tx)
+    return float(starts_within.get(workflow.slug, context.settings.no_backend_seconds))
+
+
 def explain_situation_to_customer(seen: WaitSituation) -> str:
     if seen.maintenance:
         return _MAINTENANCE

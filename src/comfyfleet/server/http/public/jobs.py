@@ -205,8 +205,10 @@ async def retry(
 @router.get("/ai-jobs/{job_id}/why", responses=problems(404))
 async def why(job_id: UUID, plane: PlaneDep, caller: Reader) -> JobWaitAnswer:
     """Why it isn't running."""
-    said = await customer.explain_job(plane.context, caller.tenant.id, caller.user_id, job_id)
-    return JobWaitAnswer(why=said)
+    said, seconds = await customer.explain_job(
+        plane.context, caller.tenant.id, caller.user_id, job_id
+    )
+    return JobWaitAnswer(why=said, person_needed_after=seconds)
 
 
 @router.get("/ai-jobs/{job_id}/again", responses=problems(404))

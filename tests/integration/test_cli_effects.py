@@ -1,0 +1,95 @@
+"""`comfyfleet effects`, `jobs` and `wallet` against a control plane that runs."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from tests.support.server.commands import Result, comfyfleet
+from tests.support.server.local_server import PHOTO, LocalServer, local_server_in
+
+
+@pytest.fixture(scope="module")
+def local_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    folder = tmp_path_factory.mktemp("shop")
+    with local_server_in(folder, COMFYFLEET_NO_BACKEND_SECONDS="1") as local_server:
+        yield local_server
+
+
+class Customer:
+    def __init__(self, local_server: LocalServer) -> None:
+        key = local_server.customer()
+        self.environ = {"COMFYFLEET_URL": local_server.url, "COMFYFLEET_KEY": key}
+
+    def says(self, *arguments: str, code: int = 0) -> Result:
+        done = comfyfleet(*arguments, environ=self.environ, width=200)
+        assert done.code == code, done.out + done.err
+        return done
+
+    def balance(self) -> Any:
+        return self.says("wallet", "--json").json["balance"]
+
+
+@pytest.fixture
+def ada(local_server: LocalServer) -> Customer:
+    return Customer(local_server)
+
+
+def test_a_photo_goes_through_an_effect_and_its_result_is_saved(
+    tmp_path: Path, ada: Customer
+) -> None:
+    assert "soften" in ada.says("effects", "list").out
+    assert "radius" in ada.says("effects", "show", "soften").out
+    done = ada.says(
+        "effects", "run", "soften", str(PHOTO), "--set", "radius=2", "-o", str(tmp_path)
+    )
+    saved, *_ = (Path(line) for line in done.out.splitlines())
+    assert saved.parent == tmp_path
+    assert saved.stat().st_size
+    assert ada.balance() == 997
+    (job,) = ada.says("jobs", "list", "--json").json["jobs"]
+    assert (job["status"], job["price_tokens"]) == ("completed", 3)
+    assert saved.name in ada.says("jobs", "show", job["id"]).out
+
+
+def test_a_failed_job_ends_the_wait_with_1(ada: Customer) -> None:
+    failed = ada.says("effects", "run", "failing", "--wait", code=1)
+    assert failed.lines[-1].startswith("error: job ")
+    assert "failed" in failed.lines[-1]
+    assert ada.balance() == 1_000
+
+
+def test_a_job_is_cancelled_and_refunded(ada: Customer) -> None:
+    job_id = ada.says("effects", "run", "slow", "--set", "steps=600").out.strip()
+    assert ada.balance() == 999
+    assert "is cancelled" in ada.says("jobs", "cancel", job_id).err
+    assert ada.balance() == 1_000
+    assert "cancelled" in ada.says("jobs", "wait", job_id, code=1).lines[-1]
+
+
+def test_a_wait_that_only_a_person_can_end_exits_with_3(
+    local_server: LocalServer, ada: Customer
+) -> None:
+    slug = f"lost-{uuid4().hex[:8]}"
+    document = {
+        "1": {"class_type": "EmptyImage", "inputs": {"width": 8, "height": 8, "batch_size": 1}},
+        "2": {"class_type": "SaveImage", "inputs": {"images": ["1", 0], "filename_prefix": "x"}},
+    }
+    needs = {"required_capabilities": ["no-machine-has-this"], "price_tokens": 0}
+    local_server.admin("/workflows", slug=slug, document=document, properties=[], **needs)
+    local_server.admin(
+        "/effects", slug=slug, workflow_slug=slug, price_tokens=1, overrides={}, published=True
+    )
+    job_id = ada.says("effects", "run", slug).out.strip()
+    waited = ada.says("jobs", "wait", job_id, code=3)
+    assert "Start a worker" in waited.err
+    assert f"comfyfleet jobs cancel {job_id}" in waited.lines[-1]
+
+
+def test_mistakes_are_found_before_anything_is_uploaded(tmp_path: Path, ada: Customer) -> None:
+    missing = str(tmp_path / "nothing.png")
+    assert missing in ada.says("effects", "run", "soften", missing, code=1).err
+    assert missing in ada.says("effects", "run", "soften", "--set", f"a=@{missing}", code=1).err
+    assert "NAME=VALUE" in ada.says("effects", "run", "soften", "--set", "radius", code=1).err
+    assert ada.says("jobs", "list").lines == ["there are no such jobs"]
