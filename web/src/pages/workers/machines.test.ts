@@ -42,6 +42,7 @@ function worker(name: string, changes: Partial<WorkerSeen> = {}): WorkerSeen {
     capabilities: [],
     providers: [],
     models_loaded: [],
+    problem: null,
     registration_source: "secret",
     protocol_version: 1,
     last_seen_at: "2031-05-01T12:00:00Z",
@@ -121,6 +122,7 @@ test("a fleet without a worker is listed, too", () => {
     workers: 0,
     workflows: [],
     object_info_hash: null,
+    starts_within_seconds: null,
     created_at: "",
   }
   const groups = byFleet([worker("a")], [fleet])
