@@ -9,7 +9,7 @@ EXTRAS := dev
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-pipeline screenshots test test-all browser pgbouncer web check format docs bench constraints clean
+.PHONY: help setup demo demo-pipeline screenshots test test-all browser pgbouncer web check format docs bench chaos constraints clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -40,6 +40,11 @@ test: setup web  ## Run the tests
 
 test-all: setup web  ## Run the tests, slow ones and the quick form of each benchmark too
 	@HYPOTHESIS_PROFILE=thorough $(BIN)/python tools/run_tests.py --all
+
+SEED ?= 1
+MINUTES ?= 3
+chaos: setup  ## Run faults under load and audit what is left; SEED=n MINUTES=m MUTATE=guard
+	@$(BIN)/python -m tests.chaos --seed $(SEED) --minutes $(MINUTES) --mutate "$(MUTATE)"
 
 browser:  ## Install Chromium, in which the editor is tested
 	@command -v chromium || command -v chromium-browser || command -v google-chrome || sh tools/browser.sh

@@ -1,0 +1,91 @@
+"""Runs a deployment under load and seeded faults, and audits it afterwards.
+
+    python -m tests.chaos --seed 1 --minutes 3
+    python -m tests.chaos --seed 1 --minutes 1 --mutate unique-dispatch
+    python -m tests.chaos --mutate all
+
+Exits with 0 if nothing was violated; with `--mutate`, if a check noticed that the guard was missing.
+"""
+
+import argparse
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+
+HOOK = Path(__file__).with_name("hook")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=1, help="everything random follows from it")
+    parser.add_argument("--minutes", type=float, default=3.0, help="how long the load lasts")
+    parser.add_argument("--no-faults", action="store_true", help="load only")
+    parser.add_argument("--only", default="", help="kinds of faults, separated by commas")
+    parser.add_argument("--mutate", default="", help="a guard to remove, or all")
+    parser.add_argument("--report", type=Path, help="file for the report as JSON")
+    parser.add_argument("--keep", type=Path, help="folder to which the logs are copied")
+    options = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        return run(options)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; all processes of the run were ended\n")
+        return 130
+
+
+def run(options: argparse.Namespace) -> int:
+    from tests.chaos.mutations import MUTATIONS
+
+    if options.mutate == "all":
+        return _mutate_all(options, list(MUTATIONS))
+    # Forked processes inherit what the hook changes in the process that forks them.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HOOK), str(Path.cwd())])
+    os.environ["CHAOS_MUTATION"] = options.mutate
+    os.environ.setdefault("CHAOS_RUN", uuid.uuid4().hex)
+    from tests.chaos.driver import Plan, drive
+
+    folder = Path(tempfile.mkdtemp(prefix="comfyfleet-chaos-"))
+    try:
+        plan = Plan(
+            options.seed,
+            options.minutes,
+            mutation=options.mutate,
+            has_faults=not options.no_faults,
+            only=tuple(filter(None, options.only.split(","))),
+        )
+        report = asyncio.run(drive(plan, folder))
+        if options.report:
+            report.save(options.report)
+        sys.stdout.write(report.text() + "\n")
+        is_clean = not report.violation_count and not report.problems
+        return int(is_clean if options.mutate else not is_clean)
+    finally:
+        if options.keep:
+            options.keep.mkdir(parents=True, exist_ok=True)
+            for log in folder.glob("*.log"):
+                shutil.copy(log, options.keep)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _mutate_all(options: argparse.Namespace, names: list[str]) -> int:
+    """Each in a process of its own: a mutation stays in the process that forks."""
+    import subprocess
+
+    survivors = []
+    for name in names:
+        command = [sys.executable, "-m", "tests.chaos", "--seed", str(options.seed)]
+        command += ["--minutes", str(options.minutes), "--mutate", name]
+        if subprocess.run(command, check=False).returncode:
+            survivors.append(name)
+    sys.stdout.write(f"not caught: {', '.join(survivors) or 'none'}\n")
+    return int(bool(survivors))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
