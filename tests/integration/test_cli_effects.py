@@ -1,12 +1,13 @@
 """`comfyfleet effects`, `jobs` and `wallet` against a control plane that runs."""
 
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from tests.support.server.commands import Result, comfyfleet
+from tests.support.server.commands import EXAMPLES, Result, comfyfleet
 from tests.support.server.local_server import PHOTO, LocalServer, local_server_in
 
 
@@ -93,3 +94,19 @@ def test_mistakes_are_found_before_anything_is_uploaded(tmp_path: Path, ada: Cus
     assert missing in ada.says("effects", "run", "soften", "--set", f"a=@{missing}", code=1).err
     assert "NAME=VALUE" in ada.says("effects", "run", "soften", "--set", "radius", code=1).err
     assert ada.says("jobs", "list").lines == ["there are no such jobs"]
+
+
+def test_the_sign_up_example_makes_a_customer_who_can_pay(
+    local_server: LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMFYFLEET_URL", local_server.url)
+    monkeypatch.setenv("COMFYFLEET_KEY", local_server.admin_key)
+    example = runpy.run_path(str(EXAMPLES / "sign_up.py"))
+    with example["control_plane"]() as plane:
+        customer = example["sign_up"](plane, "Ada's films", "ada@example.com")
+        wallet = (customer["tenant_id"], customer["user_id"])
+        assert [example["credit"](plane, *wallet, 500, "pi_1") for _ in range(2)] == [500, 500]
+        key = example["read_only_key"](plane, *wallet)
+    environ = {"COMFYFLEET_URL": local_server.url, "COMFYFLEET_KEY": key}
+    assert comfyfleet("wallet", "--json", environ=environ).json["balance"] == 500
+    assert comfyfleet("effects", "run", "words", environ=environ).code == 1

@@ -108,6 +108,19 @@ def test_a_command_without_its_extra_says_what_to_install(core: Path, command: s
     assert "which is not installed" in done.stderr
 
 
+@pytest.mark.parametrize("command", ["up", "serve", "worker", "db"])
+def test_help_without_the_extra_says_which_one_is_missing(core: Path, command: str) -> None:
+    done = python(core, "-m", "comfyfleet", command, "--help")
+    assert done.returncode == 0, done.stderr
+    words = " ".join(done.stdout.replace("│", " ").split())
+    assert f'pip install "comfyfleet[{COMMANDS_OF_EXTRAS[command]}]"' in words
+
+
+def test_up_with_a_comfyui_needs_no_engine(core: Path) -> None:
+    done = python(core, "-m", "comfyfleet", "up", "--backend", "http://127.0.0.1:8188")
+    assert 'hint: pip install "comfyfleet[server,worker]"' in done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("extras", PARTS_OF_EXTRAS)
 def test_an_extra_brings_all_that_its_command_imports(extras: str, tmp_path: Path) -> None:

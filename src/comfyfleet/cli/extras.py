@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from comfyfleet.errors import missing_extra
+from comfyfleet.errors import install_line, missing_extra
 
 # Where a command is, and the extras that it needs.
 COMMANDS = {
@@ -31,10 +31,20 @@ def __getattr__(name: str) -> Any:
         return _refusal(name, error.name, extras)
 
 
+def _is_without_engine(argument: str) -> bool:
+    """Whether this option of `up` makes it start without the built-in engine."""
+    return argument.partition("=")[0] in ("--backend", "--no-worker")
+
+
 def _refusal(name: str, package: str, extras: str) -> Callable[..., None]:
     command = f"comfyfleet {name.removesuffix('_app').removesuffix('_pages')}"
+    needed = f"Not shown: they need {package}, which is not installed. {install_line(extras)}"
+    options = Parameter(name="OPTIONS", allow_leading_hyphen=True, help=needed)
 
-    def refuse(*_: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> None:
-        raise missing_extra(command, package, extras)
+    def refuse(*arguments: Annotated[str, options]) -> None:
+        needs_engine = name == "up" and not any(map(_is_without_engine, arguments))
+        raise missing_extra(
+            command, package, extras if needs_engine or name != "up" else "server,worker"
+        )
 
     return refuse

@@ -14,7 +14,7 @@ def test_every_node_type_has_a_case_of_its_own() -> None:
     assert not [name for name in NODES if f'"{name}"' not in tests]
 
 
-def test_the_registry_has_comfyuis_nodes_and_three_of_our_own() -> None:
+def test_the_registry_has_comfyuis_nodes_and_four_of_our_own() -> None:
     own = sorted(name for name in NODES if name.startswith("Comfyfleet"))
     assert own == ["ComfyfleetFail", "ComfyfleetMeasure", "ComfyfleetPassFile", "ComfyfleetSteps"]
     without_pictures = {"CheckpointLoaderSimple", "KSamplerSelect", "SaveImageWebsocket"}

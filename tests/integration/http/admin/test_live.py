@@ -95,6 +95,8 @@ async def test_counts_workers_and_alerts_are_told_first_and_when_they_change(sce
         async for kind, data in events:
             if kind == "workers" and data["workers"]:
                 break
+        else:
+            raise AssertionError("the stream has ended")
     (worker,) = data["workers"]
     assert (worker["worker_id"], worker["state"]) == ("gpu-9", "online")
 
@@ -107,6 +109,8 @@ async def test_what_is_audited_is_told_by_the_newest_entry(scene: Scene) -> None
         async for kind, data in events:
             if kind == "audit" and data["newest"] >= entries[0]["id"]:
                 break
+        else:
+            raise AssertionError("the stream has ended")
 
 
 async def test_a_stream_ends_with_the_key_that_opened_it(scene: Scene) -> None:
