@@ -101,10 +101,6 @@ def phase_of(state: str) -> V1Phase:
     return "waiting" if state in WAITING else "running"
 
 
-def is_end_state(state: str) -> bool:
-    return state in END_PHASES
-
-
 def is_retryable(state: str) -> bool:
     return state in RETRYABLE
 

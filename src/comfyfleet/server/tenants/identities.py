@@ -100,7 +100,12 @@ def rules_from(settings: Settings) -> IdentityRules:
             try:
                 kind(rule.target)
             except ValueError:
-                raise InvalidInput(f"{name} has {rule.target!r}", field=name) from None
+                wanted = "the id of a tenant" if kind is UUID else f"one of {', '.join(Role)}"
+                raise InvalidInput(
+                    f"{name}: {rule.target!r} must be {wanted}",
+                    field=name,
+                    hint=f"Write {name}=claim:value={'TENANT_ID' if kind is UUID else 'operator'}",
+                ) from None
     return IdentityRules(tenants, roles)
 
 
