@@ -9,9 +9,11 @@ Exits with 0 if nothing was violated; with `--mutate`, if a check noticed that t
 
 import argparse
 import asyncio
+import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import uuid
@@ -74,17 +76,24 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _mutate_all(options: argparse.Namespace, names: list[str]) -> int:
-    """Each in a process of its own: a mutation stays in the process that forks."""
-    import subprocess
+    """Runs each in a process of its own, because a mutation stays in the process that forks."""
+    lines = []
+    with tempfile.TemporaryDirectory(prefix="comfyfleet-chaos-") as folder:
+        report = Path(folder, "report.json")
+        for name in names:
+            command = [sys.executable, "-m", "tests.chaos", "--seed", str(options.seed)]
+            command += ["--minutes", str(options.minutes), "--mutate", name]
+            report.unlink(missing_ok=True)
+            subprocess.run([*command, "--report", str(report)], check=False)
+            checks = _violated(report) if report.exists() else []
+            lines.append((name, "; ".join(checks) or "NOT CAUGHT"))
+    sys.stdout.write("".join(f"{name:18} {checks}\n" for name, checks in lines))
+    return int(any(checks == "NOT CAUGHT" for _, checks in lines))
 
-    survivors = []
-    for name in names:
-        command = [sys.executable, "-m", "tests.chaos", "--seed", str(options.seed)]
-        command += ["--minutes", str(options.minutes), "--mutate", name]
-        if subprocess.run(command, check=False).returncode:
-            survivors.append(name)
-    sys.stdout.write(f"not caught: {', '.join(survivors) or 'none'}\n")
-    return int(bool(survivors))
+
+def _violated(report: Path) -> list[str]:
+    violations = json.loads(report.read_text("utf-8"))["violations"]
+    return [check for check, found in violations.items() if found]
 
 
 if __name__ == "__main__":

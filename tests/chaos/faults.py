@@ -11,6 +11,7 @@ from tests.chaos.world import Plane, Worker, World, until_ready
 
 STOP_SECONDS_MAX = 60.0
 HOLD_SECONDS = (3.0, 12.0)  # how long something stays away or silent
+STOP_SECONDS = (5.0, 30.0)  # a worker that is silent for 15 seconds loses its leases
 SKEW_SECONDS = (-600.0, 600.0)
 DELAY_SECONDS = 0.3
 LATE_SECONDS = 2.0
@@ -74,7 +75,7 @@ async def keep_worker_away(world: World, chance: random.Random) -> None:
 async def stop_worker(world: World, chance: random.Random) -> None:
     worker = chance.choice(world.workers)
     worker.running.freeze()
-    await _hold(chance)
+    await asyncio.sleep(chance.uniform(*STOP_SECONDS))
     worker.running.thaw()
 
 

@@ -14,7 +14,7 @@ PIECE_BYTES = 65536
 REPORTS_KEPT = 40
 CHECK_SECONDS = 0.5
 CHECK_SECONDS_MAX = 2.0
-_REPORT = re.compile(rb"POST /api/worker/(?!poll|register|heartbeat)")
+_REPORT = re.compile(rb"POST /api/worker/(heartbeat|complete|fail|requeue)\b")
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
