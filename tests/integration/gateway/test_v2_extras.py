@@ -202,6 +202,7 @@ async def set_price(server: GatewayInProcess, tokens: int) -> None:
     path = f"{server.url}/api/admin/fleets/{FLEET}/{STAGE}/prompts"
     async with httpx.AsyncClient(headers=headers) as admin:
         terms = (await admin.get(path)).json()
+        terms.pop("warning")
         answer = await admin.put(path, json={**terms, "price_tokens": tokens})
         assert answer.status_code == 200, answer.text
     # What a fleet offers is read again after a moment.

@@ -266,7 +266,8 @@ async def test_it_owns_a_comfyui_and_starts_it_again_when_it_dies(
         worker.stop.ask("shutdown", 5)
         await work
     assert second.result.outputs
-    assert second.leases == 2
+    # On a busy machine the worker may lease it before ComfyUI is back, and requeue it.
+    assert second.leases >= 2
     assert len(pids.read_text().split()) == 2
 
 

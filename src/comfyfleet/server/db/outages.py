@@ -16,7 +16,7 @@ from comfyfleet.server.db.errors import is_caused_by_disconnect, log_level_of
 outage_logger = logging.getLogger("comfyfleet.server.db.database")
 # An outage is over after this many seconds without a lost connection. After a restart, connections that were lost
 # during the outage are still found one by one while new ones already work.
-SETTLE_SECONDS = 1.0
+SETTLE_SECONDS = 3.0
 
 
 class OutageLog:

@@ -216,7 +216,7 @@ async def test_a_webhook_needs_a_url_that_can_be_called(ada: Customer) -> None:
 
 
 async def test_a_user_has_so_many_webhooks(ada: Customer) -> None:
-    body = {"url": "https://shop.example/hook"}
+    body = {"url": "https://93.184.216.34/hook"}  # needs no lookup of a name
     answers = [await ada.client.post("/api/webhooks", json=body) for _ in range(21)]
     assert [each.status_code for each in answers] == [201] * 20 + [413]
 
