@@ -54,6 +54,31 @@ def admin(up: CommandProcess) -> Admin:
     return admin
 
 
+# Every process that finds this file on its path runs as if only the extras of `make demo` were installed.
+WITHOUT_OTHER_EXTRAS = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("asyncpg", "boto3", "botocore", "httptools"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+"""
+
+
+def test_it_works_with_no_more_than_the_demo_installs(tmp_path: Path) -> None:
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "sitecustomize.py").write_text(WITHOUT_OTHER_EXTRAS)
+    path = str(tmp_path / "path")
+    with executed("up", "--port", "0", folder=tmp_path, PYTHONPATH=path) as running:
+        admin = admin_of(running)
+        running.wait_for_line("Worker built-in in fleet default/production")
+        registered = admin("workflows", "register", "negative", NEGATIVE, "--output", "4")
+        assert registered.code == 0, registered.err
+        done = admin("submit", "negative", "-o", str(tmp_path / "out"))
+        assert done.code == 0, done.err
+        assert list((tmp_path / "out").iterdir())
+
+
 def test_a_job_is_submitted_waited_for_and_saved(admin: Admin, tmp_path: Path) -> None:
     done = admin(
         "submit", "negative", "--set", "width=96", "--count", "3", "-o", str(tmp_path / "out")

@@ -176,10 +176,10 @@ async def _prepare_session(connection: Any, settings: Mapping[str, str] | None) 
 
 async def require_own_connections(database: Database, history: str) -> None:
     """Raises Refused if a transaction pooler is in between and no direct URL is set."""
-    import asyncpg
-
     if database.is_sqlite or database.is_pooled:
         return
+    import asyncpg  # optional: only a control plane on PostgreSQL needs it
+
     with database.outages.watched():
         try:
             is_shared = await shares_connections(dsn(database.url))
