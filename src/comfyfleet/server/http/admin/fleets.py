@@ -37,6 +37,7 @@ from comfyfleet.server.catalog import service
 from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.catalog.model import RegisteredWorkflow, WorkflowVersion
 from comfyfleet.server.db import Tx
+from comfyfleet.server.fleets import actions
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import (
     AssignedWorkflow,
@@ -505,12 +506,10 @@ async def set_starts_within(
 
     Until then, a job that no worker can run counts as waiting for them, in graphs, pipelines and commands.
     """
-    async with plane.central.transaction() as tx:
-        fleet = await fleets.get_fleet(tx, slug, stage)
-        fleet = await fleets.set_starts_within(tx, fleet, seconds=body.seconds)
-        await record_audit(
-            tx, operator, "set_starts_within", fleet.subject, now, seconds=body.seconds
-        )
+    fleet = await actions.set_starts_within(
+        plane.central, slug, stage, seconds=body.seconds, operator=operator, now=now
+    )
+    async with plane.central.read() as tx:
         return await _fleet_answer(tx, fleet)
 
 
