@@ -97,6 +97,9 @@ def text_reply(text: str, status: int = 200) -> Response:
     return Response(text, status, {"content-type": TEXT})
 
 
+NO_UPGRADE = 'No WebSocket UPGRADE hdr: None\n Can "Upgrade" only to "WebSocket".'
+
+
 def internal_error() -> Response:
     return text_reply("500 Internal Server Error\n\nServer got itself in trouble", 500)
 
@@ -281,9 +284,15 @@ class Router(Generic[T]):
             raise
         except ClientDisconnect:
             return empty_reply(CLIENT_GONE)
-        except Exception:
-            log.exception("%s %s failed", request.method, request.url.path)
-            return internal_error()
+        except Exception as error:  # noqa: BLE001 — logged there, unless its cause is known
+            return self.reply_to_failure(request, error)
+
+    def reply_to_failure(self, request: Request, error: Exception) -> Response:
+        """Returns the response to an error that no handler expected."""
+        if isinstance(error, HTTPException):  # such as a body that arrives too slowly; no bug
+            return text_reply(error.detail, error.status_code)
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return internal_error()
 
     def body_bytes_max(self, path: str) -> int:
         return BODY_BYTES_MAX
@@ -304,9 +313,11 @@ class Router(Generic[T]):
         method = "GET" if request.method == "HEAD" else request.method
         allowed: set[str] = set()
         for handlers in self._matching(request):
-            if handler := handlers.get(method):
+            if handler := handlers.get(request.method) or handlers.get(method):
                 return await handler(await self.served_to(request), request)
             allowed |= handlers.keys()
+        if method == "GET" and request.scope["path"] in self._sockets:
+            return text_reply(NO_UPGRADE, 400)
         if method == "GET":
             return empty_reply(404)
         return not_allowed_reply(allowed)

@@ -3,7 +3,7 @@ its refusals; and queue and history as jobs for `/api/jobs`. Pure."""
 
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from comfyfleet.errors import InvalidInput
@@ -296,6 +296,8 @@ def _is_previewable(media: str, value: Mapping[str, Any]) -> bool:
 
 
 SECRETS = ("auth_token_comfy_org", "api_key_comfy_org")
+# Anything shorter is no key, and could be a part of other texts, in which keys are hidden.
+SECRET_CHARACTERS_MIN, SECRET_CHARACTERS_MAX = 16, 2_000
 ABSENT: Final = object()
 
 NO_PROMPT = fault("no_prompt", "No prompt provided", "No prompt provided")
@@ -325,6 +327,8 @@ class PromptSubmission:
     prompt_id: str | None
     extra_data: Mapping[str, Any]
     targets: Collection[str] | None
+    # The client's keys for paid services: never stored, logged or shown.
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def body_field(body: object, name: str) -> Any:
@@ -355,6 +359,7 @@ def parse_submission(body: object) -> PromptSubmission:
         prompt_id=_read_prompt_id(body_field(body, "prompt_id")),
         prompt=_read_prompt(prompt),
         extra_data=_read_extra_data(body),
+        secrets=_read_secrets(body),
         targets=_read_targets(body_field(body, "partial_execution_targets")),
     )
 
@@ -381,11 +386,26 @@ def _read_prompt(value: Any) -> Prompt:
     for node_id, node in value.items():
         if not _is_node(node):
             raise MalformedBody(f"node {node_id} is no node")
+        if isinstance(node.get("inputs"), list):
+            raise _inputs_as_list(node_id, node)
     return value
 
 
+def _inputs_as_list(node_id: str, node: Mapping[str, Any]) -> RefusedPrompt:
+    """Returns the refusal that ComfyUI sends when its validation of a node fails."""
+    class_type = node.get("class_type")
+    class_type = class_type[:200] if isinstance(class_type, str) else class_type
+    details = "inputs must be an object, not a list"
+    found = fault("exception_during_validation", "Exception when validating node", details)
+    entry = {"errors": [found], "dependent_outputs": [node_id[:200]], "class_type": class_type}
+    says = "Prompt outputs failed validation"
+    line = f"{found['message']}: {details}"
+    error = fault("prompt_outputs_failed_validation", says, line)
+    return RefusedPrompt(error, {node_id[:200]: entry})
+
+
 def _is_node(node: object) -> bool:
-    if not isinstance(node, dict) or not isinstance(node.get("inputs", {}), dict):
+    if not isinstance(node, dict) or not isinstance(node.get("inputs", {}), dict | list):
         return False
     named = isinstance(node.get("class_type"), str | int | float | None)
     return named and isinstance(node.get("_meta", {}), dict)
@@ -400,6 +420,21 @@ def _read_extra_data(body: object) -> Mapping[str, Any]:
     client_id = body_field(body, "client_id")
     extra_data = given if client_id is ABSENT else {**given, "client_id": client_id}
     return {key: value for key, value in extra_data.items() if key not in SECRETS}
+
+
+def _read_secrets(body: object) -> Mapping[str, str]:
+    given = body_field(body, "extra_data")
+    found = {name: given[name] for name in SECRETS if name in given} if given is not ABSENT else {}
+    return {
+        name: secret
+        for name, secret in found.items()
+        if isinstance(secret, str) and _is_key(secret)
+    }
+
+
+def _is_key(text: str) -> bool:
+    is_plain = text.isascii() and text.isprintable() and " " not in text
+    return is_plain and SECRET_CHARACTERS_MIN <= len(text) <= SECRET_CHARACTERS_MAX
 
 
 def _read_targets(value: Any) -> Collection[str] | None:

@@ -1,13 +1,16 @@
 """Decodes a stranger's picture for /view and for masks, as a process of its own.
 
 `python -m comfyfleet.protocol.picture_process show FROM TO PIXELS IS_PREVIEW PREVIEW CHANNEL` prints the content type of what it
-wrote; `mask MASK ORIGINAL TO PIXELS` writes the original with the alpha of the mask. It ends with 1 if it can't.
+wrote; `mask MASK ORIGINAL TO PIXELS` writes the original with the alpha of the mask. It ends with 1 if it can't, and with
+ENOSPC if the disk is full.
 """
 
+import errno
 import sys
 from functools import partial
 from pathlib import Path
 
+from comfyfleet.errors import is_full_disk
 from comfyfleet.media import require_pixels
 from comfyfleet.protocol.payloads import UnforeseenInput
 from comfyfleet.protocol.pictures import put_mask, shown_picture
@@ -25,6 +28,10 @@ def main(what: str, *words: str) -> int:
         return _show(*words) if what == "show" else _mask(*words)
     except (UnforeseenInput, MemoryError):
         return FAILED
+    except OSError as error:
+        if not is_full_disk(error):
+            raise
+        return errno.ENOSPC
 
 
 def _show(

@@ -8,7 +8,7 @@ from typing import BinaryIO, TypeVar
 import PIL.Image
 from PIL.PngImagePlugin import PngImageFile, PngInfo
 
-from comfyfleet.errors import LimitExceeded
+from comfyfleet.errors import LimitExceeded, is_full_disk
 from comfyfleet.media import Size, measure_picture
 from comfyfleet.protocol.payloads import UnforeseenInput
 
@@ -111,4 +111,6 @@ def _with_picture(path: Path, use: Callable[[PIL.Image.Image], T], check: CheckS
             check(picture.size)
             return use(picture)
     except UNREADABLE as error:
+        if is_full_disk(error):
+            raise
         raise UnforeseenInput(f"{path.name} can't be shown as a picture: {error}") from error

@@ -1,5 +1,6 @@
 """What a ComfyUI says about itself, whoever plays it: version, features, names of model folders, an empty log."""
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -128,6 +129,49 @@ async def subscribe_logs(served: object, request: Request) -> Response:
 async def not_found(served: object, request: Request) -> Response:
     return text_reply("404: Not Found", 404)
 
+
+ASSETS_DISABLED: Mapping[str, Any] = {
+    "error": {
+        "code": "SERVICE_DISABLED",
+        "message": "Assets system is disabled. Start the server with --enable-assets to use this "
+        "feature.",
+        "details": {},
+    }
+}
+ASSETS = "/api/assets"
+
+
+async def refuse_assets(served: object, request: Request) -> Response:
+    """Responds like a ComfyUI without `--enable-assets`."""
+    asset_id = request.path_params.get("id")
+    if asset_id is not None and not _UUID.fullmatch(asset_id):
+        return text_reply("404: Not Found", 404)
+    return json_reply(ASSETS_DISABLED, 503)
+
+
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
+ASSET_ROUTES: tuple[Route[Any], ...] = tuple(
+    Route(method, path, refuse_assets, ALONE)
+    for method, path in (
+        ("GET", ASSETS),
+        ("POST", ASSETS),
+        ("POST", f"{ASSETS}/from-hash"),
+        ("HEAD", f"{ASSETS}/hash/{{hash}}"),
+        ("POST", f"{ASSETS}/prune"),
+        ("POST", f"{ASSETS}/seed"),
+        ("POST", f"{ASSETS}/seed/cancel"),
+        ("GET", f"{ASSETS}/seed/status"),
+        ("GET", f"{ASSETS}/tags/refine"),
+        ("GET", f"{ASSETS}/{{id}}"),
+        ("PUT", f"{ASSETS}/{{id}}"),
+        ("DELETE", f"{ASSETS}/{{id}}"),
+        ("GET", f"{ASSETS}/{{id}}/content"),
+        ("POST", f"{ASSETS}/{{id}}/tags"),
+        ("DELETE", f"{ASSETS}/{{id}}/tags"),
+        ("GET", "/api/tags"),
+    )
+)
 
 LOG_ROUTES: tuple[Route[Any], ...] = (
     Route("GET", "/internal/logs", get_logs, ALONE),

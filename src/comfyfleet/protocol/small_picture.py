@@ -1,10 +1,12 @@
 """Makes a small picture for a gallery, as a process of its own: `python -m comfyfleet.protocol.small_picture FROM TO PIXELS`.
 
 Whoever uploaded the picture chose its bytes: this process holds no key and no connection, and has limits of memory, time
-and output. It needs Pillow. It ends with 0 once the small picture is written, and with 1 if there can be none.
+and output. It needs Pillow. It ends with 0 once the small picture is written, with 1 if there can be none, and with
+ENOSPC if the disk is full.
 """
 
 import contextlib
+import errno
 import os
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ from pathlib import Path
 import PIL.Image
 import PIL.ImageOps
 
-from comfyfleet.errors import LimitExceeded
+from comfyfleet.errors import LimitExceeded, is_full_disk
 from comfyfleet.media import measure_picture, require_pixels
 
 SIDE_PIXELS_MAX = 512
@@ -84,8 +86,8 @@ def main(source: str, to: str, pixels_max: str) -> int:
     limit_process(MEMORY_BYTES_MAX, CPU_SECONDS_MAX, SMALL_BYTES_MAX)
     try:
         is_made = shrink_picture(Path(source), Path(to), pixels_max=int(pixels_max))
-    except UNREADABLE:
-        return NO_SMALL_PICTURE
+    except UNREADABLE as error:
+        return errno.ENOSPC if is_full_disk(error) else NO_SMALL_PICTURE
     return 0 if is_made else NO_SMALL_PICTURE
 
 

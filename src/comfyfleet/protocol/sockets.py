@@ -91,6 +91,10 @@ class Socket:
             self._size += len(frame)
 
     @property
+    def frames_unsent(self) -> int:
+        return self._backlog.qsize()
+
+    @property
     def is_behind(self) -> bool:
         """Whether its reader does not keep up: what is of the moment may be left out."""
         return self._size > BEHIND_BYTES_MIN

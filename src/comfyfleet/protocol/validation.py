@@ -31,6 +31,13 @@ class NodeInterface(Protocol):
     def validated(self) -> Sequence[str]:
         """Inputs that `check_values` alone judges: no list or range check."""
 
+    @property
+    def may_waive_types(self) -> bool:
+        """Whether the types of linked outputs are left to the backend's own check."""
+
+    def may_waive(self, value: Any) -> bool:
+        """Whether the list or range of an input with this value is left to the backend's own check."""
+
     def declared_inputs(self) -> Mapping[str, Any]:
         """The groups of inputs, with lists of files as they are now."""
 
@@ -178,13 +185,21 @@ def _overlap(received: str, wanted: str) -> bool:
 CHOICES_SHOWN_MAX = 20
 
 
+SHOWN_CHARACTERS_MAX = 200
+
+
+def _shortened(value: Any) -> Any:
+    return value[:SHOWN_CHARACTERS_MAX] if isinstance(value, str) else value
+
+
 def missing_type_fault(
     node_id: str, node: Mapping[str, Any], nodes: Mapping[str, NodeInterface]
 ) -> Fault | None:
     class_type = node.get("class_type")
     if class_type in nodes:
         return None
-    title = node.get("_meta", {}).get("title", class_type)
+    title = _shortened(node.get("_meta", {}).get("title", class_type))
+    class_type = _shortened(class_type)
     if "class_type" in node:
         message = f"Node '{title}' not found. The custom node may not be installed."
     else:
@@ -508,7 +523,9 @@ class _Validation:
             if name not in given:
                 faults += missing_input_fault(name, declaration)
             elif isinstance(given[name], list):
-                found, upstream_valid = self._check_link(name, given[name], declaration)
+                found, upstream_valid = self._check_link(
+                    name, given[name], declaration, may_differ=node_type.may_waive_types
+                )
                 faults += found
                 valid = valid and upstream_valid
             else:
@@ -531,13 +548,13 @@ class _Validation:
         return self._nodes[self.prompt[node_id]["class_type"]]
 
     def _check_link(
-        self, name: str, link: list[Any], declared: DeclaredInput
+        self, name: str, link: list[Any], declared: DeclaredInput, *, may_differ: bool
     ) -> tuple[list[Fault], bool]:
         if len(link) != 2:
             return [bad_link_fault(name, link, declared)], True
         source, slot = link
         received = _output_types(self._type_of(source))[slot]
-        if not fits(received, declared.kind):
+        if not may_differ and not fits(received, declared.kind):
             return [type_mismatch_fault(name, link, received, declared)], True
         return [], self._check_upstream(name, link, declared)
 
@@ -570,7 +587,8 @@ class _Validation:
             return [conversion_fault(name, value, declared, error)]
         if coerced is not value:
             self._coerced[node_id][name] = coerced
-        if name in self._type_of(node_id).validated:
+        node_type = self._type_of(node_id)
+        if name in node_type.validated or node_type.may_waive(coerced):
             return []
         found = range_fault(name, coerced, declared) or choice_fault(name, coerced, declared)
         return [found] if found else []

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 from comfyfleet.workflow.edit import ExposedInput, Place
-from comfyfleet.workflow.emit import Emission, Patterns, emit, only_reachable
+from comfyfleet.workflow.emit import Budgets, Emission, Patterns, emit, only_reachable
 from comfyfleet.workflow.group_nodes import expand_group_nodes
 from comfyfleet.workflow.model import DEFAULT_LIMITS, SUBGRAPH_INPUT_ID, Limits, Prompt
 from comfyfleet.workflow.node_inputs import Input
@@ -135,7 +135,8 @@ def _convert(
     graphs = {
         key: settle_types(wired) for key, wired in wire_all(parsed, types, limits=limits).items()
     }
-    fill = Patterns(graphs, now).fill
+    budgets = Budgets(limits)
+    fill = Patterns(graphs, now, budgets).fill
     graphs = {
         key: apply_primitives(wired, partial(fill, graph_id=key)) for key, wired in graphs.items()
     }
@@ -143,9 +144,10 @@ def _convert(
     if options.get("strict"):
         refuse_unknown_types(scopes)
     keep_unknown = options.get("unknown") == "keep"
-    patterns = Patterns(graphs, now)
+    patterns = Patterns(graphs, now, budgets)
     resolver = Resolver(scopes, inline_values=not keep_unknown)
-    prompt = emit(scopes, Emission(resolver, patterns, limits, options.get("rng"), keep_unknown))
+    emission = Emission(resolver, patterns, limits, budgets, options.get("rng"), keep_unknown)
+    prompt = emit(scopes, emission)
     if options.get("strict"):
         refuse_missing_inputs(prompt, scopes, types)
     if options.get("reachable_only"):

@@ -3,44 +3,73 @@ filled in; others are left out."""
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from comfyfleet.errors import InvalidWorkflow
-from comfyfleet.workflow.model import Limits, Prompt, join_places
+from comfyfleet.errors import InvalidWorkflow, LimitExceeded
+from comfyfleet.workflow.model import CharacterBudget, Limits, Prompt, join_places
 from comfyfleet.workflow.node_behaviours import BEHAVIOURS, CUSTOM_COMBO
 from comfyfleet.workflow.node_inputs import ABSENT, Widget
 from comfyfleet.workflow.object_info import NodeTypes
 from comfyfleet.workflow.resolve import HostValue, InputSource, Resolver
 from comfyfleet.workflow.subgraphs import GraphScope
-from comfyfleet.workflow.text_patterns import Random, choose, fill_patterns, javascript_text
+from comfyfleet.workflow.text_patterns import (
+    Random,
+    choice_budget,
+    choose,
+    fill_budget,
+    fill_patterns,
+    javascript_text,
+)
 from comfyfleet.workflow.widget_values import option_index
 from comfyfleet.workflow.wire import WiredGraph, WiredNode
 
 SEARCH_NAME = "Node name for S&R"
 
 
+class Budgets:
+    """What one conversion may still read and produce, as texts refer to texts and subgraphs repeat them."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.choices = choice_budget(limits)
+        self.filled = fill_budget(limits)
+        self.prompt = CharacterBudget(limits.text_characters_max, "prompts")
+        self._nodes_left = limits.nodes_max
+
+    def take_nodes(self, nodes: Iterable[WiredNode]) -> Iterator[WiredNode]:
+        """Counts nodes that are searched for the names in patterns: each graph has those of its subgraphs, too."""
+        for node in nodes:
+            self._nodes_left -= 1
+            if self._nodes_left < 0:
+                raise LimitExceeded("too many subgraphs have %Node.widget% patterns")
+            yield node
+
+
 class Patterns:
     """Fills in patterns from the nodes of a graph and those inside it."""
 
-    def __init__(self, graphs: Mapping[str, WiredGraph], now: datetime | None) -> None:
+    def __init__(
+        self, graphs: Mapping[str, WiredGraph], now: datetime | None, budgets: "Budgets"
+    ) -> None:
         self._graphs = graphs
         self._now = now
+        self._budgets = budgets
         self._nodes: dict[str, dict[str | None, WiredNode]] = {}
 
     def fill(self, text: str, graph_id: str = "") -> str:
         if "%" not in text:
             return text
         if graph_id not in self._nodes:
-            self._nodes[graph_id] = _by_name(list(_inner_first(self._graphs, graph_id)))
+            nodes_in = self._budgets.take_nodes(_inner_first(self._graphs, graph_id))
+            self._nodes[graph_id] = _by_name(list(nodes_in))
         nodes = self._nodes[graph_id]
 
         def find(node_name: str, widget_name: str) -> Any:
             node = nodes.get(node_name)
             return ABSENT if node is None else node.values.get(widget_name, ABSENT)
 
-        return fill_patterns(text, find, self._now, ABSENT)
+        return fill_patterns(text, find, self._now, ABSENT, budget=self._budgets.filled)
 
 
 def _by_name(nodes: list[WiredNode]) -> dict[str | None, WiredNode]:
@@ -96,6 +125,7 @@ class Emission(NamedTuple):
     resolver: Resolver
     patterns: Patterns
     limits: Limits
+    budgets: Budgets
     rng: Random | None
     keep_unknown: bool
 
@@ -107,6 +137,7 @@ def emit(scopes: list[GraphScope], emission: Emission) -> Prompt:
         for node in scope.wired.nodes.values():
             if node.is_executed or _is_kept(node, emission):
                 key = scope.prefix + node.node.id
+                emission.budgets.prompt.take(len(key))
                 links[key] = []
                 prompt[key] = _entry(scope, node, emission, links[key])
     return in_topological_order(prompt, links)
@@ -141,6 +172,7 @@ def _entry(
             if resolved.value is ABSENT:
                 inputs.pop(slot.name, None)
             else:
+                emission.budgets.prompt.take_value(resolved.value)
                 inputs[slot.name] = _wrapped(
                     _checked(resolved.value, scope, node, slot.name, emission)
                 )
@@ -150,6 +182,7 @@ def _entry(
     if node.type is not None:
         entry["class_type"] = node.type.name
     entry["_meta"] = _meta(node)
+    emission.budgets.prompt.take(sum(map(len, entry["_meta"].values())))
     return entry
 
 
@@ -166,6 +199,7 @@ def _meta(node: WiredNode) -> dict[str, str]:
 
 def _widget_inputs(scope: GraphScope, node: WiredNode, emission: Emission) -> dict[str, Any]:
     if node.type is None:
+        emission.budgets.prompt.take_value(node.node.values)
         return dict(_unknown_widgets(node))
     inputs: dict[str, Any] = {}
     values = node.values
@@ -175,6 +209,7 @@ def _widget_inputs(scope: GraphScope, node: WiredNode, emission: Emission) -> di
         value = values[widget.name]
         if isinstance(value, str):
             value = _filled_text(value, widget, node, emission)
+            emission.budgets.prompt.take(len(value))
             if not value.isascii():
                 value = _checked(value, scope, node, widget.name, emission)
         elif not isinstance(value, int) or widget.kind in ("multiline", "curve"):
@@ -189,6 +224,7 @@ def _filled_value(
 ) -> Any:
     if value is ABSENT:
         return value
+    emission.budgets.prompt.take_value(value)
     if widget.kind == "multiline":
         return "" if value is None else javascript_text(value)
     value = _checked(value, scope, node, widget.name, emission)
@@ -199,7 +235,7 @@ def _filled_value(
 
 def _filled_text(value: str, widget: Widget, node: WiredNode, emission: Emission) -> str:
     if widget.options.get("dynamicPrompts") is True and widget.input_type == "STRING":
-        return choose(value, emission.rng, limits=emission.limits)
+        return choose(value, emission.rng, limits=emission.limits, budget=emission.budgets.choices)
     if widget.name == FILE_NAME_INPUT and "%" in value:
         behaviour = BEHAVIOURS.get(node.node.type)
         if behaviour and behaviour.saves_files:

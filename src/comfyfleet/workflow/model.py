@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from comfyfleet.errors import LimitExceeded
+
 # `made(Slot, (name, …))` is `Slot(name, …)` in half the time: without the constructor, which is
 # written in Python. For the few values that a conversion makes by the thousand; all fields in order.
 made = tuple.__new__
@@ -117,8 +119,37 @@ class Limits(NamedTuple):
     group_nodes_max: int = 1_000  # of the old kind, which take longer the more there are
     value_depth_max: int = 100
     dynamic_rows_max: int = 1_000
-    text_characters_max: int = 10_000_000
+    # Characters of a whole prompt: instances of a subgraph repeat the texts that it holds.
+    text_characters_max: int = 64 * 1024**2
     choice_depth_max: int = 100  # of {a|{b|c}} in one text
+    choice_characters_max: int = 2_000_000  # read inside of choices, once for each level
+    filled_characters_max: int = 1_000_000  # put in for all %Node.widget% patterns together
+
+
+class CharacterBudget:
+    """Characters that one step of a conversion may still read or produce."""
+
+    def __init__(self, characters_max: int, what: str) -> None:
+        self._left = self._max = characters_max
+        self._what = what
+
+    def take(self, characters: int) -> None:
+        """Raises LimitExceeded if more characters than the maximum are taken."""
+        self._left -= characters
+        if self._left < 0:
+            raise LimitExceeded(f"{self._what} have at most {self._max:,} characters")
+
+    def take_value(self, value: Any) -> None:
+        """Takes the texts and names in a JSON value, and one character for each other value."""
+        pending = [value]
+        while pending:
+            item = pending.pop()
+            self.take(len(item) if isinstance(item, str) else 1)
+            if isinstance(item, list):
+                pending.extend(item)
+            elif isinstance(item, dict):
+                pending.extend(item)
+                pending.extend(item.values())
 
 
 DEFAULT_LIMITS = Limits()

@@ -154,14 +154,19 @@ def _unknown_type(node: WiredNode, place: str, key: str, *, is_sent: bool) -> Wa
 
 
 def _value_count(node: WiredNode, key: str, place: str) -> Iterator[Warning]:
+    """Warns of values that may be read into other widgets than they were saved from.
+
+    A class without widgets, such as PreviewAny, has none to confuse: the editor saves what such a node showed.
+    """
     saved = node.node.values
-    if not isinstance(saved, list) or len(saved) == node.value_slots:
+    if not isinstance(saved, list) or node.value_slots in (0, len(saved)):
         return
     more = "more" if len(saved) > node.value_slots else "fewer"
+    values = "1 value" if len(saved) == 1 else f"{len(saved)} values"
     yield Warning(
         "value_count",
-        f"{place} was saved with {len(saved)} values, {more} than the {node.value_slots} that its "
-        "class has now; they are read in order, so some may stand at the wrong widget",
+        f"{place} was saved with {values}, {more} than the {node.value_slots} that its "
+        "class has now; they are read in order, so some may end up in the wrong widget",
         key,
     )
 

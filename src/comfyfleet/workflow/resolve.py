@@ -7,7 +7,7 @@ loop without recursion, so a chain of any length is fine; one that comes back to
 refused, as the editor refuses it."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, NamedTuple
 
@@ -39,8 +39,9 @@ def apply_primitives(wired: WiredGraph, fill: Callable[[str], str]) -> WiredGrap
     if not primitives:
         return wired
     nodes = dict(wired.nodes)
+    targets_by_primitive = _targets({node.node.id for node in primitives}, wired)
     for primitive in primitives:
-        targets = list(_targets(primitive.node.id, wired))
+        targets = targets_by_primitive.get(primitive.node.id)
         if not targets:
             continue
         value = _value_of(primitive, *targets[0])
@@ -52,17 +53,20 @@ def apply_primitives(wired: WiredGraph, fill: Callable[[str], str]) -> WiredGrap
     return WiredGraph(wired.graph, nodes)
 
 
-def _targets(primitive_id: str, wired: WiredGraph) -> Iterator[tuple[WiredNode, Input]]:
-    """In the order of the file's links: the first decides about the primitive's type."""
-    found = [
-        (slot.link.id, node, slot)
-        for node in wired.nodes.values()
-        for slot in node.inputs
-        if slot.link is not None and slot.link.origin == primitive_id
-    ]
+def _targets(
+    primitive_ids: Collection[str], wired: WiredGraph
+) -> dict[str, list[tuple[WiredNode, Input]]]:
+    """Returns the targets of each primitive in the order of the file's links: the first decides about its type."""
     order = {link_id: index for index, link_id in enumerate(wired.graph.links)}
-    found.sort(key=lambda entry: order.get(entry[0], 0))
-    return ((node, slot) for _, node, slot in found)
+    found: dict[str, list[tuple[int, WiredNode, Input]]] = {}
+    for node in wired.nodes.values():
+        for slot in node.inputs:
+            if slot.link is not None and slot.link.origin in primitive_ids:
+                place = order.get(slot.link.id, 0)
+                found.setdefault(slot.link.origin, []).append((place, node, slot))
+    for targets in found.values():
+        targets.sort(key=lambda target: target[0])
+    return {key: [(node, slot) for _, node, slot in targets] for key, targets in found.items()}
 
 
 def _value_of(primitive: WiredNode, node: WiredNode, slot: Input) -> Any:

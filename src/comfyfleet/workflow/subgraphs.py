@@ -12,6 +12,7 @@ from comfyfleet.workflow.model import (
     DEFAULT_LIMITS,
     SUBGRAPH_INPUT_ID,
     UNASSIGNED,
+    CharacterBudget,
     Limits,
     Link,
     Node,
@@ -270,6 +271,7 @@ def expand(graphs: Mapping[str, WiredGraph], limits: Limits) -> list[GraphScope]
     """
     scopes = [GraphScope(graphs[""])]
     budget = limits.nodes_max
+    prefixes = CharacterBudget(limits.text_characters_max, "ids of instances")
     pending = [(scopes[0], 0)]
     while pending:
         scope, depth = pending.pop()
@@ -281,6 +283,7 @@ def expand(graphs: Mapping[str, WiredGraph], limits: Limits) -> list[GraphScope]
             if node.definition is None or (depth == 0 and node.node.is_inactive):
                 continue
             child = GraphScope(graphs[node.definition], scope, node)
+            prefixes.take(len(child.prefix))
             scope.children[node.node.id] = child
             scopes.append(child)
             inner.append((child, depth + 1))

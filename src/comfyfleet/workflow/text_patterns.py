@@ -6,9 +6,12 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from comfyfleet.errors import LimitExceeded
-from comfyfleet.workflow.model import DEFAULT_LIMITS, Limits
+from comfyfleet.workflow.model import DEFAULT_LIMITS, CharacterBudget, Limits
 
-_COMMENTS = re.compile(r"/\*[\s\S]*?\*/|//[^\n\r\u2028\u2029]*")
+_LINE_COMMENT = re.compile(r"//[^\n\r\u2028\u2029]*")
+_COMMENT_START = re.compile(rf"/\*|{_LINE_COMMENT.pattern}")
+_CHOICE_START = re.compile(r"[\\{]")
+_CHOICE_PART = re.compile(r"[\\{}|]")
 _ESCAPED = re.compile(r"\\([{}|])")
 _PATTERN = re.compile(r"%([^%]+)%")
 _DATE_PARTS = re.compile("dd?|MM?|hh?|mm?|ss?|yyy?y?")
@@ -21,58 +24,82 @@ class Random(Protocol):
     def random(self) -> float: ...
 
 
-def choose(text: str, rng: Random | None, *, limits: Limits = DEFAULT_LIMITS) -> str:
-    """Removes comments and picks one of each {a|b}; without `rng` the first."""
+def choice_budget(limits: Limits) -> CharacterBudget:
+    return CharacterBudget(limits.choice_characters_max, "nested choices {a|{b|c}}")
+
+
+def choose(
+    text: str,
+    rng: Random | None,
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+    budget: CharacterBudget | None = None,
+) -> str:
+    """Removes comments and picks one of each {a|b}; without `rng` the first.
+
+    `budget` is shared by the texts of one conversion.
+    """
     if "{" not in text and "\\" not in text and "/" not in text:
         return text
-    return _choose(text, rng, limits.choice_depth_max)
+    return _choose(text, rng, limits.choice_depth_max, budget or choice_budget(limits))
 
 
-def _choose(text: str, rng: Random | None, depth_left: int) -> str:
+def _choose(text: str, rng: Random | None, depth_left: int, budget: CharacterBudget) -> str:
     if depth_left == 0:
         raise LimitExceeded("a text with choices {a|b} is nested too deeply")
-    text = _COMMENTS.sub("", text)
+    text = _without_comments(text)
     parts: list[str] = []
     position = 0
-    while position < len(text):
-        character = text[position]
-        position += 1
-        if character == "\\":
+    while match := _CHOICE_START.search(text, position):
+        parts.append(text[position : match.start()])
+        position = match.end()
+        if match.group() == "\\":
             parts.append(_escape(text, position))
             position += 1
-        elif character == "{":
-            options, position = _options(text, position)
-            pick = int(rng.random() * len(options)) if rng else 0
-            parts.append(_choose(options[pick], rng, depth_left - 1))
         else:
-            parts.append(character)
+            options, position = _options(text, position)
+            picked = options[int(rng.random() * len(options)) if rng else 0]
+            budget.take(len(picked))
+            parts.append(_choose(picked, rng, depth_left - 1, budget))
+    parts.append(text[position:])
     return _ESCAPED.sub(r"\1", "".join(parts))
 
 
+def _without_comments(text: str) -> str:
+    """Removes comments in one pass; a block comment without an end stays."""
+    parts: list[str] = []
+    position = 0
+    while match := _COMMENT_START.search(text, position):
+        is_block = match.group() == "/*"
+        end = text.find("*/", match.end()) if is_block else match.end()
+        if end < 0:  # from here on no block comment ends
+            break
+        parts.append(text[position : match.start()])
+        position = end + 2 if is_block else end
+    return "".join(parts) + _LINE_COMMENT.sub("", text[position:])
+
+
 def _options(text: str, position: int) -> tuple[list[str], int]:
-    """The options of the block that starts here, and where it ends. An unclosed one goes to the end."""
+    """Returns the options of the block that starts here, and where it ends. An unclosed one goes to the end."""
     options: list[str] = []
-    choice: list[str] = []
-    depth = 0
-    while position < len(text):
-        character = text[position]
-        position += 1
+    start, depth = position, 0
+    while match := _CHOICE_PART.search(text, position):
+        position = match.end()
+        character = match.group()
         if character == "\\":
-            choice.append(_escape(text, position))
+            if position == len(text):
+                return [*options, text[start : position - 1] + _escape(text, position)], position
             position += 1
-            continue
-        if character == "{":
+        elif character == "{":
             depth += 1
+        elif depth == 0:
+            options.append(text[start : match.start()])
+            start = position
+            if character == "}":
+                return options, position
         elif character == "}":
-            if depth == 0:
-                break
             depth -= 1
-        elif character == "|" and depth == 0:
-            options.append("".join(choice))
-            choice = []
-            continue
-        choice.append(character)
-    return [*options, "".join(choice)], position
+    return [*options, text[start:]], len(text)
 
 
 def _escape(text: str, position: int) -> str:
@@ -80,12 +107,22 @@ def _escape(text: str, position: int) -> str:
     return "\\" + (text[position] if position < len(text) else "undefined")
 
 
+def fill_budget(limits: Limits) -> CharacterBudget:
+    return CharacterBudget(limits.filled_characters_max, "values for %Node.widget% patterns")
+
+
 def fill_patterns(
-    text: str, find_value: Callable[[str, str], Any], now: datetime | None, missing: object
+    text: str,
+    find_value: Callable[[str, str], Any],
+    now: datetime | None,
+    missing: object,
+    *,
+    budget: CharacterBudget | None = None,
 ) -> str:
     """Fills in `%date:yyyy-MM-dd%` and `%Node.widget%`; `find_value(node, widget)` may return
-    `missing`.
+    `missing`. `budget` is shared by the texts of one conversion.
     """
+    budget = budget or fill_budget(DEFAULT_LIMITS)
 
     def replace(match: re.Match[str]) -> str:
         parts = match.group(1).split(".")
@@ -95,7 +132,9 @@ def fill_patterns(
         value = find_value(parts[0], parts[1])
         if value is missing:
             return match.group(0)
-        return _NOT_IN_FILE_NAMES.sub("_", "" if value is None else javascript_text(value))
+        filled = "" if value is None else javascript_text(value)
+        budget.take(len(filled))
+        return _NOT_IN_FILE_NAMES.sub("_", filled)
 
     return _PATTERN.sub(replace, text) if "%" in text else text
 

@@ -33,7 +33,13 @@ def test_nodes_that_are_left_out_are_named_with_the_reason() -> None:
 
 def test_more_or_fewer_values_than_slots_are_told() -> None:
     assert "more than the 1" in told([node(1, "Source", widgets_values=[8, 9])])["value_count"]
-    assert "fewer than the 5" in told([node(1, "Sampler", widgets_values=[8])])["value_count"]
+    found = told([node(1, "Sampler", widgets_values=[8])])["value_count"]
+    assert "was saved with 1 value, fewer than the 5" in found
+
+
+def test_values_of_a_class_without_widgets_are_not_told() -> None:
+    """The editor saves what a node such as PreviewAny showed."""
+    assert told([node(1, "Invert", widgets_values=[None, None, None])]) == {}
 
 
 def test_values_that_the_server_would_refuse_are_told() -> None:

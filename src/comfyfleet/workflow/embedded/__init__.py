@@ -5,5 +5,6 @@ Internal: may change without notice.
 
 from comfyfleet.workflow.embedded.document import Opened, open_document
 from comfyfleet.workflow.embedded.reader import FileLimits, parse_json
+from comfyfleet.workflow.embedded.replacement import replace_prompt_in_place
 
-__all__ = ["FileLimits", "Opened", "open_document", "parse_json"]
+__all__ = ["FileLimits", "Opened", "open_document", "parse_json", "replace_prompt_in_place"]

@@ -195,6 +195,7 @@ SIMPLE_TAG = 0x67C8
 TAG_NAME = 0x45A3
 TAG_STRING = 0x4487
 TAG_NAME_BYTES_MAX = 256
+MATROSKA_CRC_BYTES = 6  # of the checksum at the start of the tags
 
 
 def is_matroska(head: bytes) -> bool:
@@ -202,11 +203,15 @@ def is_matroska(head: bytes) -> bool:
 
 
 def matroska_texts(file: Span, budget: Budget) -> Iterator[Text]:
+    for tags in matroska_tags(file, budget):
+        for tag in _bodies(tags, TAG, budget):
+            for simple in _bodies(tag, SIMPLE_TAG, budget):
+                yield from _text(simple, budget)
+
+
+def matroska_tags(file: Span, budget: Budget) -> Iterator[Span]:
     for segment in _bodies(file, SEGMENT, budget):
-        for tags in _bodies(segment, TAGS, budget):
-            for tag in _bodies(tags, TAG, budget):
-                for simple in _bodies(tag, SIMPLE_TAG, budget):
-                    yield from _text(simple, budget)
+        yield from _bodies(segment, TAGS, budget)
 
 
 def _text(simple: Span, budget: Budget) -> Iterator[Text]:
