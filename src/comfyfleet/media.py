@@ -1,14 +1,11 @@
-"""File formats, by their bytes alone: types, sizes and faults of pictures, and texts removed from files without encoding them again."""
+"""File formats, by their bytes alone: types, sizes and faults of pictures, and the prompt inside a PNG."""
 
 import contextlib
-import json
-import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeAlias
+from typing import BinaryIO, TypeAlias
 
 from comfyfleet.errors import LimitExceeded
 
@@ -311,107 +308,30 @@ def _png_problem(data: bytes) -> str | None:
     return "it ends too early"
 
 
-# A directory without entries: decoders refuse a picture whose Exif item is no Exif.
-_EMPTY_EXIF = bytes(4) + b"II*\0" + struct.pack("<IHI", 8, 0, 0)
-_XML_TYPES = (b"application/rdf+xml", b"text/xml", b"application/xml")
-ITEMS_MAX = 10_000
-PLACES_MAX = 100_000
-NOTES_BYTES_MAX = 256 * 1024 * 1024  # of all places together
-
-
-class _Place(NamedTuple):
-    item: int
-    is_in_idat: bool
-    offset: int
-    length: int
-
-
-def empty_items(file: BinaryIO, iinf: bytes, iloc: bytes, idat: int) -> None:
-    """`iinf` and `iloc` are the contents of these boxes, `idat` is where that of `idat` begins."""
-    size = file.seek(0, 2)
-    left = min(NOTES_BYTES_MAX, size)
-    fillings = dict(_notes_in(iinf))
-    for place in islice(_places(iloc), PLACES_MAX):
-        filling = fillings.get(place.item)
-        start = place.offset + (idat if place.is_in_idat else 0)
-        if filling is None or place.length > left or start + place.length > size:
-            continue  # behind its end a file would grow to wherever the place is said to be
-        left -= place.length
-        file.seek(start)
-        file.write(filling[: place.length].ljust(place.length, b" " if not filling else b"\0"))
-
-
-def _notes_in(iinf: bytes) -> Iterator[tuple[int, bytes]]:
-    """Items that hold notes, and what they are filled with: Exif without entries, or blanks."""
-    at = 6 if iinf[0] == 0 else 8
-    for _ in range(ITEMS_MAX):
-        if at + 8 > len(iinf):
-            return
-        length = int(struct.unpack_from(">I", iinf, at)[0])
-        entry = iinf[at + 8 : at + length]
-        id_bytes = 2 if entry[0] == 2 else 4
-        kind, rest = entry[6 + id_bytes : 10 + id_bytes], entry[10 + id_bytes :]
-        number = int.from_bytes(entry[4 : 4 + id_bytes], "big")
-        if kind == b"Exif":
-            yield number, _EMPTY_EXIF
-        elif kind == b"mime" and any(each in rest for each in _XML_TYPES):
-            yield number, b""
-        at += max(length, 8)
-
-
-def _places(iloc: bytes) -> Iterator[_Place]:
-    at = 0
-
-    def number(size: int) -> int:
-        nonlocal at
-        if at + size > len(iloc):
-            raise ValueError(at)
-        at += size
-        return int.from_bytes(iloc[at - size : at], "big")
-
-    version = number(4) >> 24
-    sizes = divmod(number(1), 16) + divmod(number(1), 16)
-    id_bytes = 2 if version < 2 else 4
-    for _ in range(min(number(id_bytes), ITEMS_MAX)):
-        item = number(id_bytes)
-        is_in_idat = version > 0 and number(2) & 0xF == 1
-        number(2)  # which file the data is in: always this one
-        base = number(sizes[2])
-        for _ in range(number(2)):
-            number(sizes[3] if version > 0 else 0)
-            offset, length = number(sizes[0]), number(sizes[1])
-            yield _Place(item, is_in_idat, base + offset, length)
-
-
 PICTURE_BYTES_MAX = 1024**3
+# How many boxes, elements, chunks or pages a file may have, on all of its levels together: this many and one more for
+# each 256 bytes of the file. A WebM film has 75 blocks a second; parts with less in them only take time.
 PARTS_MAX = 100_000
-INDEX_BYTES_MAX = 16 * 1024**2  # of a box that says what a picture has, and where
-ZEROS = bytes(1024**2)
-# In one piece while it is made: a file may be cut into parts of a few bytes, each of which would be an
-# object of its own, ten times as large as the file.
-Stripped: TypeAlias = bytearray
+BYTES_PER_PART = 256
 _PNG_PLAIN_TEXTS = frozenset({b"tEXt", b"comf"})
 _PNG_PROMPT = b"prompt\0"
 _PNG_MANIFEST = b"caBX"  # of C2PA
-_MOVIE_BOXES = frozenset({b"trak", b"mdia", b"minf"})
-_MOVIE_NOTES = frozenset({b"udta", b"meta"})
-_GIF_KEPT = (b"NETSCAPE2.0", b"ANIMEXTS1.0", b"ICCRGBG1012")  # how often it plays, its colours
-_SEGMENT, _TAGS, _VOID = 0x18538067, 0x1254C367, b"\xec"
-_FLAC_COMMENT, _FLAC_PADDING = 4, 1
-_OGG_COMMENTS = (b"\x03vorbis", b"OpusTags")
-_SVG_BEGIN = re.compile(rb"<metadata\b", re.IGNORECASE)
-_SVG_END = re.compile(rb"</metadata\s*>", re.IGNORECASE)
 
 
-def strip_notes(file: BinaryIO, media_type: str | None, head: bytes, size: int) -> None:
-    """Removes texts from formats other than PNG, JPEG and WebP. Raises ValueError, IndexError or struct.error for
-    damaged files."""
-    media_type = media_type or _document(head)
-    if media_type in _WITHOUT and size <= PICTURE_BYTES_MAX:
-        file.seek(0)
-        _replace(file, _WITHOUT[media_type](file.read()))
-    elif media_type in _OVERWRITE:
-        _OVERWRITE[media_type](file, size)
+class TooManyParts(ValueError):
+    """A file has more parts than any real one of its size."""
+
+
+class PartCount:
+    """Counts the parts of one file while they are read."""
+
+    def __init__(self, size: int) -> None:
+        self._left = PARTS_MAX + size // BYTES_PER_PART
+
+    def add(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise TooManyParts("too many parts")
 
 
 def replace_prompt(path: Path, prompt: str) -> int:
@@ -430,7 +350,7 @@ def replace_prompt(path: Path, prompt: str) -> int:
         return file.seek(0, 2)
 
 
-def _png_with_prompt(data: bytes, prompt: bytes) -> Stripped:
+def _png_with_prompt(data: bytes, prompt: bytes) -> bytearray:
     kept, at = bytearray(data[:8]), 8
     while at + 12 <= len(data):
         end = at + 12 + int(struct.unpack_from(">I", data, at)[0])
@@ -446,284 +366,7 @@ def _png_with_prompt(data: bytes, prompt: bytes) -> Stripped:
     return kept + data[at:]
 
 
-def _document(head: bytes) -> str:
-    """Models and drawings that ComfyUI saves: no media that can be uploaded, so not sniffed."""
-    if head.startswith(b"glTF"):
-        return "model/gltf-binary"
-    return "image/svg+xml" if b"<svg" in head.lower() else ""
-
-
-def _replace(file: BinaryIO, data: Stripped) -> None:
+def _replace(file: BinaryIO, data: bytearray) -> None:
     file.seek(0)
     file.write(data)
     file.truncate()
-
-
-def _gif(data: bytes) -> Stripped:
-    """Without comments, and without what applications have added, as XMP is."""
-    at = 13 + _gif_colours(data[10])
-    kept = bytearray(data[:at])
-    while data[at] in (0x21, 0x2C):
-        is_note = data[at] == 0x21 and _is_gif_note(data[at + 1], data[at + 3 : at + 14])
-        inner = at + 2 if data[at] == 0x21 else at + 11 + _gif_colours(data[at + 9])
-        end = _gif_blocks_end(data, inner)
-        if not is_note:
-            kept += data[at:end]
-        at = end
-    return kept + data[at:]
-
-
-def _gif_colours(flags: int) -> int:
-    """Bytes of the table of colours that follows, if one does."""
-    return 3 << (flags & 7) + 1 if flags & 0x80 else 0
-
-
-def _is_gif_note(label: int, application: bytes) -> bool:
-    return label == 0xFE or (label == 0xFF and application not in _GIF_KEPT)
-
-
-def _gif_blocks_end(data: bytes, at: int) -> int:
-    while data[at]:
-        at += data[at] + 1
-    return at + 1
-
-
-def iso_boxes(file: BinaryIO, start: int, end: int) -> Iterator[tuple[bytes, int, int, int]]:
-    """Kind, start, start of its content, end."""
-    for _ in range(PARTS_MAX):
-        if start + 8 > end:
-            return
-        file.seek(start)
-        head = file.read(16)
-        length, kind = struct.unpack(">I4s", head[:8])
-        inner = start + (16 if length == 1 else 8)
-        length = struct.unpack(">Q", head[8:16])[0] if length == 1 else length or end - start
-        if length < inner - start or start + length > end:
-            raise ValueError(kind)
-        yield kind, start, inner, start + length
-        start += length
-
-
-def _movie(file: BinaryIO, size: int) -> None:
-    for kind, _, inner, end in list(iso_boxes(file, 0, size)):
-        if kind == b"moov":
-            _free_notes(file, inner, end)
-
-
-def _iso_picture(file: BinaryIO, size: int) -> None:
-    """An animation has a film's boxes besides."""
-    _movie(file, size)
-    parts = _picture_boxes(file, size)
-    if not parts:
-        return
-    iinf, iloc = (_read(file, *parts[name]) for name in (b"iinf", b"iloc") if name in parts)
-    empty_items(file, iinf, iloc, parts.get(b"idat", (0, 0))[0])
-
-
-def _picture_boxes(file: BinaryIO, size: int) -> dict[bytes, tuple[int, int]]:
-    """Returns the boxes that describe the items of a picture, by kind: start and end of their content."""
-    meta = next((each for each in iso_boxes(file, 0, size) if each[0] == b"meta"), None)
-    if meta is None:
-        return {}
-    return {kind: (inner, end) for kind, _, inner, end in iso_boxes(file, meta[2] + 4, meta[3])}
-
-
-def has_picture_notes(file: BinaryIO, size: int) -> bool:
-    """Whether a picture of ISO boxes has items with Exif or XMP."""
-    place = _picture_boxes(file, size).get(b"iinf")
-    return place is not None and any(True for _ in _notes_in(_read(file, *place)))
-
-
-def _read(file: BinaryIO, start: int, end: int) -> bytes:
-    if end - start > INDEX_BYTES_MAX:
-        raise ValueError(end - start)
-    file.seek(start)
-    return file.read(end - start)
-
-
-def _free_notes(file: BinaryIO, start: int, end: int) -> None:
-    """Nothing moves: what the file says about places in it stays true."""
-    for at, inner, until in list(note_boxes(file, start, end)):
-        fill(file, at + 4, b"free", inner, until)
-
-
-def note_boxes(file: BinaryIO, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yields the start, the start of the content and the end of each box with notes inside a film's header."""
-    for kind, at, inner, until in list(iso_boxes(file, start, end)):
-        if kind in _MOVIE_NOTES:
-            yield at, inner, until
-        elif kind in _MOVIE_BOXES:
-            yield from note_boxes(file, inner, until)
-
-
-def fill(file: BinaryIO, name_at: int, name: bytes, start: int, end: int) -> None:
-    file.seek(name_at)
-    file.write(name)
-    file.seek(start)
-    for at in range(start, end, len(ZEROS)):
-        file.write(ZEROS[: end - at])
-
-
-def _matroska(file: BinaryIO, size: int) -> None:
-    for number, _, inner, end in list(_elements(file, 0, size)):
-        if number != _SEGMENT:
-            continue
-        for kind, at, _, until in list(_elements(file, inner, end)):
-            if kind == _TAGS and until - at >= 9:
-                length = (until - at - 9).to_bytes(7, "big")
-                fill(file, at, _VOID + b"\x01" + length, at + 9, until)
-
-
-def _elements(file: BinaryIO, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Number, start, start of its content, end; one of unknown length goes on to the end."""
-    for _ in range(PARTS_MAX):
-        if start + 2 > end:
-            return
-        file.seek(start)
-        head = file.read(12)
-        width = 9 - head[0].bit_length()
-        first = head[width]
-        wide = 9 - first.bit_length()
-        value = int.from_bytes(head[width : width + wide], "big") & (1 << 7 * wide) - 1
-        inner = start + width + wide
-        until = end if value == (1 << 7 * wide) - 1 else inner + value
-        if until > end:
-            raise ValueError(start)
-        yield int.from_bytes(head[:width], "big"), start, inner, until
-        start = until
-
-
-def _flac(file: BinaryIO, size: int) -> None:
-    at, is_last = 4, False
-    while not is_last and at + 4 <= size:
-        file.seek(at)
-        head = file.read(4)
-        is_last, kind = head[0] >= 0x80, head[0] & 0x7F
-        end = at + 4 + int.from_bytes(head[1:], "big")
-        if kind == _FLAC_COMMENT and end <= size:
-            fill(file, at, bytes([head[0] & 0x80 | _FLAC_PADDING]), at + 4, end)
-        at = end
-
-
-def _mp3(file: BinaryIO, size: int) -> None:
-    """The tag at its beginning becomes padding, that at its end is cut off."""
-    file.seek(0)
-    head = file.read(10)
-    if head[:3] == b"ID3":
-        length = sum(
-            (byte & 0x7F) << shift for byte, shift in zip(head[6:], (21, 14, 7, 0), strict=True)
-        )
-        fill(file, 5, b"\0", 10, min(10 + length, size))
-    file.seek(max(0, size - 128))
-    if file.read(3) == b"TAG":
-        file.truncate(size - 128)
-
-
-def _svg(data: bytes) -> Stripped:
-    """In one pass: with one expression for both ends, each begin without an end would read on to the
-    end of the file, and all threads of the process wait for an expression."""
-    kept, at = bytearray(), 0
-    while (begin := _SVG_BEGIN.search(data, at)) and (end := _SVG_END.search(data, begin.end())):
-        kept += data[at : begin.start()]
-        at = end.end()
-    return kept + data[at:]
-
-
-def _glb(file: BinaryIO, size: int) -> None:
-    """`asset.extras` goes out of the JSON, which is filled up with blanks to its length."""
-    file.seek(12)
-    length, kind = struct.unpack("<I4s", file.read(8))
-    if kind != b"JSON" or 20 + length > min(size, PICTURE_BYTES_MAX):
-        return
-    value = json.loads(file.read(length))
-    if not isinstance(value, dict) or not isinstance(value.get("asset"), dict):
-        return
-    if value["asset"].pop("extras", None) is None:
-        return
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
-    if len(text) <= length:
-        file.seek(20)
-        file.write(text.ljust(length))
-
-
-def _ogg(file: BinaryIO, size: int) -> None:
-    """The second packet of a stream holds its comments: their number becomes none, all else of the
-    packet zero, and the pages that it lies in get their checksums anew."""
-    packet, pages = _second_packet(file, size)
-    prefix = next((each for each in _OGG_COMMENTS if packet.startswith(each)), None)
-    if prefix is None:
-        return
-    vendor = int(struct.unpack_from("<I", packet, len(prefix))[0])
-    kept = packet[: len(prefix) + 4 + vendor]
-    framing = b"\x01" if prefix == b"\x03vorbis" else b""
-    emptied = (kept + bytes(4) + framing).ljust(len(packet), b"\0")
-    if len(emptied) != len(packet):
-        return
-    for _, inner, length, done in pages:
-        file.seek(inner)
-        file.write(emptied[done : done + length])
-    # Once each: a page has up to 255 pieces of the packet, and 64 KiB to go over.
-    for page in dict.fromkeys(page for page, *_ in pages):
-        _sign_page(file, page)
-
-
-def _second_packet(file: BinaryIO, size: int) -> tuple[bytes, list[tuple[int, int, int, int]]]:
-    """Its bytes, and where they lie: start of the page, start there, length, bytes before."""
-    packet, places, finished, at = bytearray(), list[tuple[int, int, int, int]](), 0, 0
-    while finished < 2 and at + 27 <= size and len(packet) < PICTURE_BYTES_MAX:
-        file.seek(at)
-        head = file.read(27)
-        if head[:4] != b"OggS":
-            raise ValueError(at)
-        lengths = file.read(head[26])
-        inner = at + 27 + len(lengths)
-        for length in lengths:
-            if finished == 1:
-                file.seek(inner)
-                places.append((at, inner, length, len(packet)))
-                packet += file.read(length)
-            inner += length
-            finished += length < 255
-            if finished == 2:
-                break
-        at += 27 + len(lengths) + sum(lengths)
-    return bytes(packet), places
-
-
-def _sign_page(file: BinaryIO, at: int) -> None:
-    file.seek(at)
-    head = file.read(27)
-    lengths = file.read(head[26])
-    page = head[:22] + bytes(4) + head[26:] + lengths + file.read(sum(lengths))
-    checksum = 0
-    for byte in page:
-        checksum = (checksum << 8 & 0xFFFFFFFF) ^ _OGG_CHECKSUMS[checksum >> 24 ^ byte]
-    file.seek(at + 22)
-    file.write(struct.pack("<I", checksum))
-
-
-def _ogg_checksum(byte: int) -> int:
-    value = byte << 24
-    for _ in range(8):
-        value = (value << 1 ^ (0x04C11DB7 if value & 0x80000000 else 0)) & 0xFFFFFFFF
-    return value
-
-
-_OGG_CHECKSUMS = [_ogg_checksum(byte) for byte in range(256)]
-_WITHOUT: Mapping[str, Callable[[bytes], Stripped]] = {
-    "image/gif": _gif,
-    "image/svg+xml": _svg,
-}
-_OVERWRITE: Mapping[str, Callable[[BinaryIO, int], None]] = {
-    "image/avif": _iso_picture,
-    "image/heic": _iso_picture,
-    "video/mp4": _movie,
-    "audio/mp4": _movie,
-    "video/quicktime": _movie,
-    "video/webm": _matroska,
-    "video/x-matroska": _matroska,
-    "audio/flac": _flac,
-    "audio/mpeg": _mp3,
-    "audio/ogg": _ogg,
-    "model/gltf-binary": _glb,
-}

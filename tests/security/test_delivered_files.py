@@ -73,3 +73,22 @@ async def test_an_output_url_changes_nothing_once_the_job_is_completed(
     await effect_setup.plane.context.deferred.flush()
     kept = [key async for key in effect_setup.plane.store.keys(f"tenants/{ada.tenant_id}/ai-jobs/")]
     assert len(kept) <= 2  # what was put too late is left, and swept away in a day
+
+
+async def test_a_file_whose_prompt_cannot_be_removed_is_refused_until_metadata_are_kept(
+    effect_setup: EffectSetup, ada: Customer
+) -> None:
+    cut_off = b"\0\0\0\x10ftypisom\0\0\0\0\0\0\xff\xffmoov" + SECRET
+    job_id = await ada.job(effect_setup.draw, properties={"width": 32})
+    async with effect_setup.fleet_setup.worker("w") as worker:
+        refused = await worker.deliver(await worker.job(), cut_off)
+        assert refused.status_code == 422
+        assert "output" in refused.text
+        assert "keep_metadata" in refused.text
+        assert "processed_file_url" not in {
+            name for name, value in (await ada.get(f"ai-jobs/{job_id}")).items() if value
+        }
+    await effect_setup.change(effect_setup.draw, keep_metadata=True)
+    job_id = await ada.job(effect_setup.draw, properties={"width": 32})
+    await effect_setup.work(cut_off)
+    assert await result_of(ada, job_id) == cut_off

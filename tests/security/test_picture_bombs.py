@@ -131,3 +131,25 @@ def test_what_is_seen_through_stays_so(tmp_path: Path) -> None:
     assert found is not None
     with PIL.Image.open(found) as small:
         assert (small.mode, small.size) == ("RGBA", (512, 256))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other limits")
+def test_a_process_that_decodes_pictures_has_limits_of_memory_time_and_files() -> None:
+    program = """
+        import resource
+        from comfyfleet.protocol import picture_process
+
+        def show(*words):
+            limits = (resource.RLIMIT_DATA, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE)
+            print(*(resource.getrlimit(limit)[0] for limit in limits))
+            return 0
+
+        picture_process._show = show
+        picture_process.main("show")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    memory, seconds, written = map(int, said.stdout.split())
+    mib = 1024**2
+    assert 1536 * mib < memory < 2048 * mib  # with what it had before
+    assert (seconds, written) == (25, 512 * mib)

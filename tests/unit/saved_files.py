@@ -135,6 +135,8 @@ def sound(container_format: str, codec: str, texts: dict[str, str] = TEXTS) -> b
             format=stream.format.name, layout="mono", samples=stream.frame_size or 1024
         )
         frame.sample_rate = 48000
+        for plane in frame.planes:
+            plane.update(bytes(plane.buffer_size))
         container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
     return file.getvalue()

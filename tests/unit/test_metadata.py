@@ -1,5 +1,6 @@
 """Prompts and workflows are taken out of files; pictures, frames and sounds stay as they were."""
 
+import contextlib
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 from tests.unit import saved_files
 
 from comfyfleet.delivery import strip_metadata
-from comfyfleet.media import empty_items, replace_prompt
+from comfyfleet.errors import InvalidInput
+from comfyfleet.media import replace_prompt
+from comfyfleet.media_boxes import empty_items
 
 SECRET = "OPERATOR-SECRET-SYSTEM-PROMPT"
 TEXTS = {"prompt": SECRET, "workflow": SECRET * 200, "comment": SECRET}
@@ -148,23 +151,24 @@ def test_a_model_and_a_drawing_lose_their_texts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["png", "webp", "jpeg", "gif", "avif", "mp4", "webm", "flac", "mp3", "ogg", "glb"]
 )
-def test_a_damaged_file_stays_a_file(tmp_path: Path, name: str) -> None:
+def test_a_damaged_file_is_refused_or_loses_its_texts(tmp_path: Path, name: str) -> None:
     kinds: dict[str, Callable[[], bytes]] = {
-        "png": saved_files.png_with,
-        "webp": saved_files.webp,
-        "jpeg": saved_files.jpeg,
+        "png": lambda: saved_files.png(TEXTS),
+        "webp": lambda: saved_files.webp(tags()),
+        "jpeg": lambda: saved_files.jpeg(tags(), comment=SECRET),
         "gif": lambda: with_xmp(animation("GIF", comment=SECRET)),
         "avif": lambda: animation("AVIF", exif=tags()),
-        "mp4": lambda: saved_files.video("mp4"),
-        "webm": lambda: saved_files.video("webm"),
-        "flac": lambda: saved_files.sound("flac", "flac"),
-        "mp3": lambda: saved_files.sound("mp3", "libmp3lame"),
-        "ogg": lambda: saved_files.sound("ogg", "libopus"),
-        "glb": saved_files.glb,
+        "mp4": lambda: saved_files.video("mp4", TEXTS),
+        "webm": lambda: saved_files.video("webm", TEXTS),
+        "flac": lambda: saved_files.sound("flac", "flac", TEXTS),
+        "mp3": lambda: saved_files.sound("mp3", "libmp3lame", TEXTS),
+        "ogg": lambda: saved_files.sound("ogg", "libopus", TEXTS),
+        "glb": lambda: saved_files.glb(TEXTS),
     }
     whole = kinds[name]()
     for length in range(0, len(whole), max(1, len(whole) // 40)):
-        stripped(tmp_path, whole[:length])
+        with contextlib.suppress(InvalidInput):
+            assert SECRET.encode() not in stripped(tmp_path, whole[:length])
 
 
 @pytest.mark.parametrize("data", [b"", b"made", b"<html>"])
