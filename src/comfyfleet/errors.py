@@ -32,6 +32,7 @@ FleetError
  ├─ Forbidden             the key is valid, but does not allow this
  ├─ Refused               the request is valid, but not possible at the moment
  │   ├─ InputUnavailable  the file at a customer's URL can't be fetched
+ │   ├─ WorkflowWithdrawn  the workflow exists and accepts no new jobs
  │   ├─ StorageFull       the tenant's storage quota is used up
  │   ├─ LimitSpent        a trigger has used its tokens of the day
  │   └─ InsufficientTokens  the wallet holds less than the job costs; nothing was written
@@ -42,6 +43,7 @@ FleetError
  └─ Unavailable           a part of the service can't be reached: a database, the store
      └─ StoreFull         the object store has no room for more files"""
 
+import errno
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -90,6 +92,7 @@ __all__ = [
     "UnknownNodeTypes",
     "WorkerOffline",
     "WorkerRevoked",
+    "WorkflowWithdrawn",
 ]
 
 
@@ -109,7 +112,8 @@ def said_to_customers(error: FleetError) -> str:
     if isinstance(error, StoreFull):
         return "the service has no room for more files at the moment; try again later"
     if isinstance(error, Unavailable):
-        return "a part of the service can't be reached at the moment; try again soon"
+        part = error.part or "a part of the service"
+        return f"{part} can't be reached at the moment; try again soon"
     if isinstance(error, _ABOUT_SERVERS):
         return "this is not available at the moment"
     return error.message
@@ -241,6 +245,12 @@ class Refused(FleetError):
     code = "refused"
 
 
+class WorkflowWithdrawn(Refused):
+    """The workflow exists and accepts no new jobs."""
+
+    code = "workflow_withdrawn"
+
+
 class InputUnavailable(Refused):
     code = "input_unavailable"
 
@@ -291,12 +301,21 @@ class TooManyCalls(QueueFull):
 
 class Unavailable(FleetError):
     code = "unavailable"
+    part = ""  # what can't be reached, in words that customers may read; empty if it isn't known
 
 
 class StoreFull(Unavailable):
     """The object store takes no more bytes. Reads still work."""
 
     code = "store_full"
+
+
+# The system's codes for a disk, or a quota on it, without room.
+_FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def is_full_disk(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in _FULL_DISK
 
 
 # A note on an error whose outage the log tells of already, so that its consequences are logged at DEBUG only.

@@ -2,7 +2,10 @@
 
 A full collection looks at every container of the process and holds the interpreter lock meanwhile: 0.1 s for a
 control plane that has just started, and about 1 s for each million containers. Almost everything is freed
-by counting references; collections are needed for cycles only."""
+by counting references; collections are needed for cycles only.
+
+Objects that live long, such as the connections' prepared statements, are exempted from collections, so that the
+rest stays small enough to be collected every few seconds. Exempted cycles that nothing uses are freed once an hour."""
 
 import asyncio
 import gc
@@ -12,9 +15,9 @@ YOUNG, MIDDLE = (
     10,
 )  # objects before a collection of the youngest, and such collections before the next
 NEVER = 1_000_000
-COLLECT_SECONDS = 60.0
+COLLECT_SECONDS = 10.0
 SMALL_OBJECTS = 50_000  # a full collection of so many takes less than 0.05 s
-LARGE_PASSES = 60  # a larger heap is collected at every so many passes
+LARGE_PASSES = 360  # exempted objects are collected at every so many passes
 
 
 def limit_collections() -> None:
@@ -25,17 +28,29 @@ def limit_collections() -> None:
 
 
 async def keep_collecting() -> None:
-    """Collects all garbage once a minute while that is quick, and otherwise once an hour. Runs until cancelled."""
+    """Collects garbage every few seconds, and exempted objects once an hour. Runs until cancelled."""
     passes = 0
     while True:
         await asyncio.sleep(COLLECT_SECONDS)
         passes += 1
-        if collect(is_large_allowed=passes % LARGE_PASSES == 0):
-            passes = 0
+        collect(is_large_allowed=passes % LARGE_PASSES == 0)
 
 
 def collect(*, is_large_allowed: bool) -> bool:
     """Returns whether it was a full collection."""
-    is_full = is_large_allowed or len(gc.get_objects(generation=2)) <= SMALL_OBJECTS
-    gc.collect(2 if is_full else 1)
-    return is_full
+    if is_large_allowed:
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        return True
+    if _old_objects() > SMALL_OBJECTS:
+        gc.freeze()
+        return False
+    gc.collect()
+    if _old_objects() > SMALL_OBJECTS // 2:
+        gc.freeze()
+    return True
+
+
+def _old_objects() -> int:
+    return len(gc.get_objects(generation=2))

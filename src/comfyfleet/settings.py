@@ -28,19 +28,20 @@ READ_ELSEWHERE = (
     "COMFYFLEET_URL",
     "COMFYFLEET_WORKER_ID",
 )
-# Variable, default, meaning, and which commands read it: the settings of the original ComfyUI client.
+# Variable, default, meaning, and which commands read it: the settings of the original ComfyUI client and worker.
 COMFYUI_VARIABLES = (
     (
         "COMFYUI_BASE_URL",
-        "built-in engine",
-        "address of the ComfyUI, where no option names one; `worker` without it needs `--backend`",
+        "–",
+        "address of the ComfyUI, where no option names one. Without it, `run` and `up` use the built-in engine, `worker` needs `--backend`, "
+        "`convert` of a workflow needs `--server` or `--object-info`, and `inspect` shows only what the file tells",
         "`up`, `worker`, `run`, `convert`, `inspect`",
     ),
     (
         "COMFYUI_TIMEOUT",
         "–",
-        "limit in seconds of a whole job, from its submission to ComfyUI; without it only the limit of its workflow counts",
-        "`up`, `worker`",
+        "limit in seconds of a whole job, from its submission to ComfyUI; without it only the limit of its workflow counts; in `up` and `serve` also the limit of a job of a pipeline step that has no `timeout` (300)",
+        "`up`, `serve`, `worker`",
     ),
     (
         "COMFYUI_MAX_RETRIES",
@@ -51,14 +52,26 @@ COMFYUI_VARIABLES = (
     (
         "COMFYUI_POLL_INTERVAL",
         "5; `up` and `worker`: 2",
-        "seconds between looks at a ComfyUI whose websocket is silent; in `up` and `serve` also between checks of ended jobs of graph and pipeline runs (5)",
+        "seconds between looks at a ComfyUI whose websocket is silent; in `up` and `serve` also between checks of ended jobs of pipeline runs (5)",
         "`up`, `serve`, `worker`, `run`",
     ),
     (
         "COMFYUI_SUBMIT_INTERVAL",
         "10",
-        "seconds between checks whether graph and pipeline runs can submit jobs; `worker`, which submits each job as soon as it gets it, only checks the value",
+        "seconds between checks whether pipeline runs can submit jobs; `worker`, which submits each job as soon as it gets it, only checks the value",
         "`up`, `serve`, `worker`",
+    ),
+    (
+        "MAX_CONCURRENCY",
+        "1",
+        "another name of `COMFYFLEET_MAX_CONCURRENCY`, which counts more",
+        "`up`, `worker`",
+    ),
+    (
+        "HEARTBEAT_INTERVAL_SECONDS",
+        "30",
+        "another name of `COMFYFLEET_HEARTBEAT_SECONDS`, which counts more",
+        "`up`, `worker`",
     ),
 )
 EVERYBODY = "*"
@@ -141,7 +154,7 @@ class Settings:
     no_backend_seconds: int = 60  # a run's job that no worker can run waits so long
     offline_after_seconds: int = 90  # a worker not seen for so long is offline
     remove_worker_after_seconds: int = 600  # a worker not seen for so long is removed
-    outage_seconds: int = 60  # after a longer pause of the sweeps, all leases are extended
+    outage_seconds: int = 60  # after a longer pause of the sweeps, no lease ends for a while
     sweep_seconds: float = 5.0  # between passes of the sweeps of the queue
     reading_keep_hours: int = 24  # how long machine metrics of workers are kept; 0: for ever
     validate_asg_instance: bool = False  # workers i-… must belong to an auto-scaling group
@@ -149,8 +162,9 @@ class Settings:
     cloudwatch_namespace: str = ""  # CloudWatch namespace for fleet metrics; without it none
     cloudwatch_seconds: int = 60  # between two CloudWatch updates
     scale_target_seconds: int = 300  # within which all queued jobs should start, for WantedWorkers
-    comfyui_submit_interval: float = 10.0  # seconds between checks of graph and pipeline runs
-    comfyui_poll_interval: float = 5.0  # seconds between checks of ended jobs of runs
+    comfyui_timeout: float = 300.0  # seconds for a job of a pipeline step without a timeout
+    comfyui_submit_interval: float = 10.0  # seconds between checks of pipeline runs
+    comfyui_poll_interval: float = 5.0  # seconds between checks of ended jobs of pipeline runs
     abandoned_job_hours: int = 24  # a run's job without any report for so long fails
     pipeline_concurrent_jobs: int = 1  # jobs in flight of a run without a limit of its own
     pipeline_max_bytes: int = 50 * 1024**3  # size of all files of a run; then it is paused
@@ -170,7 +184,7 @@ class Settings:
 
     @property
     def grace_seconds(self) -> int:
-        """How much every lease is extended after an outage of the control planes."""
+        """How much every lease is extended after a long outage of the control planes."""
         return 3 * self.heartbeat_seconds
 
 

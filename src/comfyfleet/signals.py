@@ -4,16 +4,17 @@ import asyncio
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
-def on_ending_signals(act: Callable[[], object]) -> Iterator[None]:
-    """Calls `act` in the event loop at each SIGTERM and SIGINT, where signals can be handled."""
+def on_ending_signals(act: Callable[[signal.Signals], object]) -> Iterator[None]:
+    """Calls `act` with the signal in the event loop at each SIGTERM and SIGINT, where signals can be handled."""
     loop = asyncio.get_running_loop()
-    removals = [_handle(loop, number, act) for number in ENDING]
+    removals = [_handle(loop, number, partial(act, number)) for number in ENDING]
     try:
         yield
     finally:

@@ -1,6 +1,7 @@
 """Full garbage collections: of little whenever it is time, of much only once an hour."""
 
 import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -50,4 +51,41 @@ def test_creating_much_starts_no_full_collection() -> None:
     full = gc.get_stats()[2]["collections"]
     large = [[number] for number in range(1_000_000)]
     assert gc.get_stats()[2]["collections"] == full
+    assert large
+
+
+class Node:
+    """An object that can refer to itself."""
+
+    other: "Node"
+
+
+def test_cycles_are_collected_next_to_many_objects_that_stay() -> None:
+    garbage.limit_collections()
+    large = [[number] for number in range(garbage.SMALL_OBJECTS + 1)]
+    gc.collect(1)
+    garbage.collect(is_large_allowed=False)
+    node = Node()
+    node.other = node
+    cycle = weakref.ref(node)
+    gc.collect(1)  # now it is old
+    del node
+    garbage.collect(is_large_allowed=False)
+    assert cycle() is None
+    assert large
+
+
+def test_exempted_cycles_are_collected_with_the_large_heap() -> None:
+    garbage.limit_collections()
+    node = Node()
+    node.other = node
+    cycle = weakref.ref(node)
+    large = [[number] for number in range(garbage.SMALL_OBJECTS + 1)]
+    gc.collect(1)
+    garbage.collect(is_large_allowed=False)
+    del node
+    garbage.collect(is_large_allowed=False)
+    assert cycle() is not None
+    garbage.collect(is_large_allowed=True)
+    assert cycle() is None
     assert large

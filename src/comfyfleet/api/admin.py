@@ -499,6 +499,9 @@ class AdminJobFacts(Message):
     attempt: int
     properties: dict[str, Any]
     prompt_id: str | None = Field(description="By which the ComfyUI client that sent it knows it.")
+    provider_job_id: str | None = Field(
+        description="The backend's id of the completed run: ComfyUI's `prompt_id`."
+    )
     progress: Progress | None
     values: list[ShownValue]
     submitted_at: datetime
@@ -506,6 +509,13 @@ class AdminJobFacts(Message):
     completed_at: datetime | None
     dispatch: DispatchSeen | None
     why: str | None = Field(description="Why it isn't running.")
+    person_needed_after: float | None = Field(
+        default=None,
+        description="Seconds after which only a person can help; null: it needs no help.",
+    )
+    required_action: str | None = Field(
+        default=None, description="What that person must do; null: the job needs no help."
+    )
 
 
 class JobSeen(AdminJobFacts):
@@ -666,6 +676,11 @@ class FleetPrompts(Message):
     passthrough: RoutePrefixes = Field(
         default=(),
         description="Prefixes of routes that are passed on to a worker's backend, such as /api/etn.",
+    )
+    in_order: bool = Field(
+        default=True,
+        description="Whether a client's WebSocket shows its prompts one after another, in the order in which "
+        "they started, as with a single ComfyUI. If false, it shows all messages at once.",
     )
 
     @model_validator(mode="after")

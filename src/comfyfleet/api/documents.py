@@ -254,7 +254,7 @@ def did_you_mean(value: Any, known: Iterable[str]) -> str:
         return ""
     word, words = value[:60].lower(), sorted(known)
     near = get_close_matches(word, words, n=1) or [each for each in words if word in each]
-    return f"; did you mean {near[0]!r}?" if word and near else ""
+    return f"; did you mean {str(near[0])!r}?" if word and near else ""
 
 
 def _shown(value: Any) -> str:

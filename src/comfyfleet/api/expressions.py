@@ -21,6 +21,7 @@ import operator
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from comfyfleet.api.functions import (
@@ -184,13 +185,28 @@ def _space_after(text: str, position: int) -> int:
     return found.end() if found else position
 
 
+# Operators and functions of other languages, and ours.
+_MEANT = {"=>": ">=", "=<": "<=", "=": "==", "&": "AND", "!": "NOT"}
+_MEANT_FUNCTIONS = {
+    "avg": "mean",
+    "average": "mean",
+    "count": "length",
+    "exists": FILE_EXISTS,
+    "float": "number",
+    "int": "number",
+    "len": "length",
+    "size": "length",
+    "str": "text",
+}
+
+
 def _what_is_at(text: str, position: int) -> str:
     rest = text[position:]
     if rest[0] in "\"'":
         return "a text is not closed"
-    if rest[0] == "=":
-        return "a single = says nothing; write =="
-    return f"{rest[0]!r} is not understood here"
+    meant = _MEANT.get(rest[:2]) or _MEANT.get(rest[0])
+    question = f"; did you mean {meant}?" if meant else ""
+    return f"{rest[0]!r} is not understood here{question}"
 
 
 def refuse(what: str, position: int) -> NoReturn:
@@ -285,6 +301,8 @@ class _Reader:
             return self.file_exists()
         if token.kind == "name" and is_call and token.text.lower() in FUNCTIONS:
             return self.call(token, self.arguments(depth))
+        if token.kind == "name" and is_call and "." not in token.text:
+            refuse(_unknown_function(token.text), token.position)
         return self.path_or_literal(token)
 
     def arguments(self, depth: int) -> tuple[Expression, ...]:
@@ -315,8 +333,7 @@ class _Reader:
         root, *segments = token.text.split(".")
         root = ROOT if root.lower() in ("", ROOT) else root
         if self.roots is not None and root not in self.roots:
-            begins = " or ".join(f"{each}." for each in self.roots)
-            refuse(f"{token.text!r} is unknown; a field begins with {begins}", token.position)
+            refuse(_unknown_field(token.text, self.roots), token.position)
         if segments and segments[-1].lower() == EXISTS:
             return Exists(FieldPath(root, tuple(segments[:-1])))
         return FieldPath(root, tuple(segments))
@@ -375,7 +392,20 @@ class _Reader:
 
 
 def _unknown_function(name: str) -> str:
-    return f"there is no function {name!r}; there are {', '.join(sorted(FUNCTIONS))}"
+    known = sorted({*FUNCTIONS, FILE_EXISTS})
+    near = get_close_matches(name.lower(), known, n=1)
+    meant = _MEANT_FUNCTIONS.get(name.lower()) or (near[0] if near else "")
+    question = f"; did you mean {meant}?" if meant else ""
+    return f"there is no function {name!r}; there are {', '.join(known)}{question}"
+
+
+def _unknown_field(text: str, roots: Collection[str]) -> str:
+    root, dot, rest = text.partition(".")
+    near = get_close_matches(root.lower(), roots, n=1)
+    if near:
+        return f"{text!r} is unknown; did you mean {near[0] + dot + rest!r}?"
+    begins = " or ".join(f"{each}." for each in roots)
+    return f"{text!r} is unknown; a field begins with {begins}"
 
 
 # Values

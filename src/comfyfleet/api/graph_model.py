@@ -486,12 +486,15 @@ def list_of(item: PortType) -> PortType:
     return PortType(f"{item.name}[]", item=item)
 
 
+CHUNK = "chunk"  # the type of what a fan-out in chunks gives
+
+
 def _object(name: str, **fields: PortType) -> PortType:
     return PortType(name, fields=tuple(fields.items()))
 
 
 def chunk_of(items: PortType) -> PortType:
-    return _object("chunk", items=items)
+    return _object(CHUNK, items=items)
 
 
 RESULT = _object(

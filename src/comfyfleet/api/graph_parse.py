@@ -1,7 +1,8 @@
 """Parses documents to graphs, reporting every problem at once, and writes graphs as documents."""
 
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from comfyfleet.api.documents import FieldReader, did_you_mean, read_document
@@ -14,6 +15,7 @@ from comfyfleet.api.expressions import (
     parse_expression,
 )
 from comfyfleet.api.graph_model import (
+    ANY,
     DEFAULT_LIMITS,
     DEFAULT_PORT,
     OUTPUT_PORT,
@@ -45,7 +47,10 @@ from comfyfleet.api.graph_model import (
     SwitchNode,
     ValueNode,
     WorkflowNode,
+    inputs_of,
     kind_of,
+    outputs_of,
+    told_names,
     type_named,
 )
 from comfyfleet.api.graph_spellings import CONFIG, with_our_spelling
@@ -55,6 +60,7 @@ from comfyfleet.errors import FleetError, LimitExceeded
 NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 AFFINITY = re.compile(r"worker:[^\s:]\S{0,199}|fleet:[a-z0-9_-]+/[a-z0-9_-]+")
 FROM, LATEST = "from", "latest"
+ENDS_CHARACTERS_MAX = 80  # of an end of a connection in an error
 TOKENS_MAX = 2**53
 EXPRESSION_CHARACTERS_MAX = 200_000  # of all templates and conditions of a graph
 PLACE_MAX = 1_000_000  # pixels, either way
@@ -184,7 +190,7 @@ class _Parser:
         if not isinstance(entry, dict) or set(entry) != {"from", "to"}:
             message = (
                 f"a connection must be an object with from and to, not {entry!r:.80}; did you mean "
-                '{"from": "node.port", "to": "node.port"}?'
+                f"{_connection_meant(entry)}?"
             )
             self.problems.append(DocumentProblem("invalid_connection", message))
             return
@@ -197,8 +203,16 @@ class _Parser:
             self.connections.append(GraphConnection(source, target))
 
     def unreadable(self, end: str, value: Any, wanted: str) -> None:
-        message = f"{end} must be written {wanted}, not {value!r:.80}"
+        message = f"{end} must be written {wanted}, not {value!r:.80}{self.offered(end, value)}"
         self.problems.append(DocumentProblem("invalid_connection", message))
+
+    def offered(self, end: str, node_id: Any) -> str:
+        """Lists the ports of a node that a connection names without its port."""
+        node = self.nodes.get(node_id) if isinstance(node_id, str) else None
+        if node is None:
+            return ""
+        ports = outputs_of(node, ANY) if end == FROM else inputs_of(node)
+        return f"; {node_id} has {told_names(ports)}" if ports else ""
 
     def input(self, node_id: str, fields: FieldReader) -> Node:
         value_type = fields.text("value_type") or "any"
@@ -513,8 +527,40 @@ def _is_place(value: Any) -> bool:
     )
 
 
+EXAMPLE_CONNECTION = {"from": "node.port", "to": "node.port"}
+# How other tools name the ends of a connection, and their ports.
+OTHER_ENDS = {
+    "from": (("source", "source_node", "source_id"), ("source_port", "sourceHandle")),
+    "to": (("target", "target_node", "target_id"), ("target_port", "targetHandle")),
+}
+
+
+def _connection_meant(entry: Any) -> str:
+    """Returns a connection of another form as ours, or an example."""
+    values = entry if isinstance(entry, dict) else {}
+    ends = {end: _end_meant(values, *names) for end, names in OTHER_ENDS.items()}
+    return json.dumps(ends if all(ends.values()) else EXAMPLE_CONNECTION)
+
+
+def _end_meant(values: Mapping[str, Any], nodes: Collection[str], ports: Collection[str]) -> str:
+    """Returns an end of a connection as `node.port`, or the node alone; an empty text if there is none."""
+    node, port = (
+        next((value for name in names if isinstance(value := values.get(name), str)), "")
+        for names in (nodes, ports)
+    )
+    return f"{node}.{port}"[:ENDS_CHARACTERS_MAX].rstrip(".") if node else ""
+
+
 def read_work(fields: FieldReader) -> tuple[str, str | None]:
     """Reads the workflow or the effect that a node names: one of the two."""
+    if isinstance(fields.take("workflow"), dict):
+        message = (
+            "workflow must be the name of a registered workflow, not a workflow itself; "
+            "register it first: comfyfleet admin workflows register NAME FILE"
+        )
+        fields.report("invalid_field", message, "workflow")
+        fields.take("effect")
+        return "", None
     workflow, effect = fields.text("workflow"), fields.text("effect")
     if workflow and effect:
         fields.report("invalid_field", "name an effect or a workflow, not both", "effect")

@@ -36,13 +36,103 @@ CHOICES = ("fallback_strategy", "mode", "on_deadline")
 AFFINITY = "backend_affinity"
 WORKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 DEPTH_MAX = 50
+CONNECTIONS, ENDS = "connections", ("from", "to")
+# The port of nodes that have only one, or one that takes the user's media.
+SOURCES = {"input": "value", "workflow": "output", "merge": "output"}
+TARGETS = {
+    "workflow": "input",
+    "condition": "input",
+    "switch": "input",
+    "approve": "input",
+    "output": "value",
+}
 
 
 def with_our_spelling(document: Any) -> Any:
     """Returns a graph document in our spelling; anything else is returned unchanged."""
     if not isinstance(document, dict) or not isinstance(document.get("nodes"), list):
         return document
-    return {**document, "nodes": [_node(entry, DEPTH_MAX) for entry in document["nodes"]]}
+    nodes = [_node(entry, DEPTH_MAX) for entry in document["nodes"]]
+    return _with_ports(_with_layout({**document, "nodes": nodes}))
+
+
+def _with_layout(document: dict[str, Any]) -> dict[str, Any]:
+    """Moves `position` of nodes to the document's layout."""
+    layout = document.get("layout", {})
+    if not isinstance(layout, dict):
+        return document
+    places = {
+        node["id"]: place
+        for node in document["nodes"]
+        if isinstance(node, dict) and isinstance(node.get("id"), str) and node["id"] not in layout
+        if (place := _place(node.get("position"))) is not None
+    }
+    if not places:
+        return document
+    nodes = [_without_position(node, places) for node in document["nodes"]]
+    return {**document, "nodes": nodes, "layout": {**layout, **places}}
+
+
+def _without_position(node: Any, places: Mapping[str, Any]) -> Any:
+    if not isinstance(node, dict) or node.get("id") not in places:
+        return node
+    return {name: value for name, value in node.items() if name != "position"}
+
+
+def _place(value: Any) -> list[Any] | None:
+    """Reads `{x, y}` or `[x, y]`; None for anything else."""
+    if isinstance(value, dict) and value.keys() == {"x", "y"}:
+        return [value["x"], value["y"]]
+    return value if isinstance(value, list) and len(value) == 2 else None
+
+
+def _with_ports(document: dict[str, Any]) -> dict[str, Any]:
+    """Completes connections that name a node without its port, where the node has one only."""
+    if "edges" in document and "connections" not in document:
+        document = {CONNECTIONS if name == "edges" else name: document[name] for name in document}
+    connections = document.get(CONNECTIONS)
+    if not isinstance(connections, list):
+        return document
+    nodes = {
+        node["id"]: node
+        for node in document["nodes"]
+        if isinstance(node, dict) and isinstance(node.get("id"), str)
+    }
+    used = {entry.get("to") for entry in connections if _is_connection(entry)}
+    return {**document, CONNECTIONS: [_connection(entry, nodes, used) for entry in connections]}
+
+
+def _is_connection(entry: Any) -> bool:
+    return isinstance(entry, dict) and all(isinstance(entry.get(end), str) for end in ENDS)
+
+
+def _connection(entry: Any, nodes: Mapping[str, Any], used: set[Any]) -> Any:
+    if not _is_connection(entry):
+        return entry
+    target = _target(entry["to"], nodes, used)
+    used.add(target)
+    return {**entry, "from": _source(entry["from"], nodes), "to": target}
+
+
+def _source(text: str, nodes: Mapping[str, Any]) -> str:
+    node_id, _, port = text.partition(".")
+    node = nodes.get(node_id, {})
+    if not port and text in nodes and node.get("type") in SOURCES:
+        return f"{text}.{SOURCES[node['type']]}"
+    if port == "images" and node.get("type") == "merge" and node.get("mode") == "concat_images":
+        return f"{node_id}.output"
+    return text
+
+
+def _target(text: str, nodes: Mapping[str, Any], used: set[Any]) -> str:
+    node = nodes.get(text, {})
+    kind = node.get("type")
+    if kind == "merge":
+        numbers = range(len(used) + 1)
+        return next(port for n in numbers if (port := f"{text}.input_{n}") not in used)
+    if kind == "fanout":
+        return f"{text}.{'items' if node.get('mode') == 'distribute' else 'input'}"
+    return f"{text}.{TARGETS[kind]}" if kind in TARGETS else text
 
 
 def _node(entry: Any, depth: int) -> Any:
@@ -74,15 +164,18 @@ def _value(name: str, value: Any) -> Any:
         return value
     if name in CHOICES and value.isupper():
         return value.lower()
-    if name == AFFINITY and WORKER_ID.fullmatch(value):
-        return f"worker:{value}"
-    return value
+    return full_backend_name(value) if name == AFFINITY else value
+
+
+def full_backend_name(name: str) -> str:
+    """Returns `worker:ID` for the bare id of a worker; any other name is returned unchanged."""
+    return f"worker:{name}" if WORKER_ID.fullmatch(name) else name
 
 
 def _body(value: dict[str, Any], depth: int) -> Any:
     """Converts what a map or a loop runs: nodes, or the fields of one node without its type."""
     if isinstance(value.get("nodes"), list):
-        return {**value, "nodes": [_node(entry, depth) for entry in value["nodes"]]}
+        return _with_ports({**value, "nodes": [_node(entry, depth) for entry in value["nodes"]]})
     kind = "graph" if "graph" in value else "workflow"
     node = _node({**value, "type": kind}, depth)
     return {name: each for name, each in node.items() if name != "type"}

@@ -11,6 +11,14 @@ from pydantic import Field
 from comfyfleet.api.values import OPEN_ENUM, Message, Page, Response
 
 
+class RunErrorCode(StrEnum):
+    """Errors after which only a person can help."""
+
+    NO_TOKENS = "no_tokens"
+    NO_BACKEND = "no_backend"
+    WITHDRAWN = "withdrawn"
+
+
 class GraphRunStatus(StrEnum):
     PENDING = "pending"
     RUNNING = "running"
@@ -241,6 +249,9 @@ class ErrorSeen(Response):
     alternatives: tuple[str, ...] = Field(
         default=(), description="For one that is bound to a backend."
     )
+    code: Annotated[RunErrorCode, OPEN_ENUM] | None = Field(
+        default=None, description="Of an error that no retry solves; null for all others."
+    )
     action: str | None = Field(
         default=None,
         description="What a person must do before a new run can succeed; null where that isn't known.",
@@ -324,6 +335,9 @@ class GraphRunSummary(Response):
     created_at: datetime
     ended_at: datetime | None = None
     rerun_of: UUID | None = Field(default=None, description="The run whose results it has taken.")
+    paused_at: datetime | None = Field(
+        default=None, description="It starts no jobs until it is resumed; null: it isn't paused."
+    )
 
 
 class GraphRunSummaries(Page):
@@ -357,6 +371,9 @@ class GraphRunAnswer(Response):
         default=None, description="By output node; files with fresh URLs."
     )
     error: ErrorSeen | None = None
+    paused_at: datetime | None = Field(
+        default=None, description="It starts no jobs until it is resumed; null: it isn't paused."
+    )
     questions: tuple[QuestionSeen, ...] = ()
     progress: ProgressSeen = ProgressSeen()
     nodes: tuple[NodeSeen, ...] = ()
@@ -406,6 +423,7 @@ class GraphEvent(ProgressSeen):
     nodes: tuple[NodeSeen, ...] = ()
     questions: tuple[QuestionSeen, ...] = ()
     error: str | None = None
+    paused_at: datetime | None = None
 
     @property
     def ends_run(self) -> bool:

@@ -131,6 +131,11 @@ class Output(Response):
 
     name: str
     filename: str = Field(examples=["made_00001_.png"])
+    download_name: str | None = Field(
+        default=None,
+        description="The name under which a browser saves it, after what went in and the effect; null: `filename`.",
+        examples=["cat-soften.png"],
+    )
     content_type: str = Field(default="application/octet-stream", examples=["image/png"])
     size: int | None = Field(default=None, description="In bytes.", examples=[512_000])
     url: str = Field(description="Valid for 15 minutes; repeat the call for a new one.")
@@ -174,7 +179,7 @@ class JobAnswer(JobSummary):
     )
     estimated_seconds_left: float | None = Field(
         default=None,
-        description="From the effect's history, without the wait in the queue.",
+        description="From the effect's history, without the wait in the queue; null: unknown, also once a run takes longer than usual.",
         examples=[8.5],
     )
     outputs: tuple[Output, ...] = ()
@@ -219,6 +224,9 @@ class JobWaitAnswer(Response):
     person_needed_after: float | None = Field(
         default=None,
         description="Seconds after which only a person can help, because no worker can run the job; null: it needs no help.",
+    )
+    required_action: str | None = Field(
+        default=None, description="What that person must do; null: the job needs no help."
     )
 
 
@@ -270,7 +278,8 @@ class FollowedJob(Response):
         description="Percent by the effect's history, until there is a real one; null: unknown.",
     )
     seconds_left: float | None = Field(
-        default=None, description="By the effect's history, without the wait in the queue."
+        default=None,
+        description="By the effect's history, without the wait in the queue; null: unknown, also once a run takes longer than usual.",
     )
     node: str | None = Field(default=None, description="The node that runs now.")
     node_title: str | None = Field(default=None, examples=["Sampler"])

@@ -54,8 +54,18 @@ class UploadState(Response):
     expires_at: datetime = Field(description="When the URLs expire; repeat the call for new ones.")
 
 
+class UploadedFile(Response):
+    """A file as it was announced."""
+
+    id: UUID
+    filename: str
+    content_type: str
+    size: int
+
+
 class Upload(Response):
     file_id: UUID = Field(description="Link it with POST /api/videos after the upload.")
+    file: UploadedFile | None = None
     upload: UploadSlot = Field(description="For the whole file at once.")
     parts: tuple[UploadPart, ...] = Field(
         default=(),
@@ -109,7 +119,7 @@ class Video(VideoSummary):
 
     estimated_seconds_left: float | None = Field(
         default=None,
-        description="From the effect's history, without the wait in the queue.",
+        description="From the effect's history, without the wait in the queue; null: unknown, also once a run takes longer than usual.",
         examples=[8.5],
     )
     results: tuple[MediaResult, ...] = Field(

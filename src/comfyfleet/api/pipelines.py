@@ -212,6 +212,9 @@ class CandidateAnswer(Response):
     )
     properties: dict[str, Any] = Field(default_factory=dict, description="What it was made with.")
     job_id: UUID | None = None
+    provider_job_id: str | None = Field(
+        default=None, description="The backend's id of the run: ComfyUI's `prompt_id`."
+    )
     output_index: int = 0
     path: str = Field(default="", description="Its name in listings and exports.")
     content_type: str = ""

@@ -16,7 +16,8 @@ ROUTE_BYTES_MAX = 10 * 1000**2
 TARGET_CHARACTERS_MAX = 8_192
 HEADER_CHARACTERS_MAX = 1_000
 REASON_CHARACTERS_MAX = 500
-METHODS = ("GET", "HEAD", "POST", "PUT")
+METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
+READING = frozenset({"GET", "HEAD"})  # the others may change something on a backend
 # Neither keys and cookies, nor what is between two machines only.
 REQUEST_HEADERS = ("accept", "accept-language", "content-type", "range", "if-none-match")
 RESPONSE_HEADERS = ("content-type", "content-range", "accept-ranges", "etag", "last-modified")
@@ -55,7 +56,7 @@ class RouteCall(Message):
     """A call to send to the backend once. `target`: its path and query."""
 
     id: UUID
-    method: Literal["GET", "HEAD", "POST", "PUT"]
+    method: Literal["GET", "HEAD", "POST", "PUT", "DELETE"]
     target: str = Field(max_length=TARGET_CHARACTERS_MAX)
     headers: RouteHeaders = Field(default_factory=dict)
     body: Body = b""

@@ -3,8 +3,8 @@ store. Pure."""
 
 import json
 import math
-import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
@@ -22,6 +22,9 @@ ROW_ID_MAX = 2**63 - 1
 # A number that a database can keep: of a row, or of bytes.
 RowId: TypeAlias = Annotated[int, Field(ge=0, le=ROW_ID_MAX)]
 WANTED_MAX = 500
+# A name in reports of workers: a node type, an input, a model file or a workflow.
+Name: TypeAlias = Annotated[str, Field(max_length=1_000)]
+PATH_CHARACTERS_MAX = 4_096  # of a path on a worker's machine
 
 
 class Message(BaseModel):
@@ -91,17 +94,22 @@ class OutputSlot(Message):
 
 class WantedOutput(Message):
     name: str = Field(min_length=1, max_length=NAME_CHARACTERS_MAX)
-    content_type: str = "application/octet-stream"
+    content_type: Name = "application/octet-stream"
+
+
+# The files that a final report may contain, all together.
+INLINE_BYTES_MAX = 512 * 1024
+INLINE_CHARACTERS_MAX = (INLINE_BYTES_MAX + 2) // 3 * 4
 
 
 class DeliveredOutput(Message):
     name: str = Field(min_length=1, max_length=NAME_CHARACTERS_MAX)
     size: RowId
-    content_type: str = "application/octet-stream"
-    content_hash: str | None = None
-    filename: str | None = None  # as the backend named it
-    node_id: str | None = None
-    kind: str | None = None  # images, gifs, audio … as the node sorted it
+    content_type: Name = "application/octet-stream"
+    content_hash: Name | None = None
+    filename: Name | None = None  # as the backend named it
+    node_id: Name | None = None
+    kind: Name | None = None  # images, gifs, audio … as the node sorted it
     width: int | None = Field(default=None, ge=0)  # of a picture
     height: int | None = Field(default=None, ge=0)
     is_stripped: bool = (
@@ -109,13 +117,18 @@ class DeliveredOutput(Message):
     )
     lost_manifest: bool = False  # a C2PA manifest was removed with the prompt
     # Where the backend has it; told with a job that `records_run`. Inside the job's own folder.
-    folder: str | None = None  # output or temp
-    subfolder: str | None = None
+    folder: Name | None = None  # output or temp
+    subfolder: str | None = Field(default=None, max_length=PATH_CHARACTERS_MAX)
+    # The file itself in base64, instead of an upload; see `inline_bytes_max` of the job.
+    content: str | None = Field(default=None, max_length=INLINE_CHARACTERS_MAX)
+
+
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def is_plain_line(text: str) -> bool:
     """Checks that a text has no control characters, such as line breaks."""
-    return all(unicodedata.category(each) != "Cc" for each in text)
+    return _CONTROL_CHARACTER.search(text) is None
 
 
 def problem_with_text(text: str) -> str | None:
@@ -174,6 +187,17 @@ def _storable(text: str) -> str:
     if is_storable(text):
         return text
     return text.encode(errors="replace").decode().replace("\0", _UNKNOWN_CHARACTER)
+
+
+def at_most(count: int) -> Callable[[Any], Any]:
+    """Returns a validator that refuses larger collections before their items are validated."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, Sized) and len(value) > count:
+            raise ValueError(f"has more than {count:,} items")
+        return value
+
+    return check
 
 
 def size_of(value: Any) -> int:

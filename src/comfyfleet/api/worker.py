@@ -2,14 +2,17 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 from uuid import UUID, uuid5
 
+from blake3 import blake3
 from pydantic import (
     AliasChoices,
     BeforeValidator,
+    ConfigDict,
     Field,
     ValidationError,
     ValidatorFunctionWrapHandler,
@@ -17,6 +20,7 @@ from pydantic import (
     field_validator,
 )
 
+from comfyfleet.api.sizes import count_values
 from comfyfleet.api.values import (
     VALUES_BYTES_MAX,
     VALUES_MAX,
@@ -24,10 +28,12 @@ from comfyfleet.api.values import (
     Asset,
     DeliveredOutput,
     Message,
+    Name,
     OutputSlot,
     RowId,
     ShownValue,
     WantedOutput,
+    at_most,
     size_of,
 )
 
@@ -37,17 +43,31 @@ CONCURRENCY_MAX = 64
 HELD_MAX = 2 * CONCURRENCY_MAX
 LOAD_MAX = 1000
 LACKING_MAX = 100
+SLUGS_MAX = 1_000
+NODE_TYPES_MAX = 20_000
+MODEL_INPUTS_MAX = 20_000
+MODELS_LOADED_MAX = 1_000
 OBJECT_INFO_BYTES_MAX = 64 * 1024**2
 WorkerId: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,199}$")]
 FILLED_IN_MAX = 500
+PROVIDERS_MAX, CAPABILITIES_MAX = 10, 1_000
 RUN_EVENTS_MAX = 5_000
 # A message of ComfyUI's protocol: its type and its data.
 RunEvent: TypeAlias = tuple[str, dict[str, Any]]
-RunEvents: TypeAlias = Annotated[tuple[RunEvent, ...], Field(max_length=RUN_EVENTS_MAX)]
+RunEvents: TypeAlias = Annotated[
+    tuple[RunEvent, ...], Field(fail_fast=True), Field(max_length=RUN_EVENTS_MAX)
+]
 # Distinct for each report of a lease, and the same when a report is repeated.
 ReportNumber: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
-FilledIn: TypeAlias = Annotated[dict[str, dict[str, Any]], Field(max_length=FILLED_IN_MAX)]
+FilledIn: TypeAlias = Annotated[
+    dict[str, dict[str, Any]],
+    BeforeValidator(at_most(FILLED_IN_MAX)),
+    Field(max_length=FILLED_IN_MAX),
+]
 Provider: TypeAlias = Literal["self_hosted", "cloud"]
+Providers: TypeAlias = Annotated[
+    tuple[Provider, ...], Field(fail_fast=True), Field(min_length=1, max_length=PROVIDERS_MAX)
+]
 # Why a worker's backend can't take jobs: it doesn't answer; its prompt thread is stuck; its GPU is in an
 # error state; it refuses our account; the worker's disk is full.
 BackendProblem: TypeAlias = Literal["down", "hung", "poisoned", "closed", "disk_full"]
@@ -71,6 +91,8 @@ REASONS = frozenset(get_args(RequeueReason))
 # Stands for any other reason.
 OTHER_REASON = "other"
 REASON_CHARACTERS_MAX = 500
+# Longer ones are truncated, so that a lease is returned all the same.
+DETAIL_CHARACTERS_MAX = 50_000
 
 
 def _names(value: Any) -> Any:
@@ -80,13 +102,18 @@ def _names(value: Any) -> Any:
     return value
 
 
-Capabilities: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_names)]
+Capabilities: TypeAlias = Annotated[
+    tuple[str, ...],
+    Field(fail_fast=True),
+    Field(max_length=CAPABILITIES_MAX),
+    BeforeValidator(_names),
+]
 
 
 class Reading(Message):
     """The machine's state at one moment; values that can't be read are None."""
 
-    gpu_name: str | None = None
+    gpu_name: Name | None = None
     gpu_load_percent: float | None = None
     gpu_memory_used_bytes: RowId | None = None
     gpu_memory_total_bytes: RowId | None = None
@@ -99,28 +126,73 @@ class Reading(Message):
     comfyui_restarts: RowId | None = None
 
 
+class PackageVersion(Message):
+    name: Name
+    installed: Name | None = None
+    required: Name | None = None
+
+
+class BackendSystem(Message):
+    """The `system` of a ComfyUI's `/system_stats`, without values that change while it runs.
+
+    The names are ComfyUI's.
+    """
+
+    os: Name = ""
+    ram_total: RowId | None = None
+    required_frontend_version: Name | None = None
+    installed_templates_version: Name | None = None
+    required_templates_version: Name | None = None
+    comfy_package_versions: Annotated[tuple[PackageVersion, ...], Field(max_length=100)] = ()
+    python_version: Name = ""
+    pytorch_version: Name = ""
+    embedded_python: bool = False
+    deploy_environment: Name = ""
+
+
 class BackendFacts(Message):
     """A backend's version, GPU, node types and models."""
 
-    kind: str = ""  # ComfyUI, Comfy Cloud, comfyfleet engine
-    version: str = ""
-    gpu: str | None = None
+    kind: Name = ""  # ComfyUI, Comfy Cloud, comfyfleet engine
+    version: Name = ""
+    system: BackendSystem | None = None  # None if the backend doesn't report it
+    gpu: Name | None = None
     gpu_memory_bytes: RowId | None = None
-    node_types: tuple[str, ...] = ()
-    # input "CheckpointLoaderSimple.ckpt_name" → the files it offers
-    model_files: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    node_types: Annotated[tuple[Name, ...], Field(fail_fast=True)] = Field(
+        default=(), max_length=NODE_TYPES_MAX
+    )
+    # input "CheckpointLoaderSimple.ckpt_name" → the files it offers; the body limits the files
+    model_files: Annotated[
+        dict[Name, Annotated[tuple[Name, ...], Field(fail_fast=True)]],
+        BeforeValidator(at_most(MODEL_INPUTS_MAX)),
+    ] = Field(default_factory=dict, max_length=MODEL_INPUTS_MAX)
     object_info_hash: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     object_info_size: int | None = Field(default=None, ge=1, le=OBJECT_INFO_BYTES_MAX)
 
 
+def object_info_hash(object_info: Mapping[str, Any]) -> str:
+    """Returns the hash under which a worker reports an object_info and the control plane stores it.
+
+    Node types are hashed in alphabetical order, because equal machines may load their node packs in
+    different orders. The order of inputs is part of the hash: clients assign values by it.
+    """
+    hasher = blake3()
+    for name in sorted(object_info):
+        entry = json.dumps([name, object_info[name]], separators=(",", ":"))
+        hasher.update(entry.encode())
+    return hasher.hexdigest()
+
+
 class Register(Message):
     worker_id: WorkerId
-    fleet_slug: str | None = None  # the secret tells, if it is that of one fleet only
-    stage: str = "production"
+    fleet_slug: Name | None = None  # the secret tells, if it is that of one fleet only
+    stage: Name = "production"
     max_concurrency: int = Field(default=1, ge=1, le=CONCURRENCY_MAX)
     capabilities: Capabilities = ()
-    workflow_slugs: tuple[str, ...] | None = Field(default=None, min_length=1)
-    providers: tuple[Provider, ...] = Field(default=("self_hosted",), min_length=1)
+    workflow_slugs: Annotated[tuple[Name, ...], Field(fail_fast=True)] | None = Field(
+        default=None, min_length=1, max_length=SLUGS_MAX
+    )
+    providers: Providers = ("self_hosted",)
     protocol_version: int = Field(default=PROTOCOL_VERSION, ge=1, le=2**31 - 1)
     backend: BackendFacts | None = None
 
@@ -145,11 +217,16 @@ class Poll(Message):
     capabilities: Capabilities | None = None
     current_load: int = Field(default=0, ge=0, le=LOAD_MAX)
     max_concurrency: int = Field(default=1, ge=1, le=CONCURRENCY_MAX)
-    providers: tuple[Provider, ...] = Field(default=("self_hosted",), min_length=1)
+    providers: Providers = ("self_hosted",)
     wait_seconds: float = Field(default=0, ge=0, le=WAIT_SECONDS_MAX)
-    held: tuple[HeldLease, ...] | None = Field(default=None, max_length=HELD_MAX)
-    models_loaded: tuple[str, ...] | None = None  # heavy models, most recently used first
-    model_set: str | None = None
+    held: Annotated[tuple[HeldLease, ...], Field(fail_fast=True)] | None = Field(
+        default=None, max_length=HELD_MAX
+    )
+    # Heavy models, most recently used first.
+    models_loaded: Annotated[tuple[Name, ...], Field(fail_fast=True)] | None = Field(
+        default=None, max_length=MODELS_LOADED_MAX
+    )
+    model_set: Name | None = None
     reading: Reading | None = None
     backend: BackendFacts | None = None  # when it has changed since register
     is_brief: bool = False  # the job's fields that repeat others may be left out
@@ -169,6 +246,7 @@ class Job(Message):
     lease_seconds: int
     provider: Provider
     workflow_slug: str
+    tenant_id: UUID | None = None  # inputs of one tenant may stay on the backend for its next job
     prompt: dict[str, Any]
     output_node_id: str | None = None
     assets: tuple[Asset, ...] = ()
@@ -176,6 +254,10 @@ class Job(Message):
     run_limit_seconds: int = 3600
     max_output_bytes: int = 4 * 1024**3
     extra_data: dict[str, Any] = Field(default_factory=dict)
+    # The caller's keys for paid services, which go to the backend in extra_data. Workers never write
+    # them to a disk or a log.
+    secrets: dict[str, str] = Field(default_factory=dict, repr=False)
+    has_secrets: bool = False
     model_key: str | None = None
     model_set: str | None = None
     strip_metadata: bool = False  # outputs are delivered without the prompt and workflow in them
@@ -187,6 +269,8 @@ class Job(Message):
     # Files of a node are delivered when it has ended, and told with its messages. If false, all that a run
     # makes is told with its end.
     live_outputs: bool = False
+    # Small outputs may be sent in the final report, as long as all of them together are not larger.
+    inline_bytes_max: int = 0
     # The control plane recognizes repeated reports by their `report` number, and takes `unheard` ones.
     numbers_reports: bool = False
     # The same once more, unless the poll `is_brief`: the user's media, where the first output is PUT,
@@ -210,7 +294,7 @@ def with_placeholders(job: Job) -> Job:
     if all(asset.placeholder for asset in job.assets):
         return job
     prompt, assets = dict(job.prompt), []
-    text = json.dumps(job.prompt, ensure_ascii=False)
+    found = Counter(PLACEHOLDER.findall(json.dumps(job.prompt, ensure_ascii=False)))
     for asset in job.assets:
         place = None if asset.placeholder else find_input(prompt, asset.binding or "")
         if place is None:
@@ -219,22 +303,28 @@ def with_placeholders(job: Job) -> Job:
         node_id, name = place
         node = prompt[node_id]
         mark = node["inputs"].get(name)
-        if not _is_own_placeholder(mark, text):
-            mark = _new_placeholder(job, asset.name, text)
+        if not _is_own_placeholder(mark, found):
+            mark = _new_placeholder(job, asset.name, found)
         prompt[node_id] = {**node, "inputs": {**node["inputs"], name: mark}}
         assets.append(asset.model_copy(update={"placeholder": mark}))
     return job.model_copy(update={"prompt": prompt, "assets": tuple(assets)})
 
 
-def _new_placeholder(job: Job, name: str, text: str) -> str:
+def _new_placeholder(job: Job, name: str, found: Mapping[str, int]) -> str:
     plain = f"{{{{{name}}}}}"
-    return f"{{{{{uuid5(job.lease_token, name).hex}}}}}" if plain in text else plain
+    if PLACEHOLDER.fullmatch(plain) and _as_json(plain) not in found:
+        return plain
+    return f"{{{{{uuid5(job.lease_token, name).hex}}}}}"
 
 
-def _is_own_placeholder(value: Any, text: str) -> bool:
+def _is_own_placeholder(value: Any, found: Mapping[str, int]) -> bool:
     if not isinstance(value, str) or not PLACEHOLDER.fullmatch(value):
         return False
-    return text.count(json.dumps(value, ensure_ascii=False)[1:-1]) == 1
+    return found.get(_as_json(value)) == 1
+
+
+def _as_json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def find_input(prompt: Mapping[str, Any], binding: str) -> tuple[str, str] | None:
@@ -267,6 +357,34 @@ def with_plain_fields(job: Job) -> Job:
     return job.model_copy(update=plain)
 
 
+FACTS_TOKENS_MAX = 32
+FactsToken: TypeAlias = Annotated[str, Field(max_length=64)]
+
+
+class FactsWanted(Message):
+    """Asks a worker to read its backend's node types and models, and to report by /facts.
+
+    The tokens of the requests that came before the reading began are reported with it. An urgent
+    request follows a call that may have changed the backend.
+    """
+
+    tokens: Annotated[tuple[FactsToken, ...], Field(max_length=FACTS_TOKENS_MAX)]
+    is_urgent: bool = False
+
+
+class FactsReport(Message):
+    """What the backend has, if that has changed."""
+
+    worker_id: WorkerId
+    tokens: Annotated[tuple[FactsToken, ...], Field(max_length=FACTS_TOKENS_MAX)]
+    backend: BackendFacts | None = None
+
+
+class FactsReported(Message):
+    # Where the worker may PUT its backend's object_info. It reports again when that is done.
+    object_info_upload: OutputSlot | None = None
+
+
 class Polled(Message):
     job: Job | None = None
     reason: str | None = None
@@ -274,6 +392,7 @@ class Polled(Message):
     # Where the worker may PUT its backend's object_info, if it differs from the fleet's.
     object_info_upload: OutputSlot | None = None
     new_token: str | None = None  # the worker's new key: to be used from now on
+    facts_wanted: FactsWanted | None = None
 
 
 PREVIEW_CHARACTERS_MAX = 700_000
@@ -332,8 +451,12 @@ class Heartbeat(Message):
     lease_token: UUID
     started: bool = False
     progress: Progress | None = None
-    want_outputs: tuple[WantedOutput, ...] = Field(default=(), max_length=WANTED_MAX)
-    want_assets: tuple[str, ...] = Field(default=(), max_length=WANTED_MAX)
+    want_outputs: Annotated[tuple[WantedOutput, ...], Field(fail_fast=True)] = Field(
+        default=(), max_length=WANTED_MAX
+    )
+    want_assets: Annotated[tuple[Name, ...], Field(fail_fast=True)] = Field(
+        default=(), max_length=WANTED_MAX
+    )
     reading: Reading | None = None
     # Held back for so long unless there is an order: a prefetched job is asked back at once.
     wait_seconds: float = Field(default=0, ge=0, le=WAIT_SECONDS_MAX)
@@ -342,7 +465,9 @@ class Heartbeat(Message):
     # Of a job that `records_run`: messages since the last heartbeat. With `live_outputs` also those that name
     # files, which are in `outputs`; else those come with the last report.
     events: RunEvents = ()
-    outputs: tuple[DeliveredOutput, ...] = Field(default=(), max_length=WANTED_MAX)
+    outputs: Annotated[tuple[DeliveredOutput, ...], Field(fail_fast=True)] = Field(
+        default=(), max_length=WANTED_MAX
+    )
     report: ReportNumber | None = (
         None  # repeated with the same events and outputs until it is answered
     )
@@ -359,11 +484,13 @@ class HeartbeatAnswer(Message):
     outputs: tuple[OutputSlot, ...] = ()
     assets: tuple[Asset, ...] = ()
     new_token: str | None = None  # the worker's new key: to be used from now on
+    facts_wanted: FactsWanted | None = None
 
     @property
     def is_without_orders(self) -> bool:
         is_stopped = self.cancelled or self.interrupt or self.recall
         is_ordered = is_stopped or self.drain or self.new_token is not None
+        is_ordered = is_ordered or self.facts_wanted is not None
         return not (is_ordered or self.outputs or self.assets)
 
 
@@ -376,17 +503,25 @@ def _poll_or_none(value: Any, parsed: ValidatorFunctionWrapHandler) -> Poll | No
     return poll
 
 
+def _too_many_values() -> ValueError:
+    return ValueError(f"the values are more than {VALUES_BYTES_MAX:,} bytes of JSON")
+
+
 class Complete(Message):
     dispatch_id: RowId
     lease_token: UUID
-    provider_job_id: str | None = None
-    outputs: tuple[DeliveredOutput, ...] = Field(default=(), max_length=WANTED_MAX)
+    provider_job_id: Name | None = None
+    outputs: Annotated[tuple[DeliveredOutput, ...], Field(fail_fast=True)] = Field(
+        default=(), max_length=WANTED_MAX
+    )
     execution_seconds: float | None = Field(default=None, ge=0)
     # Whether the backend had to switch to the job's heavy model; none: not known.
     model_change: ModelChange | None = None
     filled_in: FilledIn | None = None  # if no heartbeat has told it
     # What nodes showed as text, number, boolean or JSON; the output node's first.
-    values: tuple[ShownValue, ...] = Field(default=(), max_length=VALUES_MAX)
+    values: Annotated[tuple[ShownValue, ...], Field(fail_fast=True)] = Field(
+        default=(), max_length=VALUES_MAX
+    )
     # Of a job that `records_run`: the messages that no heartbeat has told, in order; and the run's
     # entry in the backend's history, without its prompt.
     events: RunEvents = ()
@@ -397,42 +532,72 @@ class Complete(Message):
     # What the worker would say to /poll next, with `held` as it is when this lease has ended.
     poll: Annotated[Poll | None, WrapValidator(_poll_or_none)] = None
 
+    @field_validator("values", mode="before")
+    @classmethod
+    def _countable(cls, values: Any) -> Any:
+        # More surely have more bytes: each has two at least.
+        if count_values(values, most=VALUES_BYTES_MAX) > VALUES_BYTES_MAX // 2 + VALUES_MAX:
+            raise _too_many_values()
+        return values
+
     @field_validator("values")
     @classmethod
     def _bounded(cls, values: tuple[ShownValue, ...]) -> tuple[ShownValue, ...]:
         if size_of([each.model_dump() for each in values]) > VALUES_BYTES_MAX + 2 * VALUES_MAX:
-            raise ValueError(f"the values are more than {VALUES_BYTES_MAX:,} bytes of JSON")
+            raise _too_many_values()
         return values
 
 
+def _text_or_empty(value: Any) -> Any:
+    return "" if value is None else value
+
+
 class Fail(Message):
+    """Reports a failed run. Without an error, the customer sees a general message."""
+
+    # Unknown fields are allowed so that the response can name them.
+    model_config = ConfigDict(extra="allow")
+
     dispatch_id: RowId
     lease_token: UUID
-    error: str | dict[str, Any] = Field(validation_alias=AliasChoices("error", "error_message"))
-    provider_job_id: str | None = None
+    error: Annotated[str | dict[str, Any], BeforeValidator(_text_or_empty)] = Field(
+        default="",
+        validation_alias=AliasChoices("error", "error_message", "exception_message", "message"),
+    )
+    provider_job_id: Name | None = None
     interrupted: bool = False  # as the control plane had ordered
     execution_seconds: float | None = Field(default=None, ge=0)  # as in Complete, if it started
     filled_in: FilledIn | None = None  # if no heartbeat has told it
     events: RunEvents = ()  # as in Complete, with the files that they name
     report: ReportNumber | None = None
     unheard: UnheardReport | None = None
-    outputs: tuple[DeliveredOutput, ...] = Field(default=(), max_length=WANTED_MAX)
+    outputs: Annotated[tuple[DeliveredOutput, ...], Field(fail_fast=True)] = Field(
+        default=(), max_length=WANTED_MAX
+    )
     told_outputs: bool = False
 
 
 class Lacking(Message):
     """What a backend reported as missing when it refused a prompt."""
 
-    node_types: tuple[str, ...] = Field(default=(), max_length=LACKING_MAX)
+    node_types: Annotated[tuple[Name, ...], Field(fail_fast=True)] = Field(
+        default=(), max_length=LACKING_MAX
+    )
     # `Class.input` and the file that it doesn't offer
-    models: tuple[tuple[str, str], ...] = Field(default=(), max_length=LACKING_MAX)
+    models: Annotated[tuple[tuple[Name, Name], ...], Field(fail_fast=True)] = Field(
+        default=(), max_length=LACKING_MAX
+    )
+
+
+def _short_detail(detail: Any) -> Any:
+    return detail[:DETAIL_CHARACTERS_MAX] if isinstance(detail, str) else detail
 
 
 class Requeue(Message):
     dispatch_id: RowId
     lease_token: UUID
     reason: str = Field(min_length=1, max_length=REASON_CHARACTERS_MAX)  # a known one, or any words
-    detail: str | None = None
+    detail: Annotated[str | None, BeforeValidator(_short_detail)] = None
     code: str | None = Field(default=None, max_length=100)  # of the error behind it, if it is one
     lacking: Lacking | None = None  # with `backend_lacks`
 
@@ -445,6 +610,15 @@ class Done(Message):
     """The response to complete, fail, requeue and deregister; a repeated call gets the same."""
 
     ok: bool = True
+
+
+NAMED_MAX = 20
+
+
+class FailAnswer(Done):
+    """The response to fail."""
+
+    ignored_fields: tuple[str, ...] = ()  # unknown fields of the request, such as misspelt ones
 
 
 class Completed(Done):
