@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from comfyfleet.clock import utc_now
 from comfyfleet.errors import StoreFull
 from comfyfleet.server.http.objects import objects_routes
+from comfyfleet.server.http.tallies import limit_transfers
 from comfyfleet.server.storage import LocalStore, local, outage
 
 LARGE = b"x" * 3_000_000
@@ -61,6 +62,7 @@ def store(tmp_path: Path) -> LocalStore:
 @pytest.fixture
 async def client(store: LocalStore) -> AsyncIterator[httpx.AsyncClient]:
     app = Starlette(routes=objects_routes(store))
+    limit_transfers(app)
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url=URL) as client:
         yield client

@@ -1,16 +1,20 @@
 """However many ask for a database that is away, its outage is told in two lines."""
 
 import asyncio
+import json
 import logging
 import socket
 from collections.abc import AsyncIterator
 
 import pytest
+from sqlalchemy import text
 from tests.support.databases.factory import Databases
 
-from comfyfleet.errors import Unavailable, is_logged
-from comfyfleet.server.db.database import Database, open_database
+from comfyfleet.errors import StoreFull, Unavailable, is_logged, said_to_customers
+from comfyfleet.server.db.database import Database, Pools, open_database
 from comfyfleet.server.db.outages import OutageLog, log_failure
+from comfyfleet.server.http.errors import response_to_error
+from comfyfleet.server.storage.outage import StoreOutage
 
 
 @pytest.fixture
@@ -63,6 +67,32 @@ async def test_a_late_loss_does_not_begin_another_outage(caplog: pytest.LogCaptu
     assert warnings(caplog) == ["database x is away: one connection", "database x is back"]
 
 
+async def test_an_outage_names_its_part_and_customers_no_host(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    database = open_database("postgresql://user:secret@db.example/b")
+    pools = Pools({"b": database})
+    error = Unavailable("the database can't be reached: [Errno 111] ('10.0.0.1', 5432)")
+    pools["b"].outages.note_loss(error)
+    await pools.close()
+    assert said_to_customers(error) == (
+        "the database of pool b can't be reached at the moment; try again soon"
+    )
+    assert json.loads(bytes(response_to_error(error, "/api/admin/x").body))["error"]["message"] == (
+        f"the database of pool b: {error.message}"
+    )
+    [line] = warnings(caplog)
+    assert line.startswith("the database of pool b (postgresql+asyncpg://user:***@db.example/b) is")
+
+
+def test_an_outage_of_the_store_names_the_store() -> None:
+    error = Unavailable("s3://bucket/key: S3 answered InternalError: no")
+    StoreOutage("the bucket bucket").note_failure(error)
+    assert said_to_customers(error) == (
+        "the object store can't be reached at the moment; try again soon"
+    )
+
+
 def test_a_bug_has_a_traceback_and_an_outage_none(caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("test")
     group = ExceptionGroup("two", [Unavailable("away"), ExceptionGroup("one", [Unavailable("b")])])
@@ -104,3 +134,20 @@ async def test_the_outage_of_one_is_not_anothers(
     await away.close()
     (line,) = warnings(caplog)
     assert "/none is away" in line
+
+
+async def test_a_full_disk_of_a_database_is_no_bug(
+    sqlite_databases: Databases, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fill(database: Database) -> None:
+        async with database.transaction() as tx:
+            await tx.execute(text("PRAGMA max_page_count = 1"))  # no more than there are
+            await tx.execute(text("CREATE TABLE filler (data BLOB)"))
+            await tx.execute(text("INSERT INTO filler VALUES (zeroblob(10000000))"))
+
+    database = open_database(await sqlite_databases.url("central"))
+    with pytest.raises(StoreFull) as caught:
+        await fill(database)
+    await database.close()
+    assert response_to_error(caught.value, "/userdata/x").status_code == 507
+    assert warnings(caplog)[0].endswith("is away: its disk is full")

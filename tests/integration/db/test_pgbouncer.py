@@ -57,9 +57,14 @@ async def test_statements_at_once_share_few_server_connections(pooled: Database)
         return int(rows[0][0])
 
     numbers = range(AT_ONCE)
-    for act in (look, write, send):
+    # Again and again: a statement that was prepared on one server connection is not there on the other.
+    for act in (look, write, send) * 3:
         assert await asyncio.gather(*map(act, numbers)) == list(numbers)
     await driver.close()
+    # Another process would use the same names on the same server connections.
+    async with pooled.read() as tx:
+        named = await tx.scalar(text("SELECT count(*) FROM pg_prepared_statements"))
+    assert named == 0
 
 
 async def test_settings_of_the_queue_stay_inside_its_transactions(pooled: Database) -> None:

@@ -71,3 +71,13 @@ async def test_what_was_announced_and_never_came_goes_after_a_day(
     kept = await seen(ada, operators)
     assert await ada.has(kept) == (True, True)
     assert (kept.size, kept.path != operators.path) == (len(PNG), True)
+
+
+async def test_operators_see_how_many_objects_have_no_row(ada: TenantData) -> None:
+    await ada.file()
+    for name in ("left.png", "also_left.png"):
+        key = output_key(ada.tenant_id, ada.user_id, ada.user_id, name)
+        await ada.plane.store.put(key, PNG, "image/png")
+    shown = await ada.admin.get(f"{ada.path}/storage", params={"unnamed": True})
+    assert shown.json()["unnamed_objects"] == 2
+    assert shown.json()["is_complete"] is True

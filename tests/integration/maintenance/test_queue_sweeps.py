@@ -1,18 +1,19 @@
 """What happens though nobody asks."""
 
+import json
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
 
 import pytest
-from blake3 import blake3
 from sqlalchemy import delete, select, update
 from tests.support.databases.factory import Databases
 from tests.support.server.control_plane import plane_on
 from tests.support.server.fleet import FleetSetup, fleet_setup_on
 from tests.support.server.tenants import AdjustableClock
 
+from comfyfleet.api.worker import object_info_hash
 from comfyfleet.clock import utc_now
 from comfyfleet.server.db.central_tables import dispatches
 from comfyfleet.server.db.tenant_tables import ai_jobs, outbox
@@ -131,7 +132,7 @@ async def test_what_a_fleets_backends_can_do_is_learnt_from_its_workers(
     fleet_setup: FleetSetup,
 ) -> None:
     data = b'{"Invert": {"input": {"required": {}}}}'
-    content_hash = blake3(data).hexdigest()
+    content_hash = object_info_hash(json.loads(data))
     backend = {"object_info_hash": content_hash, "object_info_size": len(data)}
     joined = (await fleet_setup.register(backend=backend)).json()
     slot = joined["object_info_upload"]

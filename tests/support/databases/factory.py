@@ -14,20 +14,22 @@ from tests.support.databases.postgres import create_database
 from comfyfleet.server.db import Database, open_database
 from comfyfleet.server.db.schema import History, upgrade_schema
 
-# A test may have changed the schema: such a database is of no use to another test.
+# A database with a changed schema can't be used by another test.
 _SCHEMA = """SELECT (SELECT count(*) FROM pg_class), (SELECT count(*) FROM pg_constraint),
     (SELECT count(*) FROM pg_trigger), (SELECT count(*) FROM pg_attribute)"""
 _OTHERS_GO = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
     WHERE datname = current_database() AND pid <> pg_backend_pid()"""
 _TABLES = """SELECT quote_ident(tablename) FROM pg_tables
     WHERE schemaname = 'public' AND tablename NOT LIKE 'comfyfleet%version'"""
-_SEQUENCES = "SELECT quote_ident(sequencename) FROM pg_sequences WHERE schemaname = 'public'"
+_SEQUENCES = """SELECT quote_literal(quote_ident(sequencename)) FROM pg_sequences
+    WHERE schemaname = 'public'"""
 
 
 @dataclass
 class _Template:
     url: str
     schema: tuple[Any, ...] = ()
+    emptying: str = ""
 
 
 @dataclass
@@ -65,7 +67,7 @@ class Databases:
         """Returns databases that are no longer needed: they are emptied for the next test."""
         for url in urls:
             history = self._lent.pop(url, None)
-            if history and await _emptied(url, self._templates[history].schema):
+            if history and await _emptied(url, self._templates[history]):
                 self._free[history].append(url)
 
     async def _template(self, history: History) -> _Template:
@@ -76,34 +78,38 @@ class Databases:
         database = open_database(url)
         await upgrade_schema(database, history)
         await database.close()
-        schema = await _schema_of(url) if self.server_url else ()
-        self._templates[history] = _Template(url, schema)
+        self._templates[history] = await _described(url) if self.server_url else _Template(url)
         return self._templates[history]
 
 
-async def _schema_of(url: str) -> tuple[Any, ...]:
+async def _described(url: str) -> _Template:
+    """Returns the template with its schema and the statements that empty a copy of it.
+
+    The lists of tables and sequences take longer to read than the tables take to be emptied.
+    """
     connection = await asyncpg.connect(url)
     try:
-        return tuple(await connection.fetchrow(_SCHEMA))
+        schema = tuple(await connection.fetchrow(_SCHEMA))
+        tables = [row[0] for row in await connection.fetch(_TABLES)]
+        sequences = [row[0] for row in await connection.fetch(_SEQUENCES)]
     finally:
         await connection.close()
+    statements = [
+        "SET session_replication_role = replica",  # the ledger's triggers refuse changes
+        *(f"DELETE FROM {table}" for table in tables),  # noqa: S608  (names of our own)
+        *(f"SELECT setval({sequence}, 1, false)" for sequence in sequences),
+    ]
+    return _Template(url, schema, ";".join(statements))
 
 
-async def _emptied(url: str, schema: tuple[Any, ...]) -> bool:
+async def _emptied(url: str, template: _Template) -> bool:
     """Empties the database; returns whether it is as good as new. Migrations leave no rows."""
     connection = await asyncpg.connect(url)
     try:
         await connection.execute(_OTHERS_GO)
-        if tuple(await connection.fetchrow(_SCHEMA)) != schema:
+        if tuple(await connection.fetchrow(_SCHEMA)) != template.schema:
             return False
-        tables = [row[0] for row in await connection.fetch(_TABLES)]
-        sequences = [row[0] for row in await connection.fetch(_SEQUENCES)]
-        statements = [
-            "SET session_replication_role = replica",  # the ledger's triggers refuse changes
-            *(f"DELETE FROM {table}" for table in tables),  # noqa: S608  (names of our own)
-            *(f"ALTER SEQUENCE {sequence} RESTART" for sequence in sequences),
-        ]
-        await connection.execute(";".join(statements))
+        await connection.execute(template.emptying)
         return True
     finally:
         await connection.close()

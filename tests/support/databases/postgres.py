@@ -1,6 +1,7 @@
 """One PostgreSQL server for all tests of a run; each test gets its own databases in it."""
 
 import asyncio
+import fcntl
 import os
 import signal
 import tempfile
@@ -25,12 +26,25 @@ HASTY = ("fsync = off", "full_page_writes = off", "synchronous_commit = off")
 
 
 @contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Run by root, the wheel creates a user of the system for its first server. Two processes that did so at the same
+    time would use different ids for that user, and one of them couldn't start its server."""
+    lock = os.open(Path(__file__).parent, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+@contextmanager
 def running_postgres(*, durable: bool = False) -> Iterator[str]:
     """Yields the URL of its first database. `durable`: with production settings, for benches."""
     with tempfile.TemporaryDirectory(prefix="comfyfleet-pg-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         data = Path(folder) / "data"
-        server = get_server(data, cleanup_mode=None)
+        with one_at_a_time():
+            server = get_server(data, cleanup_mode=None)
         try:
             url: str = server.get_uri()
             if not durable:

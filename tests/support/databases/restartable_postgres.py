@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 import asyncpg
+from tests.support.databases.postgres import one_at_a_time
 
 with warnings.catch_warnings():
     # It grumbles where XDG_RUNTIME_DIR is not set.
@@ -30,8 +31,9 @@ class PostgresProcess:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # The wheel knows how to make a data folder when run by root; the rest is pg_ctl.
-            server = get_server(folder / "data", cleanup_mode=None, start=False)
-            server.ensure_pgdata_inited()
+            with one_at_a_time():
+                server = get_server(folder / "data", cleanup_mode=None, start=False)
+                server.ensure_pgdata_inited()
         self._server = server
         self._data: Path = server.pgdata
 

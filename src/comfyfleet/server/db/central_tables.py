@@ -206,6 +206,8 @@ dispatches = Table(
     Column("model_key", String(300)),  # the heavy model: checkpoint or unet
     Column("model_set", String(64)),  # all models of the prompt, hashed
     Column("backend_affinity", String(300)),  # worker:ID or fleet:SLUG/STAGE
+    # The worker of the client's previous prompt: others leave a new job to it for a moment.
+    Column("preferred_worker_id", String(200)),
     Column("is_poisoned", Boolean, nullable=False, server_default=text("false")),
     Column("cancel_requested", Boolean, nullable=False, server_default=text("false")),
     Column("recall_requested", Boolean, nullable=False, server_default=text("false")),
@@ -276,6 +278,8 @@ route_calls = Table(
     Column("target", Text, nullable=False),  # the path as it is sent, and the query
     Column("headers", Json, nullable=False),
     Column("body", LargeBinary, nullable=False),
+    Column("for_worker_id", String(200)),  # only this worker may take it; none: any
+    Column("is_copy", Boolean, nullable=False, server_default=text("false")),
     Column("worker_id", String(200)),  # who took it
     Column("answer", Json),  # status, headers, or why there is none
     Column("answer_body", LargeBinary),
@@ -284,6 +288,17 @@ route_calls = Table(
     CheckConstraint("status IN ('waiting', 'taken', 'answered')", name="status"),
     Index(None, "tenant_id"),
     Index(None, "expires_at"),
+)
+
+# The workers whose backends accepted a user's last pass-through upload.
+backend_uploads = Table(
+    "backend_uploads",
+    central_metadata,
+    Column("tenant_id", Uuid, primary_key=True),
+    Column("user_id", Uuid, primary_key=True),
+    Column("worker_ids", Json, nullable=False),
+    Column("accepted_at", Moment, nullable=False),
+    Index(None, "accepted_at"),
 )
 
 # Sums of what happened in each minute, quarter of an hour and two hours, for operators' plots.
@@ -306,6 +321,8 @@ audit_log = Table(
     Column("subject", String(300), nullable=False),  # dispatch:12, worker:gpu-7, fleet:a/production
     Column("tenant_id", Uuid),
     Column("details", Json, nullable=False),
+    Column("source", String(200)),  # the row of a tenant's database that it was copied from
+    partial_index("audit_log_source", "source", where="source IS NOT NULL", unique=True),
     Index(None, "subject", "id"),
     Index(None, "action", "id"),
     Index(None, "actor", "id"),
@@ -334,6 +351,18 @@ control_state = Table(
     central_metadata,
     Column("name", String(100), primary_key=True),
     Column("value", Json, nullable=False),
+)
+
+# A payment counts once in the whole installation. The claim comes before the credit in the tenant's
+# database, so that a credit that was interrupted can only be repeated, never made elsewhere.
+payments = Table(
+    "payments",
+    central_metadata,
+    Column("provider_transaction_id", String(200), primary_key=True),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("user_id", Uuid, nullable=False),
+    Column("amount", BigInteger, nullable=False),
+    Column("created_at", Moment, nullable=False),
 )
 
 api_keys = Table(

@@ -92,7 +92,7 @@ class AdvisoryLocks:
             # The connection may hold locks that nobody knows of.
             await self.close()
             if is_disconnect(error):
-                raise Unavailable(f"no turn can be taken: {error}") from error
+                raise Unavailable("the connection to the database was lost") from error
             raise
 
 

@@ -26,10 +26,11 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from comfyfleet.errors import InvalidInput, NotFound, Unavailable, missing_extra
+from comfyfleet.errors import InvalidInput, NotFound, StoreFull, Unavailable, missing_extra
 from comfyfleet.server.db.errors import (
     is_caused_by_bad_value,
     is_caused_by_disconnect,
+    is_caused_by_full_disk,
     to_sqlalchemy_error,
 )
 from comfyfleet.server.db.liveness import (
@@ -41,6 +42,7 @@ from comfyfleet.server.db.liveness import (
 )
 from comfyfleet.server.db.outages import OutageLog, log_failure
 from comfyfleet.server.db.pooler import end_setup, pooled_arguments
+from comfyfleet.server.db.wal import BUSY_MS, WalSync, open_sqlite
 
 Tx: TypeAlias = AsyncConnection
 T = TypeVar("T")
@@ -197,8 +199,6 @@ SHORT = ("INSERT", "UPDATE", "DELETE", "SAVEPO", "RELEAS", "ROLLBA")
 PARAMETERS_MAX = 1_000
 # IMMEDIATE: a transaction that reads first and writes later fails if another wrote meanwhile.
 BEGIN = "BEGIN IMMEDIATE"
-# How long another writer may take before we give up.
-BUSY_MS = 30_000
 
 
 async def connect(path: str) -> "SqliteConnection":
@@ -206,19 +206,6 @@ async def connect(path: str) -> "SqliteConnection":
     connection._thread.daemon = True
     await _open_to_end(connection)
     connection._conn.set_progress_handler(connection.is_late, INSTRUCTIONS_BETWEEN_LOOKS)
-    return connection
-
-
-def open_sqlite(path: str) -> sqlite3.Connection:
-    # Transactions are begun by us, with BEGIN IMMEDIATE; the driver must not begin its own.
-    connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-    for pragma in (
-        "journal_mode=WAL",
-        "synchronous=FULL",
-        "foreign_keys=ON",
-        f"busy_timeout={BUSY_MS}",
-    ):
-        connection.execute(f"PRAGMA {pragma}")
     return connection
 
 
@@ -430,9 +417,10 @@ class GroupCommit:
     take it too.
     """
 
-    def __init__(self, engine: AsyncEngine, turn: asyncio.Lock) -> None:
+    def __init__(self, engine: AsyncEngine, turn: asyncio.Lock, wal: WalSync) -> None:
         self._engine = engine
         self._turn = turn
+        self._wal = wal
         self._group_lock = asyncio.Lock()
         self._waiting = 0
         self._open: _Group | None = None
@@ -506,6 +494,7 @@ class GroupCommit:
             is_well = False
             try:
                 await _execute(group.tx, COMMIT if keep else ROLLBACK)
+                self._wal.note_commit()
                 is_well = True
             finally:
                 await self._give_back(group.tx, is_well=is_well)
@@ -569,16 +558,36 @@ class Database:
         self.is_sqlite = engine.dialect.name == "sqlite"
         # SQLite lets one transaction write; those that wait do so in line, not by polling the file.
         self.turn = asyncio.Lock()
-        self.outages = OutageLog(engine.url.render_as_string(hide_password=True))
-        self._writing = GroupCommit(engine, self.turn)
+        self.name = engine.url.render_as_string(hide_password=True)  # as the log calls it
+        self.outages = OutageLog(self.name)
+        self.wal = WalSync((engine.url.database or "") if self.is_sqlite else "")
+        self._writing = GroupCommit(engine, self.turn, self.wal)
         self._connections = ConnectionPool(engine, limits)
 
+    def persist_soon(self) -> None:
+        """Begins to write commits to the disk without waiting for it, see `persist`."""
+        self.wal.begin()
+
+    async def persist(self) -> None:
+        """Returns once everything that was committed here before this call is on the disk.
+
+        On PostgreSQL, a commit has waited for that itself.
+        """
+        with self.outages.watched():
+            await self.wal.sync()
+
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Tx]:
+    async def transaction(self, *, persists: bool = True) -> AsyncIterator[Tx]:
+        """Opens a writing transaction.
+
+        With `persists=False`, the caller awaits `persist` itself before anyone relies on the commit.
+        """
         if self.is_sqlite:
             with self.outages.watched(), _translate_errors():
                 async with self._writing.transaction() as tx:
                     yield tx
+                if persists:
+                    await self.wal.sync()
         else:
             async with self._connection() as tx, _transaction(driver_of(tx)):
                 yield tx
@@ -609,15 +618,16 @@ class Database:
                 await self._connections.give(tx, is_well=is_well)
 
     @asynccontextmanager
-    async def execute_one(self) -> AsyncIterator[Tx]:
+    async def execute_one(self, *, persists: bool = True) -> AsyncIterator[Tx]:
         """Opens a connection for one writing statement, which on PostgreSQL is a transaction by
-        itself.
+        itself. `persists` is as in `transaction`.
         """
-        async with self.transaction() if self.is_sqlite else self.read() as tx:
+        async with self.transaction(persists=persists) if self.is_sqlite else self.read() as tx:
             yield tx
 
     async def close(self) -> None:
         await self._writing.close()
+        await self.wal.close()
         await self._connections.close()
         await self.engine.dispose()
         self.outages.close()
@@ -660,6 +670,8 @@ def _translate_errors() -> Iterator[None]:
     except Exception as error:
         if is_caused_by_disconnect(error):
             raise Unavailable(DISCONNECTED) from error
+        if is_caused_by_full_disk(error):
+            raise StoreFull("its disk is full") from error
         if is_caused_by_bad_value(error):
             raise InvalidInput(BAD_VALUE) from error
         raise
@@ -699,6 +711,7 @@ def open_database(
     if kind == "postgresql":
         event.listen(engine.sync_engine, "connect", end_setup if direct_url else set_limits)
         event.listen(engine.sync_engine, "checkout", _require_open)
+        event.listen(engine.sync_engine, "close", _forget_statements)
     return Database(url, engine, limits, direct_url=direct_url)
 
 
@@ -710,9 +723,19 @@ def _require_open(connection: Any, _record: Any, _proxy: Any) -> None:
         raise DisconnectionError("the server has closed the connection")
 
 
+def _forget_statements(connection: Any, _record: Any) -> None:
+    """Frees the prepared statements of a connection that is closed. The connection itself is in a reference
+    cycle, so they would stay until the next collection of exempted objects, which may be an hour away."""
+    statements = connection._prepared_statement_cache
+    if statements is not None:
+        statements.clear()
+
+
 class Pools:
     def __init__(self, databases: Mapping[str, Database]) -> None:
         self._databases = dict(databases)
+        for name, database in databases.items():
+            database.outages.part = f"the database of pool {name}"
 
     def __getitem__(self, name: str) -> Database:
         try:

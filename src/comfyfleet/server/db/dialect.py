@@ -10,6 +10,7 @@ from sqlalchemy import (
     BigInteger,
     Column,
     ColumnElement,
+    Connection,
     DateTime,
     Dialect,
     Float,
@@ -79,12 +80,12 @@ def partial_index(name: str, *columns: Any, where: str, unique: bool = False) ->
     return Index(name, *columns, unique=unique, postgresql_where=condition, sqlite_where=condition)
 
 
-def is_sqlite(tx: AsyncConnection) -> bool:
+def is_sqlite(tx: AsyncConnection | Connection) -> bool:
     return tx.dialect.name == "sqlite"
 
 
 def insert_if_new(
-    tx: AsyncConnection, table: Table, rows: Sequence[Mapping[str, Any]] | None = None
+    tx: AsyncConnection | Connection, table: Table, rows: Sequence[Mapping[str, Any]] | None = None
 ) -> Any:
     """`INSERT … ON CONFLICT DO NOTHING`; add `.returning(…)` to learn which rows are new.
 

@@ -106,7 +106,10 @@ class PostgresDriver:
 
 
 class SqliteDriver:
-    """One connection in one thread: a batch is one hop to it, one transaction and one commit."""
+    """One connection in one thread: a batch is one hop to it, one transaction and one commit.
+
+    A caller that relies on the commit awaits the database's `persist`.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -117,7 +120,9 @@ class SqliteDriver:
     async def run(self, act: Callable[[sqlite3.Connection], T]) -> T:
         async with self._database.turn:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread, self._in_transaction, act)
+            result = await loop.run_in_executor(self._thread, self._in_transaction, act)
+        self._database.wal.note_commit()
+        return result
 
     def _in_transaction(self, act: Callable[[sqlite3.Connection], T]) -> T:
         if self._connection is None:

@@ -70,6 +70,16 @@ def is_caused_by_bad_value(error: Exception) -> bool:
     return isinstance(driver, misfits) or (isinstance(driver, asyncpg.DataError) and is_refused)
 
 
+def is_caused_by_full_disk(error: Exception) -> bool:
+    driver = _postgres_error(error)
+    if driver is not None:
+        import asyncpg
+
+        return isinstance(driver, asyncpg.DiskFullError)
+    origin = error.orig if isinstance(error, DBAPIError) else error
+    return getattr(origin, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+
+
 def _postgres_error(error: Exception) -> BaseException | None:
     """Returns the driver's own error, wrapped or not: some statements are sent without SQLAlchemy."""
     driver: BaseException | None = error

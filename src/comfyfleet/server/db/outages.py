@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from comfyfleet.errors import LOGGED, FleetError, Unavailable, is_logged
+from comfyfleet.errors import LOGGED, FleetError, StoreFull, Unavailable, is_full_disk, is_logged
 from comfyfleet.server.db.errors import is_caused_by_disconnect, log_level_of
 
 outage_logger = logging.getLogger("comfyfleet.server.db.database")
@@ -23,12 +23,17 @@ class OutageLog:
     """Logs the start and the end of an outage of one database, once each."""
 
     def __init__(self, name: str, settle_seconds: float = SETTLE_SECONDS) -> None:
+        self.part = ""  # which of our databases this is, as `Unavailable` names it
         self._name = name
         self._settle_seconds = settle_seconds
         self._is_away = False
         self._away_since = 0.0
         self._has_ended = False
         self._ending: asyncio.TimerHandle | None = None
+
+    @property
+    def _label(self) -> str:
+        return f"{self.part} ({self._name})" if self.part else f"database {self._name}"
 
     @property
     def is_away(self) -> bool:
@@ -62,10 +67,11 @@ class OutageLog:
         if is_logged(error):
             return
         error.add_note(LOGGED)
+        error.part = self.part
         self._keep_open()
         if not self._is_away:
             self._is_away, self._away_since = True, time.monotonic()
-            outage_logger.warning("database %s is away: %s", self._name, error.message)
+            outage_logger.warning("%s is away: %s", self._label, error.message)
 
     def note_success(self) -> None:
         if self._is_away and self._ending is None:
@@ -84,13 +90,16 @@ class OutageLog:
     def _end(self) -> None:
         self._keep_open()
         self._is_away, self._has_ended = False, True
-        outage_logger.warning("database %s is back", self._name)
+        outage_logger.warning("%s is back", self._label)
 
 
 def as_unavailable(error: BaseException) -> Unavailable | None:
-    """Returns the Unavailable behind an error, also in a group of them; None if it is anything else."""
+    """Returns the Unavailable behind an error, such as a lost connection or a full disk, also in a group of them; None
+    if it is anything else."""
     if isinstance(error, Unavailable):
         return error
+    if is_full_disk(error):
+        return StoreFull(f"a disk of this control plane is full: {error}")
     if isinstance(error, BaseExceptionGroup):
         causes = [as_unavailable(each) for each in error.exceptions]
         return causes[0] if all(causes) else None

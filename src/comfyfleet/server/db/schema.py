@@ -6,9 +6,8 @@ from typing import Literal, TypeAlias
 
 from alembic import command
 from alembic.config import Config
-from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, text
+from sqlalchemy import Column, Connection, MetaData, Select, String, Table, select, text
 
 from comfyfleet.errors import Refused
 from comfyfleet.server.db.database import Database
@@ -73,8 +72,18 @@ def _upgrade(connection: Connection, history: History) -> None:
 
 
 def _revision(connection: Connection, history: History) -> str | None:
-    context = MigrationContext.configure(connection, opts={"version_table": version_table(history)})
-    return context.get_current_revision()
+    """Alembic's own function makes a new table object for each call. Readiness is checked every few seconds,
+    and the cache of compiled statements would keep hundreds of them."""
+    if not connection.dialect.has_table(connection, version_table(history)):
+        return None
+    revision: str | None = connection.execute(_select_revision(history)).scalar()
+    return revision
+
+
+@cache
+def _select_revision(history: History) -> Select[str]:
+    table = Table(version_table(history), MetaData(), Column("version_num", String(32)))
+    return select(table.c.version_num)
 
 
 def version_table(history: History) -> str:

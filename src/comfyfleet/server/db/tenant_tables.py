@@ -332,6 +332,9 @@ run_events = Table(
     Column("report", BigInteger),
     Column("has_start", Boolean, nullable=False, server_default=text("false")),
     Column("has_end", Boolean, nullable=False, server_default=text("false")),
+    # The id of the row with which this attempt of the prompt started; 0 in that row itself. Null: sockets show the
+    # row at once instead of one prompt after another.
+    Column("start_id", BigInteger),
     Index(None, "job_id", "id"),
     Index(None, "tenant_id", "user_id", "id"),
     partial_index("run_events_unfinished", "created_at", where="record IS NULL"),
@@ -347,6 +350,7 @@ run_events = Table(
     partial_index("run_events_start", "job_id", where="has_start", unique=True),
     partial_index("run_events_end", "job_id", where="has_end", unique=True),
     partial_index("run_events_record", "job_id", where="record IS NOT NULL", unique=True),
+    partial_index("run_events_attempt", "job_id", "lease_number", where="start_id = 0"),
     sqlite_autoincrement=True,
 )
 
@@ -620,6 +624,7 @@ graph_runs = Table(
     Column("changed_at", Moment, nullable=False),
     Column("ended_at", Moment),
     Column("deadline_at", Moment),  # then it fails; none: it may take as long as it takes
+    Column("paused_at", Moment),  # it starts no jobs; none: it isn't paused
     Column("rerun_of", Uuid),  # the run whose results it has taken
     Column("rerun", Document),  # from which node, and what was changed
     Column("cut", Document),  # where the last decision stopped, if it has not decided everything

@@ -258,6 +258,7 @@ class Situation:
     full_disks: Sequence[tuple[str, int]] = ()  # whose, and bytes that are free
     pools_down: Sequence[str] = ()
     is_store_full: bool = False
+    rejects_store_writes: bool = False
     maintenance: bool = False
 
 
@@ -287,6 +288,15 @@ def _of_system(seen: Situation) -> Iterator[Alert]:
             severity=ERROR,
             message="The object store is full, and uploads are refused.",
             todo="Make the store larger, or set COMFYFLEET_RETENTION_DAYS so that old files are removed.",
+            subject=None,
+            count=1,
+        )
+    elif seen.rejects_store_writes:
+        yield Alert(
+            kind=AlertKind.DISK,
+            severity=ERROR,
+            message="Writes to the object store fail, and uploads are refused.",
+            todo="The log has the store's error. Check whether the store has room, and whether it can be reached.",
             subject=None,
             count=1,
         )
@@ -414,6 +424,7 @@ async def _read_situation(plane: ControlPlane, figures: SystemFigures) -> Situat
         full_disks=[*_full_disks(readings, now), *await _own_disk(plane)],
         pools_down=await _pools_down(plane),
         is_store_full=plane.store.outage.is_full,
+        rejects_store_writes=plane.store.outage.rejects_writes,
         maintenance=maintenance,
     )
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from uuid import UUID, uuid5
 
-from comfyfleet.api.admin import FleetPrompts
+from comfyfleet.api.admin import FleetPrompts, TenantPrompts
 from comfyfleet.api.worker import BackendFacts
 from comfyfleet.errors import NotFound, Unauthenticated
 from comfyfleet.server.app import ControlPlane
@@ -17,6 +17,7 @@ from comfyfleet.server.catalog.service import fewest_missing, missing_by_worker
 from comfyfleet.server.db import Tx
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet, FleetWorker
+from comfyfleet.server.gateway.policy import COMPUTING
 from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.server.secrets import KEY_CHARACTERS, hash_key, new_key
 from comfyfleet.server.tenants import service as tenants
@@ -84,6 +85,20 @@ async def local_user_key(plane: ControlPlane, data: Path) -> str:
         )
         await tenants.create_key(tx, new, now=now)
     return key
+
+
+async def allow_computing_nodes(plane: ControlPlane) -> None:
+    """Lets the local user run all of ComfyUI's nodes that only compute, unless an operator has
+    set what this user may run."""
+    now = plane.clock()
+    async with plane.central.transaction() as tx:
+        tenant = await tenants.get_tenant(tx, LOCAL_TENANT)
+        if tenant.prompts != TenantPrompts():
+            return
+        terms = TenantPrompts(allow=COMPUTING)
+        await tenants.set_prompts(tx, LOCAL_TENANT, terms)
+        changed = terms.model_dump(mode="json")
+        await record_audit(tx, "system", "set_prompts", tenant.subject, now, tenant.id, **changed)
 
 
 async def top_up_local_user(plane: ControlPlane) -> None:

@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 
 from comfyfleet.server.db import Tx, tenant_tables
-from comfyfleet.server.db.central_tables import dispatches, route_calls
+from comfyfleet.server.db.central_tables import backend_uploads, dispatches, route_calls
 from comfyfleet.server.db.dialect import for_update, is_one_of, without_index
 from comfyfleet.server.db.driver import PreparedStatement
 from comfyfleet.server.db.tenant_tables import (
@@ -325,7 +325,9 @@ async def scrub_dispatches(tx: Tx, tenant_id: UUID) -> None:
 
 
 async def remove_route_calls(tx: Tx, tenant_id: UUID) -> None:
-    await tx.execute(delete(route_calls).where(route_calls.c.tenant_id == tenant_id))
+    """Also what is known of its users' uploads."""
+    for table in (route_calls, backend_uploads):
+        await tx.execute(delete(table).where(table.c.tenant_id == tenant_id))
 
 
 _PRICE_PER_SECOND = ai_jobs.c.gateway[PRICE_PER_SECOND].as_float().label("price_per_second")

@@ -51,7 +51,12 @@ from comfyfleet.server.notifications.service import flush_audits, record_audit
 from comfyfleet.server.notifications.webhooks import send_delivery
 from comfyfleet.server.pipelines.collector import collect_ended, fail_overdue, remove_old_files
 from comfyfleet.server.pipelines.generator import submit_due
-from comfyfleet.server.pipelines.run_state import PIPELINE_RUN_KIND, flush_audit
+from comfyfleet.server.pipelines.run_state import (
+    PIPELINE_RUN_KIND,
+    STUCK_RUN_KIND,
+    flush_audit,
+    wake_stuck_runs,
+)
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import RequeueReason
 from comfyfleet.server.tenant_work import actions as tenant_work
@@ -268,13 +273,15 @@ async def fire_triggers(plane: ControlPlane) -> bool:
     return any(done.values())
 
 
-RESULTS, SUBMITS, UPKEEP, RETENTION = (
+RESULTS, WAKES, SUBMITS, UPKEEP, RETENTION = (
     "pipeline_results",
+    "pipeline_wakes",
     "pipeline_submits",
     "pipeline_upkeep",
     "pipeline_retention",
 )
 RETENTION_SECONDS = 3600.0
+WAKES_SECONDS = 3600.0  # The sweep is woken by changes; stuck runs are checked without it, too.
 PoolAction: TypeAlias = Callable[[JobContext, Database], Awaitable[object]]
 
 
@@ -286,6 +293,13 @@ def pipeline_sweeps(plane: ControlPlane) -> Iterator[Sweep]:
         partial(_in_all_pools, plane, advance_pipelines),
         poll,
         woken_by=partial(plane.context.notifier.subscribe_runs, PIPELINE_RUN_KIND),
+    )
+    yield Sweep(
+        WAKES,
+        partial(_in_all_pools, plane, wake_stuck_runs),
+        WAKES_SECONDS,
+        in_turn=False,
+        woken_by=partial(plane.context.notifier.subscribe_runs, STUCK_RUN_KIND),
     )
     yield Sweep(SUBMITS, partial(_in_all_pools, plane, submit_due), submit)
     yield Sweep(UPKEEP, partial(_in_all_pools, plane, maintain_pipelines), poll)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import errno
 import hashlib
 import hmac
 import json
@@ -17,6 +16,7 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
@@ -34,6 +34,7 @@ from comfyfleet.errors import (
     StoreFull,
     TooManyCalls,
     Unavailable,
+    is_full_disk,
 )
 from comfyfleet.server.storage.model import (
     CHUNK_BYTES,
@@ -47,7 +48,7 @@ from comfyfleet.server.storage.model import (
     checked_seconds,
     checked_size,
 )
-from comfyfleet.server.storage.outage import StoreOutage
+from comfyfleet.server.storage.outage import PROBE_BYTES, StoreOutage
 from comfyfleet.transport.files import open_file, open_with
 
 # An upload that has written nothing for so long belongs to a process that has ended.
@@ -56,7 +57,6 @@ INCOMING_SECONDS_MAX = 3600
 PLACING_TRIES_MAX = 10
 UNKNOWN_TYPE = "application/octet-stream"
 _NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Not this machine's own table of suffixes: another one may read the folder later.
 _TYPES = {
     ".png": "image/png",
@@ -97,13 +97,13 @@ class ObjectFolder:
         self.outage = StoreOutage(f"the object store {self.root}")
 
     @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
+    def _watched(self, *, is_write: bool = True) -> Iterator[None]:
         """Raises Unavailable for errors of the system."""
         try:
             yield
         except OSError as error:
             away = _as_unavailable(self.root, error)
-            self.outage.note_failure(away)
+            self.outage.note_failure(away, is_write=is_write)
             raise away from error
 
     def prepare(self, *, now: float) -> None:
@@ -116,7 +116,7 @@ class ObjectFolder:
 
     def open(self, key: str) -> OpenObject:
         path = self._path_of(self._objects, key)
-        with self._watched():
+        with self._watched(is_write=False):
             try:
                 file = path.open("rb")
             except _NO_FILE:
@@ -156,13 +156,18 @@ class ObjectFolder:
         """
         with self._watched():
             file.flush()
+            changed = _make_folders(self._path_of(self._objects, key).parent)
+            syncing = [_syncing.submit(_sync_folder, folder) for folder in changed]
             os.fsync(file.fileno())
+            for each in syncing:
+                each.result()
         self._place_synced(file.name, key, content_type)
 
     def _place_synced(self, draft: str, key: str, content_type: str) -> None:
         path, note = self._path_of(self._objects, key), self._path_of(self._types, key)
         with self._watched():
-            _make_folders(path.parent)
+            for folder in _make_folders(path.parent):
+                _sync_folder(folder)
             if _TYPES.get(path.suffix) == content_type:
                 with self._placing:
                     # One of an earlier object: a copy has the stamp of what it was made from.
@@ -243,7 +248,7 @@ class ObjectFolder:
         if "/" in prefix:
             top = self._path_of(self._objects, prefix.rpartition("/")[0])
         start = len(str(self._objects)) + 1
-        with self._watched():
+        with self._watched(is_write=False):
             for path, stamp in _walk(str(top)):
                 key = Path(path[start:]).as_posix()
                 if key.startswith(prefix):
@@ -289,7 +294,7 @@ class ObjectFolder:
 
 
 def _as_unavailable(root: Path, error: OSError) -> Unavailable:
-    if error.errno in _FULL:
+    if is_full_disk(error):
         return StoreFull(f"the disk of {root} is full", path=str(root))
     return Unavailable(f"{root} can't be used: {error.strerror or error}", path=str(root))
 
@@ -311,17 +316,29 @@ def _stamp(found: os.stat_result) -> list[int]:
     return [found.st_mtime_ns, found.st_size]
 
 
-def _make_folders(folder: Path) -> None:
-    """Creates folders durably: a file that can't be reached after a power cut is lost, too.
+def _make_folders(folder: Path) -> list[Path]:
+    """Creates folders and returns those with a new entry, which have to be synced: a file that can't be reached
+    after a power cut is lost, too.
 
     Done before the lock is taken. An obstacle is reported when the file is moved.
     """
     if folder.is_dir():
-        return
-    _make_folders(folder.parent)
+        return []
+    changed = _make_folders(folder.parent)
     with contextlib.suppress(FileExistsError, FileNotFoundError, NotADirectoryError):
         folder.mkdir()
-        _sync(folder.parent)
+        changed.append(folder.parent)
+    return changed
+
+
+# Syncs that wait for the disk together take about as long as one.
+_syncing = ThreadPoolExecutor(max_workers=8, thread_name_prefix="comfyfleet-store")
+
+
+def _sync_folder(folder: Path) -> None:
+    """Syncs a folder, which may have been deleted with its last object meanwhile."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        _sync(folder)
 
 
 def _remove_empty(folder: Path, root: Path) -> None:
@@ -537,7 +554,8 @@ class LocalStore:
 
     def _try_writing(self) -> None:
         with self._folder.receive() as file:
-            self._folder.write(file, b"\0")
+            self._folder.write(file, bytes(PROBE_BYTES if self.outage.rejects_writes else 1))
+        self.outage.note_success(has_written=True)
 
     async def aclose(self) -> None:
         """Does nothing, as no file is held open."""

@@ -1,45 +1,114 @@
-"""Logs the start and the end of an outage of the object store, once each: it is full, or can't be reached."""
+"""Outages of the object store, and of the folders for files on their way to and from it. The start and the end of each
+are logged once."""
 
+import contextlib
 import logging
+import shutil
+import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
 
-from comfyfleet.errors import LOGGED, StoreFull, Unavailable
+from comfyfleet.errors import LOGGED, StoreFull, Unavailable, is_full_disk
 
 logger = logging.getLogger(__name__)
 # An outage is over when a call succeeds this many seconds after the last failure: on a full disk, small files often
 # still fit.
 SETTLE_SECONDS = 5.0
+PART = "the object store"
+# While writes fail, the store is tried with an object of this size. A smaller one may fit on a disk that is full.
+PROBE_BYTES = 1024 * 1024
 
 
 class StoreOutage:
-    """Called from several threads."""
+    """Called from several threads. `on_change` is called after each failure and at the end."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
         self._failed_at: float | None = None
         self._is_full = False
+        self._rejects_writes = False
+        self.on_change: Callable[[], None] = lambda: None
 
     @property
     def is_full(self) -> bool:
         return self._is_full
 
-    def note_failure(self, error: Unavailable) -> None:
+    @property
+    def rejects_writes(self) -> bool:
+        """Whether a write has failed, and none has succeeded since. Reads may work."""
+        return self._rejects_writes
+
+    def note_failure(self, error: Unavailable, *, is_write: bool = True) -> None:
         error.add_note(LOGGED)
+        error.part = PART
         with self._lock:
             is_new, self._failed_at = self._failed_at is None, time.monotonic()
             self._is_full = self._is_full or isinstance(error, StoreFull)
+            self._rejects_writes = self._rejects_writes or is_write
         if is_new:
             logger.error("%s can't be used: %s", self._name, error.message)
+        self.on_change()
 
     def note_success(self, *, has_written: bool) -> None:
-        """A read proves nothing about a store that is full."""
-        if self._failed_at is None or (self._is_full and not has_written):
+        """A read proves nothing about a store that rejects writes."""
+        if self._failed_at is None or (self._rejects_writes and not has_written):
             return
         with self._lock:
             failed_at = self._failed_at
             if failed_at is None or time.monotonic() - failed_at < SETTLE_SECONDS:
                 return
-            self._failed_at, self._is_full = None, False
+            self._failed_at, self._is_full, self._rejects_writes = None, False, False
         logger.warning("%s can be used again", self._name)
+        self.on_change()
+
+
+LEFT_SECONDS = 86_400.0
+
+
+class ScratchFolder:
+    """`root` may not exist yet."""
+
+    def __init__(self, root: Path, outage: StoreOutage) -> None:
+        self.root = root
+        self.outage = outage
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Raises StoreFull instead of the system's error if the disk is full."""
+        try:
+            yield
+        except OSError as error:
+            if not is_full_disk(error):
+                raise
+            full = StoreFull(f"the disk of {self.root} is full", path=str(self.root))
+            self.outage.note_failure(full)
+            raise full from error
+        self.outage.note_success(has_written=True)
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Path]:
+        """Yields a folder of its own, which is deleted at the end."""
+        with (
+            self.watched(),
+            tempfile.TemporaryDirectory(prefix="comfyfleet-", dir=self.root) as folder,
+        ):
+            yield Path(folder)
+
+    def prepare(self) -> None:
+        """Creates the folder, and deletes what a killed process left in it."""
+        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for left in self.root.iterdir():
+            with contextlib.suppress(OSError):
+                if time.time() - left.stat().st_mtime > LEFT_SECONDS:
+                    shutil.rmtree(left, ignore_errors=True)
+
+
+@cache
+def system_scratch() -> ScratchFolder:
+    """Returns the system's folder for temporary files."""
+    root = Path(tempfile.gettempdir())
+    return ScratchFolder(root, StoreOutage(f"the folder of temporary files {root}"))

@@ -19,7 +19,15 @@ from botocore.exceptions import (
     PartialCredentialsError,
 )
 
-from comfyfleet.errors import AccessDenied, LimitExceeded, NotFound, Refused, StoreFull, Unavailable
+from comfyfleet.errors import (
+    AccessDenied,
+    FleetError,
+    LimitExceeded,
+    NotFound,
+    Refused,
+    StoreFull,
+    Unavailable,
+)
 from comfyfleet.server.storage import BucketUrl
 from comfyfleet.server.storage.model import (
     CHUNK_BYTES,
@@ -33,7 +41,7 @@ from comfyfleet.server.storage.model import (
     checked_size,
     disposition,
 )
-from comfyfleet.server.storage.outage import StoreOutage
+from comfyfleet.server.storage.outage import PROBE_BYTES, StoreOutage
 from comfyfleet.transport.files import open_file
 
 # Not asyncio's own threads: a bucket that hangs must not hold up name lookups and local files.
@@ -42,6 +50,8 @@ CONNECT_SECONDS_MAX = 5
 READ_SECONDS_MAX = 30
 TRIES_MAX = 4
 DEFAULT_REGION = "us-east-1"
+PROBE_SECONDS = 5.0
+PROBE_KEY = "writable"
 T = TypeVar("T")
 
 _MISSING = frozenset({"404", "NoSuchKey", "NotFound"})
@@ -73,6 +83,7 @@ class S3Store:
         self._signing = _client(session, bucket, public) if public else self._client
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="s3")
         self.outage = StoreOutage(f"the bucket {bucket.name}")
+        self._probing: asyncio.Task[None] | None = None
 
     async def put(self, key: str, data: bytes, content_type: str) -> None:
         if len(data) > MEMORY_BYTES_MAX:
@@ -80,7 +91,7 @@ class S3Store:
         place = self._place(key)
         checked_content_type(content_type)
         put = partial(self._client.put_object, **place, Body=data, ContentType=content_type)
-        await self._call(key, put, has_written=True)
+        await self._call(key, put, is_write=True)
 
     async def get(self, key: str) -> bytes:
         return await self._call(key, partial(self._read, key, self._place(key)))
@@ -116,7 +127,7 @@ class S3Store:
     async def put_file(self, key: str, file: Path, content_type: str) -> None:
         place = self._place(key)
         checked_content_type(content_type)
-        await self._call(key, partial(self._send, place, file, content_type))
+        await self._call(key, partial(self._send, place, file, content_type), is_write=True)
 
     def _send(self, place: dict[str, str], file: Path, content_type: str) -> None:
         with file.open("rb") as body:
@@ -133,7 +144,8 @@ class S3Store:
         self, key: str, target: str, content_type: str, *, size: int | None = None
     ) -> bool:
         checked_content_type(content_type)
-        return await self._call(key, partial(self._copy, key, target, content_type, size))
+        copy = partial(self._copy, key, target, content_type, size)
+        return await self._call(key, copy, is_write=True)
 
     def _copy(self, key: str, target: str, content_type: str, size: int | None) -> bool:
         source = self._place(key)
@@ -149,7 +161,8 @@ class S3Store:
 
     async def join(self, keys: Sequence[str], target: str, content_type: str) -> None:
         checked_content_type(content_type)
-        if await self._call(target, partial(self._copy_parts, keys, target, content_type)):
+        copy = partial(self._copy_parts, keys, target, content_type)
+        if await self._call(target, copy, is_write=True):
             return
         with tempfile.TemporaryDirectory(prefix="comfyfleet-") as folder:
             path = Path(folder) / "joined"
@@ -223,21 +236,23 @@ class S3Store:
     async def _presigned(
         self, operation: str, key: str, params: dict[str, Any], seconds: int
     ) -> str:
-        # In a thread although it only computes: credentials of a role may have to be renewed.
-        return await self._call(
-            key,
-            partial(
-                self._signing.generate_presigned_url,
-                operation,
-                Params=params,
-                ExpiresIn=checked_seconds(seconds),
-            ),
+        sign = partial(
+            self._signing.generate_presigned_url,
+            operation,
+            Params=params,
+            ExpiresIn=checked_seconds(seconds),
         )
+        # In a thread although it only computes: credentials of a role may have to be renewed. It says nothing about
+        # the bucket.
+        with _translate_errors(self._bucket, key):
+            return await self._run(sign)
 
     async def check(self) -> None:
         await self._call("", partial(self._client.head_bucket, Bucket=self._bucket.name))
 
     async def aclose(self) -> None:
+        if self._probing is not None:
+            self._probing.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._client.close()
         self._signing.close()
@@ -245,15 +260,33 @@ class S3Store:
     def _place(self, key: str) -> dict[str, str]:
         return {"Bucket": self._bucket.name, "Key": self._bucket.key(key)}
 
-    async def _call(self, key: str, call: Callable[[], T], *, has_written: bool = False) -> T:
+    async def _call(self, key: str, call: Callable[[], T], *, is_write: bool = False) -> T:
         try:
             with _translate_errors(self._bucket, key):
-                result = await asyncio.get_running_loop().run_in_executor(self._threads, call)
+                result = await self._run(call)
         except Unavailable as error:
-            self.outage.note_failure(error)
+            self.outage.note_failure(error, is_write=is_write)
+            if self.outage.rejects_writes and self._probing is None:
+                self._probing = asyncio.create_task(self._probe_until_writable())
             raise
-        self.outage.note_success(has_written=has_written)
+        # False is returned by copies that were not made.
+        self.outage.note_success(has_written=is_write and result is not False)
         return result
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    async def _probe_until_writable(self) -> None:
+        """Writes an object every few seconds until that ends the outage, because only a write shows that writes work
+        again, and this process may have no other one."""
+        put = partial(self._client.put_object, **self._place(PROBE_KEY), Body=bytes(PROBE_BYTES))
+        while self.outage.rejects_writes:
+            await asyncio.sleep(PROBE_SECONDS)
+            with suppress(FleetError):
+                await self._call(PROBE_KEY, put, is_write=True)
+        self._probing = None
+        with suppress(FleetError):
+            await self.delete(PROBE_KEY)
 
 
 def _client(session: Any, bucket: BucketUrl, endpoint: str | None) -> Any:
@@ -280,7 +313,15 @@ def _client(session: Any, bucket: BucketUrl, endpoint: str | None) -> Any:
 
 
 # As stand-ins for S3 say it: AWS's own has no limit.
-_FULL = frozenset({"XMinioStorageFull", "QuotaExceeded", "InsufficientStorage", "StorageFull"})
+_FULL = frozenset(
+    {
+        "InsufficientStorage",
+        "QuotaExceeded",
+        "StorageFull",
+        "XMinioAdminBucketQuotaExceeded",
+        "XMinioStorageFull",
+    }
+)
 
 
 @contextmanager
