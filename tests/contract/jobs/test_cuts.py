@@ -90,6 +90,9 @@ def _done(handed: Handed) -> Complete:
     return Complete(dispatch_id=handed.dispatch_id, lease_token=handed.lease_token)
 
 
+# What a worker reports when a node of the prompt has raised an error.
+NODE_ERROR = {"code": "run_failed", "exception_type": "ValueError", "node_id": "3"}
+
 Word = Callable[[Scene, Handed], Awaitable[object]]
 WORDS: dict[str, Word] = {
     "complete": lambda scene, lease: finish.complete(scene.cut, _done(lease)),
@@ -185,7 +188,7 @@ async def test_a_metered_end_can_be_cut_anywhere_and_is_paid_once(scene: Scene) 
     pytest.fail("it never came to its end")
 
 
-@pytest.mark.parametrize("way", ["interrupt", "limit", "cancel"])
+@pytest.mark.parametrize("way", ["interrupt", "limit", "node_error", "cancel"])
 async def test_a_stopped_metered_run_can_be_cut_anywhere_and_pays_its_seconds_once(
     scene: Scene, way: str
 ) -> None:
@@ -220,7 +223,7 @@ async def _stop(context: JobContext, scene: Scene, lease: Handed, way: str) -> N
     message = Fail(
         dispatch_id=lease.dispatch_id,
         lease_token=lease.lease_token,
-        error={"code": "run_limit"},
+        error=NODE_ERROR if way == "node_error" else {"code": "run_limit"},
         interrupted=way == "interrupt",
         execution_seconds=1.9,
     )

@@ -19,7 +19,7 @@ from tests.support.jobs.context import (
     waiter,
 )
 
-from comfyfleet.api.worker import Complete
+from comfyfleet.api.worker import Complete, Fail
 from comfyfleet.api.worker import Job as Handed
 from comfyfleet.errors import InsufficientTokens, InvalidInput, TooManyActive
 from comfyfleet.server.db import Database
@@ -274,6 +274,60 @@ async def test_a_requeued_metered_job_does_not_pay_for_its_lost_attempt(till: Ti
     cancelled = await submit.cancel_job(till.context, till.tenant_id, job.id)
     assert await till.balance() == 25
     await require_sound_ledger(till.context, till.tenant_id, [cancelled])
+
+
+NODE_ERROR: dict[str, object] = {
+    "code": "run_failed",
+    "exception_type": "ValueError",
+    "node_id": "3",
+}
+FAILURES: dict[str, tuple[dict[str, object], int]] = {
+    "one of its nodes raised an error": (NODE_ERROR, 3),
+    "the backend names no node": ({**NODE_ERROR, "node_id": None}, 0),
+    "its backend refused it": ({"code": "prompt_refused", "node_id": "3"}, 0),
+    "its result can't be delivered": ({"code": "limit_exceeded"}, 0),
+    "an input file is gone": ({"code": "input_gone"}, 0),
+    "its backend doesn't tell how it ended": ({"code": "unknown_outcome"}, 0),
+}
+
+
+async def fail_after(till: Till, error: dict[str, object], seconds: float) -> Job:
+    """Reports the failure of the next job twice, as after a lost response."""
+    handed = await till.lease()
+    place = handed.dispatch_id, handed.lease_token
+    message = Fail(
+        dispatch_id=place[0], lease_token=place[1], error=error, execution_seconds=seconds
+    )
+    for _ in range(2):
+        failed = await finish.fail(till.context, *place, Failure("no"), message=message)
+    assert failed.status == JobStatus.FAILED
+    await require_sound_ledger(till.context, till.tenant_id, [failed])
+    return failed
+
+
+@pytest.mark.parametrize("why", FAILURES)
+async def test_a_metered_job_that_fails_by_its_own_nodes_pays_its_seconds(
+    till: Till, why: str
+) -> None:
+    error, cost = FAILURES[why]
+    await till.submit(**metered())
+    await fail_after(till, error, seconds=1.5)
+    assert await till.balance() == 25 - cost
+
+
+async def test_a_failed_metered_job_pays_at_most_its_reservation(till: Till) -> None:
+    await till.submit(**metered())
+    await fail_after(till, NODE_ERROR, seconds=60)
+    assert await till.balance() == 25 - 10
+
+
+@pytest.mark.parametrize("gateway", [None, {"prompt_id": "p", "number": 1}])
+async def test_a_job_with_a_fixed_price_is_refunded_when_its_own_nodes_fail(
+    till: Till, gateway: dict[str, object] | None
+) -> None:
+    await till.submit(gateway=gateway)
+    await fail_after(till, NODE_ERROR, seconds=1.5)
+    assert await till.balance() == 25
 
 
 async def test_a_contained_workflow_is_the_least_that_a_metered_job_costs(till: Till) -> None:

@@ -94,7 +94,7 @@ async def test_a_worker_that_was_restarted_gives_the_file_another_name_and_it_st
 ) -> None:
     lease = await scene.lease()
     await scene.report(lease)
-    again = made(ONE, "1234-x.png")
+    again = made(ONE, "1234abcd-x_00001_.png")
     await scene.upload(lease, again, ONE)
     job = await scene.complete(lease, again)
     assert len(await scene.files_of(lease.job_id)) == 1

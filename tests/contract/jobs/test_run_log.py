@@ -3,9 +3,11 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from sqlalchemy import insert
@@ -18,12 +20,14 @@ from comfyfleet.api.worker import Complete, Fail, UnheardReport
 from comfyfleet.api.worker import Job as Handed
 from comfyfleet.errors import LeaseLost
 from comfyfleet.server.db.tenant_tables import gateway_files, run_events
-from comfyfleet.server.jobs import finish
+from comfyfleet.server.jobs import files, finish
 from comfyfleet.server.jobs import submit as job_submit
-from comfyfleet.server.jobs.files import report_live
+from comfyfleet.server.jobs.files import TakenOutputs, report_live, take_outputs
 from comfyfleet.server.jobs.lease import lease_next
 from comfyfleet.server.jobs.model import Failure, JobStatus
 from comfyfleet.server.queue.model import RequeueReason
+from comfyfleet.server.run_log import service as run_log
+from comfyfleet.server.run_log.model import Cursor, LoggedEvents, cursor_at
 
 START: tuple[str, dict[str, Any]] = ("execution_start", {"prompt_id": "x"})
 CACHED: tuple[str, dict[str, Any]] = ("execution_cached", {"prompt_id": "x", "nodes": []})
@@ -94,6 +98,35 @@ async def test_reports_that_arrive_at_once_name_a_file_once(
     await scene.require_tidy()
 
 
+async def test_the_file_of_an_earlier_report_stays(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client may have been told of it when an equal report, which has copied the file, too, is logged."""
+    lease, output = await scene.lease(), made(ONE)
+    await scene.upload(lease, output, ONE)
+    report = partial(report_live, scene.whole, scene.key(lease), [executed(output)], [output])
+    has_taken, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def take_and_wait(*arguments: Any) -> TakenOutputs:
+        taken = await take_outputs(*arguments)
+        has_taken.set()
+        await may_go_on.wait()
+        return taken
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "take_outputs", take_and_wait)
+        late = asyncio.create_task(report())
+        await has_taken.wait()
+    await report()
+    (told,) = await scene.rows(gateway_files, lease.job_id)
+    may_go_on.set()
+    await late
+    (row,) = await scene.rows(gateway_files, lease.job_id)
+    assert row.file_id == told.file_id
+    await scene.complete(lease, output)
+    await scene.require_tidy()
+
+
 async def test_completes_that_arrive_at_once_end_the_prompt_once(scene: Scene) -> None:
     lease, output = await scene.lease(), made(ONE)
     await scene.upload(lease, output, ONE)
@@ -105,6 +138,14 @@ async def test_completes_that_arrive_at_once_end_the_prompt_once(scene: Scene) -
     assert await names_of(scene, lease) == ["x_00001_.png"]
     await require_one_of_each(scene, lease)
     await scene.require_tidy()
+
+
+async def test_a_final_report_that_repeats_the_end_ends_the_prompt_once(scene: Scene) -> None:
+    lease = await scene.lease()
+    word = done(lease).model_copy(update={"events": (START, SUCCESS, SUCCESS)})
+    await finish.complete(scene.whole, word)
+    assert await kinds_of(scene, lease) == ["execution_start", "execution_success"]
+    await require_one_of_each(scene, lease)
 
 
 async def test_failures_that_arrive_at_once_end_the_prompt_once(scene: Scene) -> None:
@@ -228,6 +269,148 @@ async def test_the_log_of_a_job_that_ended_elsewhere_stays(scene: Scene) -> None
         await finish.fail(scene.whole, lease.dispatch_id, lease.lease_token, Failure("no"))
     assert await kinds_of(scene, lease) == before
     assert (await scene.rows(run_events, lease.job_id))[-1].record["status"]["completed"]
+
+
+def ordered(client_id: str = "c") -> dict[str, Any]:
+    return {"gateway": {"client_id": client_id, "in_order": True}}
+
+
+async def starts_of(scene: Scene, lease: Handed) -> list[int | None]:
+    """For each row of a prompt, the row that started its attempt."""
+    async with scene.whole.tenant(scene.tenant_id) as tx:
+        rows = await run_log.events_of_job(tx, scene.tenant_id, lease.job_id)
+    places = {row.id: place for place, row in enumerate(rows)}
+    return [None if row.start_id is None else places[row.start_id] for row in rows]
+
+
+async def requeue(scene: Scene, lease: Handed) -> None:
+    await finish.requeue(
+        scene.whole, lease.dispatch_id, lease.lease_token, RequeueReason.SPOT, worker_id="w"
+    )
+
+
+async def test_each_attempt_begins_with_its_first_row(scene: Scene) -> None:
+    first = await scene.lease(**ordered())
+    for number, event in enumerate([START, executing("1")]):
+        await report_live(scene.whole, scene.key(first), [event], report=number)
+    await requeue(scene, first)
+    second = await scene.lease_again()
+    # The client has seen its start, so this row is empty.
+    await report_live(scene.whole, scene.key(second), [START], report=3)
+    await scene.complete(second)
+    assert await starts_of(scene, second) == [0, 0, 2, 2]
+
+
+@pytest.mark.parametrize("gateway", [{}, {"client_id": None, "in_order": True}], ids=str)
+async def test_a_prompt_that_is_not_shown_in_order_has_no_attempts(
+    scene: Scene, gateway: dict[str, Any]
+) -> None:
+    lease = await scene.lease(gateway=gateway)
+    await report_live(scene.whole, scene.key(lease), [START], report=1)
+    await scene.complete(lease)
+    assert await starts_of(scene, lease) == [None, None]
+
+
+async def test_the_end_of_a_cancelled_run_belongs_to_its_attempt(scene: Scene) -> None:
+    lease = await scene.lease(**ordered())
+    await report_live(scene.whole, scene.key(lease), [START], report=1)
+    await job_submit.cancel_job(scene.whole, scene.tenant_id, lease.job_id)
+    assert await starts_of(scene, lease) == [0, 0]
+
+
+async def test_the_end_of_a_prompt_that_no_worker_has_stands_for_itself(scene: Scene) -> None:
+    """Its attempt is over, and its client may see another prompt since."""
+    lease = await scene.lease(**ordered())
+    await report_live(scene.whole, scene.key(lease), [START], report=1)
+    await requeue(scene, lease)
+    await job_submit.cancel_job(scene.whole, scene.tenant_id, lease.job_id)
+    assert await starts_of(scene, lease) == [0, 1]
+
+
+async def read_in_order(scene: Scene, cursor: Cursor, *, to_id: int) -> list[LoggedEvents]:
+    async with scene.whole.tenant(scene.tenant_id) as tx:
+        return await run_log.events_in_order(
+            tx, scene.tenant_id, scene.user_id, "c", cursor, to_id=to_id
+        )
+
+
+async def last_id(scene: Scene) -> int:
+    async with scene.whole.tenant(scene.tenant_id) as tx:
+        return await run_log.last_id(tx, scene.tenant_id, scene.user_id)
+
+
+async def test_the_log_is_read_by_attempt_from_any_place(scene: Scene) -> None:
+    first, second = await scene.lease(**ordered()), await scene.lease(**ordered())
+    other = await scene.lease(**ordered("another client"))
+    plain = await scene.lease()
+    for number in range(2):
+        for lease in (first, second, other, plain):
+            await report_live(
+                scene.whole, scene.key(lease), [executing(str(number))], report=number
+            )
+    to_id = await last_id(scene)
+    rows = await read_in_order(scene, cursor_at(0), to_id=to_id)
+    assert [row.job_id for row in rows] == [first.job_id] * 2 + [second.job_id] * 2
+    for place, row in enumerate(rows):
+        after = Cursor(seen=to_id, start_id=row.start_id or 0, row=row.id, floor=0)
+        assert await read_in_order(scene, after, to_id=to_id) == rows[place + 1 :]
+    # Up to the floor everything was sent; after `to_id` nothing is read.
+    assert await read_in_order(scene, cursor_at(rows[2].id), to_id=to_id) == [rows[1], rows[3]]
+    assert await read_in_order(scene, cursor_at(0), to_id=rows[1].id - 1) == [rows[0], rows[2]]
+
+
+async def is_over(scene: Scene, start_id: int, *, to_id: int) -> bool:
+    async with scene.whole.tenant(scene.tenant_id) as tx:
+        return await run_log.is_attempt_over(tx, scene.tenant_id, start_id, to_id=to_id)
+
+
+async def test_an_attempt_is_over_when_its_lease_has_ended_and_all_was_read(scene: Scene) -> None:
+    lease = await scene.lease(**ordered())
+    await report_live(scene.whole, scene.key(lease), [START], report=1)
+    start = await last_id(scene)
+    await report_live(scene.whole, scene.key(lease), [executing("1")], report=2)
+    assert not await is_over(scene, start, to_id=await last_id(scene))
+    await requeue(scene, lease)
+    assert not await is_over(scene, start, to_id=start)
+    assert await is_over(scene, start, to_id=await last_id(scene))
+    await report_live(scene.whole, scene.key(await scene.lease_again()), [START], report=1)
+    assert await is_over(scene, start, to_id=await last_id(scene))
+    assert not await is_over(scene, await last_id(scene), to_id=await last_id(scene))
+
+
+async def test_running_attempts_are_listed_as_they_started(scene: Scene) -> None:
+    first, second = await scene.lease(**ordered()), await scene.lease(**ordered("d"))
+    await scene.lease(**ordered())
+    for lease in (second, first):
+        await report_live(scene.whole, scene.key(lease), [START], report=1)
+
+    async def running() -> list[tuple[UUID, str | None]]:
+        async with scene.whole.tenant(scene.tenant_id) as tx:
+            found = await run_log.running_attempts(tx, scene.tenant_id, scene.user_id)
+        return [(each.job_id, each.client_id) for each in found]
+
+    assert await running() == [(second.job_id, "d"), (first.job_id, "c")]
+    await requeue(scene, second)
+    assert await running() == [(first.job_id, "c")]
+
+
+async def test_messages_stay_while_an_earlier_prompt_may_hold_them_back(scene: Scene) -> None:
+    first = await scene.lease(**ordered())
+    scene.clock.advance(seconds=1)
+    held, plain = await scene.lease(**ordered()), await scene.lease()
+    for lease in (held, plain):
+        await report_live(scene.whole, scene.key(lease), [START], report=1)
+        await scene.complete(lease)
+
+    async def prune() -> None:
+        async with scene.whole.pools["main"].transaction() as tx:
+            await run_log.prune_live(tx, before=scene.clock() + timedelta(hours=1), limit=100)
+
+    await prune()
+    assert (len(await kinds_of(scene, held)), len(await kinds_of(scene, plain))) == (2, 1)
+    await scene.complete(first)
+    await prune()
+    assert len(await kinds_of(scene, held)) == 1
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from tests.support.jobs.dispatches import (
     leased,
     new,
     opened,
+    parked,
     seen,
     submit,
     waiter,
@@ -23,7 +24,9 @@ from comfyfleet.clock import utc_now
 from comfyfleet.errors import LeaseLost, NotFound
 from comfyfleet.server.db import Database
 from comfyfleet.server.db.central_tables import audit_log, workflows
+from comfyfleet.server.queue import queue as queue_module
 from comfyfleet.server.queue import service
+from comfyfleet.server.queue.decide import DEFAULT_RULES
 from comfyfleet.server.queue.model import DispatchStatus, RequeueReason
 
 
@@ -182,8 +185,6 @@ async def test_another_token_changes_nothing(central: Database) -> None:
             await service.end(tx, job.id, wrong, DispatchStatus.FAILED, now=utc_now())
         with pytest.raises(LeaseLost):
             await service.requeue(tx, job.id, wrong, RequeueReason.SPOT, now=utc_now())
-        with pytest.raises(LeaseLost):
-            await service.report_start(tx, job.id, wrong, now=utc_now())
     assert await seen(central, job.id) == before
 
 
@@ -262,3 +263,29 @@ async def test_what_is_not_there_is_said_so(central: Database) -> None:
     async with opened(central) as queue:
         with pytest.raises(LeaseLost):
             await queue.complete(404, uuid.uuid4())
+
+
+async def test_a_new_job_is_left_to_its_preferred_worker_for_a_moment(central: Database) -> None:
+    now = utc_now()
+    async with opened(central, clock=lambda: now) as queue:
+        (first,) = await queue.enqueue([new(preferred_worker_id="mine")])
+        assert await queue.lease(waiter("other"), wait_seconds=0) is None
+        assert (await leased(queue, waiter("mine"))).dispatch_id == first.id
+        (second,) = await queue.enqueue([new(preferred_worker_id="gone")])
+        assert await queue.lease(waiter("other"), wait_seconds=0) is None
+        now += DEFAULT_RULES.preferred_max_wait
+        assert (await leased(queue, waiter("other"))).dispatch_id == second.id
+
+
+async def test_a_poll_that_waits_gets_the_job_when_it_is_left_to_nobody_else(
+    central: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing else looks at the queue again.
+    monkeypatch.setattr(queue_module, "RECHECK_SECONDS", 3600.0)
+    async with opened(central) as queue:
+        polling = asyncio.create_task(queue.lease(waiter("other"), wait_seconds=60))
+        await parked(queue, 1)
+        (row,) = await queue.enqueue([new(preferred_worker_id="gone")])
+        lease = await polling
+        assert lease is not None
+        assert lease.dispatch_id == row.id

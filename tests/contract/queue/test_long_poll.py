@@ -289,11 +289,7 @@ async def test_those_dismissed_ask_anew(central: Database) -> None:
 async def test_prefetching_waits_until_nobody_else_does(central: Database) -> None:
     async with opened(central) as queue:
         busy = waiter("busy", is_prefetch=True)
-        assert not queue.has_other_waiter(busy)
         async with waiting(queue, waiter("idle", load=7)) as waits:
-            assert queue.has_other_waiter(busy)
-            assert not queue.has_other_waiter(waiter("idle", load=7))
-            assert not queue.has_other_waiter(waiter("busy", lanes=[lane(2)]))
             await submit(central, new())  # nobody was told of it yet
             assert await queue.lease(busy, wait_seconds=0) is None
             assert (await waits["idle"]) is not None
@@ -322,3 +318,17 @@ async def test_a_worker_of_many_lanes_is_woken_by_any(central: Database) -> None
         async with waiting(queue, waiter(lanes=lanes)) as waits:
             await put(central, queue, to=lane(42))
             assert await only(waits) == "gpu-1"
+
+
+async def test_an_error_without_waiting_polls_is_not_called_a_failed_batch(
+    central: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def lose(_queue: DispatchQueue) -> None:
+        raise Unavailable("the database is away")
+
+    monkeypatch.setattr(DispatchQueue, "_announce", lose)
+    async with opened(central) as queue:
+        [row] = await submit(central, new())
+        queue.arrived([row])
+    messages = [each.getMessage() for each in caplog.records if "database is away" in each.message]
+    assert messages == ["new jobs can't be given to waiting workers now: the database is away"]

@@ -120,16 +120,6 @@ async def test_a_prefetched_job_that_has_started_is_not_asked_back(central: Data
             assert await service.recall(tx, [lane(1)], not_of="idle") == []
 
 
-async def test_a_start_is_reported_once(central: Database) -> None:
-    [job] = await submit(central, new())
-    async with opened(central) as queue:
-        lease = await leased(queue)
-    async with central.transaction() as tx:
-        first = await service.report_start(tx, job.id, lease.token, now=utc_now())
-        assert first.started_at
-        assert await service.report_start(tx, job.id, lease.token, now=utc_now()) == first
-
-
 async def test_the_queue_is_counted_by_tenant_and_by_lane(central: Database) -> None:
     await submit(central, new(ADA), new(ADA, to=lane(2)), new(BOB))
     async with opened(central) as queue:

@@ -1,6 +1,7 @@
 """Jobs, lanes and waiters for tests of the queue."""
 
 import asyncio
+import math
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from comfyfleet.server.db.central_tables import audit_log, dispatches, workflows
 from comfyfleet.server.queue import service
 from comfyfleet.server.queue.model import Dispatch, DispatchLease, NewDispatch, QueueLane, Waiter
 from comfyfleet.server.queue.queue import DispatchQueue
+from comfyfleet.server.queue.waiters import PollRequest
 from comfyfleet.settings import Settings
 
 ADA = uuid.UUID(int=0xADA)
@@ -117,3 +119,8 @@ async def outcome(db: Database) -> tuple[dict[str, int], int, int]:
         made = await tx.scalar(select(func.sum(dispatches.c.lease_number)))
         noted = await tx.scalar(select(func.count()).where(audit_log.c.action == "lease"))
     return {row[0]: row[1] for row in by_status}, int(made or 0), int(noted or 0)
+
+
+def parked_requests(queue: DispatchQueue) -> list[PollRequest]:
+    """The requests of all workers that wait for a job."""
+    return queue.requests_not_seen_since(math.inf)

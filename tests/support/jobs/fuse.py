@@ -81,16 +81,16 @@ class FusedDatabase(Database):
         self._inner, self._fuse = database, fuse
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Tx]:
+    async def transaction(self, *, persists: bool = True) -> AsyncIterator[Tx]:
         await self._fuse.burn()
-        async with self._inner.transaction() as tx:
+        async with self._inner.transaction(persists=persists) as tx:
             yield FusedTx(tx, self._fuse)  # type: ignore[misc]
         await self._fuse.burn()
 
     @asynccontextmanager
-    async def execute_one(self) -> AsyncIterator[Tx]:
+    async def execute_one(self, *, persists: bool = True) -> AsyncIterator[Tx]:
         await self._fuse.burn()
-        async with self._inner.execute_one() as tx:
+        async with self._inner.execute_one(persists=persists) as tx:
             yield FusedTx(tx, self._fuse)  # type: ignore[misc]
         await self._fuse.burn()
 

@@ -28,6 +28,12 @@ torch.OutOfMemoryError: Allocation on device would exceed memory
         (json.dumps({"exception_message": " Two\nlines "}), "Two lines"),
         ({"error": {"error_message": "inner"}, "node_id": "3"}, "inner"),
         ({"error_message": "outer", "inner": {"exception_message": "first"}}, "first"),
+        ('RuntimeError: {"exception_message": "deep"}', "deep"),
+        (
+            'ValueError: {no}, see\n[{"a": {"error_message": "it can\'t be read"}}] end',
+            "it can't be read",
+        ),
+        ('RuntimeError: {"exception_message": "secret path /home/bob"}', UNKNOWN),
         (TRACEBACK, "Allocation on device would exceed memory"),
         ("worker said: {'message': 'no such file'} and stopped", "no such file"),
         ("\n\n---\nError: disk full\n", "disk full"),

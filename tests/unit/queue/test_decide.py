@@ -343,3 +343,25 @@ def test_nobody_is_waited_for_where_nobody_has_the_model_or_the_job_is_bound() -
     bound = new._replace(backend_affinity="worker:w")
     rules = MatchRules(costs=learned(2, 8, flux=("other",)))
     assert chosen([bound], idle, rules=rules) == {"w": bound}
+
+
+def test_a_new_job_is_left_to_the_idle_worker_of_its_clients_previous_prompt() -> None:
+    wanted = job(age=0.1, preferred_worker_id="mine")
+    other = worker("other", free_gpu_memory_bytes=9)
+    assert chosen([wanted], [other, worker("mine")]) == {"mine": wanted}
+    warm = worker("other", models_loaded=("sdxl",))
+    assert chosen([replace_model(wanted)], [warm]) == {}
+    made = match_waiters([wanted], [other], now=NOW, starts={})
+    assert made.choices == []
+    assert made.held_seconds == pytest.approx(0.2)
+
+
+def replace_model(candidate: DispatchCandidate) -> DispatchCandidate:
+    return candidate._replace(model_key="sdxl")
+
+
+def test_a_job_is_not_left_to_a_preferred_worker_for_long_or_while_it_is_busy() -> None:
+    old = job(age=0.3, preferred_worker_id="mine")
+    assert chosen([old], [worker("other")]) == {"other": old}
+    new = job(age=0.1, preferred_worker_id="mine")
+    assert chosen([new], [worker("mine", is_prefetch=True)]) == {}

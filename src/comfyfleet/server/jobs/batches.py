@@ -1,5 +1,6 @@
 """Batches of up to a thousand jobs of one effect, and the admission of held jobs to the queue."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -167,10 +168,11 @@ async def submit_batch(
         request_hash=wanted.request_hash,
         created_at=context.clock(),
     )
-    asked = {
-        uuid5(batch.id, str(position)): await _build_spec(context, batch, offered, wanted, position)
-        for position in range(len(wanted.sets))
-    }
+    asked: dict[UUID, JobSpec] = {}
+    for position in range(len(wanted.sets)):
+        spec = await _build_spec(context, batch, offered, wanted, position)
+        asked[uuid5(batch.id, str(position))] = spec
+        await asyncio.sleep(0)  # a thousand of them take long
     return await _write(context, batch, asked)
 
 

@@ -4,16 +4,17 @@ Also the state that all control planes share in the central database: maintenanc
 
 import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import TypeAlias
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
 from comfyfleet.clock import Clock
-from comfyfleet.errors import FleetError, NotFound
+from comfyfleet.errors import LOGGED, FleetError, NotFound, Unavailable
 from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.counters import RunMetrics
 from comfyfleet.server.db import Database, Pools, Tx
@@ -22,14 +23,18 @@ from comfyfleet.server.db.outages import log_failure
 from comfyfleet.server.fleets.model import WorkflowRequirements
 from comfyfleet.server.jobs import store
 from comfyfleet.server.jobs.caches import ActiveJobLimits, JobCaches, PollLimits
-from comfyfleet.server.jobs.model import JobAttempt
+from comfyfleet.server.jobs.model import Job, JobAttempt
+from comfyfleet.server.jobs.partner_keys import PartnerKeys
 from comfyfleet.server.jobs.progress import ALL_CHANGED, Previews, UserChange
 from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.server.queue import service as dispatch
+from comfyfleet.server.queue.model import Dispatch
 from comfyfleet.server.queue.queue import DispatchQueue
 from comfyfleet.server.storage.model import ObjectStore
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.settings import Settings
+
+T = TypeVar("T")
 
 
 class JobNotifier:
@@ -132,7 +137,7 @@ class JobNotifier:
 
 
 log = logging.getLogger(__name__)
-DELAY_SECONDS = 0.05
+DELAY_SECONDS = 0.25
 Attempts: TypeAlias = dict[tuple[UUID, int], JobAttempt]  # by job and lease: the first counts
 
 
@@ -233,6 +238,58 @@ def _logged(what: str) -> Iterator[None]:
         log_failure(log, error, "%s", what)
 
 
+# A payload is read faster, unless its database hangs or is overloaded.
+PAYLOAD_SECONDS_MAX = 2.0
+
+
+class PayloadReads:
+    """Limits how long workers wait for the databases of tenants. While a read of a pool takes too
+    long, the pool's other jobs are not read, so that a pool that hangs holds up one worker at most.
+    """
+
+    def __init__(self) -> None:
+        self._slow: set[Database] = set()
+        self._reading: Counter[Database] = Counter()
+
+    async def run(self, pool: Database, read: Coroutine[Any, Any, T]) -> T:
+        """Returns the result of a read; raises Unavailable if it takes too long. The read goes on
+        then, because a canceled one would look like a lost connection, and its end shows that
+        the pool responds again.
+        """
+        if pool.is_sqlite:  # a file of this process, which is no server that hangs
+            return await read
+        if pool in self._slow and self._reading[pool]:
+            read.close()
+            raise _slow_pool("a worker already waits for the tenant's slow database")
+        self._reading[pool] += 1
+        reading = asyncio.create_task(read)
+        reading.add_done_callback(partial(self._ended, pool))
+        # Twice: a process that was stopped or busy for long first gets what has arrived meanwhile.
+        for _ in range(2):
+            if not reading.done():
+                await asyncio.wait({reading}, timeout=PAYLOAD_SECONDS_MAX / 2)
+        if reading.done():
+            return reading.result()
+        if pool not in self._slow:
+            self._slow.add(pool)
+            log.warning("database %s is slow: its jobs are delayed", pool.name)
+        raise _slow_pool(f"the tenant's database did not respond in {PAYLOAD_SECONDS_MAX:g} s")
+
+    def _ended(self, pool: Database, reading: "asyncio.Task[Any]") -> None:
+        self._reading[pool] -= 1
+        if reading.cancelled() or isinstance(reading.exception(), Unavailable):
+            return
+        if pool in self._slow:
+            self._slow.discard(pool)
+            log.warning("database %s responds again", pool.name)
+
+
+def _slow_pool(message: str) -> Unavailable:
+    error = Unavailable(message)
+    error.add_note(LOGGED)
+    return error
+
+
 @dataclass(frozen=True)
 class JobContext:
     """The central database, the tenants' databases and what acting on jobs needs. No transaction
@@ -252,19 +309,29 @@ class JobContext:
     run_metrics: RunMetrics = field(default_factory=RunMetrics)
     caches: JobCaches = field(default_factory=JobCaches)
     polls: PollLimits = field(default_factory=PollLimits)
+    payload_reads: PayloadReads = field(default_factory=PayloadReads)
     # A tenant never moves, so its pool is looked up once.
     _pool_names: dict[UUID, str] = field(default_factory=dict)
+    partner_keys: PartnerKeys = field(init=False)
 
     def __post_init__(self) -> None:
         self.queue.model_sets.find = self._needs_of
+        keys = PartnerKeys(self.queue.announce, has_others=not self.central.is_sqlite)
+        object.__setattr__(self, "partner_keys", keys)
+        self.queue.hearers.append(keys.heard)
 
     async def _needs_of(self, dispatch_id: int) -> WorkflowRequirements | None:
-        """Reads what a job needs that this process has not enqueued, or had before a restart."""
+        """Reads what a job needs that this process has not enqueued, or had before a restart.
+
+        Raises Unavailable if that can't be read now.
+        """
         try:
             async with self.central.read() as tx:
                 row = await dispatch.get(tx, dispatch_id)
-            async with self.tenant(row.tenant_id) as tx:
-                job = await store.get(tx, row.tenant_id, row.job_id)
+            pool = await self.pool_of(row.tenant_id)
+            job = await self.payload_reads.run(pool, _read_job(pool, row))
+        except Unavailable:
+            raise
         except FleetError as error:
             log.warning("the models of dispatch %d are not known: %s", dispatch_id, error.message)
             return None
@@ -313,8 +380,13 @@ class JobContext:
         return name
 
 
+async def _read_job(pool: Database, row: Dispatch) -> Job | None:
+    async with pool.read() as tx:
+        return await store.get(tx, row.tenant_id, row.job_id)
+
+
 LAST_EXPIRY, RECONCILED = "last_expiry", "reconciled"
-RECOVERING_UNTIL = "settling_until"
+RECOVERING_UNTIL, LAST_OUTAGE = "settling_until", "last_outage"
 
 
 async def in_maintenance(tx: Tx) -> bool:
@@ -355,3 +427,31 @@ async def is_recovering(tx: Tx, now: datetime) -> bool:
 
 async def recover_until(tx: Tx, moment: datetime) -> None:
     await write_state(tx, RECOVERING_UNTIL, moment.isoformat())
+
+
+def is_outage(last_pass: datetime, now: datetime, settings: Settings) -> bool:
+    """Whether the sweep of expired leases paused for so long that workers missed heartbeats."""
+    pause = (now - last_pass).total_seconds()
+    return pause > min(settings.outage_seconds, settings.sweep_seconds + settings.heartbeat_seconds)
+
+
+async def note_outage(tx: Tx, began: datetime, ended: datetime) -> None:
+    """Stores the last outage of all control planes."""
+    await write_state(tx, LAST_OUTAGE, f"{began.isoformat()} {ended.isoformat()}")
+
+
+async def online_since(tx: Tx, now: datetime, settings: Settings) -> datetime:
+    """Returns since when a worker must have been seen to count as online.
+
+    After an outage of the control plane, a worker that was online when it began has time to come back.
+    """
+    usual = timedelta(seconds=settings.offline_after_seconds)
+    last_pass = await last_expiry(tx)
+    if last_pass and is_outage(last_pass, now, settings):
+        return last_pass - usual  # the sweep has not noted this outage yet
+    noted = await read_state(tx, LAST_OUTAGE)
+    if noted:
+        began, ended = map(datetime.fromisoformat, noted.split())
+        if now - ended < usual:
+            return began - usual
+    return now - usual

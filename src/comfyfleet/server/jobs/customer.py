@@ -13,7 +13,7 @@ from comfyfleet.server.catalog.model import Property, ResolvedEffect, check_valu
 from comfyfleet.server.db import Tx
 from comfyfleet.server.jobs import service, store, store_followed, submit
 from comfyfleet.server.jobs.context import JobContext
-from comfyfleet.server.jobs.diagnosis import explain_to_customer, explain_wait
+from comfyfleet.server.jobs.diagnosis import WaitExplanation, explain_to_customer, explain_wait
 from comfyfleet.server.jobs.model import Job, JobStatus
 from comfyfleet.server.jobs.stages import WaitingJob
 from comfyfleet.server.jobs.submit import retry_job_id, retry_spec
@@ -68,8 +68,8 @@ async def cancel_job(context: JobContext, tenant_id: UUID, user_id: UUID, job_id
     ended = await submit.cancel_job(context, tenant_id, job_id)
     if ended.status != JobStatus.CANCELLED:
         raise JobEnded(
-            f"the job has ended ({ended.status}), so it can't be cancelled. This call doesn't delete "
-            f"results; the route reserved for that is DELETE /api/ai-jobs/{job_id}/result",
+            f"the job has ended ({ended.status}), so it can't be cancelled. Its results are unchanged: "
+            "cancelling never deletes results.",
             status=ended.status,
         )
     return ended
@@ -102,15 +102,15 @@ async def _current_price(context: JobContext, job: Job) -> int:
 
 async def explain_job(
     context: JobContext, tenant_id: UUID, user_id: UUID, job_id: UUID
-) -> tuple[str, float | None]:
-    """Returns why a job is not running, and the seconds after which only a person can help."""
+) -> WaitExplanation:
+    """Explains why a job is not running, and whether only a person can help."""
     job = await get_job(context, tenant_id, user_id, job_id)
     if job.asked.is_held and job.status == JobStatus.QUEUED:
-        return HELD, None
+        return WaitExplanation(HELD)
     async with context.central.read() as tx:
         row = await dispatch.of_job(tx, tenant_id, job_id)
     if row is None:
-        return ON_ITS_WAY, None
+        return WaitExplanation(ON_ITS_WAY)
     return await explain_wait(context, row)
 
 

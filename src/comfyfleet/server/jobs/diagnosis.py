@@ -4,7 +4,7 @@ and its attempts on one axis of time."""
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.catalog.model import RegisteredWorkflow, WorkflowVersion
@@ -240,27 +240,45 @@ async def explain_to_customer(context: JobContext, row: Dispatch) -> str:
     return explain_situation_to_customer(await _read_situation(context, row))
 
 
-async def explain_wait(context: JobContext, row: Dispatch) -> tuple[str, float | None]:
-    """Returns the explanation for a customer, and the seconds after which only a person can help.
+class HelpNeeded(NamedTuple):
+    """When only a person can help a job, and what that person must do."""
 
-    None means that the job needs no help, or that the obstacle passes by itself.
-    """
+    after_seconds: float
+    action: str
+
+
+class WaitExplanation(NamedTuple):
+    why: str
+    help_needed: HelpNeeded | None = None  # None: the job needs no help, or the obstacle passes
+
+
+_OFFER_AGAIN = "Ask the operator to offer the workflow again, or use another one."
+_RESUME = "Ask the operator to resume the workflow; the job then runs by itself."
+_START_WORKER = (
+    "Start a worker that can run it, or ask the operator to start one or to assign the workflow to "
+    "a fleet that has one; the job then runs by itself."
+)
+
+
+async def explain_wait(context: JobContext, row: Dispatch) -> WaitExplanation:
+    """Explains a wait to a customer, and says whether only a person can end it."""
     if row.status in ENDED or row.status == DispatchStatus.LEASED:
-        return await explain_to_customer(context, row), None
+        return WaitExplanation(await explain_to_customer(context, row))
     seen = await _read_situation(context, row)
-    return explain_situation_to_customer(seen), await _person_needed_after(context, seen)
+    return WaitExplanation(explain_situation_to_customer(seen), await _help_needed(context, seen))
 
 
-async def _person_needed_after(context: JobContext, seen: WaitSituation) -> float | None:
+async def _help_needed(context: JobContext, seen: WaitSituation) -> HelpNeeded | None:
     workflow = seen.workflow
     if not workflow.is_active:
-        return 0.0
+        return HelpNeeded(0.0, _OFFER_AGAIN)
     is_stopped = workflow.is_paused or find_shortage(seen.ground, seen.dispatch.backend_affinity)
     if seen.maintenance or not is_stopped:
         return None
     async with context.central.read() as tx:
         starts_within = await fleets.starts_within(tx)
-    return float(starts_within.get(workflow.slug, context.settings.no_backend_seconds))
+    seconds = float(starts_within.get(workflow.slug, context.settings.no_backend_seconds))
+    return HelpNeeded(seconds, _RESUME if workflow.is_paused else _START_WORKER)
 
 
 def explain_situation_to_customer(seen: WaitSituation) -> str:

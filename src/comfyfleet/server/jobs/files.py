@@ -8,7 +8,8 @@ run goes on. Their rows are there from then on. With the end of the job they bec
 failed or was cancelled stay, under the names that were told."""
 
 import asyncio
-import tempfile
+import re
+from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,9 +37,10 @@ from comfyfleet.server.jobs.model import (
     Job,
     asks_for_previews,
     output_folder_of,
+    sees_in_order,
     tells_results_live,
 )
-from comfyfleet.server.jobs.progress import ONLY_TOLD
+from comfyfleet.server.jobs.progress import ALL_CHANGED, ONLY_TOLD
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import (
     SNIFF_BYTES,
@@ -61,9 +63,13 @@ from comfyfleet.server.run_log.model import (
     without_results,
 )
 from comfyfleet.server.storage.model import CHUNK_BYTES
+from comfyfleet.server.storage.outage import system_scratch
 from comfyfleet.transport.files import open_file
 
 ANNOUNCED_SIZE = "announced_size"
+# In the metadata of an output: who has delivered it.
+MADE_BY = "made_by"
+_RESUMED = re.compile(r"(?:\d+-)?([0-9a-f]{8})-(.+)")
 # What `arrived` raises of a file that can't be used.
 REFUSALS = (Conflict, InvalidInput, LimitExceeded, Refused)
 
@@ -209,9 +215,10 @@ class LeaseKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredOutput:
-    """A stored output; `source` is the key to which the worker uploaded it. `is_known`: it was stored before."""
+    """A stored output; `source` is the key to which the worker uploaded it, None if it came with the report.
+    `is_known`: it was stored before."""
 
-    source: str
+    source: str | None
     file: File
     is_known: bool = False
     lost_manifest: bool = False  # its C2PA manifest was removed with its prompt
@@ -246,7 +253,8 @@ async def discard_outputs(context: JobContext, taken: Sequence[StoredOutput]) ->
 
 def delete_sources(context: JobContext, taken: Sequence[StoredOutput]) -> None:
     """Deletes what the worker uploaded, once rows name the stored copies."""
-    context.deferred.delete_objects(context.store, [each.source for each in taken])
+    keys = [each.source for each in taken if each.source is not None]
+    context.deferred.delete_objects(context.store, keys)
 
 
 async def _rules_of(
@@ -264,6 +272,10 @@ async def _rules_of(
     return delivery_rules(job.asked, terms)
 
 
+def name_of(output: DeliveredOutput) -> str:
+    return safe_name(output.filename or output.name)
+
+
 def source_key(key: LeaseKey, output: DeliveredOutput) -> str:
     folder = output_folder_of(key.token, key.job_id)
     return output_key(key.tenant_id, key.job_id, folder, output.name)
@@ -272,16 +284,18 @@ def source_key(key: LeaseKey, output: DeliveredOutput) -> str:
 async def _store_output(
     context: JobContext, lease: LeaseKey, output: DeliveredOutput, rules: DeliveryRules | None
 ) -> StoredOutput:
-    source = source_key(lease, output)
+    source = None if output.content is not None else source_key(lease, output)
     if output.size > context.settings.max_output_bytes:
         raise InvalidInput(f"output {output.name!r} is too large", field="outputs")
     file_id = context.new_id()
-    filename, media_type = harmless(safe_name(output.filename or output.name), output.content_type)
+    filename, media_type = harmless(name_of(output), output.content_type)
     output = output.model_copy(update={"content_type": media_type})
     suffix = suffix_of(filename, media_type)
     key = kept_output_key(lease.tenant_id, lease.job_id, file_id, suffix)
     made = PreparedObject(output.size, output.content_hash, output.lost_manifest)
-    if rules is not None:
+    if source is None:
+        made = await _put_content(context, key, output, rules, made)
+    elif rules is not None:
         await _require_size(context, source, output)
         made = await _copy_prepared(context, source, key, output, rules)
     else:
@@ -296,10 +310,41 @@ async def _store_output(
         mime_type=media_type,
         size=made.size,
         content_hash=made.content_hash,
-        metadata={},
+        metadata={MADE_BY: _maker_of(lease, output)},
         created_at=context.clock(),
     )
     return StoredOutput(source, file, lost_manifest=made.lost_manifest)
+
+
+async def _put_content(
+    context: JobContext,
+    key: str,
+    output: DeliveredOutput,
+    rules: DeliveryRules | None,
+    made: "PreparedObject",
+) -> "PreparedObject":
+    """Stores a file that came with the report."""
+    data = _content_of(output)
+    if rules is not None:
+        data, made = await asyncio.to_thread(_prepare_bytes, data, rules, name_of(output))
+    await context.store.put(key, data, output.content_type)
+    return made
+
+
+def _content_of(output: DeliveredOutput) -> bytes:
+    try:
+        data = b64decode(output.content or "", validate=True)
+    except ValueError:
+        raise InvalidInput(f"output {output.name!r} is not base64", field="outputs") from None
+    if len(data) != output.size:
+        raise _wrong_size(output, len(data))
+    return data
+
+
+def _wrong_size(output: DeliveredOutput, size: int) -> InvalidInput:
+    return InvalidInput(
+        f"output {output.name!r} has {size} bytes, not {output.size}", field="outputs"
+    )
 
 
 async def _copy(context: JobContext, source: str, key: str, output: DeliveredOutput) -> None:
@@ -317,9 +362,7 @@ async def _require_size(context: JobContext, source: str, output: DeliveredOutpu
     if facts is None:
         raise _output_missing(output)
     if facts.size != output.size:
-        raise InvalidInput(
-            f"output {output.name!r} has {facts.size} bytes, not {output.size}", field="outputs"
-        )
+        raise _wrong_size(output, facts.size)
 
 
 def _output_missing(output: DeliveredOutput) -> InvalidInput:
@@ -340,30 +383,29 @@ async def _copy_prepared(
 ) -> PreparedObject:
     if output.size <= CHUNK_BYTES:
         data = await context.store.get(source)
-        data, made = await asyncio.to_thread(_prepare_bytes, data, rules)
+        data, made = await asyncio.to_thread(_prepare_bytes, data, rules, name_of(output))
         await context.store.put(key, data, output.content_type)
         return made
-    with tempfile.TemporaryDirectory(prefix="comfyfleet-") as folder:
-        path = Path(folder) / "output"
+    with system_scratch().opened() as folder:
+        path = folder / "output"
         with await open_file(path, "wb") as file:
             async for chunk in context.store.chunks(source):
                 await asyncio.to_thread(file.write, chunk)
-        made = await asyncio.to_thread(_prepare_path, path, rules)
+        made = await asyncio.to_thread(_prepare_path, path, rules, name_of(output))
         await context.store.put_file(key, path, output.content_type)
     return made
 
 
-def _prepare_bytes(data: bytes, rules: DeliveryRules) -> tuple[bytes, PreparedObject]:
-    with tempfile.NamedTemporaryFile(prefix="comfyfleet-") as file:
-        file.write(data)
-        file.flush()
-        path = Path(file.name)
-        made = _prepare_path(path, rules)
+def _prepare_bytes(data: bytes, rules: DeliveryRules, name: str) -> tuple[bytes, PreparedObject]:
+    with system_scratch().opened() as folder:
+        path = folder / "output"
+        path.write_bytes(data)
+        made = _prepare_path(path, rules, name)
         return path.read_bytes(), made
 
 
-def _prepare_path(path: Path, rules: DeliveryRules) -> PreparedObject:
-    prepared = prepare_file(path, mark=rules.mark, strips=rules.strips)
+def _prepare_path(path: Path, rules: DeliveryRules, name: str) -> PreparedObject:
+    prepared = prepare_file(path, mark=rules.mark, strips=rules.strips, name=name)
     return PreparedObject(prepared.size, _path_hash(path), prepared.lost_manifest)
 
 
@@ -406,7 +448,7 @@ async def take_outputs(
     aliases: dict[str, str] = {}
     before = known or {}
     for each in outputs:
-        if (name := _find_same(each, before, aliases)) is not None:
+        if (name := _find_same(each, before, aliases, maker=_maker_of(key, each))) is not None:
             aliases[each.name] = name
     missing = [each for each in outputs if each.name not in aliases]
     new = iter(await store_outputs(context, key, missing))
@@ -416,13 +458,28 @@ async def take_outputs(
         else next(new)
         for each in outputs
     ]
-    return TakenOutputs(outputs, stored, aliases, may_be_known=known is not None)
+    named = [each.model_copy(update={"content": None}) for each in outputs]
+    return TakenOutputs(named, stored, aliases, may_be_known=known is not None)
+
+
+def _maker_of(key: LeaseKey, output: DeliveredOutput) -> str:
+    """Names the lease and, if a worker was restarted under it, the process that delivers the output.
+
+    A restarted worker puts the same eight digits before the name of each file.
+    """
+    folder = str(output_folder_of(key.token, key.job_id))
+    match = _RESUMED.fullmatch(output.name)
+    is_restarted = match is not None and match[2] == safe_name(output.filename or "")
+    return f"{folder}/{match[1]}" if match and is_restarted else folder
 
 
 def _find_same(
-    output: DeliveredOutput, known: Mapping[str, File], aliases: Mapping[str, str]
+    output: DeliveredOutput, known: Mapping[str, File], aliases: Mapping[str, str], *, maker: str
 ) -> str | None:
-    """A worker that began again gives the same file another name."""
+    """A worker that began again gives the same file another name.
+
+    Files that one worker delivers under several names are several files, even if their content is the same.
+    """
     if output.content_hash is None:
         return None
     same = [
@@ -430,6 +487,7 @@ def _find_same(
         for name, file in known.items()
         if (file.content_hash, file.size) == (output.content_hash, output.size)
         and name not in aliases.values()
+        and (name == output.name or file.metadata.get(MADE_BY) != maker)
     ]
     return output.name if output.name in same else next(iter(same), None)
 
@@ -477,7 +535,9 @@ async def report_live(
     run = logged.run
     delete_sources(context, taken.stored)
     context.deferred.delete_objects(context.store, [each.path for each in replaced])
-    context.notifier.tell_user(run.user_id, ONLY_TOLD)
+    # The queue shows the prompt that has started.
+    is_start = run.start_id == 0
+    context.notifier.tell_user(run.user_id, ALL_CHANGED if is_start else ONLY_TOLD)
 
 
 class LoggedReport(NamedTuple):
@@ -510,7 +570,8 @@ async def _log(
     old_ids = await run_log.log_live(
         tx, run, events, taken.named(), state=state, now=context.clock()
     )
-    return LoggedReport(run, taken), await remove_files(tx, key.tenant_id, old_ids)
+    logged = LoggedReport(run.in_attempt(state), taken)
+    return logged, await remove_files(tx, key.tenant_id, old_ids)
 
 
 async def _with_current_files(tx: Tx, key: LeaseKey, taken: TakenOutputs) -> TakenOutputs:
@@ -525,7 +586,7 @@ async def _with_current_files(tx: Tx, key: LeaseKey, taken: TakenOutputs) -> Tak
     aliases: dict[str, str] = {}
     stored: list[StoredOutput] = []
     for output, one in zip(taken.outputs, taken.stored, strict=True):
-        name = _find_same(output, known, aliases)
+        name = _find_same(output, known, aliases, maker=_maker_of(key, output))
         if name is not None:
             aliases[output.name] = name
             stored.append(StoredOutput(one.source, known[name], is_known=True))
@@ -581,4 +642,5 @@ def logged_run(job: Job | None, token: UUID, report: int | None = None) -> Logge
         data.get("client_id"),
         data["prompt_id"],
         report,
+        0 if sees_in_order(data) else None,
     )

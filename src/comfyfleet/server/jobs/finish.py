@@ -2,14 +2,21 @@
 
 import json
 import logging
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from uuid import UUID
 
 from comfyfleet.api import worker as wire
 from comfyfleet.api.worker import Complete
-from comfyfleet.errors import InvalidInput, LeaseLost, NotFound
+from comfyfleet.errors import (
+    FleetError,
+    InvalidInput,
+    LeaseLost,
+    NotFound,
+    RunFailed,
+    Unavailable,
+)
 from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.db.dialect import is_sqlite
 from comfyfleet.server.fleets import service as fleets
@@ -36,12 +43,14 @@ from comfyfleet.server.jobs.files import (
     take_outputs,
 )
 from comfyfleet.server.jobs.model import (
+    PROMPT_REFUSED,
     Failure,
     Job,
     JobOutput,
     JobResult,
     JobStatus,
     is_metered,
+    needs_key,
     tells_results_live,
 )
 from comfyfleet.server.jobs.outbox import notify, sync_dispatches
@@ -121,6 +130,23 @@ def _end_status(message: Complete | wire.Fail | None) -> str:
     return JobStatus.CANCELLED if is_interrupted else JobStatus.FAILED
 
 
+@asynccontextmanager
+async def lease_kept(
+    context: JobContext, message: Complete | wire.Fail, worker_id: str
+) -> AsyncIterator[None]:
+    """Extends the lease if a final report can't be stored, because the tenant's database or the store is
+    away. The worker repeats the report, and sends no heartbeats meanwhile.
+    """
+    try:
+        yield
+    except Unavailable:
+        with suppress(FleetError):
+            await context.queue.extend(
+                message.dispatch_id, message.lease_token, started=False, worker_id=worker_id
+            )
+        raise
+
+
 async def complete(
     context: JobContext,
     message: Complete,
@@ -160,6 +186,8 @@ async def complete(
 async def _after_end(context: JobContext, pool: Database, ended: FinishedJob, token: UUID) -> None:
     context.caches.progress.forget(token)
     context.previews.forget(ended.job.id)
+    if needs_key(ended.job.asked):
+        context.partner_keys.drop(ended.job.id)
     context.deferred.delete_outbox(pool, ended.outbox_ids)
     if ended.has_held:
         await admit_after_end(context, pool, ended.job)
@@ -239,11 +267,14 @@ def _seconds(context: JobContext, row: Dispatch, message: Complete) -> float:
 RUN_LIMIT = "run_limit"  # the worker's code for a run that it stopped at its limit
 
 
-def _stopped_seconds(context: JobContext, row: Dispatch, message: wire.Fail | None) -> float | None:
-    """Returns the seconds of a run that was interrupted or stopped at its limit, which a metered job
-    pays for. None means that it failed for another reason, or never started.
+def _seconds_to_pay(context: JobContext, row: Dispatch, message: wire.Fail | None) -> float | None:
+    """Returns the seconds of a run that was interrupted, stopped at its limit, or failed because of
+    one of its own nodes, which a metered job pays for. None means that it failed for another reason,
+    or never started.
     """
-    if message is None or not (message.interrupted or _is_at_limit(message)):
+    if message is None or not (
+        message.interrupted or _is_at_limit(message) or _is_own_failure(message)
+    ):
         return None
     if message.execution_seconds is not None:
         return message.execution_seconds
@@ -252,6 +283,16 @@ def _stopped_seconds(context: JobContext, row: Dispatch, message: wire.Fail | No
 
 def _is_at_limit(message: wire.Fail) -> bool:
     return isinstance(message.error, dict) and message.error.get("code") == RUN_LIMIT
+
+
+def _is_own_failure(message: wire.Fail) -> bool:
+    """Checks whether a node of the prompt raised an error. The backend's node cache keeps the results
+    of the nodes before it, so if such a run were free, a second one would get them for nothing.
+    """
+    error = message.error
+    if not isinstance(error, dict) or error.get("code") != RunFailed.code:
+        return False
+    return error.get("node_id") is not None
 
 
 async def _complete_dispatch(
@@ -325,17 +366,28 @@ async def fail(
     try:
         async with pool.transaction() as tx:
             job = await store.get(tx, row.tenant_id, row.job_id)
-            await _log_end(tx, context, job, token, message, why.message, taken)
-            ended = await service.fail(
-                tx,
-                row.tenant_id,
-                row.job_id,
-                token,
-                why,
-                run_seconds=_stopped_seconds(context, row, message),
-                new_id=context.new_id,
-                now=context.clock(),
-            )
+            if job and _is_refusal(row, message) and await service.is_awaited(tx, job):
+                ended = await service.refuse(
+                    tx,
+                    row.tenant_id,
+                    row.job_id,
+                    token,
+                    why,
+                    new_id=context.new_id,
+                    now=context.clock(),
+                )
+            else:
+                await _log_end(tx, context, job, token, message, why.message, taken)
+                ended = await service.fail(
+                    tx,
+                    row.tenant_id,
+                    row.job_id,
+                    token,
+                    why,
+                    run_seconds=_seconds_to_pay(context, row, message),
+                    new_id=context.new_id,
+                    now=context.clock(),
+                )
     except LeaseLost:
         await files.discard_outputs(context, taken.new)
         await _end_if_cancelled(context, pool, row, token)
@@ -347,10 +399,17 @@ async def fail(
     return ended.job
 
 
+def _is_refusal(row: Dispatch, message: wire.Fail | None) -> bool:
+    """Whether the first backend that got the prompt has refused it."""
+    error = message.error if message else None
+    is_refused = isinstance(error, dict) and error.get("code") == PROMPT_REFUSED
+    return is_refused and row.lease_number == 1
+
+
 async def _take_partial(
     context: JobContext, pool: Database, row: Dispatch, message: wire.Fail | None
 ) -> TakenOutputs:
-    """What a run has made before it failed or was stopped, if it costs nothing."""
+    """What a run has made before it failed or was stopped, if its prompt has no price."""
     if message is None or not message.outputs:
         return TakenOutputs()
     async with pool.read() as tx:
@@ -378,7 +437,7 @@ async def _end_interrupted(
             tx,
             row.tenant_id,
             row.job_id,
-            run_seconds=_stopped_seconds(context, row, message) or 0.0,
+            run_seconds=_seconds_to_pay(context, row, message) or 0.0,
             new_id=context.new_id,
             now=now,
         )
@@ -451,8 +510,9 @@ async def requeue_job(context: JobContext, row: Dispatch, token: UUID) -> None:
                 tx, row.tenant_id, row.job_id, token, now=context.clock()
             )
         notify(context, waiting)
-    except LeaseLost:
-        log.info("job %s was leased or ended while it was put back", row.job_id)
+    except LeaseLost as error:
+        # Nothing is left to do: its next lease, or its end, has set the tenant's row.
+        log.debug("job %s was leased or ended while it was put back: %s", row.job_id, error.message)
 
 
 async def requeue_worker(context: JobContext, worker_id: str, reason: RequeueReason) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 from uuid import UUID
 
+from comfyfleet.api.sizes import is_larger
 from comfyfleet.api.values import Asset
 from comfyfleet.api.worker import Complete, Fail, FilledIn, Heartbeat, HeartbeatAnswer
 from comfyfleet.errors import LeaseLost
@@ -25,6 +26,8 @@ from comfyfleet.server.queue.model import Dispatch, DispatchStatus, ExtendedLeas
 
 VALUE_CHARACTERS_MAX = 2000
 FILLED_IN_CHARACTERS_MAX = 64_000
+# More inputs surely have more characters: each has a name in quotes, a colon, a value, a comma and two spaces.
+FILLED_IN_INPUTS_MAX = FILLED_IN_CHARACTERS_MAX // 7
 LEFT_OUT = "(left out)"
 
 
@@ -62,6 +65,8 @@ async def note_last(
 
 def sanitize(filled_in: FilledIn) -> dict[str, dict[str, Any]]:
     """Removes secrets from URLs, and limits the size."""
+    if sum(map(len, filled_in.values())) > FILLED_IN_INPUTS_MAX:
+        return {}
     told = {
         node_id: {name: _sanitize_value(value) for name, value in inputs.items()}
         for node_id, inputs in filled_in.items()
@@ -73,6 +78,8 @@ def _sanitize_value(value: Any) -> Any:
     if isinstance(value, str):
         plain = value.encode(errors="backslashreplace").decode().replace("\0", "")
         return strip_url_secrets(plain)[:VALUE_CHARACTERS_MAX]
+    if is_larger(value, bytes_max=VALUE_CHARACTERS_MAX):
+        return LEFT_OUT
     return value if len(json.dumps(value)) <= VALUE_CHARACTERS_MAX else LEFT_OUT
 
 
@@ -160,6 +167,7 @@ async def _extend(
         recall=beat.recall_requested,
         previews=is_watched,
         new_token=worker.next_key if worker else None,
+        facts_wanted=context.queue.facts.take(worker.worker_id) if worker else None,
     )
     return await _with_files(context, message, answer)
 

@@ -9,7 +9,8 @@ from uuid import UUID
 
 from comfyfleet.api import values as wire_files
 from comfyfleet.api import worker as wire
-from comfyfleet.errors import FleetError, NotFound, Unavailable
+from comfyfleet.api.values import INLINE_BYTES_MAX
+from comfyfleet.errors import FleetError, NotFound, Refused, Unavailable
 from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.catalog.model import AssetRef, RunTerms
 from comfyfleet.server.db import Database
@@ -24,6 +25,7 @@ from comfyfleet.server.jobs.model import (
     Failure,
     Job,
     JobSpec,
+    needs_key,
     output_folder_of,
     paid_seconds,
     tells_results_live,
@@ -89,7 +91,10 @@ async def _build_payload(context: JobContext, lease: DispatchLease) -> wire.Job 
     pool: Database | None = None
     try:
         pool = await context.pool_of(lease.tenant_id)
-        job = await _start(context, pool, lease)
+        job = await context.payload_reads.run(pool, _start(context, pool, lease))
+        # Not awaited: if a power cut undoes the lease in these milliseconds, the job runs again.
+        context.central.persist_soon()
+        pool.persist_soon()
         if job is None:
             context.notifier.tell(lease.job_id)
             await _sync_dispatch(context, pool, lease)
@@ -106,10 +111,10 @@ async def _build_payload(context: JobContext, lease: DispatchLease) -> wire.Job 
 async def _start(context: JobContext, pool: Database, lease: DispatchLease) -> Job | None:
     """Starts the job. A connection that was lost while it was idle is no reason to delay the job."""
     try:
-        async with pool.execute_one() as tx:
+        async with pool.execute_one(persists=False) as tx:
             return await service.start(tx, lease, now=context.clock())
     except Unavailable:
-        async with pool.execute_one() as tx:
+        async with pool.execute_one(persists=False) as tx:
             return await service.start(tx, lease, now=context.clock())
 
 
@@ -163,6 +168,7 @@ async def payload_of(
     context: JobContext, pool: Database, lease: DispatchLease, job: Job
 ) -> wire.Job:
     terms, settings = await _run_terms(context, job.asked), context.settings
+    keys = await _partner_keys(context, job)
     rules = delivery_rules(job.asked, terms)
     return wire.Job(
         dispatch_id=lease.dispatch_id,
@@ -174,9 +180,10 @@ async def payload_of(
         lease_seconds=settings.lease_seconds,
         provider=job.asked.provider,  # type: ignore[arg-type]
         workflow_slug=job.asked.workflow_slug,
+        tenant_id=job.tenant_id,
         prompt=dict(job.asked.prompt),
         output_node_id=job.asked.output_node_id,
-        assets=await asset_urls(context, pool, job),
+        assets=await context.payload_reads.run(pool, asset_urls(context, pool, job)),
         outputs=(await output_slot(context, job, lease.token, guess_output(job.asked)),),
         run_limit_seconds=_run_limit(job.asked, terms),
         max_output_bytes=settings.max_output_bytes,
@@ -187,9 +194,22 @@ async def payload_of(
         records_run=job.asked.gateway is not None,
         holds_results=job.asked.gateway is not None and not tells_results_live(job.asked),
         live_outputs=tells_results_live(job.asked),
+        inline_bytes_max=0 if job.asked.gateway is not None else INLINE_BYTES_MAX,
         numbers_reports=True,
         extra_data=sent_extra_data(job.asked, is_watched=_is_watched(context, job)),
+        has_secrets=bool(keys),
+        secrets=keys,
     )
+
+
+async def _partner_keys(context: JobContext, job: Job) -> dict[str, str]:
+    """Returns the caller's keys for this run. Raises Refused if they are gone."""
+    if not needs_key(job.asked):
+        return {}
+    keys = await context.partner_keys.get(job.id)
+    if keys is None:
+        raise Refused("the key for paid services is gone, because it is never stored; submit again")
+    return dict(keys)
 
 
 def _is_watched(context: JobContext, job: Job) -> bool:

@@ -277,6 +277,25 @@ def dispatch_status_of(job: Job) -> DispatchStatus:
     return _DISPATCH_STATUS[job.status]
 
 
+class EndedPrompt(NamedTuple):
+    """A prompt that came through the gateway and has ended."""
+
+    job_id: UUID
+    model_key: str | None
+    ended_at: datetime
+    client_id: str | None = None
+
+
+# Of a prompt that came through the gateway: it runs with its caller's key, which is in memory only.
+NEEDS_KEY = "needs_key"
+# Of a prompt that came through the gateway: the worker of its client's previous prompt.
+PREFERRED_WORKER = "preferred_worker"
+
+
+def needs_key(asked: JobSpec) -> bool:
+    return bool((asked.gateway or {}).get(NEEDS_KEY))
+
+
 def dispatch_for(job: Job, max_attempts: int) -> NewDispatch:
     return NewDispatch(
         tenant_id=job.tenant_id,
@@ -287,6 +306,7 @@ def dispatch_for(job: Job, max_attempts: int) -> NewDispatch:
         model_key=job.asked.model_key,
         model_set=job.asked.model_set,
         backend_affinity=job.asked.backend_affinity,
+        preferred_worker_id=(job.asked.gateway or {}).get(PREFERRED_WORKER),
     )
 
 
@@ -304,15 +324,27 @@ def asks_for_previews(asked: JobSpec) -> bool:
     return extra_data.get(PREVIEW_METHOD) not in (None, "none")
 
 
+def sees_in_order(gateway: Mapping[str, Any]) -> bool:
+    """Checks whether the prompt's client sees one of its prompts at a time, whatever runs in parallel."""
+    return bool(gateway.get(IN_ORDER)) and gateway.get("client_id") is not None
+
+
 PRICE_PER_SECOND, MAX_TOKENS = "price_per_second", "max_tokens"
 # The least that a metered prompt costs if it succeeds: the price of a workflow that it contains.
 MIN_TOKENS = "min_tokens"
+# Set if the fleet's terms were such that clients see one of their prompts at a time.
+IN_ORDER = "in_order"
+# Set while the client of a prompt waits until its backend has accepted or refused it.
+AWAITS_BACKEND = "awaits_backend"
+# The worker's code for a prompt that its backend has refused, and the field with the backend's response.
+PROMPT_REFUSED, REFUSAL = "prompt_refused", "refusal"
 
 
 def tells_results_live(asked: JobSpec) -> bool:
     """Whether what a run of the gateway makes is shown before it has ended.
 
-    Only where it costs nothing: a run that fails or is cancelled is not paid for, and gives nothing away.
+    Only where it costs nothing: a run that fails or is cancelled doesn't pay its full price, and
+    gives nothing away.
     """
     data = asked.gateway
     return data is not None and not asked.price_tokens and PRICE_PER_SECOND not in data
@@ -444,13 +476,6 @@ class BatchJob(NamedTuple):
     status: str
     is_held: bool
     reserved_tokens: int
-
-
-def count_to_admit(jobs: Iterable[BatchJob], *, at_once: int = ADMITTED_AT_ONCE_MAX) -> int:
-    """Returns how many held jobs may be admitted: as many as have ended of those that were."""
-    found = [each for each in jobs if each.status in ACTIVE_STATUSES]
-    held = sum(each.is_held for each in found)
-    return max(0, min(held, at_once - (len(found) - held)))
 
 
 def summarize_batch(jobs: Iterable[BatchJob]) -> BatchSummary:

@@ -1,5 +1,6 @@
 """Flushes a tenant's outbox: makes the dispatches of the central queue agree with the tenant's job rows."""
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from datetime import timedelta
@@ -21,10 +22,13 @@ RETRY_DELAY = timedelta(seconds=5)
 async def flush(
     context: JobContext, pool: Database, jobs: Sequence[Job], outbox_ids: Sequence[int]
 ) -> None:
-    """Delivers what has just been committed. If this is cut off, the sweep does it again."""
+    """Delivers what has just been committed. If this is cut off, the sweep does it again.
+
+    The tenant's commit may still be on its way to the disk: when this returns, it has arrived there.
+    """
     for job in jobs:
         notify(context, job)
-    await sync_dispatches(context, jobs)
+    await asyncio.gather(pool.persist(), sync_dispatches(context, jobs))
     context.deferred.delete_outbox(pool, outbox_ids)
 
 

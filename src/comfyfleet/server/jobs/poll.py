@@ -9,7 +9,7 @@ from random import Random
 from typing import NamedTuple
 
 from comfyfleet.api.values import OutputSlot
-from comfyfleet.api.worker import BackendFacts, Job, Poll, Polled
+from comfyfleet.api.worker import BackendFacts, FactsReport, FactsReported, Job, Poll, Polled
 from comfyfleet.errors import FleetError, TooManyCalls
 from comfyfleet.server.db import Tx
 from comfyfleet.server.db.errors import log_level_of
@@ -197,6 +197,8 @@ class PollSession:
         worker, left = standing.worker, self._left()
         if worker.is_draining and self._wait and not self._is_draining:
             left = 0.0  # told at once; one that asks while it drains waits
+        if context.queue.facts.is_wanted(self._worker_id):
+            left = 0.0
         self._reason, self._new_key = _why_nothing(standing, asked), worker.next_key
         self._is_draining = worker.is_draining
         if self._new_key is not None:
@@ -228,7 +230,19 @@ class PollSession:
             drain=self._is_draining,
             object_info_upload=slot,
             new_token=self._new_key,
+            facts_wanted=context.queue.facts.take(self._worker_id),
         )
+
+
+async def note_facts(context: JobContext, worker: FleetWorker, told: FactsReport) -> FactsReported:
+    """Stores what a worker's backend has. Those who wait for it go on when its object_info is there."""
+    slot = None
+    if told.backend is not None:
+        await note_sighting(context, worker, Sighting(backend=told.backend), context.clock())
+        slot = await _upload_slot(context, worker, told.backend)
+    if slot is None:
+        context.queue.facts.reported(worker.worker_id, told.tokens)
+    return FactsReported(object_info_upload=slot)
 
 
 async def _in_maintenance(context: JobContext) -> bool:

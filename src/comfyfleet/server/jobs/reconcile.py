@@ -4,6 +4,7 @@ Both databases are compared by sets, with a few queries a page. A pass may end b
 returns the cursor where the next one continues. Repairs are audited."""
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,11 +13,11 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 from comfyfleet.errors import InvalidInput
-from comfyfleet.server.db import Database
+from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.db.outages import errors_logged
 from comfyfleet.server.jobs import context as job_context
 from comfyfleet.server.jobs import service, store
-from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.jobs.context import JobContext, is_outage
 from comfyfleet.server.jobs.finish import attempts_exhausted, requeue_job
 from comfyfleet.server.jobs.model import Failure, Job, JobStatus
 from comfyfleet.server.jobs.outbox import end_dispatch, flush, sync_dispatches
@@ -28,19 +29,25 @@ EXPIRED_PER_PASS_MAX = 200
 
 
 async def expire_due_leases(context: JobContext, *, last_pass: datetime | None) -> int:
-    """Ends expired leases and returns how many. After an outage of the control plane all leases are
-    first extended.
+    """Ends expired leases and returns how many. After a long outage of the control plane, all leases
+    are first extended, and none ends. After a short one, they are extended by its length.
     """
-    now = context.clock()
-    if last_pass and now - last_pass > timedelta(seconds=context.settings.outage_seconds):
+    now, settings = context.clock(), context.settings
+    last_pass = last_pass or now
+    pause = (now - last_pass).total_seconds()
+    missed = pause - settings.sweep_seconds
+    if pause > settings.outage_seconds:
         async with context.central.transaction() as tx:
-            await dispatch.extend_all(tx, seconds=context.settings.grace_seconds, now=now)
-            # Nor could anybody be seen: until then, nobody passes for lost.
-            await job_context.recover_until(
-                tx, now + timedelta(seconds=context.settings.grace_seconds)
-            )
+            await dispatch.extend_all(tx, seconds=settings.grace_seconds, now=now)
+            await _excuse_workers(tx, last_pass, now, settings.grace_seconds)
         return 0
-    unseen_since = now - timedelta(seconds=context.settings.lost_after_seconds)
+    if is_outage(last_pass, now, settings):
+        # Also those that have expired, and counted from their ends: on a machine that is always too
+        # busy, the leases of dead workers would else be extended for ever.
+        async with context.central.transaction() as tx:
+            await dispatch.postpone_all(tx, seconds=math.ceil(missed))
+            await _excuse_workers(tx, last_pass, now, 2 * settings.heartbeat_seconds)
+    unseen_since = now - timedelta(seconds=settings.lost_after_seconds)
     async with context.central.transaction() as tx:
         taken = await dispatch.take_expired(
             tx,
@@ -50,6 +57,12 @@ async def expire_due_leases(context: JobContext, *, last_pass: datetime | None) 
             unseen_since=None if await job_context.is_recovering(tx, now) else unseen_since,
         )
     return sum([await _expire_one(context, row) for row in taken])
+
+
+async def _excuse_workers(tx: Tx, began: datetime, now: datetime, seconds: int) -> None:
+    """Counts no worker as lost for some seconds, because none could send a heartbeat during the outage."""
+    await job_context.recover_until(tx, now + timedelta(seconds=seconds))
+    await job_context.note_outage(tx, began, now)
 
 
 async def _expire_one(context: JobContext, row: Dispatch) -> bool:

@@ -17,6 +17,8 @@ from comfyfleet.server.db.driver import StatementCall, execute_together
 from comfyfleet.server.jobs import store, store_followed, store_prompts, store_statements
 from comfyfleet.server.jobs.caches import UNLIMITED, ActiveJobLimits
 from comfyfleet.server.jobs.model import (
+    AWAITS_BACKEND,
+    EndedPrompt,
     Failure,
     Job,
     JobSpec,
@@ -25,6 +27,7 @@ from comfyfleet.server.jobs.model import (
     charged_tokens,
     is_metered,
     new_job_row,
+    sees_in_order,
 )
 from comfyfleet.server.jobs.stages import WaitingJob
 from comfyfleet.server.jobs.store_statements import NewJobRows
@@ -35,7 +38,7 @@ from comfyfleet.server.notifications import webhooks
 from comfyfleet.server.notifications.model import EndOfJob, EventKind, NewJobEvent, WebhookEvent
 from comfyfleet.server.queue.model import DispatchLease
 from comfyfleet.server.run_log import service as run_log
-from comfyfleet.server.run_log.model import LoggedRun, RunEnd
+from comfyfleet.server.run_log.model import LoggedRun, LoggedState, RunEnd
 from comfyfleet.server.tenants import wallet as ledger
 
 NewId: TypeAlias = Callable[[], UUID]
@@ -469,11 +472,48 @@ async def fail(
     new_id: NewId,
     now: datetime,
 ) -> FinishedJob:
-    """Fails the job. With `run_seconds`, a metered job pays for them: it was stopped at its limit."""
+    """Fails the job. With `run_seconds`, a metered job pays for them: it was stopped at its limit, or
+    one of its own nodes raised an error."""
     failed = await store.fail(tx, tenant_id, job_id, token, why, now=now)
     if failed:
         return await _finish(tx, failed, run_seconds=run_seconds, new_id=new_id, now=now)
     return await _finished_before(tx, tenant_id, job_id, token, JobStatus.FAILED)
+
+
+async def refuse(
+    tx: Tx,
+    tenant_id: UUID,
+    job_id: UUID,
+    token: UUID,
+    why: Failure,
+    *,
+    new_id: NewId,
+    now: datetime,
+) -> FinishedJob:
+    """Fails a prompt whose client reads the reason in the response to its submission. Nothing else tells of it."""
+    failed = await store.fail(tx, tenant_id, job_id, token, why, now=now)
+    if failed is None:
+        return await _finished_before(tx, tenant_id, job_id, token, JobStatus.FAILED)
+    ended = await _finish(tx, failed._replace(has_webhooks=False), new_id=new_id, now=now)
+    if failed.job.asked.user_id is not None:
+        await hide_prompts(tx, tenant_id, failed.job.asked.user_id, [job_id], now=now)
+    return ended
+
+
+async def is_awaited(tx: Tx, job: Job) -> bool:
+    """Whether the prompt's client waits for its backend. Locks the job, so that the client waits until the
+    transaction ends."""
+    if job.asked.user_id is None or not (job.asked.gateway or {}).get(AWAITS_BACKEND):
+        return False
+    await run_log.lock_log(tx, job.asked.user_id)
+    await store.lock(tx, job.tenant_id, [job.id])
+    locked = await store.get(tx, job.tenant_id, job.id)
+    return locked is not None and bool((locked.asked.gateway or {}).get(AWAITS_BACKEND))
+
+
+async def stop_awaiting(tx: Tx, job: Job) -> None:
+    """Lets the end of a prompt be reported as usual: its client no longer waits for the backend."""
+    await store_prompts.stop_awaiting(tx, job)
 
 
 async def _finish(
@@ -533,7 +573,7 @@ async def cancel(
     A metered job pays for the seconds that it ran: `run_seconds` if the worker measured them, else
     those since its start.
     """
-    await _lock_log(tx, tenant_id, job_id)
+    state = await _lock_run(tx, tenant_id, job_id)
     if run_seconds is None:
         run_seconds = await _metered_seconds(tx, tenant_id, job_id, now)
     cancelled = await store.end_active(tx, tenant_id, job_id, JobStatus.CANCELLED, None, now=now)
@@ -541,7 +581,7 @@ async def cancel(
         job, outbox_ids, _ = await _finish(
             tx, cancelled, run_seconds=run_seconds, new_id=new_id, now=now
         )
-        await _log_end(tx, job, now=now)
+        await _log_end(tx, job, state, now=now)
         return job, outbox_ids
     return await get(tx, tenant_id, job_id), []
 
@@ -561,24 +601,32 @@ async def _metered_seconds(tx: Tx, tenant_id: UUID, job_id: UUID, now: datetime)
     return max(0.0, (now - job.started_at).total_seconds())
 
 
-async def _lock_log(tx: Tx, tenant_id: UUID, job_id: UUID) -> None:
-    """Locks in the order of all others: the log of the gateway's user, then the row of the job."""
-    job = None if is_sqlite(tx) else await store.get(tx, tenant_id, job_id)
-    if job is not None and job.asked.gateway is not None and job.asked.user_id is not None:
-        await run_log.lock_log(tx, job.asked.user_id)
+async def _lock_run(tx: Tx, tenant_id: UUID, job_id: UUID) -> LoggedState | None:
+    """Locks a prompt of the gateway in the order of all others: its user's log, then its row. Returns its state
+    before it ends; None for any other job."""
+    job = await store.get(tx, tenant_id, job_id)
+    if job is None or job.asked.gateway is None or job.asked.user_id is None:
+        return None
+    return await run_log.lock_run(tx, tenant_id, job.asked.user_id, job_id)
 
 
-async def _log_end(tx: Tx, job: Job, *, now: datetime) -> None:
+async def _log_end(tx: Tx, job: Job, state: LoggedState | None, *, now: datetime) -> None:
     """Clients of the gateway are told of the end of a run that no worker has told of: cancelled by an operator,
     or failed because its worker is gone."""
     data, user_id = job.asked.gateway, job.asked.user_id
     if data is None or user_id is None or job.started_at is None:
         return
-    state = await run_log.lock_run(tx, job.tenant_id, user_id, job.id)
     if state is None or state.has_end:
         return
-    client_id, prompt_id = data.get("client_id"), data["prompt_id"]
-    run = LoggedRun(job.tenant_id, user_id, job.id, job.lease_number, client_id, prompt_id)
+    run = LoggedRun(
+        job.tenant_id,
+        user_id,
+        job.id,
+        job.lease_number,
+        data.get("client_id"),
+        data["prompt_id"],
+        start_id=0 if sees_in_order(data) else None,
+    )
     end = RunEnd(job.status.value, job.asked.prompt, job.error_message)
     await run_log.log_end(tx, run, end, (), state=state, now=now)
 
@@ -587,12 +635,12 @@ async def force_fail(
     tx: Tx, tenant_id: UUID, job_id: UUID, why: Failure, *, new_id: NewId, now: datetime
 ) -> tuple[Job | None, list[int]]:
     """Fails an active job whoever holds its lease; None if it has ended meanwhile."""
-    await _lock_log(tx, tenant_id, job_id)
+    state = await _lock_run(tx, tenant_id, job_id)
     failed = await store.end_active(tx, tenant_id, job_id, JobStatus.FAILED, why, now=now)
     if failed is None:
         return None, []
     job, outbox_ids, _ = await _finish(tx, failed, new_id=new_id, now=now)
-    await _log_end(tx, job, now=now)
+    await _log_end(tx, job, state, now=now)
     return job, outbox_ids
 
 
@@ -641,6 +689,16 @@ async def prompt_names(
 async def ended_prompt_ids(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list[UUID]:
     """Of a user's prompts of the gateway that have ended, the last first."""
     return await store_prompts.ended_prompt_ids(tx, tenant_id, user_id, limit=limit)
+
+
+async def last_ended_prompts(
+    tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int, reads_client: bool
+) -> list[EndedPrompt]:
+    """Returns the last of a user's prompts that have ended, the last to end first."""
+    found = await store_prompts.last_ended(
+        tx, tenant_id, user_id, limit=limit, reads_client=reads_client
+    )
+    return sorted(found, key=lambda prompt: prompt.ended_at, reverse=True)
 
 
 async def is_prompt_ended(tx: Tx, tenant_id: UUID, user_id: UUID, job_id: UUID) -> bool:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from comfyfleet.api.jobs import JobStage, JobStatus, StageName, StageState
+from comfyfleet.server.jobs.model import Job
 
 # From here on the worker fetches and uploads what was made.
 FINISHING_PERCENT = 99.5
@@ -77,11 +78,15 @@ def expected_percent(job: WaitingJob, typical_seconds: float | None, now: dateti
     return round(min(EXPECTED_PERCENT_MAX, 100 * gone / typical_seconds), 1)
 
 
-def seconds_left(job: WaitingJob, typical_seconds: float | None, now: datetime) -> float | None:
+def seconds_left(
+    job: WaitingJob | Job, typical_seconds: float | None, now: datetime
+) -> float | None:
+    """Estimates the remaining time. None means unknown, also once a run takes longer than usual."""
     if typical_seconds is None or not job.status.is_active:
         return None
     gone = (now - job.started_at).total_seconds() if job.started_at else 0.0
-    return round(max(0.0, typical_seconds - gone), 1)
+    left = round(typical_seconds - gone, 1)
+    return left if left > 0 else None
 
 
 def _reached(job: WaitingJob, percent: float | None) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
+    ColumnElement,
     Integer,
     Select,
     bindparam,
@@ -21,7 +22,13 @@ from comfyfleet.server.db import Tx
 from comfyfleet.server.db.dialect import Moment, is_one_of, upsert
 from comfyfleet.server.db.driver import PreparedForIds, PreparedStatement
 from comfyfleet.server.db.tenant_tables import ai_jobs, job_previews
-from comfyfleet.server.jobs.model import Job, JobStatus, job_from_row
+from comfyfleet.server.jobs.model import (
+    AWAITS_BACKEND,
+    EndedPrompt,
+    Job,
+    JobStatus,
+    job_from_row,
+)
 
 
 def _of_gateway(tenant_id: UUID, user_id: UUID | None) -> Select[Any]:
@@ -82,6 +89,38 @@ _IS_ENDED = PreparedStatement(
         *_OF_USER, ai_jobs.c.id == bindparam("of_job")
     )
 )
+
+
+def _last_ended(*client_id: ColumnElement[str]) -> PreparedStatement:
+    return PreparedStatement(
+        lambda tx: (
+            select(ai_jobs.c.id, ai_jobs.c.model_key, ai_jobs.c.completed_at, *client_id)
+            .where(
+                ai_jobs.c.tenant_id == bindparam("of_tenant"),
+                ai_jobs.c.user_id == bindparam("of_user"),
+                ai_jobs.c.gateway.is_not(None),
+                ai_jobs.c.completed_at.is_not(None),
+            )
+            .order_by(ai_jobs.c.submitted_at.desc(), ai_jobs.c.id.desc())
+            .limit(bindparam("most", type_=Integer))
+        )
+    )
+
+
+_LAST_ENDED = _last_ended()
+_LAST_ENDED_WITH_CLIENT = _last_ended(ai_jobs.c.gateway["client_id"].as_string().label("client_id"))
+
+
+async def last_ended(
+    tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int, reads_client: bool
+) -> list[EndedPrompt]:
+    """Returns the ended prompts that were submitted last, also those removed from the history.
+
+    For the client's id, the database parses a whole document of each prompt.
+    """
+    statement = _LAST_ENDED_WITH_CLIENT if reads_client else _LAST_ENDED
+    values = {"of_tenant": tenant_id, "of_user": user_id, "most": limit}
+    return [EndedPrompt(*row) for row in await statement.tuples(tx, values)]
 
 
 async def active_prompt_ids(
@@ -186,6 +225,17 @@ async def hide_prompts(
     if job_ids is not None:
         hidden = hidden.where(is_one_of(tx, ai_jobs.c.id, job_ids))
     await tx.execute(hidden.values(hidden_at=now))
+
+
+async def stop_awaiting(tx: Tx, job: Job) -> None:
+    """Marks an active prompt as one whose client no longer waits for its backend."""
+    gateway = {**(job.asked.gateway or {}), AWAITS_BACKEND: False}
+    waiting = update(ai_jobs).where(
+        ai_jobs.c.tenant_id == job.tenant_id,
+        ai_jobs.c.id == job.id,
+        ai_jobs.c.completed_at.is_(None),
+    )
+    await tx.execute(waiting.values(gateway=gateway))
 
 
 async def put_preview(

@@ -18,6 +18,7 @@ from comfyfleet.errors import (
     NotFound,
     QueueFull,
     Refused,
+    WorkflowWithdrawn,
 )
 from comfyfleet.server.catalog import payload
 from comfyfleet.server.catalog import service as catalog
@@ -30,6 +31,7 @@ from comfyfleet.server.catalog.model import (
     RegisteredWorkflow,
     ResolvedEffect,
     WorkflowVersion,
+    refuse_unknown,
 )
 from comfyfleet.server.catalog.payload import RandomSource
 from comfyfleet.server.db import Database, Tx
@@ -44,7 +46,7 @@ from comfyfleet.server.jobs.diagnosis import (
     requirements_of_job,
 )
 from comfyfleet.server.jobs.idempotency import hash_request, require_same_request
-from comfyfleet.server.jobs.model import Job, JobSpec, JobStatus, Shortage
+from comfyfleet.server.jobs.model import Job, JobSpec, JobStatus, Shortage, needs_key
 from comfyfleet.server.jobs.outbox import flush, sync_dispatches
 from comfyfleet.server.jobs.reuse import fingerprint_of
 from comfyfleet.server.media import service as media
@@ -58,7 +60,6 @@ from comfyfleet.server.tenants.model import Tenant
 
 JOBS_PER_SUBMIT_MAX = 1000
 FULL_RETRY_SECONDS = 30
-TAKES_NO_JOBS = "takes no jobs"
 # Some of them move, which their type does not tell; nodes that load videos do not take them.
 MAYBE_ANIMATED = ("image/gif", "image/webp", "image/png", "image/avif")
 _random = SystemRandom()
@@ -156,6 +157,15 @@ async def resolve_request(
 ) -> JobSpec:
     """Fills in what the effect sets, and checks all that can be checked before anything is written."""
     offer, settings = offered.offer, offered.offer.effect.settings
+    refuse_unknown(
+        request.values,
+        {each.name for each in offer.version.properties},
+        [
+            each.name
+            for each in offer.version.properties
+            if not each.is_primary_input and each.name not in settings.locked
+        ],
+    )
     filled = replace(
         request,
         slug=offer.workflow.slug,
@@ -288,7 +298,9 @@ async def _find_workflow(context: JobContext, request: JobRequest) -> ResolvedWo
 
 def require_active(workflow: RegisteredWorkflow) -> None:
     if not workflow.is_active or workflow.is_open:
-        raise Refused(f"the workflow {workflow.slug} {TAKES_NO_JOBS}", field="workflow_slug")
+        raise WorkflowWithdrawn(
+            f"the workflow {workflow.slug} takes no jobs", field="workflow_slug"
+        )
 
 
 async def resolve_workflow(
@@ -472,11 +484,12 @@ async def _submit_step_by_step(
     most: ActiveJobLimits,
     tenant: Tenant | None,
 ) -> tuple[list[Job], list[int]]:
+    """The caller's `flush` waits for the disk, together with that of the dispatches."""
     if not reuse.asks_for_reuse(asked):
-        async with pool.transaction() as tx:
+        async with pool.transaction(persists=False) as tx:
             return await service.submit(tx, tenant_id, asked, now=context.clock(), active_max=most)
     kept_since = await reuse.files_kept_since(context, tenant_id, tenant=tenant)
-    async with pool.transaction() as tx:
+    async with pool.transaction(persists=False) as tx:
         return await reuse.submit(
             context, tx, tenant_id, asked, kept_since=kept_since, active_max=most
         )
@@ -551,6 +564,8 @@ async def cancel_job(context: JobContext, tenant_id: UUID, job_id: UUID) -> Job:
         )
     if outbox_ids:
         await flush(context, pool, [job], outbox_ids)
+    if needs_key(job.asked) and not job.status.is_active:
+        context.partner_keys.drop(job.id)
     return job
 
 
@@ -588,6 +603,9 @@ async def take_back_prompts(
             await run_log.log_removed(tx, run, count=len(gone), tells=tells, now=now)
     if gone:
         await flush(context, pool, gone, outbox)
+    for job in gone:
+        if needs_key(job.asked):
+            context.partner_keys.drop(job.id)
     return len(gone)
 
 

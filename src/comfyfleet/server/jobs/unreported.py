@@ -14,7 +14,7 @@ from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.db import Database
 from comfyfleet.server.jobs import store
 from comfyfleet.server.jobs.context import JobContext
-from comfyfleet.server.jobs.model import Job, JobSpec, output_folder_of
+from comfyfleet.server.jobs.model import Job, JobSpec, JobStatus, output_folder_of
 from comfyfleet.server.media.model import output_key
 from comfyfleet.server.queue.model import Dispatch
 
@@ -40,12 +40,15 @@ async def with_unreported_output(
     Raises OutputMissing if there is neither a file nor a value and the workflow requires one. Nothing is changed
     then, so that the worker can upload the file and repeat its report.
     """
-    if message.outputs or message.events or message.history is not None:
-        return message  # a worker that sends the run's messages names the files that it uploaded
+    if message.outputs:
+        return message
     async with pool.read() as tx:
         job = await store.get(tx, row.tenant_id, row.job_id)
-    if job is None or not job.status.is_active or job.lease_token != message.lease_token:
+    # A requeued job keeps the token of its last lease. Completing it fails with LeaseLost.
+    if job is None or job.status != JobStatus.PROCESSING or job.lease_token != message.lease_token:
         return message
+    if job.asked.gateway is not None and (message.events or message.history is not None):
+        return message  # a worker that sends a prompt's messages names the files that it uploaded
     output = await _find_output(context, job, message.lease_token)
     if output is not None:
         return message.model_copy(update={"outputs": (output,)})

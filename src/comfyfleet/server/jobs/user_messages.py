@@ -7,6 +7,7 @@ hosts, models, workers and programs are not. Everything else becomes one of our 
 import json
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from comfyfleet.server.jobs.model import Failure
@@ -17,10 +18,12 @@ RAW_CHARACTERS_MAX = 50_000
 READ_CHARACTERS_MAX = 4_000
 JSON_DEPTH_MAX = 6
 JSON_VALUES_MAX = 1_000
+JSON_OBJECTS_MAX = 20  # tried in one text
 UNKNOWN = "Processing failed."
 UNAVAILABLE = "This is not available at the moment."
 OUT_OF_MEMORY = "Out of memory."
 TOO_LONG = "It took too long."
+_DECODER = json.JSONDecoder()
 _FIELDS = ("exception_message", "error_message")
 # `RuntimeError: …`, `torch.OutOfMemoryError: …`, `"message": "…"`, `error: …`
 _ERROR_LINES = (
@@ -50,6 +53,9 @@ _WORD = re.compile(
     r"[(\"']*(?:[A-Za-z]?[a-z]{0,19}(?:[-'][a-z]{1,19}){0,3}|[A-Z]{2,8}"
     r"|\d{1,9}(?:[.,]\d{1,6})?(?:%|x\d{1,5}| ?[KMG]i?B|m?s)?)[)\"'.,;:!?…]*"
 )
+_HIDDEN = "…"
+_REPEATED = re.compile(f"{_HIDDEN}(?: {_HIDDEN})+")
+_QUOTED_PATH = re.compile(r"""(['"])[^'"]*[/\\][^'"]*\1""")
 _DASHES = ("-", "–", "—", "…")
 
 
@@ -57,9 +63,11 @@ def to_user_message(error: str | Mapping[str, Any]) -> Failure:
     raw = error if isinstance(error, str) else json.dumps(error, ensure_ascii=False, default=str)
     document = _document(error)
     start = raw[:READ_CHARACTERS_MAX]
+    text = _head_and_tail(raw)
     said = (
         _message_in(document)
-        or _matched(_head_and_tail(raw))
+        or _message_inside(text)
+        or _matched(text)
         or (None if document else _first_line(start))
     )
     return Failure(_sentence(said or "", start), raw[:RAW_CHARACTERS_MAX] or None)
@@ -68,6 +76,13 @@ def to_user_message(error: str | Mapping[str, Any]) -> Failure:
 def to_plain_sentence(text: str) -> str:
     """Returns a sentence for customers; UNKNOWN if the text has anything but plain words."""
     return _sentence(text, text[:READ_CHARACTERS_MAX])
+
+
+def redact(text: str) -> str:
+    """Replaces everything except plain words and numbers by an ellipsis: paths, hosts, names, code."""
+    words = _QUOTED_PATH.sub(_HIDDEN, _short(text[:READ_CHARACTERS_MAX])).split()
+    shown = [each if each in _DASHES or _WORD.fullmatch(each) else _HIDDEN for each in words]
+    return _REPEATED.sub(_HIDDEN, " ".join(shown))
 
 
 def _sentence(said: str, raw: str) -> str:
@@ -101,6 +116,18 @@ def _document(error: str | Mapping[str, Any]) -> Any:
     except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict | list) else None
+
+
+def _message_inside(text: str) -> str | None:
+    """Returns the message of the first JSON object in a text that has one."""
+    for brace in islice(re.finditer(r"\{", text), JSON_OBJECTS_MAX):
+        try:
+            document, _ = _DECODER.raw_decode(text, brace.start())
+        except (ValueError, RecursionError):
+            continue
+        if message := _message_in(document):
+            return message
+    return None
 
 
 def _message_in(document: Any) -> str | None:

@@ -50,6 +50,8 @@ class MatchRules:
     """
 
     affinity_max_wait: timedelta = timedelta(seconds=60)
+    # So long a new job is left to the idle worker of its client's previous prompt.
+    preferred_max_wait: timedelta = timedelta(seconds=0.3)
     prefetch_after: timedelta = timedelta()  # so long a new job is left to those who are idle
     window: int = AFFINITY_WINDOW
     costs: SwitchCosts = field(default_factory=SwitchCosts)
@@ -86,9 +88,23 @@ class MatchView(NamedTuple):
         return waiter.fleet_id is None or not self.rules.costs.knows(waiter.fleet_id, model_key)
 
     def held_for(self, waiter: Waiter, candidate: DispatchCandidate) -> timedelta:
-        """Returns how much longer the job is left to workers that have its model; this waiter has
-        not.
+        """Returns how much longer the job is left to workers that have its model, or to the worker
+        of its client's previous prompt; this waiter is none of them.
         """
+        return self.preferred_for(waiter, candidate) or self._held_by_model(waiter, candidate)
+
+    def preferred_for(self, waiter: Waiter, candidate: DispatchCandidate) -> timedelta:
+        """Returns how much longer the job is left to the worker of its client's previous prompt.
+
+        That worker is preferred while it is idle, and not to run the job after another one.
+        """
+        preferred = candidate.preferred_worker_id
+        if preferred is None or (preferred == waiter.worker_id and not waiter.is_prefetch):
+            return timedelta()
+        most = candidate.queued_at + self.rules.preferred_max_wait
+        return max(timedelta(), most - self.now)
+
+    def _held_by_model(self, waiter: Waiter, candidate: DispatchCandidate) -> timedelta:
         if not self.rules.costs.estimates or candidate.model_key in waiter.models_loaded[:1]:
             return timedelta()
         if candidate.backend_affinity:
@@ -176,11 +192,13 @@ def _held_seconds(
     """Returns after how many seconds the waiters without a job should retry, if a job is held from
     them.
     """
-    if not view.rules.costs.estimates or len(choices) == len(waiters):
+    window = order[: view.rules.window]
+    may_hold = view.rules.costs.estimates or any(each.preferred_worker_id for each in window)
+    if not may_hold or len(choices) == len(waiters):
         return None
     served, taken = {each.waiter for each in choices}, {each.candidate.id for each in choices}
     idle = [waiter for index, waiter in enumerate(waiters) if index not in served]
-    left = [each for each in order[: view.rules.window] if each.id not in taken]
+    left = [each for each in window if each.id not in taken]
     held = (
         view.held_for(waiter, each) for each in left for waiter in idle if each.lane in waiter.lanes
     )
@@ -368,7 +386,13 @@ def _match_by_model(
     taken: set[int] = set()
     for index in warm:
         waiter = waiters[index]
-        mine = (each for each in left if each.id not in taken and may_take(waiter, each, view.now))
+        mine = (
+            each
+            for each in left
+            if each.id not in taken
+            and may_take(waiter, each, view.now)
+            and not view.preferred_for(waiter, each)
+        )
         best = best_by_model(mine, waiter, view)
         if best is not None:
             taken.add(best.id)

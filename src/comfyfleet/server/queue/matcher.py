@@ -3,6 +3,7 @@
 FairShare is start-time fair queueing over lanes, in memory: a rank is a virtual time of its own lane and
 can't be compared with another lane's, so a lane with 100,000 older jobs would otherwise starve the others."""
 
+import contextlib
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from comfyfleet.clock import Clock
+from comfyfleet.errors import Unavailable
 from comfyfleet.server.fleets.model import BackendOffer, WorkflowRequirements
 from comfyfleet.server.queue.decide import (
     AFFINITY_WINDOW,
@@ -83,9 +85,11 @@ class ModelSetCache:
         return judged, unknown
 
     async def read(self, unknown: dict[str, int]) -> None:
+        """Reads model sets. Those of a database that is unavailable stay unknown."""
         for model_set, dispatch_id in list(unknown.items())[:UNKNOWN_READ_MAX]:
-            found = None if self.find is None else await self.find(dispatch_id)
-            self.note(model_set, found or NOTHING)
+            with contextlib.suppress(Unavailable):
+                found = None if self.find is None else await self.find(dispatch_id)
+                self.note(model_set, found or NOTHING)
 
     def _lacks(self, offer: BackendOffer, model_set: str) -> bool:
         needs = self._kept[model_set]

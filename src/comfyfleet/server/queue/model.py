@@ -30,6 +30,7 @@ class NewDispatch:
     model_key: str | None = None  # the heavy model
     model_set: str | None = None  # all models, hashed
     backend_affinity: str | None = None  # worker:ID or fleet:SLUG/STAGE
+    preferred_worker_id: str | None = None  # of the client's previous prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,7 @@ class DispatchCandidate(NamedTuple):
     backend_affinity: str | None = None
     avoid_worker_id: str | None = None
     avoid_until: datetime | None = None
+    preferred_worker_id: str | None = None
 
 
 class ExtendedLease(NamedTuple):

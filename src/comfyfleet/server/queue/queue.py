@@ -4,7 +4,15 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 from uuid import UUID
@@ -14,6 +22,7 @@ from comfyfleet.errors import FleetError, LeaseLost
 from comfyfleet.server.db import Database
 from comfyfleet.server.db.coordination import PAYLOAD_BYTES_MAX, NotifyChannel
 from comfyfleet.server.db.errors import log_level_of
+from comfyfleet.server.fleets.facts_requests import FactsRequests
 from comfyfleet.server.queue import service
 from comfyfleet.server.queue.matcher import Matcher, Matches, ModelSetCache
 from comfyfleet.server.queue.model import (
@@ -117,6 +126,9 @@ class DispatchQueue:
         self._unannounced_affinities: set[str] = set()
         self._unannounced_orders: list[dict[str, Any]] = []
         self.heartbeat_waiters = HeartbeatWaiters()
+        self.facts = FactsRequests(self.announce, self.dismiss)
+        # Called with each message of another control plane.
+        self.hearers: list[Callable[[Mapping[str, Any]], None]] = [self.facts.heard]
         self._is_serving = False
         self._pump: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
@@ -128,7 +140,7 @@ class DispatchQueue:
         self, waiter: Waiter, *, wait_seconds: float, as_of: int | None = None
     ) -> DispatchLease | None:
         """Returns the best job for this worker now, or the first that arrives within
-        `wait_seconds`.
+        `wait_seconds`. On SQLite, a power cut can undo a lease until the database's `persist`.
         """
         request = self.ask(waiter, wait_seconds=wait_seconds, as_of=as_of)
         try:
@@ -178,7 +190,11 @@ class DispatchQueue:
 
     async def enqueue(self, new: Sequence[NewDispatch]) -> list[Dispatch]:
         """Adds dispatches, commits, wakes those who wait for them, and returns those that are new."""
-        return await self._enqueues.ask(new) if new else []
+        if not new:
+            return []
+        added = await self._enqueues.ask(new)
+        await self._db.persist()
+        return added
 
     async def complete(
         self, dispatch_id: int, token: UUID, *, duration: float | None = None
@@ -187,11 +203,14 @@ class DispatchQueue:
         LeaseLost.
         """
         await self._completes.ask(Completion(dispatch_id, token, duration))
+        await self._db.persist()
 
     async def extend(
         self, dispatch_id: int, token: UUID, *, started: bool, worker_id: str | None = None
     ) -> ExtendedLease:
-        return await self._extends.ask(Extension(dispatch_id, token, started, worker_id))
+        extended = await self._extends.ask(Extension(dispatch_id, token, started, worker_id))
+        await self._db.persist()
+        return extended
 
     def arrived(self, rows: Collection[Dispatch]) -> None:
         """Wakes waiters for rows that were enqueued or requeued; to be called after the commit."""
@@ -209,7 +228,7 @@ class DispatchQueue:
         """Makes these workers (or all) poll anew at every control plane, as they were given orders."""
         ids = None if worker_ids is None else sorted(set(worker_ids))
         self.dismiss(ids)
-        self._announce_order({"dismissed": ids})
+        self.announce({"dismissed": ids})
 
     def push(self, dispatch_ids: Iterable[int]) -> None:
         """Ends the waiting heartbeats of these dispatches, at any control plane, so that orders
@@ -218,9 +237,10 @@ class DispatchQueue:
         ids = sorted(set(dispatch_ids))
         if ids:
             self.heartbeat_waiters.push(ids)
-            self._announce_order({"pushed": ids})
+            self.announce({"pushed": ids})
 
-    def _announce_order(self, order: dict[str, Any]) -> None:
+    def announce(self, order: dict[str, Any]) -> None:
+        """Sends a message to all other control planes."""
         if self._hints.reach_others:
             self._unannounced_orders.append(order)
             self._start()
@@ -255,14 +275,8 @@ class DispatchQueue:
         """Counts the polls that wait for a job and are not being served at this moment."""
         return sum(not request.is_being_served for request in self._waiting)
 
-    def parked_requests(self) -> list[PollRequest]:
-        return list(self._waiting)
-
     def requests_not_seen_since(self, when: float) -> list[PollRequest]:
         return [request for request in self._waiting if request.looked_at <= when]
-
-    def has_other_waiter(self, waiter: Waiter) -> bool:
-        return self._waiting.another(waiter)
 
     async def run(self) -> None:
         """Runs until cancelled: listens to other processes, and rechecks the queue every few
@@ -394,7 +408,10 @@ class DispatchQueue:
             self._give_back(request, lease)
 
     def _fail(self, requests: Sequence[PollRequest], error: Exception) -> None:
-        logger.warning("a batch of %d leases failed: %s", len(requests), error)
+        if requests:
+            logger.warning("%d polls got no job: %s", len(requests), error)
+        else:
+            logger.warning("new jobs can't be given to waiting workers now: %s", error)
         self._unannounced.clear()
         self._unannounced_affinities.clear()
         self._unannounced_orders.clear()
@@ -498,6 +515,8 @@ class DispatchQueue:
         self.heartbeat_waiters.push(message.get("pushed", ()))
         if "dismissed" in message:
             self.dismiss(message["dismissed"])
+        for hear in self.hearers:
+            hear(message)
 
     async def _announce(self) -> None:
         """Notifies other processes, once per batch, of jobs that are bound or that nobody here has

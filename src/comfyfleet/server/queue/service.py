@@ -205,15 +205,6 @@ async def switch_costs(tx: Tx, *, fleet_id: int | None = None) -> dict[ModelOfFl
     return {key: each for key, each in found if each is not None}
 
 
-async def report_start(tx: Tx, dispatch_id: int, token: UUID, *, now: datetime) -> Dispatch:
-    """Marks the prompt as running; from now on an expiry uses up the attempt."""
-    row = await _get_leased(tx, dispatch_id, token)
-    if row.started_at is not None:
-        return row
-    started = {"started_at": now, "is_prefetched": False, "recall_requested": False}
-    return await _update(tx, row, started, token)
-
-
 async def require_holder(tx: Tx, dispatch_id: int, worker_id: str) -> None:
     """Raises LeaseLost if another worker holds it. A row without a worker was requeued."""
     row = await _get_locked(tx, dispatch_id)
@@ -379,6 +370,11 @@ async def extend_all(tx: Tx, *, seconds: int, now: datetime) -> int:
     return await writes.extend_all(tx, db_now(tx, now), seconds=seconds)
 
 
+async def postpone_all(tx: Tx, *, seconds: int) -> int:
+    """Moves the end of all leases by so many seconds in which no worker could send a heartbeat."""
+    return await writes.postpone_all(tx, seconds=seconds)
+
+
 async def is_any_due(tx: Tx, now: datetime) -> bool:
     """Whether a `not_before` has passed; a cheap check before `wake_due`, made every second."""
     return await reads.is_any_due(tx, now)
@@ -506,12 +502,6 @@ async def _get_locked(tx: Tx, dispatch_id: int) -> Dispatch:
     row = await reads.get(tx, dispatch_id, lock=True)
     if row is None:
         raise NotFound(f"there is no dispatch {dispatch_id}")
-    return row
-
-
-async def _get_leased(tx: Tx, dispatch_id: int, token: UUID) -> Dispatch:
-    row = await _get_locked(tx, dispatch_id)
-    _require_held(row, token)
     return row
 
 

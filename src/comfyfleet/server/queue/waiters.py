@@ -174,15 +174,6 @@ class WaiterPool:
             found |= dict.fromkeys(nsmallest(SHORTLIST_PER_GROUP_MAX, free))
         return list(found)
 
-    def another(self, waiter: Waiter) -> bool:
-        """Whether another worker, which would run it now, waits for a job that this one could get."""
-        entitled = {kind for lane in waiter.lanes for kind in self._by_lane.get(lane, ())}
-        firsts = (request for kind in entitled for request in self._groups[kind].best[:2])
-        return any(
-            request.waiter.worker_id != waiter.worker_id and not request.waiter.is_prefetch
-            for request in firsts
-        )
-
 
 # The id of a dispatch, or of a worker.
 Subject: TypeAlias = int | str

@@ -14,6 +14,7 @@ from uuid import UUID
 from comfyfleet.errors import Unavailable
 from comfyfleet.server.db import Database
 from comfyfleet.server.db.coordination import NotifyChannel
+from comfyfleet.server.run_log.model import Cursor, cursor_at
 
 logger = logging.getLogger(__name__)
 CHANNEL = "comfyfleet_cursors"
@@ -23,18 +24,18 @@ CURSORS_MAX = 10_000
 # What was written to a socket may still be on its way: others hear of it one or two such times later.
 # If a control plane is killed, the rest is told again.
 SEND_SECONDS = 1.0
-PER_MESSAGE_MAX = 100  # about 60 characters each, and a message has at most 8,000
+PER_MESSAGE_MAX = 60  # up to 120 characters each, and a message has at most 8,000
 
 
 class ClientCursors:
-    """By a hash of user and client: the last report that the client was told, and when that was noted."""
+    """By a hash of user and client: what the client was sent, and when that was noted."""
 
     def __init__(self, central: Database, name: str) -> None:
         self._hints = NotifyChannel(central, CHANNEL)
         self._name = name  # tells our own messages from those of others
-        self._seen: OrderedDict[str, tuple[int, float]] = OrderedDict()
-        self._due: dict[str, int] = {}
-        self._new: dict[str, int] = {}
+        self._seen: OrderedDict[str, tuple[Cursor, float]] = OrderedDict()
+        self._due: dict[str, Cursor] = {}
+        self._new: dict[str, Cursor] = {}
 
     async def run(self) -> None:
         """Runs until cancelled. Returns at once on SQLite, where there is one process."""
@@ -46,7 +47,7 @@ class ClientCursors:
     async def close(self) -> None:
         await self._hints.close()
 
-    def keep(self, user_id: UUID, client_id: str, seen: int) -> None:
+    def keep(self, user_id: UUID, client_id: str, seen: Cursor) -> None:
         """Of a client that goes."""
         key = _key(user_id, client_id)
         self._store(key, seen)
@@ -54,30 +55,39 @@ class ClientCursors:
         if self._hints.reach_others and len(self._due) < CURSORS_MAX:
             self._due[key] = seen
 
-    def note(self, user_id: UUID, client_id: str, seen: int) -> None:
+    def note(self, user_id: UUID, client_id: str, seen: Cursor) -> None:
         """Of a client that listens: should this process end, others know."""
         if self._hints.reach_others and len(self._new) < CURSORS_MAX:
             self._new[_key(user_id, client_id)] = seen
 
-    def of(self, user_id: UUID, client_id: str) -> int | None:
+    def of(self, user_id: UUID, client_id: str) -> Cursor | None:
         seen, at = self._seen.get(_key(user_id, client_id), (None, 0.0))
         return seen if monotonic() - at < REMEMBERED_SECONDS else None
 
     def heard(self, message: str) -> None:
         said = json.loads(message)
-        if said["from"] != self._name:
-            for key, seen in said["seen"]:
-                known, _ = self._seen.get(key, (0, 0.0))
-                self._store(key, max(seen, known))
+        if said["from"] == self._name:
+            return
+        # Older control planes send no places: their clients were sent everything up to `floor`.
+        places = said.get("places") or [None] * len(said["seen"])
+        for (key, floor), place in zip(said["seen"], places, strict=True):
+            cursor = cursor_at(floor)
+            if place is not None:
+                seen, start_id, row = place
+                cursor = Cursor(seen, start_id, row, floor)
+            known, _ = self._seen.get(key, (cursor, 0.0))
+            self._store(key, max(cursor, known))
 
     def messages(self) -> Iterator[str]:
         """What others are told now."""
         due = iter(self._due.items())
         self._due, self._new = self._new, {}
         while few := list(islice(due, PER_MESSAGE_MAX)):
-            yield json.dumps({"from": self._name, "seen": few})
+            floors = [(key, cursor.floor) for key, cursor in few]
+            places = [cursor[:-1] for _, cursor in few]
+            yield json.dumps({"from": self._name, "seen": floors, "places": places})
 
-    def _store(self, key: str, seen: int) -> None:
+    def _store(self, key: str, seen: Cursor) -> None:
         self._seen[key] = (seen, monotonic())
         self._seen.move_to_end(key)
         if len(self._seen) > CURSORS_MAX:

@@ -49,7 +49,7 @@ NO_FILES = RunFiles()
 
 
 class LoggedRun(NamedTuple):
-    """Whose run it is, and under which lease it ran."""
+    """Whose run it is, and under which lease it ran. `start_id`: 0 if its client sees one prompt at a time."""
 
     tenant_id: UUID
     user_id: UUID
@@ -58,6 +58,16 @@ class LoggedRun(NamedTuple):
     client_id: str | None = None
     prompt_id: str = ""  # as the client knows it
     report: int | None = None  # the worker's number of the report
+    start_id: int | None = None
+
+    def in_attempt(self, state: "LoggedState") -> "LoggedRun":
+        """Returns the run with the row that started its attempt, if its client sees one prompt at a time.
+
+        A prompt that ends while no worker runs it isn't part of an attempt: that row stands for itself.
+        """
+        if self.start_id is None or not state.is_running:
+            return self
+        return self._replace(start_id=state.start_id or 0)
 
 
 class LoggedState(NamedTuple):
@@ -69,6 +79,7 @@ class LoggedState(NamedTuple):
     start_lease: int | None  # the lease under which `execution_start` was logged
     has_end: bool
     is_reported: bool  # the report in question was logged before
+    start_id: int | None = None  # the row that started the current attempt
 
     def holds(self, token: UUID) -> bool:
         """Whether the job runs under this lease. Reports of any other lease are dropped."""
@@ -77,7 +88,8 @@ class LoggedState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoggedEvents:
-    """One report of a worker. `is_last`: its job has ended with it."""
+    """One report of a worker. `is_last`: its job has ended with it. `start_id`: the row that started its attempt;
+    None if sockets show the row at once, whatever else their client's prompts do."""
 
     id: int
     job_id: UUID
@@ -85,6 +97,33 @@ class LoggedEvents:
     prompt_id: str
     events: Sequence[Event]
     is_last: bool
+    start_id: int | None = None
+
+
+class StartedAttempt(NamedTuple):
+    """An attempt of a prompt that has told something, and is shown in order."""
+
+    start_id: int
+    job_id: UUID
+    client_id: str | None
+
+
+class Cursor(NamedTuple):
+    """How much of a user's run log a client was sent.
+
+    Of the rows that are shown in order: everything up to `floor`, all attempts that started before `start_id`, and
+    of that attempt everything up to `row`. Of other rows: everything up to `seen`.
+    """
+
+    seen: int
+    start_id: int
+    row: int
+    floor: int
+
+
+def cursor_at(row_id: int) -> Cursor:
+    """The cursor of a client that was sent everything up to this row."""
+    return Cursor(seen=row_id, start_id=0, row=0, floor=row_id)
 
 
 class LogLook(NamedTuple):

@@ -1,10 +1,12 @@
 """Logs what a run told and names the files that it made. Takes a tenant's transaction, never commits."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from uuid import UUID
 
+from comfyfleet.api.sizes import is_small
 from comfyfleet.server.db import Tx
 from comfyfleet.server.run_log import store
 from comfyfleet.server.run_log.model import (
@@ -13,6 +15,7 @@ from comfyfleet.server.run_log.model import (
     PATH_CHARACTERS_MAX,
     REMOVED,
     BackendFile,
+    Cursor,
     Event,
     LoggedEvents,
     LoggedRun,
@@ -20,6 +23,7 @@ from comfyfleet.server.run_log.model import (
     LogLook,
     RunEnd,
     RunFiles,
+    StartedAttempt,
     UserFile,
     counters_used,
     delivered_files,
@@ -35,10 +39,16 @@ from comfyfleet.server.run_log.model import (
     without_ends,
     without_repeated_start,
 )
+from comfyfleet.server.turns import FairThreads
 
+T = TypeVar("T")
 EVENTS_PER_READ_MAX = 200
 MISSED_PER_READ_MAX = 2_000
+ATTEMPTS_MAX = 10_000
 NAMES_TRIED_MAX = 1_000
+# No report is refused: workers wait for each other.
+AT_ONCE_MAX, WAITING_PER_TENANT_MAX = 2, 10_000
+_threads = FairThreads("run log", AT_ONCE_MAX, waiting_each_max=WAITING_PER_TENANT_MAX)
 QUEUE_FOLDER = "queue"  # beside those of files: their counters are kept together
 
 
@@ -78,14 +88,29 @@ async def log_live(
     `state` is what `lock_run` returned for this report. A report that was logged before must not come here.
     """
     names, replaced = await _name_files(tx, run, files, now=now)
-    named = [(kind, _as_known(data, run, names)) for kind, data in told_by_run(events)]
+    named = await _events_as_known(events, run, names)
     told = without_repeated_start(without_ends(named), state, run.lease_number)
     if told or run.report is not None:
-        await store.add_events(tx, run, told, None, now=now)
+        await store.add_events(tx, run.in_attempt(state), told, None, now=now)
     return replaced
 
 
-def _as_known(value: Any, run: LoggedRun, names: Mapping[BackendFile, str]) -> Any:
+async def _events_as_known(
+    events: Iterable[Event], run: LoggedRun, names: Mapping[BackendFile, str]
+) -> list[Event]:
+    """What the run told, with the names and the id that the client knows."""
+    told = told_by_run(events)
+    known = await _as_known([data for _, data in told], run, names)
+    return [(kind, data) for (kind, _), data in zip(told, known, strict=True)]
+
+
+async def _as_known(value: T, run: LoggedRun, names: Mapping[BackendFile, str]) -> T:
+    """The same with the names and the id that the client knows; large values are converted in a thread."""
+    work = partial(_converted, value, run, names)
+    return work() if is_small(value) else await _threads.run(run.tenant_id, work)
+
+
+def _converted(value: Any, run: LoggedRun, names: Mapping[BackendFile, str]) -> Any:
     """The same with the names and the id that the client knows."""
 
     def renamed(said: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -112,12 +137,13 @@ async def log_end(
     """The last messages of a run, with its files under their users' names, and its record. Returns files that
     these have replaced.
 
-    Whatever the backend has not told of the end is added: clients wait for it.
+    Whatever the backend has not told of the end is added: clients wait for it. `state` is what `lock_run` returned
+    before the job's row was changed.
     """
     names, replaced = await _name_files(tx, run, files, now=now)
-    named = [(kind, _as_known(data, run, names)) for kind, data in told_by_run(events)]
+    named = await _events_as_known(events, run, names)
     told = with_one_end(without_repeated_start(named, state, run.lease_number))
-    shown = _as_known(history, run, names)
+    shown = await _as_known(history, run, names)
     heard: list[Event] = []
     if not history or not is_ended(told):
         earlier = await store.events_of_job(tx, run.tenant_id, run.job_id)
@@ -125,7 +151,7 @@ async def log_end(
         missing = missing_events(run.prompt_id, end, heard, now, history=shown)
         told, heard = [*told, *missing], [*heard, *missing]
     record = record_from(heard, shown, is_success=end.status == COMPLETED)
-    await store.add_events(tx, run, told, record, now=now)
+    await store.add_events(tx, run.in_attempt(state), told, record, now=now)
     return replaced
 
 
@@ -210,7 +236,7 @@ async def look(
 async def events_of_client(
     tx: Tx, tenant_id: UUID, user_id: UUID, client_id: str, *, after_id: int, to_id: int
 ) -> list[LoggedEvents]:
-    """The oldest first."""
+    """Returns rows that aren't shown in order, the oldest first."""
     return await store.events_of_client(
         tx,
         tenant_id,
@@ -220,6 +246,33 @@ async def events_of_client(
         to_id=to_id,
         limit=MISSED_PER_READ_MAX,
     )
+
+
+async def events_in_order(
+    tx: Tx, tenant_id: UUID, user_id: UUID, client_id: str, cursor: Cursor, *, to_id: int
+) -> list[LoggedEvents]:
+    """Returns rows that a client sees after this cursor: one attempt of a prompt after another, as they started.
+
+    At most `EVENTS_PER_READ_MAX` rows: a caller who gets that many reads again.
+    """
+    return await store.events_in_order(
+        tx, tenant_id, user_id, client_id, cursor, to_id=to_id, limit=EVENTS_PER_READ_MAX
+    )
+
+
+async def job_of_attempt(tx: Tx, tenant_id: UUID, start_id: int) -> UUID | None:
+    """Returns the job whose attempt started with this row; None if the row was deleted."""
+    return await store.job_of_attempt(tx, tenant_id, start_id)
+
+
+async def is_attempt_over(tx: Tx, tenant_id: UUID, start_id: int, *, to_id: int) -> bool:
+    """Checks whether an attempt has ended, was requeued or was deleted, and has no row after `to_id`."""
+    return await store.is_attempt_over(tx, tenant_id, start_id, to_id=to_id)
+
+
+async def running_attempts(tx: Tx, tenant_id: UUID, user_id: UUID) -> list[StartedAttempt]:
+    """Returns a user's running attempts that clients see in order, in the order in which they started."""
+    return await store.running_attempts(tx, tenant_id, user_id, limit=ATTEMPTS_MAX)
 
 
 async def first_id_of_client(

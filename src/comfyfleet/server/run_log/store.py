@@ -18,6 +18,7 @@ from sqlalchemy import (
     all_,
     and_,
     bindparam,
+    case,
     delete,
     exists,
     func,
@@ -43,10 +44,12 @@ from comfyfleet.server.db.tenant_tables import (
 )
 from comfyfleet.server.run_log.model import (
     REPLACED,
+    Cursor,
     LoggedEvents,
     LoggedRun,
     LoggedState,
     LogLook,
+    StartedAttempt,
     UserFile,
     is_ended,
     starts,
@@ -54,6 +57,7 @@ from comfyfleet.server.run_log.model import (
 
 _ADDED = (*LoggedRun._fields, "events", "record", "created_at", "has_start", "has_end")
 _LOCK_BITS = 2**64 - 1
+_IS_FIRST = "run_events.start_id = 0"  # as its index has it
 _USER_KEY = ("tenant_id", "user_id", "folder", "prefix")
 
 
@@ -112,6 +116,16 @@ def _state(tx: Tx) -> Select[Any]:
         run_events.c.lease_number == ai_jobs.c.lease_number,
         run_events.c.report == bindparam("report", type_=BigInteger),
     )
+    attempt = (
+        select(run_events.c.id)
+        .where(
+            run_events.c.job_id == ai_jobs.c.id,
+            run_events.c.lease_number == ai_jobs.c.lease_number,
+            text(_IS_FIRST),
+        )
+        .order_by(run_events.c.id)
+        .limit(1)
+    )
     query = select(
         ai_jobs.c.lease_token,
         ai_jobs.c.lease_number,
@@ -119,6 +133,7 @@ def _state(tx: Tx) -> Select[Any]:
         start.scalar_subquery().label("start_lease"),
         _exists_for_job(text("run_events.has_end")).label("has_end"),
         is_reported.label("is_reported"),
+        attempt.scalar_subquery().label("start_id"),
     ).where(
         ai_jobs.c.tenant_id == bindparam("of_tenant"),
         ai_jobs.c.user_id == bindparam("of_user"),
@@ -160,6 +175,7 @@ _EVENTS = (
     run_events.c.prompt_id,
     run_events.c.events,
     run_events.c.record.is_not(None).label("is_last"),
+    run_events.c.start_id,
 )
 _OF_USER = (
     run_events.c.tenant_id == bindparam("of_tenant"),
@@ -169,9 +185,10 @@ _OF_USER = (
 
 
 def _events(row: Sequence[Any]) -> LoggedEvents:
-    row_id, job_id, client_id, prompt_id, events, is_last = row
+    row_id, job_id, client_id, prompt_id, events, is_last, start_id = row
     told = [(kind, data) for kind, data in events]
-    return LoggedEvents(row_id, job_id, client_id, prompt_id, told, bool(is_last))
+    start_id = row_id if start_id == 0 else start_id
+    return LoggedEvents(row_id, job_id, client_id, prompt_id, told, bool(is_last), start_id)
 
 
 def _is_none_of(tx: Tx) -> Any:
@@ -223,6 +240,7 @@ async def look(
 async def events_of_client(
     tx: Tx, tenant_id: UUID, user_id: UUID, client_id: str, *, after_id: int, to_id: int, limit: int
 ) -> list[LoggedEvents]:
+    """Those that aren't shown in order."""
     query = (
         select(*_EVENTS)
         .where(
@@ -231,11 +249,112 @@ async def events_of_client(
             run_events.c.client_id == client_id,
             run_events.c.id > after_id,
             run_events.c.id <= to_id,
+            run_events.c.start_id.is_(None),
         )
         .order_by(run_events.c.id)
         .limit(limit)
     )
     return [_events(row) for row in await tx.execute(query)]
+
+
+_start_id = case((run_events.c.start_id == 0, run_events.c.id), else_=run_events.c.start_id)
+
+
+async def events_in_order(
+    tx: Tx,
+    tenant_id: UUID,
+    user_id: UUID,
+    client_id: str,
+    cursor: Cursor,
+    *,
+    to_id: int,
+    limit: int,
+) -> list[LoggedEvents]:
+    is_of_shown = and_(_start_id == cursor.start_id, run_events.c.id > cursor.row)
+    query = (
+        select(*_EVENTS)
+        .where(
+            run_events.c.tenant_id == tenant_id,
+            run_events.c.user_id == user_id,
+            run_events.c.client_id == client_id,
+            run_events.c.id > cursor.floor,
+            run_events.c.id <= to_id,
+            or_(_start_id > cursor.start_id, is_of_shown),
+        )
+        .order_by(_start_id, run_events.c.id)
+        .limit(limit)
+    )
+    return [_events(row) for row in await tx.execute(query)]
+
+
+_ATTEMPT = PreparedStatement(
+    lambda tx: select(run_events.c.job_id).where(
+        run_events.c.tenant_id == bindparam("of_tenant"),
+        run_events.c.id == bindparam("start", type_=BigInteger),
+    )
+)
+
+
+async def job_of_attempt(tx: Tx, tenant_id: UUID, start_id: int) -> UUID | None:
+    rows = await _ATTEMPT.tuples(tx, {"of_tenant": tenant_id, "start": start_id})
+    return rows[0][0] if rows else None
+
+
+def _unfinished(tx: Tx) -> Select[Any]:
+    later = run_events.alias("later")
+    is_held = exists().where(
+        ai_jobs.c.id == run_events.c.job_id,
+        ai_jobs.c.status == "processing",
+        ai_jobs.c.lease_number == run_events.c.lease_number,
+    )
+    has_more = exists().where(
+        later.c.job_id == run_events.c.job_id, later.c.id > bindparam("to_id", type_=BigInteger)
+    )
+    return select(run_events.c.id).where(
+        run_events.c.tenant_id == bindparam("of_tenant"),
+        run_events.c.id == bindparam("start", type_=BigInteger),
+        or_(is_held, has_more),
+    )
+
+
+_UNFINISHED = PreparedStatement(_unfinished)
+
+
+async def is_attempt_over(tx: Tx, tenant_id: UUID, start_id: int, *, to_id: int) -> bool:
+    """By one statement, so that rows and lease are of the same moment."""
+    values = {"of_tenant": tenant_id, "start": start_id, "to_id": to_id}
+    return not await _UNFINISHED.tuples(tx, values)
+
+
+_RUNNING_ATTEMPTS = PreparedStatement(
+    lambda tx: (
+        select(run_events.c.id, run_events.c.job_id, run_events.c.client_id)
+        .select_from(ai_jobs)
+        .join(
+            run_events,
+            and_(
+                run_events.c.job_id == ai_jobs.c.id,
+                run_events.c.lease_number == ai_jobs.c.lease_number,
+                text(_IS_FIRST),
+            ),
+        )
+        .where(
+            ai_jobs.c.tenant_id == bindparam("of_tenant"),
+            ai_jobs.c.user_id == bindparam("of_user"),
+            text(f"ai_jobs.{IS_ACTIVE}"),
+            ai_jobs.c.status == "processing",
+        )
+        .order_by(run_events.c.id)
+        .limit(bindparam("most", type_=Integer))
+    )
+)
+
+
+async def running_attempts(
+    tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int
+) -> list[StartedAttempt]:
+    values = {"of_tenant": tenant_id, "of_user": user_id, "most": limit}
+    return [StartedAttempt(*row) for row in await _RUNNING_ATTEMPTS.tuples(tx, values)]
 
 
 _OF_JOB = PreparedStatement(
@@ -292,15 +411,26 @@ async def first_id_of_client(
 
 
 async def prune_live(tx: Tx, *, before: datetime, limit: int) -> int:
-    """Removes messages of ended runs; records stay as long as the prompts of their jobs."""
+    """Removes messages of ended runs; records stay as long as the prompts of their jobs.
+
+    Messages stay while a prompt that started earlier runs, which their client may see first.
+    """
     # Row by row: SQLite would walk an index over all jobs ever to list the active ones.
     active = select(ai_jobs.c.id).where(ai_jobs.c.id == run_events.c.job_id, text(IS_ACTIVE))
+    earlier = select(ai_jobs.c.id).where(
+        run_events.c.start_id.is_not(None),
+        ai_jobs.c.tenant_id == run_events.c.tenant_id,
+        ai_jobs.c.user_id == run_events.c.user_id,
+        text(IS_ACTIVE),
+        ai_jobs.c.started_at <= run_events.c.created_at,
+    )
     old = (
         select(run_events.c.id)
         .where(
             run_events.c.record.is_(None),
             run_events.c.created_at < before,
             ~active.exists(),
+            ~earlier.exists(),
         )
         .limit(limit)
     )

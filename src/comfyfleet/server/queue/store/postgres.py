@@ -32,7 +32,7 @@ from comfyfleet.server.queue.store.writes import dispatch_from_row, lock_keys
 
 _SEEN = """
     id, place, priority, rank, queued_at, model_key, model_set, backend_affinity,
-    avoid_worker_id, avoid_until"""
+    avoid_worker_id, avoid_until, preferred_worker_id"""
 _IN_LANE = "workflow_id = lane.workflow_id AND stage = lane.stage AND provider = lane.provider"
 _ABLE = "(model_set IS NULL OR model_set <> ALL($6::text[]))"
 

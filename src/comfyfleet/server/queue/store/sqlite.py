@@ -1,7 +1,7 @@
 """The hot path on SQLite; `postgres.py` is its counterpart.
 
-A batch is one transaction: `BEGIN IMMEDIATE` has made us the only writer, and one commit, with its wait for
-the disk, serves all who ask at that moment.
+A batch is one transaction: `BEGIN IMMEDIATE` has made us the only writer, and one commit serves all who ask at
+that moment. The disk is not waited for here: a caller awaits the database's `persist` before it answers.
 """
 
 import json
@@ -39,7 +39,7 @@ from comfyfleet.server.queue.store import (
 SECOND = 1_000_000
 _SEEN = """
     id, priority, rank, queued_at, model_key, model_set, backend_affinity, avoid_worker_id,
-    avoid_until"""
+    avoid_until, preferred_worker_id"""
 _IN_LANE = """workflow_id = ? AND stage = ? AND provider = ?
     AND EXISTS (SELECT 1 FROM workflows WHERE id = workflow_id AND is_active AND NOT is_paused)"""
 _ABLE = """(? = '[]' OR model_set IS NULL OR model_set NOT IN (SELECT value FROM json_each(?)))"""
@@ -113,7 +113,7 @@ class SqliteQueueStore:
         self._clock = clock
 
     async def enqueue(self, new: Sequence[NewDispatch], *, now: datetime) -> list[Dispatch]:
-        async with self._database.transaction() as tx:
+        async with self._database.transaction(persists=False) as tx:
             return await writes.enqueue(tx, new, now=now)
 
     async def lease(self, probe: Probe, choose: Chooser, *, seconds: int) -> ClaimResult:
@@ -207,7 +207,9 @@ def _peek(connection: Connection, probe: Probe) -> list[DispatchCandidate]:
 
 
 def _as_candidate(lane: QueueLane, row: Any) -> DispatchCandidate:
-    dispatch_id, priority, rank, queued_at, key, model_set, affinity, avoided, until = row
+    dispatch_id, priority, rank, queued_at, key, model_set, affinity, avoided, until, preferred = (
+        row
+    )
     return DispatchCandidate(
         dispatch_id,
         lane,
@@ -219,6 +221,7 @@ def _as_candidate(lane: QueueLane, row: Any) -> DispatchCandidate:
         affinity,
         avoided,
         None if until is None else from_micros(until),
+        preferred,
     )
 
 

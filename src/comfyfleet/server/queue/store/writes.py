@@ -213,6 +213,7 @@ _ADD = PreparedInsert(
         "model_key",
         "model_set",
         "backend_affinity",
+        "preferred_worker_id",
         "status",
         "created_at",
         "queued_at",
@@ -248,6 +249,7 @@ def _columns(new: NewDispatch, rank: int) -> dict[str, Any]:
         "model_key": new.model_key,
         "model_set": new.model_set,
         "backend_affinity": new.backend_affinity,
+        "preferred_worker_id": new.preferred_worker_id,
     }
 
 
@@ -292,6 +294,12 @@ async def extend_all(tx: Tx, moment: ColumnElement[datetime], *, seconds: int) -
     return int((await tx.execute(leased.values(lease_expires_at=longer))).rowcount)
 
 
+async def postpone_all(tx: Tx, *, seconds: int) -> int:
+    leased = update(d).where(d.c.status == DispatchStatus.LEASED)
+    later = plus_seconds(tx, d.c.lease_expires_at, seconds=seconds)
+    return int((await tx.execute(leased.values(lease_expires_at=later))).rowcount)
+
+
 def plus_seconds(tx: Tx, moment: ColumnElement[datetime], *, seconds: int) -> ColumnElement[Any]:
     if is_sqlite(tx):
         return cast(moment, BigInteger) + seconds * 1_000_000
@@ -306,8 +314,9 @@ _IN_SHARE = """workflow_id = share.to_workflow AND stage = share.to_stage
 ENQUEUE = f"""
 WITH wanted AS MATERIALIZED (
     SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::text[], $5::text[], $6::int[],
-        $7::int[], $8::text[], $9::text[], $10::text[]) WITH ORDINALITY AS each(of_tenant, job,
-        to_workflow, to_stage, to_provider, at_priority, attempts_max, heavy, models, affinity, place)
+        $7::int[], $8::text[], $9::text[], $10::text[], $11::text[]) WITH ORDINALITY AS each(
+        of_tenant, job, to_workflow, to_stage, to_provider, at_priority, attempts_max, heavy, models,
+        affinity, preferred, place)
 ), share AS MATERIALIZED (
     SELECT DISTINCT of_tenant, to_workflow, to_stage, to_provider, at_priority FROM wanted
 ), floor AS MATERIALIZED (
@@ -322,11 +331,12 @@ WITH wanted AS MATERIALIZED (
             rank DESC LIMIT 1) AS last ON true
 ), added AS (
     INSERT INTO ai_job_dispatches (tenant_id, tenant_job_id, workflow_id, stage, provider, status,
-        priority, rank, max_attempts, model_key, model_set, backend_affinity, created_at, queued_at)
+        priority, rank, max_attempts, model_key, model_set, backend_affinity, preferred_worker_id,
+        created_at, queued_at)
     SELECT of_tenant, job, to_workflow, to_stage, to_provider, 'queued', at_priority,
         after + row_number() OVER (
             PARTITION BY of_tenant, to_workflow, to_stage, to_provider, at_priority ORDER BY place),
-        attempts_max, heavy, models, affinity, $11, $11
+        attempts_max, heavy, models, affinity, preferred, $12, $12
     FROM wanted
     JOIN floor USING (of_tenant, to_workflow, to_stage, to_provider, at_priority)
     ORDER BY place
@@ -334,7 +344,7 @@ WITH wanted AS MATERIALIZED (
     RETURNING {FIELDS}
 ), noted AS (
     INSERT INTO audit_log (at, actor, action, subject, tenant_id, details)
-    SELECT $11, 'tenant:' || tenant_id, 'submit', 'dispatch:' || id, tenant_id,
+    SELECT $12, 'tenant:' || tenant_id, 'submit', 'dispatch:' || id, tenant_id,
         jsonb_build_object('attempt', attempts, 'lease', lease_number)
     FROM added
 )
@@ -378,6 +388,7 @@ def enqueue_columns(new: Sequence[NewDispatch]) -> list[list[Any]]:
             each.model_key,
             each.model_set,
             each.backend_affinity,
+            each.preferred_worker_id,
         )
         for each in new
     )
