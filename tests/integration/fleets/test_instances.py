@@ -94,7 +94,7 @@ async def test_a_refusal_is_told_apart_from_an_unknown_instance(
 ) -> None:
     body = f"<ErrorResponse><Error><Code>{code}</Code><Message>no</Message></Error></ErrorResponse>"
     answers = {"/": Answer(body.encode(), 400, "text/xml")}
-    with serving(answers, method="POST") as small:
+    with serving(answers, "POST") as small:
         monkeypatch.setenv("AWS_ENDPOINT_URL", small.url)
         assert (await check_instance(STRANGER)).outcome is outcome
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from comfyfleet.api.webhooks import is_signature_valid, sign
 from comfyfleet.server.jobs.model import (
     BatchJob,
-    count_to_admit,
     summarize_batch,
 )
 from comfyfleet.server.notifications.model import RETRY_SECONDS, TRIES_MAX, next_attempt_at
@@ -70,19 +69,6 @@ def test_chance_only_lengthens_the_wait_and_only_a_little(tries: int, chance: fl
 
 def job(status: str, *, held: bool = False, tokens: int = 2) -> BatchJob:
     return BatchJob(status, held, tokens)
-
-
-@pytest.mark.parametrize(
-    ("active", "held", "admitted"),
-    [(0, 9, 5), (3, 9, 2), (5, 9, 0), (6, 9, 0), (0, 2, 2), (0, 0, 0)],
-)
-def test_five_of_a_batch_are_admitted_at_a_time(active: int, held: int, admitted: int) -> None:
-    jobs = [job("processing")] * active + [job("queued", held=True)] * held + [job("failed")] * 7
-    assert count_to_admit(jobs) == admitted
-
-
-def test_held_jobs_that_were_cancelled_are_not_admitted() -> None:
-    assert count_to_admit([job("cancelled", held=True)] * 3) == 0
 
 
 def test_a_batch_comes_to_a_few_figures() -> None:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -304,7 +304,7 @@ def resolve_values(
     same as no value."""
     named = {each.name: each for each in properties}
     for given in (values, overrides):
-        _refuse_unknown(named, given)
+        refuse_unknown(given, named, named)
     resolved: dict[str, Any] = {}
     for name, each in named.items():
         value = _first_given(values.get(name), overrides.get(name), each.default)
@@ -347,10 +347,11 @@ def _first_given(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-def _refuse_unknown(named: Mapping[str, Property], given: Mapping[str, Any]) -> None:
+def refuse_unknown(given: Iterable[str], names: Container[str], settable: Iterable[str]) -> None:
+    """Raises InvalidValue for a name that no property has. The error lists those that can be set."""
     for name in given:
-        if name not in named:
-            known = ", ".join(named) or "none"
+        if name not in names:
+            known = ", ".join(settable) or "none"
             raise InvalidValue(
                 f"there is no property {shown(name)}; there are: {known}", property=name
             )

@@ -1,5 +1,6 @@
 """A cache of which workers can run which workflows, by what backends offer and workflow versions need."""
 
+import asyncio
 import hashlib
 import json
 from collections import OrderedDict
@@ -55,6 +56,7 @@ class EligibilityCache:
         firsts = [those[0] for those in unread.values()]
         facts = await store.backend_facts_of(tx, [each.id for each in firsts]) if firsts else {}
         for key, those in unread.items():
+            await asyncio.sleep(0)  # a backend may have a hundred thousand model files
             refusals = refusals_in(those[0].refusals, now)
             offer = backend_offer(facts.get(those[0].worker_id), refusals, key)
             self._offers.keep(key, offer)

@@ -213,6 +213,11 @@ class Fleet:
         return terms if terms is not None and terms.is_open else None
 
     @property
+    def is_in_order(self) -> bool:
+        """Whether clients see one of their prompts at a time, also those that are jobs of registered workflows."""
+        return FleetPrompts.model_validate(self.gateway or {}).in_order
+
+    @property
     def subject(self) -> str:
         return f"fleet:{self.name}"
 

@@ -1,17 +1,13 @@
 """The object_infos of backends as workers report them; stored once per content."""
 
 import asyncio
-import json
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Protocol
 
-from blake3 import blake3
-
 from comfyfleet.api.values import OutputSlot
-from comfyfleet.api.worker import BackendFacts
+from comfyfleet.api.worker import BackendFacts, object_info_hash
 from comfyfleet.errors import InvalidInput, NotFound
 from comfyfleet.server.fleets.model import Fleet
 from comfyfleet.server.fleets.object_info_parser import parse_object_info
@@ -22,7 +18,6 @@ log = logging.getLogger(__name__)
 JSON_TYPE = "application/json"
 OBJECT_INFOS_KEPT_MAX = 24
 STORED_KNOWN_MAX = 10_000
-HASHED_BYTES = 4 * 1024**2
 
 
 class DocumentStore(Protocol):
@@ -47,20 +42,16 @@ AT_ONCE_MAX, WAITING_PER_FLEET_MAX = 1, 100
 _parsers = FairThreads("object_info", AT_ONCE_MAX, waiting_each_max=WAITING_PER_FLEET_MAX)
 
 
-async def _parse(fleet: Fleet, data: bytes) -> dict[str, Any]:
-    return await _parsers.run(fleet.id, partial(parse_object_info, data))
+async def _parse_announced(fleet: Fleet, data: bytes, content_hash: str | None) -> dict[str, Any]:
+    """Parses an object_info in a thread; raises InvalidInput if it doesn't have this hash."""
 
+    def parse() -> dict[str, Any]:
+        object_info = parse_object_info(data)
+        if object_info_hash(object_info) != content_hash:
+            raise InvalidInput("the content doesn't match its hash")
+        return object_info
 
-async def _has_content_hash(fleet: Fleet, data: bytes, content_hash: str | None) -> bool:
-    return await _parsers.run(fleet.id, lambda: _hash_of(data)) == content_hash
-
-
-def _hash_of(data: bytes) -> str:
-    """Hashes in parts, as each call holds the interpreter lock."""
-    hasher = blake3()
-    for start in range(0, len(data), HASHED_BYTES):
-        hasher.update(data[start : start + HASHED_BYTES])
-    return hasher.hexdigest()
+    return await _parsers.run(fleet.id, parse)
 
 
 async def upload_slot(
@@ -97,9 +88,7 @@ async def accept_upload(store: ObjectStore, fleet: Fleet, content_hash: str) -> 
     except NotFound:
         return None
     try:
-        if not await _has_content_hash(fleet, data, content_hash):
-            raise InvalidInput("it is not what was announced")
-        await _parse(fleet, data)
+        await _parse_announced(fleet, data, content_hash)
         await store.put(key, data, JSON_TYPE)
     finally:
         await store.delete(incoming)
@@ -144,7 +133,7 @@ class ObjectInfoCache:
             if key is None:
                 return
             data = await store.get(key)
-            self._kept[content_hash] = await _parse(fleet, data)
+            self._kept[content_hash] = await _parse_announced(fleet, data, content_hash)
         except (InvalidInput, NotFound) as error:
             self._stored.pop(content_hash, None)
             log.warning("fleet %s: object_info was left out: %s", fleet.name, error.message)
@@ -155,21 +144,10 @@ class ObjectInfoCache:
 async def _is_stored(store: ObjectStore, fleet: Fleet, content_hash: str) -> bool:
     try:
         data = await store.get(object_info_key(content_hash))
-        return await _has_content_hash(fleet, data, content_hash)
-    except NotFound:
+        await _parse_announced(fleet, data, content_hash)
+    except (InvalidInput, NotFound):
         return False
-
-
-async def store_object_info(
-    objects: DocumentStore, object_info: Mapping[str, Any]
-) -> tuple[str, str]:
-    """Stores an object_info; returns its key and hash. The caller writes them to the fleet
-    afterwards, so no transaction waits for the object store."""
-    data = json.dumps(object_info, ensure_ascii=False, separators=(",", ":")).encode()
-    content_hash = blake3(data).hexdigest()
-    key = object_info_key(content_hash)
-    await objects.put(key, data, JSON_TYPE)
-    return key, content_hash
+    return True
 
 
 async def read_object_info(objects: DocumentStore, fleet: Fleet) -> dict[str, Any] | None:
@@ -178,7 +156,8 @@ async def read_object_info(objects: DocumentStore, fleet: Fleet) -> dict[str, An
     if fleet.object_info_key is None:
         return None
     data = await objects.get(fleet.object_info_key)
-    if not await _has_content_hash(fleet, data, fleet.object_info_hash):
-        log.warning("fleet %s: the stored object_info is not what was reported", fleet.name)
+    try:
+        return await _parse_announced(fleet, data, fleet.object_info_hash)
+    except InvalidInput:
+        log.warning("fleet %s: the stored object_info doesn't match its hash", fleet.name)
         return None
-    return await _parse(fleet, data)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from time import monotonic
 from typing import Any
 from uuid import UUID
@@ -36,6 +37,8 @@ MATCH_SECONDS = 2.0
 # A worker that may not work asks again after so long.
 HELD_BACK_SECONDS = 5.0
 RETRY_AFTER_SECONDS = 5
+# How long a user's prompts prefer the workers that accepted the user's last upload.
+UPLOADS_KEPT = timedelta(hours=1)
 
 
 class NoWorker(Unavailable):
@@ -44,7 +47,11 @@ class NoWorker(Unavailable):
 
 @dataclass(frozen=True)
 class NewRouteCall:
-    """`fleet_ids`: of the fleets whose workers may take it."""
+    """`fleet_ids`: of the fleets whose workers may take it. `for_worker_id`: the only one that may.
+
+    A copy is sent to one more worker, and doesn't count for the tenant's limit. `pickup_seconds`: how
+    long it waits for a worker; None means the usual time.
+    """
 
     id: UUID
     tenant_id: UUID
@@ -54,9 +61,14 @@ class NewRouteCall:
     target: str
     headers: dict[str, str]
     body: bytes = field(repr=False)
+    for_worker_id: str | None = None
+    is_copy: bool = False
+    pickup_seconds: float | None = None
 
     def row(self) -> dict[str, Any]:
-        return {**vars(self), "fleet_ids": list(self.fleet_ids)}
+        row = {**vars(self), "fleet_ids": list(self.fleet_ids)}
+        del row["pickup_seconds"]
+        return row
 
 
 @dataclass(eq=False)
@@ -70,6 +82,7 @@ class RouteWaiter:
 
     def takes(self, call: WaitingCall) -> bool:
         is_ours = self.worker.fleet_id in call.fleet_ids
+        is_ours = is_ours and call.for_worker_id in (None, self.worker.worker_id)
         return is_ours and any(is_below(each, call.path) for each in self.prefixes)
 
 
@@ -105,34 +118,38 @@ class RouteCalls:
         Raises TooManyCalls; Unavailable if no worker took it, which means that none will; and
         OutcomeUnknown if one did, and did not answer.
         """
-        if len(self._answered) >= AT_ONCE_MAX:
+        pickup_seconds = PICKUP_SECONDS if call.pickup_seconds is None else call.pickup_seconds
+        if len(self._answered) >= AT_ONCE_MAX and not call.is_copy:
             raise _too_many()
         event = self._answered[call.id] = asyncio.Event()
         try:
-            await self._add(call)
+            await self._add(call, pickup_seconds)
             self._heard(NEW)
-            return await self._answer_to(call.id, event)
+            return await self._answer_to(call.id, event, pickup_seconds)
         finally:
             del self._answered[call.id]
             await asyncio.shield(self._forget(call.id))
 
-    async def _add(self, call: NewRouteCall) -> None:
+    async def _add(self, call: NewRouteCall, pickup_seconds: float) -> None:
         now = self._clock()
         async with self._central.transaction() as tx:
-            if await store.count_of(tx, call.tenant_id, now=now) >= PER_TENANT_MAX:
+            is_full = await store.count_of(tx, call.tenant_id, now=now) >= PER_TENANT_MAX
+            if is_full and not call.is_copy:
                 raise _too_many()
-            await store.add(tx, call.row(), now=now, seconds=PICKUP_SECONDS + LOOK_SECONDS)
+            await store.add(tx, call.row(), now=now, seconds=pickup_seconds + LOOK_SECONDS)
             await store.hint(tx, NEW)
 
-    async def _answer_to(self, call_id: UUID, event: asyncio.Event) -> RouteAnswer:
+    async def _answer_to(
+        self, call_id: UUID, event: asyncio.Event, pickup_seconds: float
+    ) -> RouteAnswer:
         begun = monotonic()
-        while (waited := monotonic() - begun) < PICKUP_SECONDS + ANSWER_SECONDS + DELIVERY_SECONDS:
+        while (waited := monotonic() - begun) < pickup_seconds + ANSWER_SECONDS + DELIVERY_SECONDS:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
                     await event.wait()
             event.clear()
             try:
-                found = await self._look(call_id, is_due=waited >= PICKUP_SECONDS)
+                found = await self._look(call_id, is_due=waited >= pickup_seconds)
             except NoWorker:
                 raise
             except Unavailable:
@@ -217,10 +234,17 @@ class RouteCalls:
             await store.hint(tx, str(answered.call_id))
         self._heard(str(answered.call_id))
 
-    async def remove_expired(self) -> None:
-        """Removes calls of control planes that ended while somebody waited there."""
+    async def note_upload(self, tenant_id: UUID, user_id: UUID, worker_ids: Sequence[str]) -> None:
+        """Stores who accepted a user's upload: the user's next prompts prefer these workers."""
         async with self._central.transaction() as tx:
-            await store.remove_expired(tx, now=self._clock())
+            await store.put_upload(tx, tenant_id, user_id, worker_ids, now=self._clock())
+
+    async def remove_expired(self) -> None:
+        """Removes calls of control planes that ended while somebody waited there, and old uploads."""
+        now = self._clock()
+        async with self._central.transaction() as tx:
+            await store.remove_expired(tx, now=now)
+            await store.remove_old_uploads(tx, before=now - UPLOADS_KEPT)
 
     # Between both
 
@@ -285,3 +309,10 @@ class RouteCalls:
 
 def _too_many() -> TooManyCalls:
     return TooManyCalls("too many such calls at once", retry_after_seconds=1)
+
+
+async def accepted_upload(
+    tx: Tx, tenant_id: UUID, user_id: UUID, *, now: datetime
+) -> Sequence[str]:
+    """Returns the workers that accepted the user's last upload, unless it was long ago."""
+    return await store.get_upload(tx, tenant_id, user_id, since=now - UPLOADS_KEPT)

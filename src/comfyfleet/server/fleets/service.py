@@ -1,5 +1,6 @@
 """Fleets and workers: created, assigned workflows, registered, seen, approved, drained, revoked, removed."""
 
+import asyncio
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -260,7 +261,9 @@ async def record_sighting(
     if not await store.note_sighting(tx, worker.id, _sighting_row(known), reading):
         raise Unauthenticated(f"the worker {worker.worker_id} was removed")
     if sighting.backend is not None:
-        await store.update_worker(tx, worker.id, _facts_row(sighting.backend))
+        await asyncio.sleep(0)  # the hash of many names took long
+        facts = _facts_row(sighting.backend, known.facts_hash)
+        await store.update_worker(tx, worker.id, facts)
     return known
 
 
@@ -470,14 +473,22 @@ async def prune_readings(tx: Tx, *, before: datetime, limit: int) -> int:
     return await store.delete_readings_before(tx, before, limit=limit)
 
 
+UNKNOWN_SHOWN_MAX = 20
+
+
 async def _served_workflow_ids(tx: Tx, slugs: tuple[str, ...] | None) -> list[int]:
     if slugs is None:
         return []
     known = await store.workflow_ids(tx, [slug for slug in slugs if is_storable(slug)])
     unknown = sorted(set(slugs) - known.keys())
     if unknown or not slugs:
-        message = f"there is no workflow {', '.join(unknown)}" if unknown else "name a workflow"
-        raise InvalidInput(message, field="workflow_slugs", unknown=unknown)
+        near = await store.workflow_slugs(tx) if unknown else []
+        suggestion = hint(unknown[0][:100], near, "there are") if unknown else ""
+        shown = unknown[:UNKNOWN_SHOWN_MAX]
+        more = f" and {len(unknown) - len(shown):,} more" if len(unknown) > len(shown) else ""
+        named = f"there is no workflow {', '.join(shown)}{more}{suggestion}"
+        message = named if unknown else "name a workflow"
+        raise InvalidInput(message, field="workflow_slugs", unknown=shown)
     return list(known.values())
 
 
@@ -519,14 +530,14 @@ def _sighting_row(known: FleetWorker) -> Mapping[str, Any]:
     }
 
 
-def _facts_row(facts: BackendFacts | None) -> dict[str, Any]:
+def _facts_row(facts: BackendFacts | None, known_hash: str | None = None) -> dict[str, Any]:
     """Returns the columns for backend facts; refusals are cleared, as the backend may have those
-    parts now."""
+    parts now. `known_hash`: the hash of the facts, if it was computed before."""
     if facts is None:
         return {"facts": None, "facts_hash": None, "object_info_hash": None, "refusals": None}
     return {
         "facts": facts.model_dump(mode="json"),
-        "facts_hash": facts_hash(facts),
+        "facts_hash": known_hash or facts_hash(facts),
         "object_info_hash": facts.object_info_hash if facts.object_info_size else None,
         "refusals": None,
     }

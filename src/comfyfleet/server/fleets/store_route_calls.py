@@ -6,12 +6,22 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Interval, delete, func, insert, literal, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Interval,
+    delete,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    update,
+)
 
 from comfyfleet.api.route_calls import RouteAnswer, RouteCall
 from comfyfleet.server.db import Tx
-from comfyfleet.server.db.central_tables import route_calls, workers
-from comfyfleet.server.db.dialect import Moment, db_now, is_sqlite
+from comfyfleet.server.db.central_tables import backend_uploads, route_calls, workers
+from comfyfleet.server.db.dialect import Moment, db_now, is_sqlite, upsert
 
 CHANNEL = "comfyfleet_routes"
 NEW = "new"  # a hint; others name a call that was answered
@@ -23,6 +33,7 @@ class WaitingCall(NamedTuple):
     id: UUID
     fleet_ids: Sequence[int]
     path: str
+    for_worker_id: str | None = None  # None: any worker of the fleets
 
 
 def _moment(tx: Tx, now: datetime, seconds: float) -> ColumnElement[Any]:
@@ -50,12 +61,15 @@ async def add(tx: Tx, row: Mapping[str, Any], *, now: datetime, seconds: float) 
 
 
 async def count_of(tx: Tx, tenant_id: UUID, *, now: datetime) -> int:
-    """How many the tenant has at the moment, at whichever control plane. Until the transaction ends
+    """How many the tenant has at the moment, at whichever control plane. Copies for other workers
+    don't count. Until the transaction ends
     nobody else counts, so that of many that come together no more are added than may be."""
     if not is_sqlite(tx):
         await tx.execute(select(func.pg_advisory_xact_lock(_lock_number(tenant_id))))
     query = select(func.count()).where(
-        route_calls.c.tenant_id == tenant_id, route_calls.c.expires_at > db_now(tx, now)
+        route_calls.c.tenant_id == tenant_id,
+        route_calls.c.is_copy.is_(False),
+        route_calls.c.expires_at > db_now(tx, now),
     )
     return int((await tx.execute(query)).scalar_one())
 
@@ -63,7 +77,12 @@ async def count_of(tx: Tx, tenant_id: UUID, *, now: datetime) -> int:
 async def waiting(tx: Tx, *, now: datetime) -> list[WaitingCall]:
     """The oldest first."""
     query = (
-        select(route_calls.c.id, route_calls.c.fleet_ids, route_calls.c.path)
+        select(
+            route_calls.c.id,
+            route_calls.c.fleet_ids,
+            route_calls.c.path,
+            route_calls.c.for_worker_id,
+        )
         .where(route_calls.c.status == WAITING, route_calls.c.expires_at > db_now(tx, now))
         .order_by(route_calls.c.created_at, route_calls.c.id)
         .limit(MATCHED_AT_ONCE_MAX)
@@ -92,6 +111,7 @@ async def take(
         .where(
             route_calls.c.id == call_id,
             route_calls.c.status == WAITING,
+            or_(route_calls.c.for_worker_id.is_(None), route_calls.c.for_worker_id == worker_id),
             route_calls.c.expires_at > db_now(tx, now),
         )
         .values(status=TAKEN, worker_id=worker_id, expires_at=_moment(tx, now, seconds))
@@ -163,3 +183,30 @@ async def remove_expired(tx: Tx, *, now: datetime) -> int:
     """Of control planes that ended while somebody waited."""
     found = await tx.execute(delete(route_calls).where(route_calls.c.expires_at <= db_now(tx, now)))
     return int(found.rowcount)
+
+
+async def put_upload(
+    tx: Tx, tenant_id: UUID, user_id: UUID, worker_ids: Sequence[str], *, now: datetime
+) -> None:
+    """Stores who accepted the user's last upload."""
+    row = {
+        "tenant_id": tenant_id,
+        "user_id": user_id,
+        "worker_ids": list(worker_ids),
+        "accepted_at": now,
+    }
+    await tx.execute(upsert(tx, backend_uploads, row, key=("tenant_id", "user_id")))
+
+
+async def get_upload(tx: Tx, tenant_id: UUID, user_id: UUID, *, since: datetime) -> Sequence[str]:
+    """Returns the workers that accepted the user's last upload, if that was since then."""
+    query = select(backend_uploads.c.worker_ids).where(
+        backend_uploads.c.tenant_id == tenant_id,
+        backend_uploads.c.user_id == user_id,
+        backend_uploads.c.accepted_at >= since,
+    )
+    return (await tx.execute(query)).scalar_one_or_none() or ()
+
+
+async def remove_old_uploads(tx: Tx, *, before: datetime) -> None:
+    await tx.execute(delete(backend_uploads).where(backend_uploads.c.accepted_at < before))

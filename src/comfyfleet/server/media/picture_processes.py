@@ -3,6 +3,7 @@ environment of the control plane. One pool per control plane, in which tenants t
 
 import asyncio
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import AsyncIterator, Hashable, Mapping
@@ -32,7 +33,7 @@ class PictureProcesses:
     async def run(self, module: str, *arguments: str) -> str | None:
         """Runs a module of ours with these arguments; returns its first words, or None if it failed or took too long.
 
-        Call it within a turn.
+        Raises OSError if it had no room for its result. Call it within a turn.
         """
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -53,6 +54,8 @@ class PictureProcesses:
                     code = await process.wait()
             except TimeoutError:
                 return None
+        if code == errno.ENOSPC:
+            raise OSError(code, os.strerror(code))
         return said.decode(errors="replace").strip() if code == 0 else None
 
 

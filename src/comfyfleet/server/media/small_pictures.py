@@ -6,17 +6,16 @@ the picture gets a signed URL of the small one, too. Where none can be made, tha
 
 import asyncio
 import logging
-import tempfile
 from collections import OrderedDict
 from importlib.util import find_spec
-from pathlib import Path
 
 from comfyfleet.clock import Clock
-from comfyfleet.errors import NotFound, TooManyCalls, Unavailable
+from comfyfleet.errors import NotFound, TooManyCalls, Unavailable, is_logged
 from comfyfleet.server.media.model import File, small_key
 from comfyfleet.server.media.picture_processes import PictureProcesses
 from comfyfleet.server.storage import ObjectStore
 from comfyfleet.server.storage.local import UrlGrant, UrlSigner
+from comfyfleet.server.storage.outage import system_scratch
 from comfyfleet.transport.files import open_file
 
 logger = logging.getLogger(__name__)
@@ -99,18 +98,19 @@ class SmallPictures:
 
     async def _make(self, key: str) -> bytes | None:
         try:
-            async with self._processes.turn(_tenant_of(key)):
+            async with self._processes.turn(tenant_of(key)):
                 return await self._make_and_store(key)
         except (NotFound, TooManyCalls, Unavailable, OSError) as error:
-            logger.info("there is no small picture of %s: %s", key, error)
+            level = logging.DEBUG if is_logged(error) else logging.INFO
+            logger.log(level, "there is no small picture of %s: %s", key, error)
             return None
 
     async def _make_and_store(self, key: str) -> bytes | None:
         facts = await self._store.head(key)
         if facts is None or facts.size > PICTURE_BYTES_MAX:
             return None
-        with tempfile.TemporaryDirectory(prefix="comfyfleet-") as folder:
-            source, made = Path(folder) / "picture", Path(folder) / "small"
+        with system_scratch().opened() as folder:
+            source, made = folder / "picture", folder / "small"
             with await open_file(source, "wb") as file:
                 async for chunk in self._store.chunks(key):
                     await asyncio.to_thread(file.write, chunk)
@@ -131,7 +131,7 @@ class SmallPictures:
             self._refused.popitem(last=False)
 
 
-def _tenant_of(key: str) -> str:
+def tenant_of(key: str) -> str:
     """Returns the tenant's id from a key that begins with `tenants/ID/`; else the key itself."""
     parts = key.split("/", 2)
     return parts[1] if len(parts) > 1 else key

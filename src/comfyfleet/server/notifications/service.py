@@ -40,6 +40,15 @@ class PendingAudit(NamedTuple):
     at: datetime
 
 
+async def copy_audit(tx: Tx, source: str, entry: PendingAudit, details: Any) -> None:
+    """Writes the audit entry of a row in a tenant's database; once, however many processes do it.
+
+    `source` names the row, among all that there ever were.
+    """
+    row = {**entry._asdict(), "details": without_secrets(details)}
+    await store.copy_audit_entry(tx, source, row)
+
+
 async def note_audit(tx: Tx, subject_id: UUID, entry: PendingAudit, /, **details: object) -> None:
     """Notes an audit entry in the transaction of an act in a tenant's database, so that there is
     never one without the other; `flush_audits` copies it to the audit log."""
@@ -53,10 +62,7 @@ async def note_audit(tx: Tx, subject_id: UUID, entry: PendingAudit, /, **details
 
 
 async def flush_audits(central: Database, pool: Database) -> bool:
-    """Copies noted entries to the audit log; returns whether there are more.
-
-    After a crash in between, an entry is written twice; `note` in its details is the same then.
-    """
+    """Copies noted entries to the audit log, each of them once; returns whether there are more."""
     async with pool.read() as tx:
         noted = await store.notes(tx, store.AUDIT, limit=NOTES_PER_PASS_MAX)
     if not noted:
@@ -65,7 +71,9 @@ async def flush_audits(central: Database, pool: Database) -> bool:
         for note in noted:
             row = {**note.payload, "at": note.created_at, "tenant_id": note.tenant_id}
             row["details"] = {**row["details"], "note": note.id}
-            await store.add_audit_entry(tx, row)
+            # SQLite uses the id of a deleted note again.
+            source = f"note:{note.tenant_id}:{note.id}:{note.created_at.isoformat()}"
+            await store.copy_audit_entry(tx, source, row)
     async with pool.transaction() as tx:
         await store.delete_notes(tx, [note.id for note in noted])
     return len(noted) == NOTES_PER_PASS_MAX

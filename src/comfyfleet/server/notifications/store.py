@@ -354,12 +354,18 @@ async def add_audit_entry(tx: Tx, row: Mapping[str, Any]) -> None:
     await tx.execute(insert(audit_log).values(dict(row)))
 
 
+async def copy_audit_entry(tx: Tx, source: str, row: Mapping[str, Any]) -> None:
+    """Adds the entry of a row in a tenant's database, unless another process has copied it."""
+    await tx.execute(insert_if_new(tx, audit_log, [{**row, "source": source}]))
+
+
 async def newest_audit_entries(
     tx: Tx, wanted: AuditFilter, *, before_id: int | None, limit: int
 ) -> list[AuditEntry]:
     if not all(is_storable(each) for each in (wanted.action, wanted.subject, wanted.actor) if each):
         return []
-    query = select(audit_log).order_by(audit_log.c.id.desc()).limit(limit)
+    columns = [column for column in audit_log.c if column.name != "source"]
+    query = select(*columns).order_by(audit_log.c.id.desc()).limit(limit)
     for name in ("action", "subject", "actor", "tenant_id"):
         value = getattr(wanted, name)
         if value is not None:

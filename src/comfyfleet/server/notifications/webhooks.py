@@ -256,7 +256,7 @@ async def send_delivery(
     """
     listed = outward.private_hosts if delivery.url is None else frozenset[HostPort]()
     message = SignedMessage(
-        delivery.id, body_of(delivery), webhook.secret_with(key), webhook.user_id
+        delivery.id, body_of(delivery), webhook.secret_with(key), webhook.tenant_id
     )
     url = delivery.url or webhook.url
     return await _send(outward, url, message, listed, now=now, within_seconds=within_seconds)
@@ -275,7 +275,7 @@ async def send_test(
         "created_at": now.isoformat(),
         "data": {"webhook_id": str(webhook.id)},
     }
-    message = SignedMessage(test_id, _as_body(content), webhook.secret_with(key), webhook.user_id)
+    message = SignedMessage(test_id, _as_body(content), webhook.secret_with(key), webhook.tenant_id)
     return await _send(
         outward,
         webhook.url,
@@ -290,7 +290,7 @@ class SignedMessage(NamedTuple):
     id: UUID
     body: bytes
     secret: str
-    user_id: UUID
+    tenant_id: UUID
 
 
 async def _send(
@@ -317,7 +317,7 @@ async def _send(
                 headers=headers,
                 content=message.body,
                 listed=listed,
-                who=message.user_id,
+                who=message.tenant_id,
             ) as response,
         ):
             return WebhookResponse(status=response.status_code)

@@ -9,9 +9,10 @@ from typing import NamedTuple
 from uuid import UUID
 
 from comfyfleet.api.admin import WorkKind
-from comfyfleet.errors import Conflict, NotFound
+from comfyfleet.errors import NotFound
 from comfyfleet.server.db import Database
 from comfyfleet.server.graphs import actions as graph_actions
+from comfyfleet.server.graphs import pause_actions
 from comfyfleet.server.graphs.actions import Owner
 from comfyfleet.server.graphs.apply import GraphContext
 from comfyfleet.server.jobs import submit
@@ -59,12 +60,7 @@ async def stop_all(graphs: GraphContext, scope: WorkOwner, *, actor: str) -> Sto
     """Pauses all triggers first, so that nothing new starts, and then stops pipelines and runs."""
     await _require_known(graphs, scope)
     paused = await _pause_triggers(graphs, scope, actor=actor)
-    items: list[WorkItem] = []
-    async with graphs.context.tenant(scope.tenant_id) as tx:
-        for kind in (WorkKind.PIPELINE_RUN, WorkKind.GRAPH_RUN):
-            items += await store.open_work(
-                tx, scope.tenant_id, scope.user_id, kind=kind, limit=STOPPED_PER_CALL_MAX + 1
-            )
+    items = await _open_runs(graphs, scope)
     counts = Counter({WorkKind.TRIGGER: paused})
     for item in items[:STOPPED_PER_CALL_MAX]:
         await _stop_run(graphs, scope.tenant_id, item, actor=actor)
@@ -73,22 +69,34 @@ async def stop_all(graphs: GraphContext, scope: WorkOwner, *, actor: str) -> Sto
 
 
 async def pause_all(graphs: GraphContext, scope: WorkOwner, *, actor: str) -> Stopped:
-    """Pauses triggers and pipeline runs. Graph runs can't be paused, only stopped."""
+    """Pauses triggers first, and then pipeline runs and graph runs. Submitted jobs continue."""
     await _require_known(graphs, scope)
     paused = await _pause_triggers(graphs, scope, actor=actor)
-    async with graphs.context.tenant(scope.tenant_id) as tx:
-        items = await store.open_work(
-            tx,
-            scope.tenant_id,
-            scope.user_id,
-            kind=WorkKind.PIPELINE_RUN,
-            is_running=True,
-            limit=STOPPED_PER_CALL_MAX + 1,
-        )
+    items = await _open_runs(graphs, scope, is_running=True)
+    counts = Counter({WorkKind.TRIGGER: paused})
     for item in items[:STOPPED_PER_CALL_MAX]:
-        await _pause_pipeline(graphs, scope.tenant_id, item, actor=actor)
-    counts = {WorkKind.TRIGGER: paused, WorkKind.PIPELINE_RUN: len(items[:STOPPED_PER_CALL_MAX])}
+        await _pause_run(graphs, scope.tenant_id, item, actor=actor)
+        counts[item.kind] += 1
     return Stopped(counts, len(items) > STOPPED_PER_CALL_MAX)
+
+
+async def _open_runs(
+    graphs: GraphContext, scope: WorkOwner, *, is_running: bool = False
+) -> list[WorkItem]:
+    """Returns pipeline runs and graph runs, at least one more than a call stops if there are more."""
+    async with graphs.context.tenant(scope.tenant_id) as tx:
+        return [
+            item
+            for kind in (WorkKind.PIPELINE_RUN, WorkKind.GRAPH_RUN)
+            for item in await store.open_work(
+                tx,
+                scope.tenant_id,
+                scope.user_id,
+                kind=kind,
+                is_running=is_running,
+                limit=STOPPED_PER_CALL_MAX + 1,
+            )
+        ]
 
 
 async def stop_item(
@@ -107,13 +115,10 @@ async def pause_item(
     graphs: GraphContext, tenant_id: UUID, kind: WorkKind, item_id: UUID, *, actor: str
 ) -> WorkItem:
     item = await _find(graphs, tenant_id, kind, item_id)
-    match kind:
-        case WorkKind.GRAPH_RUN:
-            raise Conflict("a graph run can't be paused; stop it instead")
-        case WorkKind.TRIGGER:
-            await _pause_triggers(graphs, WorkOwner(tenant_id), [item_id], actor=actor)
-        case WorkKind.PIPELINE_RUN:
-            await _pause_pipeline(graphs, tenant_id, item, actor=actor)
+    if kind is WorkKind.TRIGGER:
+        await _pause_triggers(graphs, WorkOwner(tenant_id), [item_id], actor=actor)
+    else:
+        await _pause_run(graphs, tenant_id, item, actor=actor)
     return await _find(graphs, tenant_id, kind, item_id)
 
 
@@ -132,6 +137,8 @@ async def stop_deactivated(graphs: GraphContext, pool: Database) -> bool:
         if not is_done:
             scope = WorkOwner(stop.tenant_id, stop.user_id)
             is_done = not (await stop_all(graphs, scope, actor=SYSTEM)).has_more
+            if is_done:
+                await _cancel_single_jobs(graphs, stop.tenant_id, stop.user_id)
         has_more = has_more or not is_done
         if is_done:
             async with pool.transaction() as tx:
@@ -140,7 +147,7 @@ async def stop_deactivated(graphs: GraphContext, pool: Database) -> bool:
 
 
 async def deactivate_user(graphs: GraphContext, scope: WorkOwner, *, actor: str) -> User:
-    """Deactivates a user, revokes their keys and stops their work.
+    """Deactivates a user, revokes their keys, stops their work and cancels their single jobs.
 
     If this is cut off, a sweep does the rest.
     """
@@ -168,7 +175,10 @@ async def _find(graphs: GraphContext, tenant_id: UUID, kind: WorkKind, item_id: 
     async with graphs.context.tenant(tenant_id) as tx:
         found = await store.find_work(tx, tenant_id, kind, item_id)
     if found is None:
-        raise NotFound(f"the tenant has no {kind.replace('_', ' ')} {item_id}")
+        raise NotFound(
+            f"the tenant has no {kind.replace('_', ' ')} {item_id}",
+            hint=f"comfyfleet admin tenants work list {tenant_id} shows what there is.",
+        )
     return found
 
 
@@ -188,31 +198,60 @@ async def _pause_triggers(
     return len(paused)
 
 
-async def _pause_pipeline(
-    graphs: GraphContext, tenant_id: UUID, item: WorkItem, *, actor: str
-) -> None:
-    await pipelines.pause_run(graphs.context, tenant_id, item.user_id, item.id)
+async def _pause_run(graphs: GraphContext, tenant_id: UUID, item: WorkItem, *, actor: str) -> None:
+    if item.kind is WorkKind.PIPELINE_RUN:
+        await pipelines.pause_run(graphs.context, tenant_id, item.user_id, item.id, actor=actor)
+    else:
+        await pause_actions.pause_graph_run(graphs, Owner(tenant_id, item.user_id), item.id)
     await _audit(graphs, tenant_id, item, f"pause_{item.kind}", actor)
 
 
 async def _stop_run(graphs: GraphContext, tenant_id: UUID, item: WorkItem, *, actor: str) -> None:
     """Cancels the run first, so that it starts no more jobs, and then its running jobs."""
     context = graphs.context
+    cancelled_before = await _count_cancelled(graphs, tenant_id, item)
     if item.kind is WorkKind.PIPELINE_RUN:
-        await pipelines.cancel_run(context, tenant_id, item.user_id, item.id)
+        await pipelines.cancel_run(context, tenant_id, item.user_id, item.id, actor=actor)
     else:
         await graph_actions.cancel_graph_run(graphs, Owner(tenant_id, item.user_id), item.id)
-    jobs = 0
-    while True:
-        async with context.tenant(tenant_id) as tx:
-            some = await store.active_jobs_of_run(tx, tenant_id, item.id, limit=JOBS_PER_PAGE)
-        if not some:
-            break
-        for job_id in some:
-            await submit.cancel_job(context, tenant_id, job_id)
-        jobs += len(some)
+    await _cancel_jobs(graphs, tenant_id, run_id=item.id)
+    jobs = await _count_cancelled(graphs, tenant_id, item) - cancelled_before
     if item.is_open or jobs:
         await _audit(graphs, tenant_id, item, f"stop_{item.kind}", actor, jobs_cancelled=jobs)
+
+
+async def _cancel_single_jobs(graphs: GraphContext, tenant_id: UUID, user_id: UUID) -> None:
+    cancelled = await _cancel_jobs(graphs, tenant_id, user_id=user_id)
+    if cancelled:
+        await graphs.context.audit(
+            SYSTEM, "cancel_jobs", f"user:{user_id}", tenant_id, jobs_cancelled=cancelled
+        )
+
+
+async def _count_cancelled(graphs: GraphContext, tenant_id: UUID, item: WorkItem) -> int:
+    async with graphs.context.tenant(tenant_id) as tx:
+        return await store.count_cancelled_jobs(tx, tenant_id, item.id)
+
+
+async def _cancel_jobs(
+    graphs: GraphContext,
+    tenant_id: UUID,
+    *,
+    user_id: UUID | None = None,
+    run_id: UUID | None = None,
+) -> int:
+    """Cancels and refunds the queued and running jobs of a user or a run; returns how many."""
+    cancelled = 0
+    while True:
+        async with graphs.context.tenant(tenant_id) as tx:
+            job_ids = await store.active_jobs(
+                tx, tenant_id, user_id=user_id, run_id=run_id, limit=JOBS_PER_PAGE
+            )
+        if not job_ids:
+            return cancelled
+        for job_id in job_ids:
+            await submit.cancel_job(graphs.context, tenant_id, job_id)
+        cancelled += len(job_ids)
 
 
 async def _audit(

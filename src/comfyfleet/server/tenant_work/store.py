@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Select, Table, and_, select, text, update
+from sqlalchemy import ColumnElement, Select, Table, and_, case, func, select, text, update
 
 from comfyfleet.api.admin import WorkKind
 from comfyfleet.server.db import Tx
@@ -55,6 +55,8 @@ async def open_work(
         query = query.where(_OPEN_RUN)
     elif kind is WorkKind.PIPELINE_RUN:
         query = query.where(_OPEN_PIPELINE)
+    if is_running and kind is WorkKind.GRAPH_RUN:
+        query = query.where(graph_runs.c.paused_at.is_(None))
     if is_running and kind is WorkKind.PIPELINE_RUN:
         query = query.where(pipeline_runs.c.status == "active")
     if is_running and kind is WorkKind.TRIGGER:
@@ -70,11 +72,22 @@ async def find_work(tx: Tx, tenant_id: UUID, kind: WorkKind, item_id: UUID) -> W
     return _item(kind, row) if row else None
 
 
-async def active_jobs_of_run(tx: Tx, tenant_id: UUID, run_id: UUID, *, limit: int) -> list[UUID]:
-    query = select(ai_jobs.c.id).where(
-        and_(ai_jobs.c.tenant_id == tenant_id, _ACTIVE_JOB, ai_jobs.c.run_id == run_id)
-    )
+async def active_jobs(
+    tx: Tx, tenant_id: UUID, *, user_id: UUID | None, run_id: UUID | None, limit: int
+) -> list[UUID]:
+    """Returns queued and running jobs of a user, of a run, or of both."""
+    query = select(ai_jobs.c.id).where(and_(ai_jobs.c.tenant_id == tenant_id, _ACTIVE_JOB))
+    if user_id is not None:
+        query = query.where(ai_jobs.c.user_id == user_id)
+    if run_id is not None:
+        query = query.where(ai_jobs.c.run_id == run_id)
     return list((await tx.execute(query.order_by(ai_jobs.c.id).limit(limit))).scalars())
+
+
+async def count_cancelled_jobs(tx: Tx, tenant_id: UUID, run_id: UUID) -> int:
+    is_cancelled = and_(ai_jobs.c.tenant_id == tenant_id, ai_jobs.c.status == "cancelled")
+    query = select(func.count()).where(is_cancelled, ai_jobs.c.run_id == run_id)
+    return int((await tx.execute(query)).scalar_one())
 
 
 async def pause_triggers(
@@ -93,7 +106,10 @@ async def pause_triggers(
 
 
 def _of(table: Table, tenant_id: UUID, user_id: UUID | None) -> Select[Any]:
-    status = table.c.is_paused if table is triggers else table.c.status
+    status: ColumnElement[Any] = table.c.status if table is not triggers else table.c.is_paused
+    if table is graph_runs:
+        is_paused = and_(graph_runs.c.paused_at.is_not(None), _OPEN_RUN)
+        status = case((is_paused, "paused"), else_=graph_runs.c.status)
     query = select(table.c.id, table.c.user_id, status.label("status"), table.c.created_at)
     query = query.where(table.c.tenant_id == tenant_id)
     return query if user_id is None else query.where(table.c.user_id == user_id)

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from comfyfleet.server.db import Database
+from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.notifications.service import (
     PendingAudit,
     flush_audits,
@@ -14,8 +14,8 @@ from comfyfleet.server.notifications.service import (
     note_stop,
     record_audit,
 )
-from comfyfleet.server.tenants import service
-from comfyfleet.server.tenants.model import Tenant, User
+from comfyfleet.server.tenants import service, wallet
+from comfyfleet.server.tenants.model import Credited, PaymentClaim, Tenant, User
 
 
 class UserToCreate(NamedTuple):
@@ -95,6 +95,47 @@ async def deactivate_user(
                 tx, operator, "revoke_keys", user.subject, now, tenant_id, keys_revoked=revoked
             )
     return user
+
+
+async def credit_payment(
+    central: Database,
+    pool: Database,
+    payment: PaymentClaim,
+    *,
+    operator: str,
+    reason: str | None = None,
+    now: datetime,
+) -> Credited:
+    """Credits a payment once in the whole installation: its id is claimed in the central database
+    first. After an interruption, the repeated call completes the credit."""
+    async with pool.read() as tx:
+        await service.get_user(tx, payment.tenant_id, payment.user_id)
+    async with central.transaction() as tx:
+        await wallet.claim_payment(tx, payment, now=now)
+    async with pool.transaction() as tx:
+        credited = await wallet.credit(
+            tx,
+            payment.tenant_id,
+            payment.user_id,
+            payment.amount,
+            payment.provider_transaction_id,
+            now=now,
+        )
+        if credited.is_new:
+            await _note_credit(tx, payment, operator, reason, now)
+    await flush_audits(central, pool)
+    return credited
+
+
+async def _note_credit(
+    tx: Tx, payment: PaymentClaim, operator: str, reason: str | None, now: datetime
+) -> None:
+    subject = f"payment:{payment.tenant_id}/{payment.provider_transaction_id}"
+    entry = PendingAudit(operator, "credit", subject, payment.tenant_id, now)
+    details: dict[str, object] = {"user_id": str(payment.user_id), "amount": payment.amount}
+    if reason:
+        details["reason"] = reason
+    await note_audit(tx, payment.user_id, entry, **details)
 
 
 def _entry(user: User, action: str, operator: str, now: datetime) -> PendingAudit:

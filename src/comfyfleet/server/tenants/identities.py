@@ -3,6 +3,7 @@
 Their ids are made from the provider's own name for them, so that a second sign-in finds what the first one made.
 """
 
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from comfyfleet.server.tenants.model import (
 )
 from comfyfleet.settings import ClaimRule, Settings, parse_claim_rules
 
+logger = logging.getLogger(__name__)
 OF_OPERATORS = UUID("de7a0170-0000-4000-8000-0000000001dc")
 SIGN_ON_KEY = "single sign-on"
 CREATED_BY = "oidc"
@@ -107,6 +109,18 @@ def rules_from(settings: Settings) -> IdentityRules:
                     hint=f"Write {name}=claim:value={'TENANT_ID' if kind is UUID else 'operator'}",
                 ) from None
     return IdentityRules(tenants, roles)
+
+
+async def warn_of_unknown_tenants(tx: Tx, rules: IdentityRules) -> None:
+    """Logs tenants that the rules name and that don't exist: nobody can sign in to them."""
+    if not rules.tenants:
+        return
+    known = {str(tenant.id) for tenant in await service.list_tenants(tx)}
+    for tenant_id in sorted({str(UUID(rule.target)) for rule in rules.tenants} - known):
+        logger.warning(
+            "COMFYFLEET_OIDC_TENANTS names tenant %s, which doesn't exist: nobody can sign in to it",
+            tenant_id,
+        )
 
 
 def fits(rule: ClaimRule, identity: Identity) -> bool:

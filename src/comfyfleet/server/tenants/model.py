@@ -353,6 +353,15 @@ class LedgerTransaction:
     created_at: datetime
 
 
+class PaymentClaim(NamedTuple):
+    """To whom a payment is credited, by the provider's id."""
+
+    provider_transaction_id: str
+    tenant_id: UUID
+    user_id: UUID
+    amount: int
+
+
 class Credited(NamedTuple):
     balance: int
     is_new: bool  # False: this payment had been credited before
@@ -380,7 +389,7 @@ class JobLedgerFacts(NamedTuple):
     reserved_tokens: int
     is_ended: bool
     is_completed: bool
-    is_metered: bool = False  # priced by the second: pays its seconds even if it was stopped
+    is_metered: bool = False  # priced by the second: may pay its seconds even if it did not succeed
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,13 @@ from sqlalchemy import (
 )
 
 from comfyfleet.server.db import Tx
-from comfyfleet.server.db.central_tables import api_keys, operators, sessions, tenants
+from comfyfleet.server.db.central_tables import (
+    api_keys,
+    operators,
+    payments,
+    sessions,
+    tenants,
+)
 from comfyfleet.server.db.dialect import Moment, insert_if_new, is_one_of, is_sqlite
 from comfyfleet.server.db.driver import PreparedInsert, PreparedStatement, StatementCall, in_parts
 from comfyfleet.server.db.tenant_tables import token_transactions as lines
@@ -36,6 +42,7 @@ from comfyfleet.server.tenants.model import (
     ApiKey,
     LedgerTransaction,
     Operator,
+    PaymentClaim,
     Role,
     Scope,
     Tenant,
@@ -470,6 +477,15 @@ async def credit(tx: Tx, tenant_id: UUID, user_id: UUID, amount: int) -> int:
     )
     balance: int = (await tx.execute(statement)).scalar_one()
     return balance
+
+
+async def claim_payment(tx: Tx, payment: PaymentClaim, now: datetime) -> PaymentClaim:
+    """Stores a payment if its id is new; returns the one that has the id."""
+    row = {**payment._asdict(), "created_at": now}
+    await tx.execute(insert_if_new(tx, payments, [row]))
+    columns = [payments.c[name] for name in PaymentClaim._fields]
+    has_id = payments.c.provider_transaction_id == payment.provider_transaction_id
+    return PaymentClaim(*(await tx.execute(select(*columns).where(has_id))).one())
 
 
 _ADD_TRANSACTION = PreparedInsert(

@@ -16,6 +16,7 @@ from comfyfleet.server.tenants.model import (
     JobLedgerFacts,
     LedgerDrift,
     LedgerTransaction,
+    PaymentClaim,
     Reserved,
     Settlement,
     TokenWallet,
@@ -29,6 +30,7 @@ from comfyfleet.server.tenants.model import (
 JOBS_AT_ONCE_MAX = 1000
 TRANSACTIONS_PER_PAGE_MAX = 500
 TRANSACTIONS_SUMMED_MAX = 10_000
+PAID_TO_ANOTHER_USER = "this payment was credited to another user's wallet"
 ALREADY_RESERVED = "one of the jobs has its tokens reserved already"
 
 
@@ -40,6 +42,25 @@ async def lock_wallet(tx: Tx, tenant_id: UUID, user_id: UUID, *, now: datetime) 
         wallet = await store.lock_wallet(tx, tenant_id, user_id)
     assert wallet is not None  # noqa: S101  it was just made, and wallets are never removed
     return wallet
+
+
+async def claim_payment(tx: Tx, payment: PaymentClaim, *, now: datetime) -> None:
+    """Claims the id of a payment in the central database, before its credit.
+
+    The claim of an interrupted credit stays, so that only the same credit can be repeated.
+    """
+    check_amount(payment.amount, least=1)
+    check_provider_id(payment.provider_transaction_id)
+    claimed = await store.claim_payment(tx, payment, now)
+    if claimed.tenant_id != payment.tenant_id:
+        raise Conflict(
+            f"this payment was credited to another tenant, {claimed.tenant_id}",
+            field="provider_transaction_id",
+        )
+    if claimed.user_id != payment.user_id:
+        raise Conflict(PAID_TO_ANOTHER_USER, field="provider_transaction_id")
+    if claimed.amount != payment.amount:
+        raise _other_amount(payment.amount, credited=claimed.amount)
 
 
 async def credit(
@@ -63,16 +84,18 @@ async def credit(
         return Credited(await store.credit(tx, tenant_id, user_id, amount), is_new=True)
     paid = await store.transaction_of_payment(tx, tenant_id, provider_transaction_id)
     if paid is None or paid.user_id != user_id:
-        raise Conflict(
-            "this payment was credited to another user's wallet", field="provider_transaction_id"
-        )
+        raise Conflict(PAID_TO_ANOTHER_USER, field="provider_transaction_id")
     if paid.amount != amount:
-        raise Conflict(
-            f"this payment was credited before, with {paid.amount} tokens and not {amount}",
-            field="amount",
-            credited=paid.amount,
-        )
+        raise _other_amount(amount, credited=paid.amount)
     return Credited(wallet.balance, is_new=False)
+
+
+def _other_amount(amount: int, *, credited: int) -> Conflict:
+    return Conflict(
+        f"this payment was credited before, with {credited} tokens and not {amount}",
+        field="amount",
+        credited=credited,
+    )
 
 
 async def reserve(
