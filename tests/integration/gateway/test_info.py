@@ -1,8 +1,10 @@
 """What the gateway says about itself: models and devices of online workers, and what an editor asks at its start."""
 
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -11,13 +13,25 @@ from tests.support.server.control_plane import plane_on
 from tests.support.server.fleet import FleetSetup, fleet_setup_on
 from tests.support.server.gateway import GatewayClients, clients_of
 
+from comfyfleet import __version__
 from comfyfleet.api.admin import FleetPrompts
+from comfyfleet.api.worker import Reading
 from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.fleets.model import Sighting
 from comfyfleet.server.gateway.inventory import folder_of
 
+SYSTEM: dict[str, Any] = {
+    "os": "linux",
+    "ram_total": 64 * 1024**3,
+    "pytorch_version": "2.11.0+cu130",
+    "python_version": "3.12.1",
+    "comfy_package_versions": [{"name": "comfy-kitchen", "installed": "0.2.22", "required": None}],
+}
 FACTS: dict[str, Any] = {
     "kind": "ComfyUI",
+    "version": "0.33.0",
+    "system": SYSTEM,
     "gpu": "NVIDIA L4",
     "gpu_memory_bytes": 24 * 1024**3,
     "node_types": ["CheckpointLoaderSimple", "LoraLoader"],
@@ -126,13 +140,64 @@ async def test_models_and_devices_are_those_of_all_online_workers(
         shown = await setup.admin.put(path, json={"show_backends": True})
         assert shown.status_code == 200, shown.text
     stats = (await client.get("/system_stats")).json()
-    assert stats["system"]["comfyui_version"] == "0.28.0"
+    system = stats["system"]
+    assert (system["comfyui_version"], system["ram_free"]) == ("0.33.0", 64 * 1024**3)
+    assert {name: system[name] for name in SYSTEM} == SYSTEM
+    assert system["argv"] == [f"comfyfleet {__version__}"]
     assert [(each["type"], each["vram_total"]) for each in stats["devices"]] == [
         ("cuda", 24 * 1024**3),
         ("cpu", 0),
     ]
     assert "NVIDIA L4" in stats["devices"][0]["name"]
     assert "w1" not in str(stats)
+
+
+async def test_memory_that_other_programs_use_is_not_free(
+    client: httpx.AsyncClient, setup: FleetSetup
+) -> None:
+    async with setup.plane.central.transaction() as tx:
+        fleet = await fleets.get_fleet(tx, "gpu", "production")
+        await catalog.set_prompt_terms(tx, fleet, FleetPrompts(), now=setup.plane.clock())
+    await setup.register("w1", backend=FACTS)
+    reading = Reading(
+        gpu_memory_used_bytes=4 * 1024**3,
+        gpu_memory_total_bytes=24 * 1024**3,
+        memory_used_bytes=60 * 1024**3,
+    )
+    now = setup.plane.clock() + timedelta(minutes=5)
+    async with setup.plane.central.transaction() as tx:
+        (worker,) = await fleets.workers_of(tx, fleet, limit=1)
+        await fleets.record_sighting(tx, worker, Sighting(reading=reading), now=now)
+    stats = (await client.get("/system_stats")).json()
+    assert (
+        stats["devices"][0]["vram_free"] == stats["devices"][0]["torch_vram_free"] == 20 * 1024**3
+    )
+    assert stats["system"]["ram_free"] == 4 * 1024**3
+
+
+async def test_assets_are_disabled_as_in_a_comfyui_without_them(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/features")).json()["assets"] is False
+    for method, path in (
+        ("GET", "/api/assets"),
+        ("HEAD", "/api/assets/hash/x"),
+        ("PUT", f"/api/assets/{uuid4()}"),
+        ("GET", "/api/tags"),
+    ):
+        answer = await client.request(method, path)
+        assert answer.status_code == 503, path
+        if method != "HEAD":
+            assert answer.json()["error"]["code"] == "SERVICE_DISABLED"
+    assert (await client.get("/api/assets/x")).status_code == 404
+    assert (await client.post("/api/assets/x")).status_code == 405
+
+
+async def test_node_replacements_are_not_offered(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/features")).json()["node_replacements"] is False
+
+
+async def test_a_socket_without_an_upgrade_is_refused(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/ws")
+    assert (answer.status_code, answer.text[:20]) == (400, "No WebSocket UPGRADE")
 
 
 async def test_files_are_listed_newest_first_and_only_the_callers(clients: GatewayClients) -> None:

@@ -79,6 +79,34 @@ async def test_a_file_can_be_viewed_when_its_node_has_ended(server: GatewayInPro
     await talk_as(await server.new_user(), say)
 
 
+async def test_equal_pictures_of_several_nodes_are_several_files(server: GatewayInProcess) -> None:
+    steps = {"steps": 10, "step_ms": 60, "previews": False}
+    prompt = {
+        "1": PROMPT["1"],
+        "2": node("PreviewImage", images=["1", 0]),
+        "3": node("ComfyfleetSteps", image=["1", 0], **steps),
+        "4": node("PreviewImage", images=["3", 0]),
+        "5": node("ComfyfleetSteps", image=["3", 0], **steps),
+        "6": node("PreviewImage", images=["5", 0]),
+    }
+
+    def say(talk: EngineClient) -> None:
+        ear = talk.listen("me")
+        prompt_id = talk.submit(prompt, client_id="me")
+        ear.wait("executing", {"node": None, "prompt_id": prompt_id})
+        entry = talk.history(prompt_id)
+        assert entry["status"]["status_str"] == "success"
+        executed = [data for kind, data in ear.events if kind == "executed"]
+        told = {data["node"]: data["output"].get("images", []) for data in executed}
+        pictures = [pictures_in(entry, node_id) for node_id in ("2", "4", "6")]
+        assert pictures == [told[node_id] for node_id in ("2", "4", "6")]
+        assert len({picture["filename"] for (picture,) in pictures}) == 3
+        contents = {view(talk, picture).content for (picture,) in pictures}
+        assert len(contents) == 1
+
+    await talk_as(await server.new_user(), say)
+
+
 @pytest.mark.parametrize("how", ["fails", "interrupted", "cancelled by an operator"])
 async def test_a_run_that_is_not_completed_keeps_what_it_has_made(
     server: GatewayInProcess, how: str

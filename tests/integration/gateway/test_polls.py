@@ -93,6 +93,19 @@ def test_what_is_kept_is_bounded_by_its_bytes() -> None:
     assert (cache.get("too large"), cache.size) == (None, 0)
 
 
+async def test_a_history_as_large_as_allowed_is_made_once() -> None:
+    cache, made = PollCache(), list[str]()
+
+    async def make() -> bytes:
+        made.append("made")
+        return bytes(2 * history.BODY_BYTES_MAX)  # with a last prompt that is as large by itself
+
+    user_id = uuid4()
+    for _ in range(3):
+        await cache.get(user_id, "history", make)
+    assert made == ["made"]
+
+
 async def test_an_answer_that_is_too_large_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "ANSWER_BYTES_MAX", 10)
     cache = PollCache()

@@ -110,10 +110,19 @@ async def test_too_few_tokens_and_too_low_a_limit_are_refused(server: GatewayInP
 
 
 async def test_a_prompt_that_fails_is_refunded_whole(server: GatewayInProcess) -> None:
+    await set_terms(server, price_tokens=5)
+    ada = await server.new_user(tokens=100)
+    await run(ada, FAILING)
+    assert await lines(server, ada) == [("JOB_RESERVE", -5), ("JOB_REFUND", 5)]
+
+
+async def test_a_metered_prompt_pays_its_seconds_if_its_own_node_fails(
+    server: GatewayInProcess,
+) -> None:
     await set_terms(server, price_per_second=1)
     ada = await server.new_user(tokens=100)
     await run(ada, FAILING)
-    assert await lines(server, ada) == [("JOB_RESERVE", -60), ("JOB_REFUND", 60)]
+    assert await lines(server, ada) == [("JOB_RESERVE", -60), ("JOB_CONSUME", 59)]
 
 
 LONG = {

@@ -185,10 +185,13 @@ async def prices(server: GatewayInProcess, *prompts: Mapping[str, Any]) -> list[
     return [found[job_id].asked.price_tokens for job_id in job_ids]
 
 
-async def register(server: GatewayInProcess, **prices_by_slug: tuple[Any, int]) -> None:
+async def register(
+    server: GatewayInProcess, output_node_id: str | None = None, **prices_by_slug: tuple[Any, int]
+) -> None:
     def prepare() -> None:
         for slug, (document, price) in prices_by_slug.items():
-            server.admin("/workflows", slug=slug, document=document, price_tokens=price)
+            asked = {"document": document, "price_tokens": price, "output_node_id": output_node_id}
+            server.admin("/workflows", slug=slug, **asked)
         headers = {"Authorization": f"Bearer {server.admin_key}"}
         path = f"{server.url}/api/admin/fleets/default/production/workflows"
         answer = httpx.put(path, json={"workflow_slugs": list(prices_by_slug)}, headers=headers)
@@ -205,6 +208,26 @@ async def test_a_prompt_costs_as_much_as_the_dearest_workflow_that_it_contains(
     both = {**with_preview(INVERTED), "5": {**PROMPT["2"]}}
     assert await prices(server, INVERTED, with_preview(INVERTED), both) == [7, 7, 7]
     assert await prices(server, with_preview(BLURRED), with_preview(PROMPT)) == [9, 3]
+
+
+async def test_a_workflow_costs_the_same_without_its_side_output(server: GatewayInProcess) -> None:
+    await register(server, invert=(with_preview(INVERTED), 7))
+    shown = {each: with_preview(INVERTED)[each] for each in ("1", "9")}
+    assert await prices(server, shown, INVERTED) == [7, 7]
+    await register(server, output_node_id="2", invert=(with_preview(INVERTED), 7))
+    assert await prices(server, shown, INVERTED) == [0, 7]
+
+
+async def test_an_output_counted_from_the_last_one_changes_no_price(
+    server: GatewayInProcess,
+) -> None:
+    await register(server, invert=(INVERTED, 7))
+    middle = {**INVERTED, "3": {"class_type": "ImageInvert", "inputs": {"image": ["1", -1]}}}
+    end = {
+        **INVERTED,
+        "2": {**INVERTED["2"], "inputs": {"images": ["3", -1], "filename_prefix": "x"}},
+    }
+    assert await prices(server, middle, end, with_preview(middle)) == [7, 7, 7]
 
 
 async def test_the_fleets_price_applies_if_it_is_the_higher_one(server: GatewayInProcess) -> None:
@@ -262,7 +285,6 @@ async def test_a_registered_workflow_is_recognised_by_its_shape(server: GatewayI
         "b": {"class_type": "ImageInvert", "inputs": {"image": ["a", 0]}},
         "c": {"class_type": "SaveImage", "inputs": {"images": ["b", 0], "filename_prefix": "y"}},
     }
-    await asyncio.sleep(2.1)  # what is offered may be two seconds old
     assert await asyncio.to_thread(run_all, user, renamed, PROMPT) == ["success"] * 2
     async with server.plane.context.tenant(user.tenant_id) as tx:
         ids = await jobs.ended_prompt_ids(tx, user.tenant_id, user.user_id, limit=10)

@@ -17,6 +17,7 @@ from comfyfleet.server.http import gateway, health
 from comfyfleet.server.http.app import create_app
 from comfyfleet.server.http.gateway import editor, sockets
 from comfyfleet.server.http.gateway.auth import KEY_PREFIX
+from comfyfleet.server.http.gateway.passthrough import paths_of
 
 OURS, COMFYUI, V2, EDITOR = "our API", "ComfyUI's API", "Comfy API v2", "the editor"
 V2_PATH = "/api/v2/"
@@ -92,6 +93,14 @@ def may_meet(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
     return is_same and may_meet(one[1:], other[1:])
 
 
+async def test_the_paths_of_all_our_routes_are_known(plane: ControlPlane) -> None:
+    """Nothing is read from a database to decide whether a call of these is passed on to a backend."""
+    paths = set(paths_of(create_app(plane).routes))
+    missing = {path for _, path in _own_paths(plane)} - paths
+    assert missing == set()
+    assert {"/healthz", "/readyz", "/metrics", "/docs", "/api/ai-jobs"} <= paths
+
+
 async def test_all_four_have_routes(plane: ControlPlane) -> None:
     claims = all_claims(plane)
     assert {claim.owner for claim in claims} >= {OURS, COMFYUI, V2, EDITOR}
@@ -115,6 +124,24 @@ async def test_none_has_two_routes_alike(plane: ControlPlane) -> None:
         if (one.owner, one.method, one.parts) == (other.owner, other.method, other.parts)
     ]
     assert alike == []
+
+
+COMFYUI_ROUTES = Path(__file__).with_name("comfyui_routes.txt")
+
+
+async def test_every_route_of_comfyui_exists(plane: ControlPlane) -> None:
+    """The list was read from ComfyUI 0.28.0, without its pages."""
+    recorded = [line.split() for line in COMFYUI_ROUTES.read_text("utf-8").splitlines()]
+    known = [claim for claim in all_claims(plane) if claim.owner in (COMFYUI, V2)]
+    missing = [
+        f"{method} {path}"
+        for method, path in recorded
+        if not any(
+            claim.method == method and may_meet(claim.parts, Claim(COMFYUI, method, path).parts)
+            for claim in known
+        )
+    ]
+    assert missing == []
 
 
 @pytest.mark.parametrize(

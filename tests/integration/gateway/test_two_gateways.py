@@ -13,6 +13,7 @@ from tests.support.databases.factory import Databases
 from tests.support.server.gateway import PROMPT, GatewayInProcess, gateway_on, until
 
 from comfyfleet.server.gateway import feed, history
+from comfyfleet.server.run_log.model import Cursor
 
 WAIT_SECONDS_MAX = 30.0
 
@@ -102,7 +103,7 @@ async def test_a_client_that_comes_back_elsewhere_misses_nothing_and_hears_nothi
         user = await with_worker.new_user()
         elsewhere = replace(user, url=other.url)
 
-        def seen_at(server: GatewayInProcess) -> int | None:
+        def seen_at(server: GatewayInProcess) -> Cursor | None:
             return server.plane.cursors.of(user.user_id, "me")
 
         def run() -> None:

@@ -4,18 +4,26 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-from tests.integration.gateway.test_clients import COMFY_CLI, PHOTO, check_inverted, invert
+import pytest
+from tests.integration.gateway.test_clients import (
+    COMFY_CLI,
+    PHOTO,
+    check_inverted,
+    invert,
+    invert_at_once,
+)
 from tests.support.backends.engine_client import EngineClient, SocketClient, open_engine_client
 from tests.support.backends.nodes import node_type
 from tests.support.server.asgi import free_listener, url_of
 from tests.support.server.clients import client_environ, python_of
 from tests.support.server.command_process import CommandProcess, started
+from tests.support.server.commands import comfyfleet
 from tests.support.server.gateway import PROMPT
 from tests.support.server.processes import Process
 
@@ -46,9 +54,12 @@ def engine_process(folder: Path, name: str) -> Iterator[tuple[Process, str]]:
 
 
 @contextmanager
-def up(folder: Path, *backends: str, port: int = 0) -> Iterator[tuple[CommandProcess, str]]:
+def up(
+    folder: Path, *backends: str, port: int = 0, comfyui_folders: Sequence[Path] = ()
+) -> Iterator[tuple[CommandProcess, str]]:
     """With nothing configured, and no key."""
     words = [word for url in backends for word in ("--backend", url)]
+    words += [word for each in comfyui_folders for word in ("--comfyui-folder", str(each))]
     with started("up", "--port", str(port), *words, folder=folder) as running:
         yield running, running.wait_for_line(r"Control plane at (\S+)")[1]
 
@@ -113,6 +124,51 @@ def test_it_says_where_it_is_and_how_to_point_a_client_to_it(tmp_path: Path) -> 
         assert httpx.get(url.replace("127.0.0.1", "localhost") + "/queue").status_code == 200
         elsewhere = httpx.get(f"{url}/queue", headers={"host": "evil.example"})
         assert elsewhere.status_code in (401, 403)
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_the_node_cache_keeps_uploads_where_the_folder_of_the_backend_is_named(
+    tmp_path: Path, *, is_named: bool
+) -> None:
+    home = tmp_path / "comfyui"
+    prompt = invert_at_once()
+    prompt["4"] = {"class_type": "PreviewImage", "inputs": {"images": ["3", 0]}}
+    with serve_in_thread(data=home) as engine:
+        folders = [home] if is_named else []
+        with up(tmp_path, engine.url, comfyui_folders=folders) as (_, url):
+            wait_until_ready(url)
+            with PHOTO.open("rb") as photo:
+                httpx.post(f"{url}/upload/image", files={"image": ("photo.png", photo)})
+            with open_engine_client(url) as client:
+                cached = [_cached_nodes(client, prompt) for _ in range(2)]
+    assert cached == [[], ["1", "3", "4"] if is_named else []]
+
+
+def _cached_nodes(client: EngineClient, prompt: dict[str, Any]) -> list[str]:
+    prompt_id = client.submit(prompt)
+    client.wait_idle()
+    messages = client.history(prompt_id)["status"]["messages"]
+    return sorted(
+        node for kind, data in messages if kind == "execution_cached" for node in data["nodes"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--comfyui-folder", "comfyui"), "--comfyui-folder is given 1 times, and there are 2"),
+        (("--comfyui-folder", "comfyui", "--comfyui-folder", "."), "has no folder `output`"),
+    ],
+)
+def test_folders_that_fit_no_backends_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], reason: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "comfyui" / "output").mkdir(parents=True)
+    backends = ("--backend", "http://127.0.0.1:1", "--backend", "http://127.0.0.1:2")
+    done = comfyfleet("up", "--port", "0", *backends, *words)
+    assert done.code == 1
+    assert reason in done.err
 
 
 def test_a_backend_that_is_down_at_the_start_joins_when_it_comes(tmp_path: Path) -> None:

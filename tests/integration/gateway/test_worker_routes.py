@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from tests.support.backends.custom_node import PREFIX, CustomNode
+from tests.support.backends.custom_node import INSTALLED, PREFIX, CustomNode
 from tests.support.databases.factory import Databases
 from tests.support.server.command_process import started
 from tests.support.server.gateway import (
@@ -30,10 +30,12 @@ from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets import store_route_calls as store
 from comfyfleet.server.fleets.model import FleetWorker
 from comfyfleet.server.fleets.route_calls import NewRouteCall
+from comfyfleet.server.gateway import freshness
 from comfyfleet.server.http.gateway import passthrough
 from comfyfleet.server.maintenance.embedded_fleet import FLEET, STAGE, embedded_fleet_secret
 from comfyfleet.server.maintenance.retention import begin_erasure, erase_pending_tenants
 from comfyfleet.transport.retry import RetryPolicy
+from comfyfleet.worker import requested_facts
 from comfyfleet.worker.control_client import ControlClient
 from comfyfleet.worker.routes import RoutePasser
 from comfyfleet.worker.settings import WorkerSettings
@@ -143,6 +145,25 @@ async def test_a_call_goes_to_the_backend_of_a_worker_without_any_key(stage: Rou
     assert answer.headers["content-security-policy"].startswith("sandbox")
     assert answer.headers["content-disposition"] == "attachment"
     assert not {"set-cookie", "x-inner", "access-control-allow-origin"} & answer.headers.keys()
+
+
+async def test_what_a_call_has_installed_is_in_the_first_list(
+    stage: RouteStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requested_facts, "FACTS_SECONDS_MIN", 3600.0)
+    monkeypatch.setattr(freshness, "LIST_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(freshness, "QUERY_SECONDS", 60.0)
+    user = await stage.gateway.new_user()
+    await stage.allow(PREFIX)
+    async with stage.worker(), user.http_async() as http:
+
+        async def is_known() -> bool:
+            return INSTALLED in (await http.get("/object_info")).json()
+
+        assert not await is_known()
+        monkeypatch.setattr(freshness, "LIST_WAIT_SECONDS", 20.0)
+        assert (await http.put(f"{PREFIX}/install")).status_code == 200
+        assert await is_known()
 
 
 async def test_fleet_and_worker_both_must_allow_a_route(
@@ -322,7 +343,12 @@ async def test_a_worker_passes_on_only_what_its_own_settings_allow(stage: RouteS
     settings = stage.settings()
     control = ControlClient(stage.gateway.url)
     passer = RoutePasser(
-        settings, control, worker_id=lambda: "w1", is_ready=lambda: True, retry=RetryPolicy()
+        settings,
+        control,
+        worker_id=lambda: "w1",
+        is_ready=lambda: True,
+        on_change=lambda: None,
+        retry=RetryPolicy(),
     )
     call = RouteCall(id=uuid4(), method="GET", target=JSON, answer_seconds=30.0)
     for target in (

@@ -15,6 +15,35 @@ from comfyfleet.server.gateway.containment import (
 INFO: dict[str, Any] = {
     "SaveImage": {"output_node": True},
     "PreviewImage": {"output_node": True},
+    "Model": {"output_node": True, "output": ["MESH"]},
+    "Upload": {"input": {"required": {"image": [["a.png"], {"image_upload": True}]}}},
+}
+
+
+GROWING_IMAGES = [
+    "COMFY_AUTOGROW_V3",
+    {"template": {"input": {"required": {"image": ["IMAGE", {}]}}, "prefix": "image", "min": 1}},
+]
+INFO["Batch"] = {"input": {"required": {"images": GROWING_IMAGES}}}
+INFO["Rows"] = {
+    "input": {
+        "required": {
+            "rows": [
+                "COMFY_DYNAMICGROUP_V3",
+                {"template": {"required": {"image": ["IMAGE", {}]}}, "min": 1},
+            ]
+        }
+    }
+}
+INFO["Mode"] = {
+    "input": {
+        "required": {
+            "mode": [
+                "COMFY_DYNAMICCOMBO_V3",
+                {"options": [{"key": "all", "inputs": {"required": {"images": GROWING_IMAGES}}}]},
+            ]
+        }
+    }
 }
 
 
@@ -29,8 +58,10 @@ WORKFLOW = {
 }
 
 
-def contains(prompt: dict[str, Any], workflow: dict[str, Any] = WORKFLOW) -> bool:
-    pattern = pattern_of(workflow, INFO)
+def contains(
+    prompt: dict[str, Any], workflow: dict[str, Any] = WORKFLOW, output: str | None = None
+) -> bool:
+    pattern = pattern_of(workflow, INFO, output)
     assert pattern is not None
     indexed = index_prompt(prompt, INFO)
     found = is_contained(pattern, indexed)
@@ -91,7 +122,86 @@ def test_a_workflow_is_not_contained_with(name: str) -> None:
 
 def test_a_part_of_a_workflow_does_not_contain_it() -> None:
     longer = changed(**{"4": node("Crop", image=["2", 0]), "5": node("SaveImage", images=["4", 0])})
+    assert not contains(WORKFLOW, longer, "5")
+    del longer["3"]
     assert not contains(WORKFLOW, longer)
+
+
+SHOWN = changed(**{"4": node("PreviewImage", images=["1", 0])})
+WITH_DETAIL = changed(
+    **{"4": node("Crop", image=["1", 0]), "5": node("PreviewImage", images=["4", 0])}
+)
+DETAIL = {each: WITH_DETAIL[each] for each in ("1", "4", "5")}
+UPLOADED = {
+    "1": node("Upload", image="a.png"),
+    "2": node("PreviewImage", images=["1", 0]),
+    "3": node("Blend", first=["1", 0], second=["1", 0]),
+    "4": node("SaveImage", images=["3", 0]),
+}
+UPLOAD_SHOWN = {each: UPLOADED[each] for each in ("1", "2")}
+
+
+@pytest.mark.parametrize("workflow", [SHOWN, WITH_DETAIL])
+@pytest.mark.parametrize("output", [None, "3"])
+def test_a_workflow_is_contained_without_its_side_output(
+    workflow: dict[str, Any], output: str | None
+) -> None:
+    assert contains(WORKFLOW, workflow, output)
+
+
+def test_any_output_counts_unless_one_is_registered() -> None:
+    assert contains(DETAIL, WITH_DETAIL)
+    assert not contains(DETAIL, WITH_DETAIL, "3")
+    assert contains(DETAIL, WITH_DETAIL, "gone")
+
+
+def test_a_look_at_an_uploaded_file_is_no_result() -> None:
+    assert not contains(UPLOAD_SHOWN, UPLOADED)
+    assert contains({each: UPLOADED[each] for each in ("1", "3", "4")}, UPLOADED)
+    assert contains(UPLOAD_SHOWN, UPLOAD_SHOWN), "it has no other result"
+
+
+def test_an_output_node_that_makes_something_of_an_uploaded_file_is_a_result() -> None:
+    made = {"1": UPLOADED["1"], "2": node("Model", image=["1", 0])}
+    assert contains(made, {**made, "3": node("SaveImage", mesh=["2", 0])})
+
+
+def test_results_that_can_not_be_made_are_not_counted_as_comparisons() -> None:
+    pattern = pattern_of(WITH_DETAIL, INFO)
+    assert pattern is not None
+    assert pattern.comparisons(index_prompt({"1": node("Load")}, INFO)) == 0
+
+
+def batch(class_type: str, name: str, **more: Any) -> dict[str, Any]:
+    """A workflow with a growing input, one slot of which has this name."""
+    return {
+        "1": node("Load", image="a.png"),
+        "2": node(class_type, **{name: ["1", 0], **more}),
+        "3": node("SaveImage", images=["2", 0]),
+    }
+
+
+@pytest.mark.parametrize(("class_type", "group"), [("Batch", "images."), ("Mode", "mode.images.")])
+def test_any_slot_of_a_growing_input_can_stand_for_another_one(class_type: str, group: str) -> None:
+    workflow = batch(class_type, f"{group}image0")
+    assert contains(batch(class_type, f"{group}image2"), workflow)
+    other = batch(class_type, f"{group}image1", **{f"{group}image0": ["9", 0]})
+    assert contains({**other, "9": node("Other")}, workflow)
+    assert not contains(batch(class_type, "mask"), workflow)
+    other_source = {**batch(class_type, f"{group}image0"), "1": node("Other")}
+    assert not contains(other_source, workflow)
+
+
+def test_any_row_of_a_group_can_stand_for_another_one() -> None:
+    assert contains(batch("Rows", "rows.1.image"), batch("Rows", "rows.0.image"))
+
+
+def test_the_slots_of_a_growing_input_count_as_comparisons() -> None:
+    slots = {f"images.image{at}": ["1", 0] for at in range(1, 500)}
+    wide = batch("Batch", "images.image0", **slots)
+    pattern = pattern_of(wide, INFO)
+    assert pattern is not None
+    assert pattern.comparisons(index_prompt(wide, INFO)) > 500 * 500
 
 
 def test_a_workflow_with_a_cycle_or_without_nodes_has_no_pattern() -> None:

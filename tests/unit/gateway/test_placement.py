@@ -1,5 +1,6 @@
 """Which backends run a prompt, what is answered when none can, and which prompts have one shape."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ import pytest
 from comfyfleet.api.admin import FleetPrompts, TenantPrompts
 from comfyfleet.protocol.payloads import RefusedPrompt
 from comfyfleet.server.fleets.model import Fleet
+from comfyfleet.server.gateway import placement
 from comfyfleet.server.gateway.offers import (
     Offer,
     OfferedBackend,
@@ -95,6 +97,75 @@ def test_online_workers_come_before_others_and_others_before_none() -> None:
     here = backend(2, backend_with("a.safetensors"))
     assert [each.id for each in match(offer(away, here), prompt()).fleets] == [2]
     assert [each.id for each in match(offer(away), prompt()).fleets] == [1]
+
+
+CUSTOM = node_type(
+    {"mode": [["a", "b"], {}], "strength": ["FLOAT", {"max": 1.0}], "image": ["IMAGE"]},
+    is_output=True,
+)
+
+
+def custom_prompt(class_type: str = "CustomNode", **inputs: Any) -> dict[str, Any]:
+    given = {"mode": "a", "strength": 0.5, "image": ["sample", 0], **inputs}
+    return {**prompt(), "custom": {"class_type": class_type, "inputs": given}}
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [{"mode": "c"}, {"strength": 5.0}, {"image": ["load", 0]}, {"mode": "c", "strength": 2}],
+)
+def test_checks_that_a_custom_node_may_waive_are_left_to_the_backend(
+    inputs: dict[str, Any],
+) -> None:
+    offered = offer(
+        backend(1, {**backend_with("a.safetensors"), "CustomNode": CUSTOM}, allows_unknown=True)
+    )
+    asked = custom_prompt(**inputs)
+    del asked["save"]
+    assert match(offered, asked).verdict.outputs == ("custom",)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"mode": "../a"},
+        {"mode": "/etc/passwd"},
+        {"mode": "C:a"},
+        {"mode": "x\\y"},
+        {"mode": "c.safetensors"},
+        {"strength": "much"},
+        {"image": None},
+    ],
+)
+def test_paths_models_and_values_of_another_type_are_refused_for_custom_nodes_too(
+    inputs: dict[str, Any],
+) -> None:
+    offered = offer(
+        backend(1, {**backend_with("a.safetensors"), "CustomNode": CUSTOM}, allows_unknown=True)
+    )
+    asked = custom_prompt(**inputs)
+    if inputs.get("image", 1) is None:
+        del asked["custom"]["inputs"]["image"]
+    del asked["save"]
+    assert refusal(offered, asked)["error"]["type"] == "prompt_outputs_failed_validation"
+
+
+def test_the_backend_that_lists_a_custom_choice_is_preferred() -> None:
+    other = node_type(
+        {"mode": [["c"], {}], "strength": ["FLOAT"], "image": ["IMAGE"]}, is_output=True
+    )
+    offered = offer(
+        backend(1, {**backend_with("a.safetensors"), "CustomNode": CUSTOM}, allows_unknown=True),
+        backend(2, {**backend_with("a.safetensors"), "CustomNode": other}, allows_unknown=True),
+    )
+    asked = custom_prompt(mode="c")
+    del asked["save"]
+    assert [each.id for each in match(offered, asked).fleets] == [2]
+
+
+def test_core_nodes_are_checked_as_they_declare() -> None:
+    body = refusal(offer(backend(1, backend_with())), prompt("c.safetensors"))
+    assert body["error"]["type"] == "prompt_outputs_failed_validation"
 
 
 def test_a_model_that_no_worker_has_is_told_with_the_choices_of_all() -> None:
@@ -184,6 +255,23 @@ def test_a_cycle_or_a_link_to_nothing_has_no_shape() -> None:
     assert shape_of(around) is None
     assert shape_of({"1": {"class_type": "A", "inputs": {"x": ["9", 0]}}}) is None
     assert set(needed_part(around, ["1"])) == {"1", "2"}
+
+
+def test_the_shape_of_a_node_with_many_sources_is_found_in_one_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: Counter[str] = Counter()
+    links_of = placement._links
+
+    def counted(node: Mapping[str, Any]) -> list[tuple[str, str, float]]:
+        seen[node["class_type"]] += 1
+        return links_of(node)
+
+    monkeypatch.setattr(placement, "_links", counted)
+    sources = {str(number): {"class_type": "A", "inputs": {}} for number in range(500)}
+    star = {"class_type": "B", "inputs": {f"x{each}": [each, 0] for each in sources}}
+    assert shape_of({"star": star, **sources})
+    assert seen["B"] <= 2
 
 
 def test_choices_of_both_forms_are_merged_the_firsts_first() -> None:

@@ -229,6 +229,8 @@ async def name_references(
     wanted = {parse_reference(each) for each in references_in(workflow)}
     if len(wanted) > REFERENCES_MAX:
         raise InvalidInput(f"a workflow names at most {REFERENCES_MAX} assets")
+    if not wanted:
+        return workflow
     names: dict[AssetReference, str] = {}
     missing: list[str] = []
     for each in sorted(wanted, key=str):

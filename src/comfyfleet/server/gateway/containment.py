@@ -1,18 +1,21 @@
 """Checks whether a prompt contains a registered workflow. Pure.
 
-Only node types and links count, not values: a workflow is contained if each of its outputs, with all
-nodes before it, is somewhere in the prompt. Extra nodes, outputs and links make no difference, nor
+Only node types and links count, not values: a workflow is contained if one of its results, with all
+nodes before it, is somewhere in the prompt. Its registered output node makes its only result; without
+one, each of its output nodes makes a result. Extra nodes, outputs and links make no difference, nor
 does it matter whether the prompt shares a node that the workflow has twice, or repeats one that it
-shares: the result is the same. Any output node can stand for another one. A node inserted between
-two nodes of the workflow makes it a different workflow."""
+shares: the result is the same. Any output node can stand for another one, and any slot of a growing
+input for another slot of it. A node inserted between two nodes of the workflow makes it a different
+workflow."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from comfyfleet.protocol.validation import Prompt, is_link
-from comfyfleet.server.gateway.offers import ObjectInfo
+from comfyfleet.protocol.validation import DEPENDENT, GROWING, Prompt, is_link
+from comfyfleet.server.gateway.offers import ObjectInfo, upload_inputs
+from comfyfleet.workflow.object_info import DYNAMIC_GROUP
 
 # Comparisons of a workflow's node with a prompt's node, for one prompt and all workflows together.
 COMPARISONS_MAX = 500_000
@@ -20,9 +23,13 @@ ANY_OUTPUT = "(output)"
 
 
 class PatternLink(NamedTuple):
-    input: str  # empty for an output node, where any input will do
+    """A link of a workflow. With `is_prefix`, any input whose name starts with `input` will do: a
+    slot of a growing input, or any input of an output node."""
+
+    input: str
     source: str
     slot: float
+    is_prefix: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,7 @@ class IndexedPrompt:
 
     links: Mapping[str, Mapping[str, tuple[str, float]]]  # node → input → (source, slot)
     by_type: Mapping[str, Sequence[str]]
+    link_counts: Mapping[str, int]  # the links of all nodes of a type
 
 
 class PatternNode(NamedTuple):
@@ -41,23 +49,30 @@ class PatternNode(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """The nodes of a workflow that run, each after the nodes that it takes from."""
+    """The nodes that make a workflow's results, each after the nodes that it takes from."""
 
     nodes: tuple[PatternNode, ...]
-    types: frozenset[str]
+    results: Mapping[str, frozenset[str]]  # output node → the types of it and all nodes before it
 
     def comparisons(self, prompt: IndexedPrompt) -> int:
         """Returns an upper bound of the comparisons that `is_contained` makes; 0 if a type is
-        missing."""
-        if not self.types <= prompt.by_type.keys():
+        missing for each result."""
+        if not any(types <= prompt.by_type.keys() for types in self.results.values()):
             return 0
-        return sum(len(prompt.by_type[node.type]) * (1 + len(node.links)) for node in self.nodes)
+        return sum(_comparisons(node, prompt) for node in self.nodes)
+
+
+def _comparisons(node: PatternNode, prompt: IndexedPrompt) -> int:
+    """A link to one of several inputs is compared with all links of the prompt's nodes."""
+    prefixes = sum(link.is_prefix for link in node.links)
+    exact = len(prompt.by_type.get(node.type, ())) * (1 + len(node.links) - prefixes)
+    return exact + prefixes * prompt.link_counts.get(node.type, 0)
 
 
 def index_prompt(prompt: Prompt, object_info: ObjectInfo) -> IndexedPrompt:
     by_type: defaultdict[str, list[str]] = defaultdict(list)
     for node_id, node in prompt.items():
-        class_type = str(node.get("class_type"))
+        class_type = _type_of(node)
         by_type[class_type].append(node_id)
         if _is_output(class_type, object_info):
             by_type[ANY_OUTPUT].append(node_id)
@@ -65,39 +80,120 @@ def index_prompt(prompt: Prompt, object_info: ObjectInfo) -> IndexedPrompt:
         node_id: {name: (source, slot) for name, source, slot in _links(node)}
         for node_id, node in prompt.items()
     }
-    return IndexedPrompt(links, dict(by_type))
+    link_counts = {
+        class_type: sum(len(links[node_id]) for node_id in ids)
+        for class_type, ids in by_type.items()
+    }
+    return IndexedPrompt(links, dict(by_type), link_counts)
 
 
-def pattern_of(prompt: Prompt, object_info: ObjectInfo) -> Pattern | None:
-    """Returns the pattern of a workflow's prompt; None if it has no nodes or a cycle."""
-    ids = _in_order(prompt)
-    if not ids:
+def pattern_of(
+    prompt: Prompt, object_info: ObjectInfo, output_node_id: str | None = None
+) -> Pattern | None:
+    """Returns the pattern of a workflow's prompt; None if it has no results or a cycle."""
+    nodes = {
+        node_id: _pattern_node(node_id, prompt[node_id], object_info)
+        for node_id in _in_order(prompt)
+    }
+    parts = _parts_of_results(nodes, prompt, object_info, output_node_id)
+    if not parts:
         return None
-    nodes = tuple(_pattern_node(node_id, prompt[node_id], object_info) for node_id in ids)
-    return Pattern(nodes, frozenset(node.type for node in nodes))
+    needed = set().union(*parts.values())
+    return Pattern(
+        tuple(node for node_id, node in nodes.items() if node_id in needed),
+        {
+            output: frozenset(nodes[node_id].type for node_id in part)
+            for output, part in parts.items()
+        },
+    )
+
+
+def _parts_of_results(
+    nodes: Mapping[str, PatternNode],
+    prompt: Prompt,
+    object_info: ObjectInfo,
+    output_node_id: str | None,
+) -> Mapping[str, set[str]]:
+    """Returns the ids of the nodes that each result needs, its own included, by its output node."""
+    if output_node_id is not None and output_node_id in nodes:
+        return {output_node_id: _part_of(output_node_id, nodes)}
+    parts = {
+        node_id: _part_of(node_id, nodes)
+        for node_id in nodes
+        if _is_output(_type_of(prompt[node_id]), object_info)
+    }
+    results = {
+        output: part
+        for output, part in parts.items()
+        if not _shows_uploads_only(output, part, prompt, object_info)
+    }
+    return results or parts
+
+
+def _part_of(output: str, nodes: Mapping[str, PatternNode]) -> set[str]:
+    part: set[str] = set()
+    left = [output]
+    while left:
+        node_id = left.pop()
+        if node_id not in part:
+            part.add(node_id)
+            left += [link.source for link in nodes[node_id].links]
+    return part
+
+
+def _shows_uploads_only(
+    output: str, part: Collection[str], prompt: Prompt, object_info: ObjectInfo
+) -> bool:
+    """Checks whether an output shows nothing but files that were uploaded, which is no result."""
+    if object_info.get(_type_of(prompt[output]), {}).get("output"):
+        return False  # it makes something itself
+    before = [object_info.get(_type_of(prompt[each]), {}) for each in part if each != output]
+    return bool(before) and all(map(upload_inputs, before))
 
 
 def _pattern_node(node_id: str, node: Mapping[str, Any], object_info: ObjectInfo) -> PatternNode:
-    class_type = str(node.get("class_type"))
-    links = [PatternLink(name, source, slot) for name, source, slot in _links(node)]
-    if not links or not _is_output(class_type, object_info):
-        return PatternNode(node_id, class_type, tuple(links))
-    return PatternNode(node_id, ANY_OUTPUT, tuple(link._replace(input="") for link in links))
+    class_type = _type_of(node)
+    found = list(_links(node))
+    if found and _is_output(class_type, object_info):
+        links = (PatternLink("", source, slot, is_prefix=True) for _, source, slot in found)
+        return PatternNode(node_id, ANY_OUTPUT, tuple(links))
+    growing = tuple(_growing_inputs(object_info.get(class_type, {}).get("input")))
+    links = (_pattern_link(*each, growing) for each in found)
+    return PatternNode(node_id, class_type, tuple(links))
+
+
+def _pattern_link(name: str, source: str, slot: float, growing: Sequence[str]) -> PatternLink:
+    prefix = next((each for each in growing if name.startswith(each)), None)
+    if prefix is None:
+        return PatternLink(name, source, slot)
+    return PatternLink(prefix, source, slot, is_prefix=True)
+
+
+def _growing_inputs(groups: object, prefix: str = "") -> Iterator[str]:
+    """Yields the beginning of the names of all slots or rows of each growing input, such as
+    `images.`."""
+    for inputs in groups.values() if isinstance(groups, Mapping) else ():
+        for name, spec in inputs.items() if isinstance(inputs, Mapping) else ():
+            inner = f"{prefix}{name}."
+            match spec:
+                case [kind, *_] if kind in (GROWING, DYNAMIC_GROUP):
+                    yield inner
+                case [kind, {"options": [*options]}] if kind == DEPENDENT:
+                    for option in options:
+                        if isinstance(option, Mapping):
+                            yield from _growing_inputs(option.get("inputs"), inner)
 
 
 def is_contained(pattern: Pattern, prompt: IndexedPrompt) -> bool:
     """Checks whether the prompt contains the workflow. See `Pattern.comparisons` for the work."""
     matches: dict[str, set[str]] = {}
     for node in pattern.nodes:
-        found = {
+        matches[node.id] = {
             candidate
             for candidate in prompt.by_type.get(node.type, ())
             if all(_has_link(prompt.links[candidate], link, matches) for link in node.links)
         }
-        if not found:
-            return False
-        matches[node.id] = found
-    return True
+    return any(matches[output] for output in pattern.results)
 
 
 def _has_link(
@@ -105,8 +201,10 @@ def _has_link(
     wanted: PatternLink,
     matches: Mapping[str, Collection[str]],
 ) -> bool:
-    there: Iterable[tuple[str, float]] = links.values()
-    if wanted.input:
+    there: Iterable[tuple[str, float]]
+    if wanted.is_prefix:
+        there = (link for name, link in links.items() if name.startswith(wanted.input))
+    else:
         there = [links[wanted.input]] if wanted.input in links else ()
     return any(slot == wanted.slot and source in matches[wanted.source] for source, slot in there)
 
@@ -129,6 +227,10 @@ def _in_order(prompt: Prompt) -> list[str]:
             else:
                 path.append(missing)
     return list(ordered)
+
+
+def _type_of(node: Mapping[str, Any]) -> str:
+    return str(node.get("class_type"))
 
 
 def _is_output(class_type: str, object_info: ObjectInfo) -> bool:

@@ -13,12 +13,21 @@ from uuid import UUID
 
 from comfyfleet.api.worker import RunPreview
 from comfyfleet.protocol import sockets as frames
-from comfyfleet.protocol.sockets import Frame, Socket
+from comfyfleet.protocol.sockets import Frame
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.db import Tx
 from comfyfleet.server.db.outages import as_unavailable, log_failure
+from comfyfleet.server.gateway.client_socket import GatewaySocket, LogState
+from comfyfleet.server.gateway.failures import redacted
 from comfyfleet.server.gateway.history import started_jobs
-from comfyfleet.server.gateway.model import events_in, gateway_data, is_running, prompt_id_of
+from comfyfleet.server.gateway.model import (
+    client_in_order,
+    events_in,
+    gateway_data,
+    is_running,
+    prompt_id_of,
+)
+from comfyfleet.server.gateway.visible_backends import sees_backends
 from comfyfleet.server.jobs.model import Job, asks_for_previews
 from comfyfleet.server.jobs.progress import Previews, PreviewWatch
 from comfyfleet.server.run_log import service as run_log
@@ -27,10 +36,12 @@ from comfyfleet.server.run_log.model import (
     PREVIEWS,
     REMOVED,
     TEXT,
+    Cursor,
     Event,
     LoggedEvents,
     LogLook,
     current_node,
+    cursor_at,
 )
 from comfyfleet.server.tenants.model import Caller
 
@@ -51,36 +62,23 @@ SHOWN_RUNS_MAX = 1_000
 BROADCAST = frozenset({"progress", "progress_state", "execution_interrupted", PICTURE})
 
 
-class GatewaySocket(Socket):
-    """One connection of a client. `seen`: the last report that it was sent, until it is live."""
-
-    def __init__(self, client_id: str, seen: int) -> None:
-        super().__init__()
-        self.client_id = client_id
-        self.seen = seen
-        self.is_live = False
-        self.is_replaced = False  # another one has its client id
-
-    @property
-    def wants_metadata(self) -> bool:
-        return self.features.get("supports_preview_metadata") is True
-
-    def tell(self, event: str, data: object) -> None:
-        self.push(frames.json_frame(event, data))
-
-
 class ShownRun:
-    """A run whose client wants previews. It is looked at while a socket that gets them is open."""
+    """A run whose client wants previews. It is looked at while a socket that gets them is open.
 
-    def __init__(self, client_id: str | None, prompt_id: str) -> None:
+    `job_id`: set if its client sees one prompt at a time.
+    """
+
+    def __init__(self, client_id: str | None, prompt_id: str, job_id: UUID | None) -> None:
         self.client_id = client_id
         self.prompt_id = prompt_id
         self.watch: PreviewWatch | None = None
         self._told: RunPreview | None = None
+        self._job_id = job_id
 
     def is_for(self, socket: GatewaySocket) -> bool:
         """Without a client id they go to all sockets, as in ComfyUI."""
-        return self.client_id in (None, socket.client_id)
+        is_shown = self._job_id in (None, socket.job_id)
+        return self.client_id is None or (self.client_id == socket.client_id and is_shown)
 
     def pop_news(self) -> Event | None:
         """The newest picture, unless it was told."""
@@ -100,14 +98,15 @@ class ShownRuns:
         self._on_picture = on_picture
         self._runs: dict[UUID, ShownRun] = {}
 
-    def begin(self, job_id: UUID, client_id: str | None, prompt_id: str) -> None:
+    def begin(self, job_id: UUID, client_id: str | None, prompt_id: str, *, in_order: bool) -> None:
         if job_id not in self._runs and len(self._runs) < SHOWN_RUNS_MAX:
-            self._runs[job_id] = ShownRun(client_id, prompt_id)
+            self._runs[job_id] = ShownRun(client_id, prompt_id, job_id if in_order else None)
 
     def take(self, row: LoggedEvents) -> None:
         """Of a report that has been told."""
         if any(kind == PREVIEWS for kind, _ in row.events):
-            self.begin(row.job_id, row.client_id, row.prompt_id)
+            in_order = row.start_id is not None
+            self.begin(row.job_id, row.client_id, row.prompt_id, in_order=in_order)
         if row.is_last:
             self.end(row.job_id)
 
@@ -220,7 +219,8 @@ class UserFeed:
         for job in running:
             if asks_for_previews(job.asked):
                 client_id = gateway_data(job).get("client_id")
-                self._shown.begin(job.id, client_id, prompt_id_of(job))
+                in_order = client_in_order(job) is not None
+                self._shown.begin(job.id, client_id, prompt_id_of(job), in_order=in_order)
         socket.tell("status", {**_status(self._remaining), "sid": socket.client_id})
         if running_node is not None:
             socket.tell("executing", {"node": running_node})
@@ -230,10 +230,10 @@ class UserFeed:
         self._sockets.remove(socket)
         self._shown.look_for(self._heard_by())
 
-    def seen_by(self, client_id: str) -> int | None:
+    def seen_by(self, client_id: str) -> Cursor | None:
         """What a client was told whose socket we still take to be open: it may have lost it."""
         mine = [each for each in self._heard_by() if each.client_id == client_id]
-        return self.last if mine else None
+        return mine[-1].taken_cursor if mine else None
 
     async def close(self) -> None:
         self._unsubscribe()
@@ -245,7 +245,8 @@ class UserFeed:
 
     async def _run(self) -> None:
         while True:
-            pause = BUSY_SECONDS if self._remaining else IDLE_SECONDS
+            is_busy = self._remaining or any(map(_has_unread, self._heard_by()))
+            pause = BUSY_SECONDS if is_busy else IDLE_SECONDS
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._woken.wait()
@@ -285,9 +286,10 @@ class UserFeed:
             self._told = row.id
             self._tell_row(self._shown.with_picture(row))
             self._shown.take(row)
-        if rows:
+        has_read = await self._read_on()
+        if rows or has_read:
             for socket in self._heard_by():
-                self._plane.cursors.note(user_id, socket.client_id, self._told)
+                self._plane.cursors.note(user_id, socket.client_id, socket.cursor)
         self._tell_pictures()
         if len(look.rows) == run_log.EVENTS_PER_READ_MAX:
             self._woken.set()
@@ -297,8 +299,10 @@ class UserFeed:
         self._tell_departures(look.active + len(_ended_in(look.rows[len(rows) :])))
 
     async def _catch_up(self, tx: Tx, socket: GatewaySocket, to_id: int) -> None:
-        """What its client has missed."""
+        """What its client has missed, but for prompts that it sees in order."""
         socket.is_live = True
+        if not socket.start_id and socket.floor >= to_id:
+            socket.state = LogState.CURRENT
         if socket.seen >= to_id:
             return
         tenant_id, user_id = self._caller.tenant.id, self._caller.user_id
@@ -307,6 +311,49 @@ class UserFeed:
         )
         for row in missed:
             self._push(socket, row, self._remaining)
+        socket.note_read(to_id)
+
+    async def _read_on(self) -> bool:
+        """Continues from the log where the shown prompt is over. Returns whether sockets were sent anything."""
+        waiting = [each for each in self._heard_by() if each.state is not LogState.CURRENT]
+        if not waiting:
+            return False
+        async with self._plane.context.tenant(self._caller.tenant.id) as tx:
+            sent = [await self._read_in_order(tx, each) for each in waiting]
+        return any(sent)
+
+    async def _read_in_order(self, tx: Tx, socket: GatewaySocket) -> bool:
+        # Another control plane may have told the client more than this one has seen.
+        to_id = max(self.last, socket.seen)
+        if socket.state is LogState.HOLDING and not await self._end_if_over(tx, socket, to_id):
+            return False
+        tenant_id, user_id = self._caller.tenant.id, self._caller.user_id
+        if socket.job_id is None and socket.start_id:
+            socket.job_id = await run_log.job_of_attempt(tx, tenant_id, socket.start_id)
+        rows = await run_log.events_in_order(
+            tx, tenant_id, user_id, socket.client_id, socket.cursor, to_id=to_id
+        )
+        for place, row in enumerate(rows):
+            if socket.holds_back(row) and not await self._end_if_over(tx, socket, to_id):
+                socket.state = LogState.HOLDING
+                return place > 0
+            if socket.is_full:
+                return place > 0
+            self._push(socket, row, self._remaining)
+            socket.note_sent(row)
+        if len(rows) == run_log.EVENTS_PER_READ_MAX:
+            self._woken.set()
+        else:
+            socket.state = LogState.CURRENT
+            socket.note_read(to_id)
+        return bool(rows)
+
+    async def _end_if_over(self, tx: Tx, socket: GatewaySocket, to_id: int) -> bool:
+        tenant_id, start_id = self._caller.tenant.id, socket.start_id
+        is_over = await run_log.is_attempt_over(tx, tenant_id, start_id, to_id=to_id)
+        if is_over:
+            socket.end_shown()
+        return is_over
 
     def _tell_arrivals(self, look: LogLook) -> None:
         """One by one, as they came. Those that have ended since are known by their reports only."""
@@ -338,7 +385,12 @@ class UserFeed:
         for _ in range(sum(tells)):
             self._tell_status()
         for socket in self._heard_by():
-            self._push(socket, row, before)
+            if row.id <= socket.seen:
+                continue
+            if socket.is_due(row):
+                self._push(socket, row, before)
+                socket.note_sent(row)
+            socket.note_read(row.id)
 
     def _heard_by(self) -> list[GatewaySocket]:
         return [each for each in self._sockets if each.is_live and not each.is_replaced]
@@ -355,6 +407,7 @@ class UserFeed:
 
     def _frames(self, row: LoggedEvents, socket: GatewaySocket, before: int) -> Iterable[Frame]:
         with_metadata = socket.wants_metadata and row.client_id is not None
+        sees = sees_backends(self._plane, self._caller.tenant)
         for kind, data in row.events if with_metadata else pictures_after_progress(row.events):
             is_for_all = kind == TEXT or (row.client_id is None and kind in BROADCAST)
             if kind == "execution_start":
@@ -366,7 +419,7 @@ class UserFeed:
             elif kind == PICTURE:
                 yield from _picture_frames(data, row.prompt_id, with_metadata=with_metadata)
             else:
-                yield frames.json_frame(kind, data)
+                yield frames.json_frame(kind, data if sees else redacted(kind, data))
 
     def _tell_status(self) -> None:
         for socket in self._heard_by():
@@ -421,6 +474,10 @@ def _ended_in(rows: Sequence[LoggedEvents]) -> list[int]:
     return [row.id for row in rows for _ in range(_departed(row))]
 
 
+def _has_unread(socket: GatewaySocket) -> bool:
+    return socket.state is LogState.READING
+
+
 def _status(remaining: int) -> dict[str, object]:
     return {"status": {"exec_info": {"queue_remaining": remaining}}}
 
@@ -458,17 +515,17 @@ class GatewayFeeds:
 
     async def join(self, caller: Caller, client_id: str) -> GatewaySocket:
         """A socket that is told everything from now on, and what its client has not seen before."""
-        seen = self.of(caller).seen_by(client_id)
-        if seen is None:
-            seen = self._cursors.of(caller.user_id, client_id)
+        cursor = self.of(caller).seen_by(client_id)
+        if cursor is None:
+            cursor = self._cursors.of(caller.user_id, client_id)
         await self.of(caller).start()
         # What begins from now on is told by the log, and what ran before is read here.
         first, running_node, running = await self._missed(caller, client_id)
         feed = self.of(caller)
         await feed.start()
-        if seen is None:
-            seen = feed.last if first is None else min(first - 1, feed.last)
-        socket = GatewaySocket(client_id, seen)
+        if cursor is None:
+            cursor = cursor_at(feed.last if first is None else min(first - 1, feed.last))
+        socket = GatewaySocket(client_id, cursor)
         # One that has been emptied meanwhile is closed, and another has taken its place.
         feed = self.of(caller)
         await feed.start()
@@ -487,10 +544,13 @@ class GatewayFeeds:
         since = min([self._plane.clock() - MISSED_MAX, *started])
         async with self._plane.context.tenant(tenant_id) as tx:
             first = await run_log.first_id_of_client(tx, tenant_id, user_id, client_id, since=since)
+            attempts = await run_log.running_attempts(tx, tenant_id, user_id) if running else ()
+            shown = [each.job_id for each in attempts if each.client_id == client_id]
+            job_ids = [*shown, *(job.id for job in running)][:1]
             rows = [
                 row
-                for job in running[:1]
-                for row in await run_log.events_of_job(tx, tenant_id, job.id)
+                for job_id in job_ids
+                for row in await run_log.events_of_job(tx, tenant_id, job_id)
             ]
         return first, current_node(events_in(rows)), [job for job in active if is_running(job)]
 
@@ -498,8 +558,7 @@ class GatewayFeeds:
         feed = self.of(caller)
         feed.remove(socket)
         if not socket.is_replaced:
-            seen = feed.last if socket.is_live else socket.seen
-            self._cursors.keep(caller.user_id, socket.client_id, seen)
+            self._cursors.keep(caller.user_id, socket.client_id, socket.taken_cursor)
         await self._close_if_empty(caller, feed)
 
     async def close(self) -> None:

@@ -35,15 +35,19 @@ from comfyfleet.protocol.payloads import (
 )
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.db import Tx
+from comfyfleet.server.gateway.failures import redacted_record
 from comfyfleet.server.gateway.model import (
     as_in_heap,
+    client_in_order,
     events_in,
     history_entry,
+    is_running,
     job_id_of,
     prompt_id_of,
     queued_prompt,
     record_of_end,
 )
+from comfyfleet.server.gateway.visible_backends import sees_backends
 from comfyfleet.server.jobs import service as jobs
 from comfyfleet.server.jobs.model import Job
 from comfyfleet.server.run_log import service as run_log
@@ -78,12 +82,13 @@ class PromptForm(StrEnum):
 
 
 class RenderedPrompt(NamedTuple):
-    """A prompt as JSON. `job`: what jobs are chosen and sorted by."""
+    """A prompt as JSON. `job`: the fields by which jobs are chosen and sorted."""
 
     prompt_id: str
     number: float
     text: bytes
     job: Mapping[str, Any]
+    in_order_for: str | None = None  # the client that sees its prompts one after another
 
     @property
     def size(self) -> int:
@@ -185,16 +190,57 @@ async def count_active(plane: ControlPlane, caller: Caller) -> int:
 async def queue_body(plane: ControlPlane, caller: Caller, kept: BoundedCache) -> bytes:
     async with plane.context.tenant(caller.tenant.id) as tx:
         active = await jobs.active_prompt_ids(tx, caller.tenant.id, caller.user_id)
-        rows = await _rendered(tx, caller, [(each, PromptForm.ROW) for each, _ in active], kept)
+        rows = await _rendered(
+            plane, tx, caller, [(each, PromptForm.ROW) for each, _ in active], kept
+        )
         left_out = [job_id for job_id, _ in active if job_id not in rows]
         # A client takes a prompt that isn't listed for one that has ended.
         names = await jobs.prompt_names(tx, caller.tenant.id, left_out)
-    rows |= {job_id: _without_content(*name) for job_id, name in names.items()}
-    rows = {job_id: rows[job_id] for job_id, _ in active if job_id in rows}
-    is_running = dict(active)
-    running = [row for job_id, row in rows.items() if is_running[job_id]]
-    waiting = as_in_heap(row for job_id, row in rows.items() if not is_running[job_id])
+        rows |= {job_id: _without_content(*name) for job_id, name in names.items()}
+        rows = {job_id: rows[job_id] for job_id, _ in active if job_id in rows}
+        runs = {
+            job_id: rows[job_id].in_order_for for job_id, runs in active if runs and job_id in rows
+        }
+        hidden = await _held_back(tx, caller, runs)
+    running = [row for job_id, row in rows.items() if job_id in runs and job_id not in hidden]
+    waiting = as_in_heap(
+        row for job_id, row in rows.items() if job_id not in runs or job_id in hidden
+    )
     return b'{"queue_running":%b,"queue_pending":%b}' % (_array(running), _array(waiting))
+
+
+async def held_back_ids(plane: ControlPlane, caller: Caller) -> set[UUID]:
+    """Returns the prompts that run, but that their clients see waiting."""
+    async with plane.context.tenant(caller.tenant.id) as tx:
+        active = await jobs.active_prompt_ids(tx, caller.tenant.id, caller.user_id)
+        if sum(runs for _, runs in active) < 2:
+            return set()
+        started = await jobs.started_prompts(tx, caller.tenant.id, caller.user_id)
+        runs = {job.id: client_in_order(job) for job in started if is_running(job)}
+        return await _held_back(tx, caller, runs)
+
+
+async def _held_back(tx: Tx, caller: Caller, runs: Mapping[UUID, str | None]) -> set[UUID]:
+    """`runs`: by running job, in the order of submission, the client that sees its prompts one after another.
+
+    A client's socket shows the attempt that started first. Until one has started, the client sees the prompt
+    running that was submitted first.
+    """
+    clients = [client_id for client_id in runs.values() if client_id is not None]
+    if len(clients) == len(set(clients)):
+        return set()
+    attempts = await run_log.running_attempts(tx, caller.tenant.id, caller.user_id)
+    started = [each.job_id for each in attempts if each.job_id in runs]
+    shown: dict[str, UUID] = {}
+    for job_id in [*started, *runs]:
+        client_id = runs[job_id]
+        if client_id is not None:
+            shown.setdefault(client_id, job_id)
+    return {
+        job_id
+        for job_id, client_id in runs.items()
+        if client_id is not None and shown[client_id] != job_id
+    }
 
 
 async def history_body(
@@ -213,7 +259,9 @@ async def history_body(
             start = len(ended) - most
         part = ended[max(start, 0) :]
         part = part if most is None else part[: max(most, 1)]
-        found = await _rendered(tx, caller, [(each, PromptForm.ENTRY) for each in part], kept)
+        found = await _rendered(
+            plane, tx, caller, [(each, PromptForm.ENTRY) for each in part], kept
+        )
     return _object(found.values())
 
 
@@ -225,7 +273,7 @@ async def entry_body(
     async with plane.context.tenant(caller.tenant.id) as tx:
         if not await jobs.is_prompt_ended(tx, caller.tenant.id, caller.user_id, job_id):
             return b"{}"
-        found = await _rendered(tx, caller, [(job_id, PromptForm.ENTRY)], kept)
+        found = await _rendered(plane, tx, caller, [(job_id, PromptForm.ENTRY)], kept)
     return _object(found.values())
 
 
@@ -237,9 +285,9 @@ async def jobs_body(
         ended = await _ended_ids(tx, caller)
         running = [(each, PromptForm.RUNNING) for each, is_running in active if is_running]
         waiting = [(each, PromptForm.WAITING) for each, is_running in active if not is_running]
-        pending = await _rendered(tx, caller, waiting, kept)
+        pending = await _rendered(plane, tx, caller, waiting, kept)
         forms = [*running, *((each, PromptForm.ENDED) for each in ended)]
-        found = await _rendered(tx, caller, forms, kept)
+        found = await _rendered(plane, tx, caller, forms, kept)
     in_progress = [found[each] for each, _ in running if each in found]
     over = [found[each] for each in ended if each in found]
     listed = [*in_progress, *as_in_heap(pending.values()), *over]
@@ -288,7 +336,9 @@ async def entries_of(
     """Of several prompts that have ended."""
     forms = [(job.id, PromptForm.ENTRY) for job in ended]
     async with plane.context.tenant(caller.tenant.id) as tx:
-        found = await _rendered(tx, caller, forms, kept, known={job.id: job for job in ended})
+        found = await _rendered(
+            plane, tx, caller, forms, kept, known={job.id: job for job in ended}
+        )
     entries: dict[UUID, Record] = {}
     for job_id, each in found.items():
         entries[job_id] = json.loads(each.text)
@@ -297,6 +347,7 @@ async def entries_of(
 
 
 async def _rendered(
+    plane: ControlPlane,
     tx: Tx,
     caller: Caller,
     wanted: Sequence[tuple[UUID, PromptForm]],
@@ -310,18 +361,19 @@ async def _rendered(
     missing: list[tuple[UUID, PromptForm]] = []
     is_history = bool(wanted) and wanted[-1][1] is PromptForm.ENTRY
     order = wanted[::-1] if is_history else wanted
+    sees = sees_backends(plane, caller.tenant)
     for key in order:
-        each = kept.get(key)
+        each = kept.get((*key, sees))
         if each is None:
             missing.append(key)
         else:
             found[key[0]] = each
     left = BODY_BYTES_MAX - sum(len(each.text) for each in found.values())
     if missing and (left > 0 or not found):
-        async with aclosing(_render_in_parts(tx, caller, missing, known or {})) as parts:
+        async with aclosing(_render_in_parts(tx, caller, missing, known or {}, sees)) as parts:
             async for made in parts:
                 for key, each in made.items():
-                    kept.keep(key, each, each.size)
+                    kept.keep((*key, sees), each, each.size)
                     found[key[0]] = each
                 left -= sum(len(each.text) for each in made.values())
                 if left <= 0:
@@ -347,23 +399,26 @@ async def _render_in_parts(
     caller: Caller,
     forms: Sequence[tuple[UUID, PromptForm]],
     known: Mapping[UUID, Job],
+    sees: bool,
 ) -> AsyncGenerator[dict[tuple[UUID, PromptForm], RenderedPrompt], None]:
     """Other tasks run between the parts."""
     form_of = dict(forms)
     for job_id, job in known.items():
         if job_id in form_of:
-            yield await _render(tx, caller, [(job, form_of[job_id])])
+            yield await _render(tx, caller, [(job, form_of[job_id])], sees)
             await asyncio.sleep(0)
     unread = [job_id for job_id, _ in forms if job_id not in known]
     async for part in jobs.get_in_parts(tx, caller.tenant.id, unread):
-        yield await _render(tx, caller, [(job, form_of[job.id]) for job in part])
+        yield await _render(tx, caller, [(job, form_of[job.id]) for job in part], sees)
 
 
 async def _render(
-    tx: Tx, caller: Caller, shown: Sequence[tuple[Job, PromptForm]]
+    tx: Tx, caller: Caller, shown: Sequence[tuple[Job, PromptForm]], sees: bool
 ) -> dict[tuple[UUID, PromptForm], RenderedPrompt]:
     prompts = [(job, form) for job, form in shown if job.asked.gateway is not None]
     records = await _records(tx, caller, [job for job, form in prompts if _shows_end(form)])
+    if not sees:
+        records = {job_id: redacted_record(each) for job_id, each in records.items()}
     return {
         (job.id, form): _rendered_as(form, job, records.get(job.id, {})) for job, form in prompts
     }
@@ -398,4 +453,5 @@ def _rendered_as(form: PromptForm, job: Job, record: Mapping[str, Any]) -> Rende
             whole = listed = ended_job(prompt_id, history_entry(job, record))
         case _:
             whole = listed = waiting_job(shown, form.value)
-    return RenderedPrompt(prompt_id, shown.number, json_text(whole).encode(), listed)
+    text = json_text(whole).encode()
+    return RenderedPrompt(prompt_id, shown.number, text, listed, client_in_order(job))

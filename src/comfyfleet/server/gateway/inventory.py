@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from time import monotonic
 
-from comfyfleet.api.worker import BackendFacts
+from comfyfleet.api.worker import BackendFacts, BackendSystem, Reading
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet
@@ -54,6 +54,11 @@ class WorkerDevice:
     name: str
     is_gpu: bool
     memory_bytes: int
+    memory_free_bytes: int
+    ram_bytes: int
+    ram_free_bytes: int
+    version: str = ""
+    system: BackendSystem | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +82,23 @@ def models_by_folder(facts: Iterable[BackendFacts]) -> dict[str, list[str]]:
     return {folder: sorted(files) for folder, files in found.items()}
 
 
-def device_of(facts: BackendFacts) -> WorkerDevice:
-    return WorkerDevice(facts.gpu or "cpu", facts.gpu is not None, facts.gpu_memory_bytes or 0)
+def device_of(facts: BackendFacts, reading: Reading) -> WorkerDevice:
+    """Returns a worker's device. Without a reading, all of its memory counts as free."""
+    ram = (facts.system.ram_total if facts.system else None) or reading.memory_total_bytes or 0
+    ram_free = max(0, ram - (reading.memory_used_bytes or 0))
+    memory = facts.gpu_memory_bytes or reading.gpu_memory_total_bytes or 0
+    free = max(0, memory - (reading.gpu_memory_used_bytes or 0))
+    is_gpu = facts.gpu is not None
+    return WorkerDevice(
+        facts.gpu or "cpu",
+        is_gpu,
+        memory if is_gpu else ram,
+        free if is_gpu else ram_free,
+        ram,
+        ram_free,
+        facts.version,
+        facts.system,
+    )
 
 
 def largest_device(devices: Sequence[WorkerDevice]) -> list[WorkerDevice]:
@@ -98,7 +118,11 @@ async def read_inventory(plane: ControlPlane, of_fleets: Sequence[Fleet]) -> Inv
                 tx, fleet, seen_since=seen_since, limit=DEVICES_PER_FLEET_MAX
             )
             facts = await fleets.facts_of(tx, [each for each in workers if each.takes_jobs])
-            devices += [device_of(each) for each in facts.values()]
+            readings = await fleets.latest_readings(tx, list(facts))
+            devices += [
+                device_of(each, stored.reading if (stored := readings.get(name)) else Reading())
+                for name, each in facts.items()
+            ]
             distinct = await fleets.one_of_each_kind(tx, fleet, seen_since=seen_since)
             kinds += (await fleets.facts_of(tx, distinct)).values()
     return Inventory(devices, models_by_folder(kinds))
@@ -111,10 +135,13 @@ class InventoryCache:
         self._clock = clock
         self._kept: dict[tuple[int, ...], tuple[float, Inventory]] = {}
 
-    async def get(self, plane: ControlPlane, of_fleets: Sequence[Fleet]) -> Inventory:
+    async def get(
+        self, plane: ControlPlane, of_fleets: Sequence[Fleet], *, fresh: bool = False
+    ) -> Inventory:
+        """Returns what was read in the last seconds, unless it is to be `fresh`."""
         key = tuple(sorted(fleet.id for fleet in of_fleets))
         read_at, inventory = self._kept.get(key, (float("-inf"), Inventory()))
-        if self._clock() - read_at < KEPT_SECONDS:
+        if not fresh and self._clock() - read_at < KEPT_SECONDS:
             return inventory
         inventory = await read_inventory(plane, of_fleets)
         if len(self._kept) >= INVENTORIES_MAX:

@@ -21,6 +21,7 @@ from comfyfleet.server.jobs.model import (
     JobSpec,
     JobStatus,
     cost_of,
+    sees_in_order,
 )
 from comfyfleet.server.run_log.model import (
     Event,
@@ -45,6 +46,12 @@ def gateway_data(job: Job) -> Mapping[str, Any]:
 
 def prompt_id_of(job: Job) -> str:
     return str(gateway_data(job)["prompt_id"])
+
+
+def client_in_order(job: Job) -> str | None:
+    """Returns the client that sees this prompt in order with its others; None if it is shown at once."""
+    data = gateway_data(job)
+    return data["client_id"] if sees_in_order(data) else None
 
 
 def is_running(job: Job) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import hashlib
 import mimetypes
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ from comfyfleet.protocol.http import json_text
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import BackendKind, Fleet
-from comfyfleet.server.gateway.policy import NodePolicy, policy_of
+from comfyfleet.server.gateway.freshness import freshness_of
+from comfyfleet.server.gateway.policy import NodePolicy, core_nodes, policy_of
 from comfyfleet.server.run_log import service as run_log
 from comfyfleet.server.tenants.model import Caller
 
@@ -37,6 +39,8 @@ MODEL_TYPES_3D = frozenset({"gltf", "glb", "obj", "fbx", "stl", "spz", "splat", 
 # Nodes of ComfyUI that check these choices themselves: their lists are filled in the browser.
 UNLISTED_CHOICES = {"CustomCombo": ("choice",)}
 COMBO = "COMBO"
+_MODEL = re.compile(r"\.(safetensors|sft|ckpt|pt|pth|bin|gguf|onnx|pkl)$", re.IGNORECASE)
+_PATH = re.compile(r"[/\\]|\.\.|^[A-Za-z]:")
 
 
 def upload_inputs(info: Mapping[str, Any]) -> dict[str, str]:
@@ -105,6 +109,16 @@ class OfferedNode:
     info: Mapping[str, Any]
     uploads: Mapping[str, str] = field(default_factory=dict)  # input → image, video, audio …
     files: FilesByKind = field(default_factory=dict)
+    # A custom node's VALIDATE_INPUTS can waive the checks of lists, ranges and types. object_info doesn't
+    # say so: only the backend knows.
+    may_waive_types: bool = False
+
+    def may_waive(self, value: Any) -> bool:
+        """A path may lead to files of others, and a model that is missing on all backends would wait
+        for one: both must be among the listed choices."""
+        if not self.may_waive_types:
+            return False
+        return not isinstance(value, str) or not (_PATH.search(value) or _MODEL.search(value))
 
     @property
     def is_output(self) -> bool:
@@ -141,11 +155,17 @@ class OfferedNode:
 
 
 class OfferedNodes(Mapping[str, OfferedNode]):
-    """The node types of one object_info, with a user's files; made as they are asked for."""
+    """The node types of one object_info, with a user's files; made as they are asked for.
 
-    def __init__(self, object_info: ObjectInfo, files: FilesByKind) -> None:
+    `is_lenient` leaves checks of custom nodes to the backend.
+    """
+
+    def __init__(
+        self, object_info: ObjectInfo, files: FilesByKind, *, is_lenient: bool = False
+    ) -> None:
         self._info = object_info
         self._files = files
+        self._is_lenient = is_lenient
         self._made: dict[str, OfferedNode] = {}
 
     def __contains__(self, name: object) -> bool:
@@ -157,7 +177,8 @@ class OfferedNodes(Mapping[str, OfferedNode]):
             info = self._info[name]
             uploads = upload_inputs(info)
             files = {each: self._files.get(kind, ()) for each, kind in uploads.items()}
-            made = self._made[name] = OfferedNode(name, info, uploads, files)
+            may_waive = self._is_lenient and name not in core_nodes()
+            made = self._made[name] = OfferedNode(name, info, uploads, files, may_waive)
         return made
 
     def __iter__(self) -> Iterator[str]:
@@ -496,16 +517,23 @@ class ObjectInfoBody:
         return await self.kept.zipped.get(self.etag, make)
 
 
+async def fresh_offer_to(plane: ControlPlane, caller: Caller) -> Offer:
+    """Returns what the user's prompts may run on, after asking the backends what they have."""
+    offer = await offer_to(plane, caller)
+    await freshness_of(plane).refresh(offer.fleets)
+    return await offer_to(plane, caller, fresh=True)
+
+
 async def object_info_body(plane: ControlPlane, caller: Caller) -> ObjectInfoBody:
     """Of all node types that the user may use; inputs that take uploads list the user's own files."""
-    offer = await offer_to(plane, caller)
+    offer = await fresh_offer_to(plane, caller)
     files = by_kind(await input_names(plane, caller))
     return ObjectInfoBody(_hash((offer.hash, files)), offer, files, offer_cache(plane))
 
 
 async def object_info_of(plane: ControlPlane, caller: Caller, name: str) -> dict[str, Any]:
     """Of one node type; empty if there is none of that name."""
-    offer = await offer_to(plane, caller)
+    offer = await fresh_offer_to(plane, caller)
     if name not in offer.object_info:
         return {}
     files = by_kind(await input_names(plane, caller))

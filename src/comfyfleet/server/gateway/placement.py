@@ -8,13 +8,14 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import partial
 from random import Random
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar
 
+from comfyfleet.api.sizes import is_larger, is_small
 from comfyfleet.api.values import is_plain_line
 from comfyfleet.errors import FleetError
 from comfyfleet.protocol.http import json_text
@@ -54,11 +55,12 @@ from comfyfleet.server.gateway.offers import (
     input_spec,
     offer_cache,
 )
-from comfyfleet.server.gateway.policy import PREFIX
+from comfyfleet.server.gateway.policy import PREFIX, core_nodes
 from comfyfleet.server.jobs.caches import TtlCache
 from comfyfleet.server.queue import service as dispatch
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -79,21 +81,27 @@ class PromptMatch:
 def match_prompt(
     offer: Offer, prompt: Prompt, targets: Collection[str] | None, files: FilesByKind
 ) -> PromptMatch:
-    """Raises RefusedPrompt."""
+    """Raises RefusedPrompt.
+
+    A prompt that fails the declared checks of a custom node is left to the backends, which know
+    whether the node waives them.
+    """
     _require_backends(offer)
+    _require_fitting_size(offer, prompt)
     _require_short_ids(prompt)
     _require_plain_prefixes(prompt)
     _require_types(offer, prompt)
     backends = _allowing(offer, prompt)
-    found: dict[str, tuple[PromptValidation, OfferedNodes]] = {}
-    for backend in backends:
-        if backend.hash not in found:
-            nodes = OfferedNodes(backend.object_info, files)
-            verdict = validate(prompt, nodes=nodes, targets=targets, follows_all=True)
-            found[backend.hash] = verdict, nodes
-    best = max((len(verdict.outputs) for verdict, _ in found.values()), default=0)
+    found = _verdicts(backends, prompt, targets, files)
+    best = _most_outputs(found)
     if not best:
-        raise _refusal(offer, prompt, targets, files, [verdict for verdict, _ in found.values()])
+        verdicts = [verdict for verdict, _ in found.values()]
+        if all(node["class_type"] in core_nodes() for node in prompt.values()):
+            raise _refusal(offer, prompt, targets, files, verdicts)
+        found = _verdicts(backends, prompt, targets, files, is_lenient=True)
+        best = _most_outputs(found)
+        if not best:
+            raise _refusal(offer, prompt, targets, files, verdicts)
     verdict, nodes = next(each for each in found.values() if len(each[0].outputs) == best)
     _require_unwrapped(prompt, verdict.prompt)
     alike = {
@@ -102,6 +110,30 @@ def match_prompt(
         if other.outputs == verdict.outputs and _is_read_alike(verdict, nodes, other, its_nodes)
     }
     return PromptMatch(verdict, nodes, [each for each in backends if each.hash in alike])
+
+
+Verdicts: TypeAlias = Mapping[str, tuple[PromptValidation, OfferedNodes]]  # by object_info
+
+
+def _verdicts(
+    backends: Iterable[OfferedBackend],
+    prompt: Prompt,
+    targets: Collection[str] | None,
+    files: FilesByKind,
+    *,
+    is_lenient: bool = False,
+) -> Verdicts:
+    found: dict[str, tuple[PromptValidation, OfferedNodes]] = {}
+    for backend in backends:
+        if backend.hash not in found:
+            nodes = OfferedNodes(backend.object_info, files, is_lenient=is_lenient)
+            verdict = validate(prompt, nodes=nodes, targets=targets, follows_all=True)
+            found[backend.hash] = verdict, nodes
+    return found
+
+
+def _most_outputs(found: Verdicts) -> int:
+    return max((len(verdict.outputs) for verdict, _ in found.values()), default=0)
 
 
 def _is_read_alike(
@@ -128,7 +160,16 @@ def _require_backends(offer: Offer) -> None:
         )
 
 
+def _require_fitting_size(offer: Offer, prompt: Prompt) -> None:
+    """Refuses a prompt that is too large for every fleet, before its texts are read."""
+    most = max(backend.terms.prompt_bytes_max for backend in offer.backends)
+    if is_larger(prompt, bytes_max=most):
+        details = f"at most {most:,} bytes are accepted"
+        raise RefusedPrompt(fault(TOO_LARGE, "Prompt is too large", details), {})
+
+
 NODE_ID_CHARACTERS_MAX = 200
+PREFIX_CHARACTERS_MAX = 1_000
 
 
 def _require_short_ids(prompt: Prompt) -> None:
@@ -143,9 +184,15 @@ def _require_plain_prefixes(prompt: Prompt) -> None:
     for node_id, node in prompt.items():
         prefix = (node.get("inputs") or {}).get(PREFIX)
         text = prefix.get(WRAPPED) if isinstance(prefix, dict) else prefix
-        if isinstance(text, str) and not is_plain_line(text):
+        if not isinstance(text, str):
+            continue
+        if len(text) > PREFIX_CHARACTERS_MAX:
+            says = f"{PREFIX} must have at most {PREFIX_CHARACTERS_MAX:,} characters"
+        elif not is_plain_line(text):
             says = f"{PREFIX} must not contain control characters, such as line breaks"
-            raise RefusedPrompt(fault("invalid_filename_prefix", says, f"Node ID '#{node_id}'"), {})
+        else:
+            continue
+        raise RefusedPrompt(fault("invalid_filename_prefix", says, f"Node ID '#{node_id}'"), {})
 
 
 def _require_unwrapped(given: Prompt, read: Prompt) -> None:
@@ -318,22 +365,23 @@ def shape_of(prompt: Prompt) -> str | None:
     with a link to a node that is not there."""
     marks: dict[str, str] = {}
     for start in prompt:
-        left = [start]
-        while left:
-            node_id = left[-1]
-            if node_id in marks:
-                left.pop()
-                continue
-            if node_id not in prompt or len(left) > len(prompt):
-                return None
-            sources = [source for _, source, _ in _links(prompt[node_id])]
-            unknown = [source for source in sources if source not in marks]
-            if unknown:
-                left.append(unknown[0])
-            else:
+        # Each node of the path with those of its sources that are still to be looked at.
+        path = {} if start in marks else {start: _sources(prompt[start])}
+        while path:
+            node_id, sources = next(reversed(path.items()))
+            source = next((each for each in sources if each not in marks), None)
+            if source is None:
                 marks[node_id] = _mark(prompt[node_id], marks)
-                left.pop()
+                del path[node_id]
+            elif source in path or source not in prompt:
+                return None
+            else:
+                path[source] = _sources(prompt[source])
     return hashlib.sha256("\n".join(sorted(marks.values())).encode()).hexdigest()
+
+
+def _sources(node: Mapping[str, Any]) -> Iterator[str]:
+    return iter([source for _, source, _ in _links(node)])
 
 
 def _mark(node: Mapping[str, Any], marks: Mapping[str, str]) -> str:
@@ -347,9 +395,11 @@ def _links(node: Mapping[str, Any]) -> list[tuple[str, str, float]]:
     return [(name, value[0], value[1]) for name, value in inputs.items() if is_link(value)]
 
 
-def values_in_common(prompt: Prompt, other: Prompt) -> int:
-    """How many widgets have the same value in both; tells workflows of one shape apart."""
-    return (_values(prompt) & _values(other)).total()
+def most_similar_first(prompt: Prompt, others: Sequence[Prompt]) -> list[int]:
+    """Sorts prompts of one shape by the number of widgets that have the same value; returns their positions."""
+    values = _values(prompt)
+    common = [(values & _values(other)).total() for other in others]
+    return sorted(range(len(others)), key=lambda position: -common[position])
 
 
 def _values(prompt: Prompt) -> Counter[tuple[str, str, str]]:
@@ -388,12 +438,19 @@ class OfferedWorkflows:
     assigned: Mapping[int, frozenset[int]]  # the workflows of each fleet
 
 
+class ConvertedWorkflow(NamedTuple):
+    """The prompt of a registered workflow, and its shape."""
+
+    prompt: Prompt
+    shape: str | None
+
+
 class PlacementCache:
     def __init__(self) -> None:
         # Jobs that wait or run, by workflow and stage; those placed here since are counted.
         self.depths: TtlCache[dict[tuple[int, str], int]] = TtlCache(DEPTHS_FRESH)
         self.offered: TtlCache[OfferedWorkflows] = TtlCache(OFFERED_FRESH)
-        self.converted: LatestCache[Prompt | None] = LatestCache(CONVERTED_KEPT_MAX)
+        self.converted: LatestCache[ConvertedWorkflow | None] = LatestCache(CONVERTED_KEPT_MAX)
         self.patterns: LatestCache[Pattern | None] = LatestCache(PATTERNS_KEPT_MAX)
 
 
@@ -402,16 +459,20 @@ def _cache(plane: ControlPlane) -> PlacementCache:
     return kept
 
 
-async def place_prompt(plane: ControlPlane, match: PromptMatch, prompt: Prompt) -> PromptPlacement:
+async def place_prompt(
+    plane: ControlPlane, match: PromptMatch, prompt: Prompt, preferred_fleet_id: int | None = None
+) -> PromptPlacement:
     """Places a prompt as the registered workflow that it is by its shape, or as an open prompt.
 
-    Either way it costs at least as much as the most expensive workflow that it contains.
+    Either way it costs at least as much as the most expensive workflow that it contains. An open
+    prompt goes to the preferred fleet if that can run it.
     """
     least_price = await _contained_price(plane, match, prompt)
     registered = await _recognise(plane, match, prompt)
     if registered is not None:
         return replace(registered, least_price=max(registered.least_price, least_price))
-    fleet = await _least_busy(plane, match.fleets)
+    preferred = [fleet for fleet in match.fleets if fleet.id == preferred_fleet_id]
+    fleet = await _least_busy(plane, preferred or match.fleets)
     workflow_id = fleet.open_workflow_id
     if workflow_id is None:
         async with plane.central.transaction() as tx:
@@ -462,8 +523,10 @@ async def _pattern(
     plane: ControlPlane, version: WorkflowVersion, backend: OfferedBackend
 ) -> Pattern | None:
     async def make() -> Pattern | None:
-        prompt = await _converted(plane, version, backend)
-        return None if prompt is None else pattern_of(prompt, backend.object_info)
+        converted = await _converted(plane, version, backend)
+        if converted is None:
+            return None
+        return pattern_of(converted.prompt, backend.object_info, version.output_node_id)
 
     key = (version.workflow_id, version.version, backend.hash)
     return await _cache(plane).patterns.get(key, make)
@@ -481,15 +544,18 @@ async def _recognise(
     offered = await _offered(plane)
     types = {node["class_type"] for node in prompt.values()}
     alike = [each for each in offered.workflows if types <= set(each[1].node_types)]
-    shape = shape_of(prompt) if alike else None
-    found: list[tuple[int, RegisteredWorkflow, Fleet]] = []
+    shape = await _computed(plane, prompt, partial(shape_of, prompt)) if alike else None
+    found: list[tuple[Prompt, RegisteredWorkflow, Fleet]] = []
     for workflow, version in alike:
         fleet = _fleet_with(offered, match, workflow, version)
         backend = match.backends[0]
         usual = None if fleet is None else await _converted(plane, version, backend)
-        if fleet is not None and usual is not None and shape_of(usual) == shape is not None:
-            found.append((values_in_common(prompt, usual), workflow, fleet))
-    for _, workflow, fleet in sorted(found, key=lambda each: -each[0]):
+        if fleet is not None and usual is not None and usual.shape == shape is not None:
+            found.append((usual.prompt, workflow, fleet))
+    if len(found) > 1:
+        work = partial(most_similar_first, prompt, [usual for usual, _, _ in found])
+        found = [found[position] for position in await _computed(plane, prompt, work)]
+    for _, workflow, fleet in found:
         if await _has_worker(plane, workflow, fleet):
             return _registered(offered, workflow, fleet)
     return None
@@ -546,10 +612,10 @@ def _has_all(object_info: ObjectInfo, needs: WorkflowRequirements) -> bool:
 
 async def _converted(
     plane: ControlPlane, version: WorkflowVersion, backend: OfferedBackend
-) -> Prompt | None:
+) -> ConvertedWorkflow | None:
     """What of the workflow's prompt would run; None if it can't be converted here."""
 
-    async def convert() -> Prompt | None:
+    async def convert() -> ConvertedWorkflow | None:
         try:
             document = await catalog.read_document(plane.store, version)
             chance = RandomSource(plane.clock(), Random(0))  # noqa: S311 - only links count
@@ -557,10 +623,19 @@ async def _converted(
         except FleetError as error:
             logger.warning("workflow %s can't be compared: %s", version.workflow_id, error.message)
             return None
-        return running_part(whole, backend.object_info)
+        prompt = running_part(whole, backend.object_info)
+        return ConvertedWorkflow(prompt, shape_of(prompt))
 
     key = (version.workflow_id, version.version, backend.hash)
     return await _cache(plane).converted.get(key, convert)
+
+
+async def _computed(plane: ControlPlane, prompt: Prompt, work: Callable[[], T]) -> T:
+    """Does work on a prompt: in the event loop if the prompt is small, or else in a thread."""
+    if is_small(prompt):
+        return work()
+    async with offer_cache(plane).large:
+        return await asyncio.to_thread(work)
 
 
 async def _has_worker(plane: ControlPlane, workflow: RegisteredWorkflow, fleet: Fleet) -> bool:

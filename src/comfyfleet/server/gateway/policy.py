@@ -23,7 +23,7 @@ SAVES_MODEL = "It writes a whole model to the backend's disk, where nobody gets 
 BROWSER_FILE = "Its widget names a file of the backend that is not checked as an upload is."
 DEVELOPERS = "It is for tests of ComfyUI's own editor."
 ENDLESS_PATTERN = "Its pattern may take for ever, and a backend that matches it can't be stopped."
-OTHER_SERVICE = "It calls another service."
+OTHER_SERVICE = "It calls another service. An operator can allow it: comfyfleet admin fleets prompts FLEET --allow TYPE"
 UNKNOWN = "It is not one of ComfyUI's own nodes, and nobody has allowed it here."
 BY_OPERATOR = "An operator has denied it."
 
@@ -57,6 +57,16 @@ DENIED: Mapping[str, str] = {
     "RegexReplace": ENDLESS_PATTERN,
     "DevTools*": DEVELOPERS,
 }
+
+# Denied because strangers could misuse them, although they only compute.
+COMPUTING = (
+    "ComfyMathExpression",
+    "GLSLShader",
+    "RegexExtract",
+    "RegexMatch",
+    "RegexReplace",
+    "StringFormat",
+)
 
 # Types of ComfyUI that the rule below would deny, and why they may run.
 HARMLESS: Mapping[str, str] = {
@@ -141,8 +151,13 @@ def default_refusal(class_type: str, info: Mapping[str, Any]) -> str | None:
     return _refusal_by_rule(class_type, info) or UNKNOWN
 
 
+def calls_paid_service(info: Mapping[str, Any]) -> bool:
+    """Whether a node type is a partner node, which needs its caller's key of Comfy.org."""
+    return bool(info.get("api_node")) or str(info.get("category", "")).lower().startswith(PARTNERS)
+
+
 def _refusal_by_rule(class_type: str, info: Mapping[str, Any]) -> str | None:
-    if info.get("api_node") or str(info.get("category", "")).lower().startswith(PARTNERS):
+    if calls_paid_service(info):
         return OTHER_SERVICE
     for name in _text_widgets(info):
         reason = next((RISKY_WIDGETS[word] for word in _words(name) if word in RISKY_WIDGETS), None)

@@ -9,15 +9,18 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from comfyfleet.api.admin import FleetPrompts
+from comfyfleet.api.sizes import count_values, is_larger, is_small
 from comfyfleet.errors import FleetError, InsufficientTokens
 from comfyfleet.protocol.http import json_text
-from comfyfleet.protocol.payloads import PromptSubmission, RefusedPrompt
+from comfyfleet.protocol.payloads import SECRETS, PromptSubmission, RefusedPrompt
 from comfyfleet.protocol.validation import Prompt, fault, is_link
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog.model import AssetRef, model_key, needs_hash, prompt_needs
 from comfyfleet.server.counters import ProcessMetrics
+from comfyfleet.server.gateway import failures, refusals
 from comfyfleet.server.gateway import files as user_files
-from comfyfleet.server.gateway.history import find_job, started_jobs
+from comfyfleet.server.gateway.freshness import freshness_of
+from comfyfleet.server.gateway.history import find_job, held_back_ids, started_jobs
 from comfyfleet.server.gateway.model import (
     CLIENT_ID_CHARACTERS_MAX,
     PricedPrompt,
@@ -35,11 +38,21 @@ from comfyfleet.server.gateway.placement import (
     needed_part,
     place_prompt,
 )
-from comfyfleet.server.gateway.sizes import count_values, is_larger
+from comfyfleet.server.gateway.policy import calls_paid_service
+from comfyfleet.server.gateway.previous_backends import find_preferred_worker
+from comfyfleet.server.gateway.visible_backends import sees_backends
 from comfyfleet.server.jobs import service as jobs
 from comfyfleet.server.jobs import submit as job_submit
 from comfyfleet.server.jobs.caches import UNLIMITED
-from comfyfleet.server.jobs.model import Job, JobSpec, JobStatus
+from comfyfleet.server.jobs.model import (
+    AWAITS_BACKEND,
+    IN_ORDER,
+    NEEDS_KEY,
+    PREFERRED_WORKER,
+    Job,
+    JobSpec,
+    JobStatus,
+)
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.run_log import service as run_log
 from comfyfleet.server.tenants.model import Caller
@@ -48,9 +61,10 @@ TITLE_CHARACTERS_MAX = 200
 NODES_MAX = 10_000
 # All nodes, inputs and items of lists. Each is validated, stored, sent to a worker and shown again.
 VALUES_MAX = 50_000
-SMALL_VALUES_MAX = 2_000
 # Stored and shown with each prompt. Mostly the editor's document.
 EXTRA_BYTES_MAX = 512 * 1024
+EXTRA_VALUES_MAX = 100_000
+NOT_IN_LIST = "value_not_in_list"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +86,8 @@ class PromptOptions:
     priority: int = 0
     kept: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
+    # Whether a refusal by the backend is to be raised, which may take a moment.
+    awaits_backend: bool = False
 
 
 PLAIN = PromptOptions()
@@ -91,10 +107,24 @@ async def submit_prompt(
 
     `at_id` is told the job's id before anybody can see the job.
     """
-    with counted(plane.meters):
+    hides = not sees_backends(plane, caller.tenant)
+    with counted(plane.meters), without_tracebacks() if hides else contextlib.nullcontext():
         receipt = await _submit(plane, caller, submission, number, usage_source, options, at_id)
+    if hides:
+        shown = failures.without_traceback(receipt.node_errors)
+        receipt = replace(receipt, node_errors=shown)
     plane.meters.prompts.labels("accepted" if receipt.is_new else "repeated").inc()
     return receipt
+
+
+@contextlib.contextmanager
+def without_tracebacks() -> Iterator[None]:
+    """Removes lines of the control plane's code from refusals."""
+    try:
+        yield
+    except RefusedPrompt as error:
+        error.body = failures.without_traceback(error.body)
+        raise
 
 
 @contextlib.contextmanager
@@ -120,24 +150,26 @@ async def _submit(
     _require_small(submission)
     match, file_ids = await _match(plane, caller, submission)
     verdict = match.verdict
+    keys = needed_keys(match, submission)
     prompt_id = submission.prompt_id or str(uuid4())
     job_id = job_id_of(caller.tenant.id, caller.user_id, prompt_id)
-    extra_data = dict(submission.extra_data)
-    if usage_source:
-        extra_data.setdefault("comfy_usage_source", usage_source)
-    extra_data["create_time"] = int(plane.clock().timestamp() * 1000)
-    priced = await _spec(plane, caller, match, file_ids, options.max_tokens)
+    extra_data = _extra_data(plane, submission, usage_source)
+    client_id = _client_id(extra_data)
+    priced = await _spec(plane, caller, match, file_ids, client_id, options.max_tokens)
     spec = priced.asked
     sent = dict(spec.prompt)
+    awaits = options.awaits_backend and await refusals.is_left_to_idle_worker(plane, match, sent)
     gateway = {
         "prompt_id": prompt_id,
         "number": number,
-        "client_id": _client_id(extra_data),
+        "client_id": client_id,
         "extra_data": extra_data,
         "outputs": list(verdict.outputs),
         "prompt": None if sent == verdict.prompt else verdict.prompt,
         **options.kept,
+        **({NEEDS_KEY: True} if keys else {}),
         **(spec.gateway or {}),
+        **({AWAITS_BACKEND: True} if awaits else {}),
     }
     asked = replace(
         spec,
@@ -146,11 +178,67 @@ async def _submit(
         priority=options.priority,
     )
     at_id(job_id)
-    added = await _add(plane, caller, job_id, priced._replace(asked=asked))
+    added = await _add_with_keys(plane, caller, job_id, priced._replace(asked=asked), keys)
     if not added:
+        await refusals.repeat_refusal(plane, caller, job_id, match.nodes)
         await _require_same(plane, caller, prompt_id, verdict.prompt)
+    elif awaits:
+        await refusals.require_accepted(plane, caller, job_id, match.nodes)
     told = fitting_errors(verdict.node_errors or {})
     return PromptReceipt(prompt_id, job_id, number, told, bool(added))
+
+
+def _extra_data(
+    plane: ControlPlane, submission: PromptSubmission, usage_source: str | None
+) -> dict[str, Any]:
+    """Returns what the client sent, with the values that ComfyUI adds."""
+    extra_data = dict(submission.extra_data)
+    if usage_source:
+        extra_data.setdefault("comfy_usage_source", usage_source)
+    extra_data["create_time"] = int(plane.clock().timestamp() * 1000)
+    return extra_data
+
+
+def needed_keys(match: PromptMatch, submission: PromptSubmission) -> Mapping[str, str]:
+    """Returns the caller's keys if a node of the prompt calls a paid service. Raises RefusedPrompt if
+    there is none."""
+    for node_id, node in needed_part(match.verdict.prompt, match.verdict.outputs).items():
+        class_type = node["class_type"]
+        if not calls_paid_service(match.nodes[class_type].info):
+            continue
+        if submission.secrets:
+            return submission.secrets
+        says = f"Node '{class_type}' calls a paid service: set extra_data.{SECRETS[1]} to your key"
+        raise RefusedPrompt(
+            fault(
+                "api_key_missing",
+                says,
+                f"Node ID '#{node_id}'; extra_data.{SECRETS[0]} is accepted, too",
+                node_id=node_id,
+                class_type=class_type,
+            )
+        )
+    return {}
+
+
+async def _add_with_keys(
+    plane: ControlPlane,
+    caller: Caller,
+    job_id: UUID,
+    priced: PricedPrompt,
+    keys: Mapping[str, str],
+) -> Sequence[Job]:
+    """Submits the prompt. Its keys are there before a worker can get it."""
+    if not keys:
+        return await _add(plane, caller, job_id, priced)
+    kept, added = plane.context.partner_keys, list[Job]()
+    is_new = kept.keep(job_id, keys)
+    try:
+        added += await _add(plane, caller, job_id, priced)
+    finally:
+        if is_new and not added:
+            kept.forget(job_id)
+    return added
 
 
 async def _add(
@@ -199,6 +287,9 @@ def _require_small(submission: PromptSubmission) -> None:
         text = f"The prompt has more than {VALUES_MAX:,} values"
         raise RefusedPrompt(fault("prompt_too_large", text))
     extra_data = submission.extra_data
+    if count_values(extra_data, most=EXTRA_VALUES_MAX) > EXTRA_VALUES_MAX:
+        limit = f"the limit is {EXTRA_VALUES_MAX:,} values"
+        raise RefusedPrompt(fault("prompt_too_large", "extra_data is too large", limit))
     if is_larger(extra_data, bytes_max=EXTRA_BYTES_MAX) or (
         len(json_text(extra_data)) > EXTRA_BYTES_MAX
     ):
@@ -217,15 +308,25 @@ async def _match(
     plane: ControlPlane, caller: Caller, submission: PromptSubmission
 ) -> tuple[PromptMatch, Mapping[str, UUID]]:
     """The backends that can run it, and the user's files that it names. Nothing is refused because of
-    what a worker had a second ago."""
+    what a worker had a second ago, or because of a model that its backend has got since."""
     offer = await offer_to(plane, caller)
     try:
         return await _match_offer(plane, caller, submission, offer)
-    except RefusedPrompt:
-        if offer.is_fresh:
+    except RefusedPrompt as error:
+        lacks_value = _lacks_value(error)
+        if offer.is_fresh and not lacks_value:
             raise
+    if lacks_value:
+        await freshness_of(plane).query(offer.fleets)
     offer = await offer_to(plane, caller, fresh=True)
     return await _match_offer(plane, caller, submission, offer)
+
+
+def _lacks_value(refused: RefusedPrompt) -> bool:
+    """Whether a prompt names a value, such as a model, that no backend was known to list."""
+    entries = refused.body["node_errors"].values()
+    errors = (error for entry in entries for error in entry["errors"])
+    return any(error["type"] == NOT_IN_LIST for error in errors)
 
 
 async def _match_offer(
@@ -234,8 +335,7 @@ async def _match_offer(
     infos = list({each.hash: each.object_info for each in offer.backends}.values())
     prompt = submission.prompt
     # Other calls would have to wait for a large one, so it is matched in a thread.
-    is_small = count_values(prompt, most=SMALL_VALUES_MAX) <= SMALL_VALUES_MAX
-    if is_small:
+    if is_small(prompt):
         files = await user_files.find_named(plane, caller, user_files.names_in(prompt, infos))
         return match_prompt(offer, prompt, submission.targets, files.by_kind), files.file_ids
     async with offer_cache(plane).large:
@@ -250,11 +350,19 @@ async def _spec(
     caller: Caller,
     match: PromptMatch,
     file_ids: Mapping[str, UUID],
+    client_id: str | None,
     max_tokens: int | None,
 ) -> PricedPrompt:
-    prompt = sent_part(match.verdict.prompt, match.verdict.outputs)
-    place = await place_prompt(plane, match, prompt)
+    prompt = sent_part(match.verdict.prompt, match.verdict.outputs, match.nodes)
     needs = prompt_needs(prompt)
+    heavy = model_key(needs.models)
+    preferred = await find_preferred_worker(
+        plane, caller, match, client_id=client_id, model_key=heavy
+    )
+    place = await place_prompt(plane, match, prompt, preferred.fleet_id if preferred else None)
+    gateway: dict[str, Any] = {IN_ORDER: True} if place.fleet.is_in_order else {}
+    if preferred is not None and preferred.fleet_id == place.fleet.id:
+        gateway[PREFERRED_WORKER] = preferred.worker_id
     asked = JobSpec(
         workflow_id=place.workflow_id,
         workflow_slug=place.workflow_slug,
@@ -262,10 +370,11 @@ async def _spec(
         prompt=prompt,
         assets=tuple(_assets(prompt, match.nodes, file_ids)),
         stage=place.fleet.stage,
-        model_key=model_key(needs.models),
+        model_key=heavy,
         model_set=needs_hash(needs),
         user_id=caller.user_id,
         backend_affinity=place.affinity,
+        gateway=gateway or None,
     )
     terms = place.fleet.prompts or FleetPrompts()
     longest = plane.context.caches.run_seconds.longest(caller.tenant.id, asked)
@@ -297,29 +406,44 @@ def _require_clear_id(node_id: str, prompt: Prompt) -> None:
         raise RefusedPrompt(fault("invalid_node_id", says, f"Node ID '#{node_id}'"), {})
 
 
-def sent_part(prompt: Prompt, outputs: Collection[str]) -> Prompt:
+def sent_part(prompt: Prompt, outputs: Collection[str], nodes: Mapping[str, OfferedNode]) -> Prompt:
     """What of a prompt is sent to a backend: the rest would be refused again, or is nothing to it."""
     part = needed_part(prompt, outputs)
-    return {node_id: _sent_node(node, prompt) for node_id, node in part.items()}
+    return {node_id: _sent_node(node, prompt, nodes) for node_id, node in part.items()}
 
 
-def _sent_node(node: Mapping[str, Any], prompt: Prompt) -> Mapping[str, Any]:
-    """Of a node its class, its inputs and its title.
+def _sent_node(
+    node: Mapping[str, Any], prompt: Prompt, nodes: Mapping[str, OfferedNode]
+) -> Mapping[str, Any]:
+    """Returns the class, the inputs and the title of a node, in the order of its keys.
 
-    A link to a node that is not there can only stand in an input that the class does not declare:
-    nobody reads it, but ComfyUI's worker thread ends when it follows it.
+    A link to a node that is missing can only be in an input that the class does not declare.
+    No node reads it, but ComfyUI's worker thread ends when it follows it.
     """
-    inputs = {
-        name: value
-        for name, value in node.get("inputs", {}).items()
-        if not is_link(value) or value[0] in prompt
-    }
-    # As ComfyUI's clients write it: a node that fails may show its prompt as text.
-    sent: dict[str, Any] = {"class_type": node["class_type"], "inputs": inputs}
-    title = node.get("_meta", {}).get("title")
-    if isinstance(title, str):
-        sent["_meta"] = {"title": title[:TITLE_CHARACTERS_MAX]}
-    return sent
+    sent: dict[str, Any] = {}
+    for key, value in node.items():
+        if key == "class_type":
+            sent[key] = value
+        elif key == "inputs":
+            sent[key] = {
+                name: _counted_from_zero(given, prompt, nodes) if is_link(given) else given
+                for name, given in value.items()
+                if not is_link(given) or given[0] in prompt
+            }
+        elif key == "_meta" and isinstance(title := value.get("title"), str):
+            # As ComfyUI's clients write it: a node that fails may show its prompt as text.
+            sent[key] = {"title": title[:TITLE_CHARACTERS_MAX]}
+    return {"inputs": {}, **sent} if "inputs" not in sent else sent
+
+
+def _counted_from_zero(
+    link: Sequence[Any], prompt: Prompt, nodes: Mapping[str, OfferedNode]
+) -> Sequence[Any]:
+    """Replaces a slot that ComfyUI counts from the last output: it is the same link, so it has the same price."""
+    source, slot = link
+    if slot >= 0:
+        return link
+    return [source, slot + len(nodes[prompt[source]["class_type"]].info.get("output") or ())]
 
 
 async def cancel_prompt(
@@ -333,12 +457,18 @@ async def cancel_prompt(
 
 
 async def delete_waiting(plane: ControlPlane, caller: Caller, prompt_ids: Collection[str]) -> None:
-    """One after the other, as ComfyUI tells of each."""
-    waiting = frozenset(await _waiting_ids(plane, caller) if prompt_ids else ())
+    """One after the other, as ComfyUI tells of each. Prompts that run unseen are stopped: their client sees them
+    waiting."""
+    if not prompt_ids:
+        return
+    waiting = frozenset(await _waiting_ids(plane, caller))
+    unseen = await held_back_ids(plane, caller)
     for prompt_id in prompt_ids:
         job_id = job_id_of(caller.tenant.id, caller.user_id, prompt_id)
         if job_id in waiting:
             await _take_back(plane, caller, [job_id])
+        elif job_id in unseen:
+            await cancel_prompt(plane, caller, prompt_id)
 
 
 async def still_active(
@@ -355,7 +485,11 @@ async def still_active(
 
 
 async def clear_waiting(plane: ControlPlane, caller: Caller) -> None:
+    unseen = await held_back_ids(plane, caller)
     await _take_back(plane, caller, await _waiting_ids(plane, caller), is_clear=True)
+    for job in await started_jobs(plane, caller) if unseen else ():
+        if job.id in unseen and is_running(job):
+            await _cancel(plane, caller, job)
 
 
 async def _waiting_ids(plane: ControlPlane, caller: Caller) -> list[UUID]:

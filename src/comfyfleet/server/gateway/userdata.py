@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from comfyfleet.api.sizes import is_larger
 from comfyfleet.api.values import is_storable
 from comfyfleet.errors import Conflict, InvalidInput, LimitExceeded, NotFound, StorageFull
 from comfyfleet.protocol.files import path_inside
@@ -12,7 +13,6 @@ from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.db import Tx
 from comfyfleet.server.gateway import store
 from comfyfleet.server.gateway.model import StoredUserdata, UserdataEntry
-from comfyfleet.server.gateway.sizes import is_larger
 from comfyfleet.server.tenants.model import Caller
 
 SETTINGS = "comfy.settings.json"

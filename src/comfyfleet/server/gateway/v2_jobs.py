@@ -5,10 +5,11 @@ import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-from comfyfleet.errors import FleetError, InvalidInput, NotFound, Refused
+from comfyfleet.errors import FleetError, InvalidInput, NotFound, Refused, TooManyCalls
 from comfyfleet.protocol.http import json_text
 from comfyfleet.protocol.payloads import MalformedBody, RefusedPrompt, parse_submission
 from comfyfleet.server.app import ControlPlane
@@ -34,12 +35,18 @@ from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.run_log import service as run_log
 from comfyfleet.server.run_log.model import LoggedEvents, UserFile, record_from
 from comfyfleet.server.tenants.model import Caller
+from comfyfleet.server.turns import FairThreads
 from comfyfleet.workflow.conversion import convert
+from comfyfleet.workflow.model import Limits
 
 KEY_VALID = timedelta(hours=24)
 KEY_CHARACTERS_MAX = 255
 # A page with a filter by labels looks at so many jobs, and then says where to go on.
 JOBS_SCANNED_MAX = 100
+# A larger prompt would be refused anyway. The texts are those of the body, unless subgraphs repeat them.
+CONVERSION_LIMITS = Limits(nodes_max=prompts.NODES_MAX, text_characters_max=16 * 1024**2)
+AT_ONCE_MAX, WAITING_PER_TENANT_MAX = 2, 20
+conversions = FairThreads("conversions", AT_ONCE_MAX, waiting_each_max=WAITING_PER_TENANT_MAX)
 
 
 class KeyReused(InvalidInput):
@@ -150,9 +157,17 @@ async def _prompt_of(
     offer = await offer_to(plane, caller)
     try:
         # Unknown types are kept, and refused by name when the prompt is validated.
-        return await asyncio.to_thread(
-            convert, workflow, offer.object_info, unknown="keep", now=plane.clock()
+        work = partial(
+            convert,
+            workflow,
+            offer.object_info,
+            unknown="keep",
+            now=plane.clock(),
+            limits=CONVERSION_LIMITS,
         )
+        return await conversions.run(caller.tenant.id, work)
+    except TooManyCalls:
+        raise
     except FleetError as error:
         raise WorkflowRefused(error.message, **error.details) from error
 

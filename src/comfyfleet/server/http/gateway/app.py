@@ -17,6 +17,7 @@ from comfyfleet.protocol.http import BodyTooLarge, Router, empty_reply, is_forei
 from comfyfleet.protocol.payloads import MalformedBody, RefusedPrompt
 from comfyfleet.protocol.validation import fault
 from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.db.outages import as_unavailable
 from comfyfleet.server.gateway import userdata
 from comfyfleet.server.gateway.feed import GatewayFeeds
 from comfyfleet.server.gateway.history import BoundedCache, PollCache
@@ -167,6 +168,13 @@ class GatewayRouter(Router[GatewayCall]):
                 is_file=path.startswith(FILE_PATHS),
             )
         await super().__call__(scope, receive, send)
+
+    def reply_to_failure(self, request: Request, error: Exception) -> Response:
+        away = as_unavailable(error)
+        if away is None:
+            return super().reply_to_failure(request, error)
+        self.gateway.plane.meters.errors.labels(away.code).inc()
+        return error_reply(away, request.scope["path"])
 
     def body_bytes_max(self, path: str) -> int:
         settings, path = self.gateway.plane.settings, path.removeprefix("/api")

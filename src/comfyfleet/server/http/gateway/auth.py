@@ -18,6 +18,7 @@ from comfyfleet.server.http.local_access import LocalAccess
 from comfyfleet.server.http.middleware import WrongKeyThrottle
 from comfyfleet.server.http.public.auth import RateLimiter
 from comfyfleet.server.http.sessions import is_reading, require_own_page, session_of
+from comfyfleet.server.http.tallies import holders_of
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants.model import Caller
 from comfyfleet.server.tenants.model import Scope as KeyScope
@@ -142,6 +143,7 @@ async def authenticate_key(
         async with plane.central.read() as tx:
             caller = await tenants.authenticate_key(tx, given.key, now=now)
     except Unauthenticated:
+        wrong.forget(given.key)
         await wrong.delay(address)
         raise
     wrong.note_valid(given.key)
@@ -153,7 +155,7 @@ async def _count_call(
     plane: ControlPlane, connection: HTTPConnection, caller: Caller, *, is_local: bool = False
 ) -> None:
     now = plane.clock()
-    note_valid_key(connection.scope)
+    note_valid_key(connection.scope, *holders_of(caller))
     # All programs of this machine are one user, and it is their own machine that they keep busy.
     if not is_local:
         rates: tuple[RateLimiter, RateLimiter] = connection.app.state.gateway_rates

@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import shutil
-import tempfile
-import time
 from collections.abc import AsyncIterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,8 +40,10 @@ from comfyfleet.protocol.payloads import UnforeseenInput
 from comfyfleet.server.gateway import files
 from comfyfleet.server.http.gateway.app import CONTENT_POLICY, GatewayCall
 from comfyfleet.server.http.request_body import content_length
+from comfyfleet.server.http.tallies import counted_chunks, downloads_of, uploads_of
 from comfyfleet.server.media.model import File
 from comfyfleet.server.run_log.model import UserFile
+from comfyfleet.server.storage.outage import system_scratch
 
 # Larger ones are sent as they are: a preview would cost more than it saves.
 SHOWN_BYTES_MAX = 100 * 1024**2
@@ -72,23 +72,16 @@ async def opened_upload(call: GatewayCall, request: Request) -> AsyncIterator[Fo
     """Opens the form of an upload, which counts against the quota while it arrives."""
     declared = content_length(request.scope)
     async with call.gateway.uploads.open(call.plane, call.caller, declared=declared) as upload:
-        folder = await asyncio.to_thread(made_folder, call.plane.arriving)
-        counted = Request(request.scope, upload.counting(request.receive))
-        async with open_form(counted, folder) as form:
-            yield form
-
-
-LEFT_SECONDS = 86_400.0
-
-
-def made_folder(folder: Path) -> Path:
-    """Creates the folder of arriving uploads, and deletes what a killed process left in it."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for left in folder.iterdir():
-        with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > LEFT_SECONDS:
-                shutil.rmtree(left, ignore_errors=True)
-    return folder
+        caller = call.caller
+        slot = uploads_of(request).begin(f"tenants/{caller.tenant.id}/arriving/{caller.user_id}")
+        try:
+            with call.plane.arriving.watched():
+                await asyncio.to_thread(call.plane.arriving.prepare)
+                counted = Request(request.scope, upload.counting(request.receive))
+                async with open_form(counted, call.plane.arriving.root) as form:
+                    yield form
+        finally:
+            slot.release()
 
 
 async def _store(call: GatewayCall, form: FormData, *, is_mask: bool) -> Response:
@@ -106,8 +99,8 @@ async def _store(call: GatewayCall, form: FormData, *, is_mask: bool) -> Respons
     original = parse_original(form) if is_mask else None
     if is_mask and not has_pillow():
         return text_reply(NEEDS_PILLOW, 501)
-    with tempfile.TemporaryDirectory(dir=call.plane.arriving) as folder:
-        local = Path(folder) / "upload"
+    with call.plane.arriving.opened() as folder:
+        local = folder / "upload"
         await asyncio.to_thread(_save, upload.image.file, local)
         if is_mask:
             kept = await _store_masked(call, local, named, original, upload)
@@ -204,7 +197,10 @@ async def _reply_with(call: GatewayCall, file: File, name: str, request: Request
     plan = plan_reply(request.headers, stamp)
     chunks = None
     if request.method != "HEAD" and plan.length > 0:
-        chunks = await files.read_part(call.plane, file, plan.start, plan.length)
+        slot = downloads_of(request).begin(file.path)
+        chunks = counted_chunks(
+            await files.read_part(call.plane, file, plan.start, plan.length), slot
+        )
     headers = {**file_headers(name), "content-security-policy": CONTENT_POLICY}
     return FileReply(plan, stamp, headers, chunks)
 
@@ -225,8 +221,8 @@ async def _shown_picture(
         return None if "preview" in query else text_reply(NEEDS_PILLOW, 413 if is_large else 501)
     # The turn comes first: those who wait hold no copies.
     async with call.plane.pictures.turn(str(call.caller.tenant.id)):
-        with tempfile.TemporaryDirectory(prefix="comfyfleet-") as folder:
-            local, made = Path(folder) / "picture", Path(folder) / "shown"
+        with system_scratch().opened() as folder:
+            local, made = folder / "picture", folder / "shown"
             await files.fetch(call.plane, file, local)
             pixels = str(call.plane.settings.max_picture_pixels)
             wanted = (

@@ -1,5 +1,6 @@
 """ComfyUI's routes about the server: node types, features, figures."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -9,6 +10,7 @@ from comfyfleet import __version__
 from comfyfleet.protocol.http import JSON, Route, empty_reply, json_reply, names_etag
 from comfyfleet.protocol.server_info import (
     ALONE,
+    ASSET_ROUTES,
     FEATURES,
     LOG_ROUTES,
     MODEL_FOLDERS,
@@ -20,7 +22,12 @@ from comfyfleet.protocol.server_info import (
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.gateway import files
 from comfyfleet.server.gateway.inventory import Inventory, WorkerDevice, largest_device
-from comfyfleet.server.gateway.offers import object_info_body, object_info_of, offer_to
+from comfyfleet.server.gateway.offers import (
+    fresh_offer_to,
+    object_info_body,
+    object_info_of,
+    offer_to,
+)
 from comfyfleet.server.gateway.visible_backends import sees_backends
 from comfyfleet.server.http.gateway.app import GatewayCall
 from comfyfleet.server.run_log.model import FOLDERS
@@ -48,7 +55,8 @@ async def get_object_info_of(call: GatewayCall, request: Request) -> Response:
 
 
 def features_of(plane: ControlPlane) -> dict[str, Any]:
-    return {**FEATURES, "max_upload_size": plane.settings.max_upload_bytes}
+    changed = {"max_upload_size": plane.settings.max_upload_bytes, "node_replacements": False}
+    return {**FEATURES, **changed}
 
 
 async def get_features(call: GatewayCall, request: Request) -> Response:
@@ -62,37 +70,59 @@ async def _inventory(call: GatewayCall) -> Inventory:
 
 async def get_system_stats(call: GatewayCall, request: Request) -> Response:
     found = await _inventory(call)
-    system = describe_system([f"comfyfleet {__version__}"], 0, 0)
     shown = found.devices
     if not sees_backends(call.plane, call.caller.tenant):
         shown = largest_device(shown)
     devices = [_device(index, device) for index, device in enumerate(shown)]
-    return json_reply({"system": system, "devices": devices})
+    return json_reply({"system": _system(shown), "devices": devices})
+
+
+def _system(devices: Sequence[WorkerDevice]) -> dict[str, Any]:
+    """Returns the versions and the memory of the machine with the largest device."""
+    system = describe_system([f"comfyfleet {__version__}"], 0, 0)
+    for device in largest_device(devices):
+        system |= {"ram_total": device.ram_bytes, "ram_free": device.ram_free_bytes}
+        if device.version:
+            system["comfyui_version"] = device.version
+        if device.system is not None:
+            known = device.system.model_dump(mode="json", exclude={"ram_total"})
+            system |= {name: value for name, value in known.items() if value not in ("", [])}
+    return system
 
 
 def _device(index: int, device: WorkerDevice) -> dict[str, Any]:
-    """Free memory is not told: who runs next decides it."""
     named = {
         "name": f"cuda:{index} {device.name}" if device.is_gpu else "cpu",
         "type": "cuda" if device.is_gpu else "cpu",
         "index": index if device.is_gpu else None,
     }
-    figures = ("vram_total", "vram_free", "torch_vram_total", "torch_vram_free")
-    return {**named, **dict.fromkeys(figures, device.memory_bytes)}
+    return {
+        **named,
+        "vram_total": device.memory_bytes,
+        "vram_free": device.memory_free_bytes,
+        "torch_vram_total": device.memory_bytes,
+        "torch_vram_free": device.memory_free_bytes,
+    }
+
+
+async def _models_in(call: GatewayCall, folder: str) -> Sequence[str]:
+    offer = await fresh_offer_to(call.plane, call.caller)
+    found = await call.gateway.inventories.get(call.plane, offer.fleets, fresh=True)
+    return found.models.get(folder, [])
 
 
 async def get_models_in(call: GatewayCall, request: Request) -> Response:
     folder = request.path_params["folder"]
     if folder not in MODEL_FOLDERS:
         return empty_reply(404)
-    return json_reply((await _inventory(call)).models.get(folder, []))
+    return json_reply(await _models_in(call, folder))
 
 
 async def get_described_models(call: GatewayCall, request: Request) -> Response:
     folder = request.path_params["folder"]
     if folder not in MODEL_FOLDERS:
         return empty_reply(404)
-    found = (await _inventory(call)).models.get(folder, [])
+    found = await _models_in(call, folder)
     return json_reply([{"name": name, "pathIndex": 0} for name in found])
 
 
@@ -118,6 +148,7 @@ ROUTES = (
     Route("GET", "/models/{folder}", get_models_in),
     Route("GET", "/experiment/models", constant_reply(MODEL_FOLDERS_DESCRIBED)),
     Route("GET", "/experiment/models/{folder}", get_described_models),
+    Route("GET", "/experiment/models/preview/{folder}/{index}/{file:path}", get_metadata),
     Route("GET", "/view_metadata/{folder}", get_metadata),
     Route("GET", "/extensions", constant_reply([])),
     Route("GET", "/i18n", constant_reply({})),
@@ -127,6 +158,7 @@ ROUTES = (
     Route("GET", "/node_replacements", constant_reply({})),
     Route("GET", "/manager/version", not_found),
     *LOG_ROUTES,
+    *ASSET_ROUTES,
     Route(
         "GET", "/internal/folder_paths", constant_reply({each: [] for each in MODEL_FOLDERS}), ALONE
     ),

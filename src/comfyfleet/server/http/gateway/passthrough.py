@@ -6,12 +6,14 @@ What stands behind such a route is one backend's, not one user's: whoever may us
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode
 from uuid import uuid4
 
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Match
@@ -19,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from comfyfleet.api.route_calls import (
     METHODS,
+    READING,
     REQUEST_HEADERS,
     RESPONSE_HEADERS,
     ROUTE_BYTES_MAX,
@@ -30,9 +33,11 @@ from comfyfleet.api.route_calls import (
 )
 from comfyfleet.errors import FleetError, NotFound, ServerUnavailable, Unavailable
 from comfyfleet.protocol.http import BODY_BYTES_MAX, BodyTooLarge, is_foreign, too_large_reply
+from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet
-from comfyfleet.server.fleets.route_calls import NewRouteCall
+from comfyfleet.server.fleets.route_calls import NewRouteCall, NoWorker
+from comfyfleet.server.gateway.previous_backends import find_route_targets
 from comfyfleet.server.http.gateway.app import (
     CONTENT_POLICY,
     SAFE_HEADERS,
@@ -56,6 +61,11 @@ SHOWN_KINDS = ("image/", "audio/", "video/")
 DRAWINGS = "image/svg"
 PREFIXES_SECONDS = 2.0
 ANSWER_SECONDS = 60.0
+# A worker that passes routes on takes a call at once. One that doesn't is not waited for.
+TARGET_PICKUP_SECONDS = 1.0
+OTHERS_SECONDS = 5.0
+NOT_FOUND = 404
+ERRORS_FROM = 400
 
 
 class OpenPrefix(NamedTuple):
@@ -66,16 +76,20 @@ class OpenPrefix(NamedTuple):
 
 
 class PassThrough:
-    """ASGI middleware. `backends`: URLs that this process can reach itself."""
+    """ASGI middleware. `backends`: URLs that this process can reach itself, by their workers' ids."""
 
     def __init__(
-        self, app: ASGIApp, gateway: Gateway, backends: Sequence[str], own: Sequence[BaseRoute]
+        self,
+        app: ASGIApp,
+        gateway: Gateway,
+        backends: Mapping[str, str],
+        own: Sequence[BaseRoute],
     ) -> None:
         self._app = app
         self._gateway = gateway
         self._backends = backends
         self._own = own
-        self._own_heads = {_head(getattr(each, "path", "/")) for each in own}
+        self._own_heads = {_head(path) for path in paths_of(own)}
         self._open: list[OpenPrefix] = []
         self._read_at = float("-inf")
 
@@ -114,47 +128,143 @@ class PassThrough:
             target = f"{quote(path)}{_query(request)}"
             if request.method not in METHODS or not is_plain(path) or len(target) > TARGET_CHARACTERS_MAX:  # fmt: skip
                 raise NotFound("there is no such route")
-            body = await request.body()
-            if self._backends and any(each.name == f"{FLEET}/{STAGE}" for each in usable):
-                return await self._passed_on(request, target, body)
-            call = _route_call(request, caller, usable, target, body)
-            return await self._passed_to_worker(request, call)
+            call = _route_call(request, caller, usable, target, await request.body())
+            routed = RoutedCall(gateway.plane, self._backends, caller, usable, call)
+            response = await _unless_gone(request, routed.response())
+            return Response(status_code=CALLER_GONE) if response is None else response
         except BodyTooLarge as error:
             return too_large_reply(error.details["bytes_max"])
         except FleetError as error:
             return error_reply(error, path)
 
-    async def _passed_to_worker(self, request: Request, call: NewRouteCall) -> Response:
-        answer = await _unless_gone(request, self._gateway.plane.routes.send(call))
-        if answer is None:
-            return Response(status_code=CALLER_GONE)
-        if answer.error is not None:
-            logger.warning("a worker could not pass a route on: %s", answer.error)
-            raise ServerUnavailable("a backend did not answer")
-        headers = confined(answer.headers)
-        return Response(answer.body, _status(answer.status), headers)
 
-    async def _passed_on(self, request: Request, target: str, body: bytes) -> Response:
-        """By the first backend that can be reached."""
+@dataclass(frozen=True)
+class RoutedCall:
+    """A call, and the backends that may get it: by their workers, or by their URLs (`backends`)."""
+
+    plane: ControlPlane
+    backends: Mapping[str, str]
+    caller: Caller
+    usable: Sequence[Fleet]
+    call: NewRouteCall
+
+    async def response(self) -> Response:
+        targets = await find_route_targets(self.plane, self.caller, self.usable)
+        if self.call.method in READING:
+            return await self._read(targets.to_read)
+        return await self._change(targets.to_change)
+
+    async def _read(self, worker_ids: Sequence[str]) -> Response:
+        """Asks one backend after the other, as long as the answer is 404."""
+        missing: Response | None = None
+        for worker_id in worker_ids:
+            response = await self._ask(worker_id)
+            if response is not None and response.status_code != NOT_FOUND:
+                return response
+            missing = response or missing
+        return missing or (await self._ask_any())[1]
+
+    async def _change(self, worker_ids: Sequence[str]) -> Response:
+        """Asks all of these backends. Returns the response of the first one that took the call."""
+        taken = await self._ask_all(worker_ids)
+        if not taken:
+            worker_id, response = await self._ask_any()
+            taken = {worker_id: response}
+        await self._note_accepted(taken)
+        first = next(iter(taken.values()))
+        if isinstance(first, BaseException):
+            raise first
+        return first
+
+    async def _ask_all(self, worker_ids: Sequence[str]) -> dict[str, Response | BaseException]:
+        """Asks several backends at the same time. Returns what became of the calls that were taken.
+
+        When the first of them has answered, the others are waited for a few seconds more.
+        """
+        asking = {
+            worker_id: asyncio.create_task(self._ask(worker_id, is_copy=place > 0))
+            for place, worker_id in enumerate(worker_ids)
+        }
+        try:
+            for task in asking.values():
+                await asyncio.wait({task})
+                if task.exception() is not None or task.result() is not None:
+                    await asyncio.wait(asking.values(), timeout=OTHERS_SECONDS)
+                    break
+        finally:
+            for task in asking.values():
+                task.cancel()
+            ended = await asyncio.gather(*asking.values(), return_exceptions=True)
+        return {
+            worker_id: answer
+            for worker_id, answer in zip(asking, ended, strict=True)
+            if answer is not None and not isinstance(answer, asyncio.CancelledError)
+        }
+
+    async def _note_accepted(self, answers: Mapping[str, Response | BaseException]) -> None:
+        accepted = [
+            worker_id
+            for worker_id, answer in answers.items()
+            if isinstance(answer, Response) and answer.status_code < ERRORS_FROM
+        ]
+        if accepted:
+            self.plane.queue.facts.note_change([fleet.id for fleet in self.usable])
+            tenant_id, user_id = self.caller.tenant.id, self.caller.user_id
+            await self.plane.routes.note_upload(tenant_id, user_id, accepted)
+
+    async def _ask(self, worker_id: str, *, is_copy: bool = False) -> Response | None:
+        """Returns the answer of a worker's backend; None if the backend certainly hasn't got the call."""
+        url = self.backends.get(worker_id)
+        if url is not None:
+            return await self._ask_directly(url)
+        call = replace(
+            self.call,
+            id=uuid4(),
+            for_worker_id=worker_id,
+            is_copy=is_copy,
+            pickup_seconds=TARGET_PICKUP_SECONDS,
+        )
+        try:
+            return _reply_of(await self.plane.routes.send(call))
+        except NoWorker:
+            return None
+
+    async def _ask_any(self) -> tuple[str, Response]:
+        """Asks the first backend that this process reaches, or else any worker that passes the route on."""
+        if self.backends and any(fleet.name == f"{FLEET}/{STAGE}" for fleet in self.usable):
+            for worker_id, url in self.backends.items():
+                response = await self._ask_directly(url)
+                if response is not None:
+                    return worker_id, response
+            raise ServerUnavailable("no backend can be reached")
+        answer = await self.plane.routes.send(self.call)
+        return answer.worker_id, _reply_of(answer)
+
+    async def _ask_directly(self, url: str) -> Response | None:
         import httpx  # takes memory, and time at the start, which most processes need not spend
 
         from comfyfleet.transport.http import open_client
 
-        headers = passed_headers(request.headers, REQUEST_HEADERS)
-        for backend in self._backends:
-            client = open_client(backend, answer_seconds=ANSWER_SECONDS)
-            sent = client.build_request(request.method, target, headers=headers, content=body)
-            try:
-                answer = await client.send(sent, stream=True, follow_redirects=False)
-            except httpx.ConnectError as error:
-                await client.aclose()
-                logger.warning("a backend can't be reached for a route: %s", type(error).__name__)
-                continue
-            except httpx.HTTPError as error:
-                await client.aclose()
-                raise ServerUnavailable("a backend did not answer") from error
-            return _reply(client, answer)
-        raise ServerUnavailable("no backend can be reached")
+        call = self.call
+        client = open_client(url, answer_seconds=ANSWER_SECONDS)
+        sent = client.build_request(
+            call.method, call.target, headers=call.headers, content=call.body
+        )
+        try:
+            answer = await client.send(sent, stream=True, follow_redirects=False)
+        except httpx.ConnectError as error:
+            await client.aclose()
+            logger.warning("a backend can't be reached for a route: %s", type(error).__name__)
+            return None
+        except httpx.HTTPError as error:
+            await client.aclose()
+            raise ServerUnavailable("a backend did not answer") from error
+        except BaseException:
+            await client.aclose()
+            raise
+        if call.method in READING and answer.status_code != NOT_FOUND:
+            return _streamed(client, answer)
+        return await _whole(client, answer)
 
 
 def open_prefixes(found: Sequence[Fleet]) -> list[OpenPrefix]:
@@ -165,6 +275,18 @@ def open_prefixes(found: Sequence[Fleet]) -> list[OpenPrefix]:
         if prompts is not None
         for prefix in prompts.passthrough
     ]
+
+
+def paths_of(routes: Iterable[BaseRoute]) -> Iterator[str]:
+    """Yields the paths of routes. Newer versions of FastAPI keep an included router as one route
+    without a path, so its own routes are read. No router of ours is included with a prefix.
+    """
+    for route in routes:
+        included: APIRouter | None = getattr(route, "original_router", None)
+        if included is None:
+            yield getattr(route, "path", "/")
+        else:
+            yield from paths_of(included.routes)
 
 
 def _head(path: str) -> tuple[str, ...]:
@@ -204,9 +326,7 @@ def _route_call(
     )
 
 
-async def _unless_gone(
-    request: Request, work: Coroutine[Any, Any, RouteAnswer]
-) -> RouteAnswer | None:
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response | None:
     """None: the caller has hung up; a call that no worker has taken is not sent then."""
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_wait_until_gone(request))
@@ -246,7 +366,32 @@ def _status(status: int) -> int:
     return 502 if 300 <= status < 400 and status != 304 else status
 
 
-def _reply(client: "httpx.AsyncClient", answer: "httpx.Response") -> Response:
+def _reply_of(answer: RouteAnswer) -> Response:
+    if answer.error is not None:
+        logger.warning("a worker could not pass a route on: %s", answer.error)
+        raise ServerUnavailable("a backend did not answer")
+    return Response(answer.body, _status(answer.status), confined(answer.headers))
+
+
+async def _whole(client: "httpx.AsyncClient", answer: "httpx.Response") -> Response:
+    """Reads a backend's answer. Other backends are asked, too, so that it can't be streamed."""
+    import httpx
+
+    body = bytearray()
+    try:
+        async for chunk in answer.aiter_bytes():
+            body += chunk
+            if len(body) > ROUTE_BYTES_MAX:
+                raise ServerUnavailable("a backend's answer is too large")
+    except httpx.HTTPError as error:
+        raise ServerUnavailable("a backend did not answer") from error
+    finally:
+        await answer.aclose()
+        await client.aclose()
+    return Response(bytes(body), _status(answer.status_code), confined(answer.headers))
+
+
+def _streamed(client: "httpx.AsyncClient", answer: "httpx.Response") -> Response:
     async def chunks() -> AsyncIterator[bytes]:
         sent = 0
         try:

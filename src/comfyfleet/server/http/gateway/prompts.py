@@ -35,6 +35,7 @@ from comfyfleet.server.gateway.model import (
     queued_prompt,
     shortfall,
 )
+from comfyfleet.server.gateway.visible_backends import sees_backends
 from comfyfleet.server.http.gateway.app import GatewayCall, read_json
 from comfyfleet.server.jobs import service as jobs
 
@@ -45,7 +46,7 @@ async def post_prompt(call: GatewayCall, request: Request) -> Response:
     submission = parse_submission(body)
     usage = request.headers.get("comfy-usage-source")
     most = max_tokens_of(request.headers, request.query_params, submission.extra_data)
-    options = prompts.PromptOptions(max_tokens=most)
+    options = prompts.PromptOptions(max_tokens=most, awaits_backend=True)
     try:
         async with released_if_refused(call) as hold:
             accepted = await prompts.submit_prompt(
@@ -117,7 +118,8 @@ def polled(body: Polled) -> Handler:
     async def answer(call: GatewayCall, request: Request) -> Response:
         # By a hash: the query may contain a key.
         query = hashlib.sha256(request.scope.get("query_string", b"")).digest()
-        what = body.__name__, request.scope["path"].removeprefix("/api"), query
+        sees = sees_backends(call.plane, call.caller.tenant)
+        what = body.__name__, request.scope["path"].removeprefix("/api"), query, sees
 
         async def made() -> bytes:
             found = await body(call, request)

@@ -13,7 +13,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from comfyfleet.errors import Unavailable
 from comfyfleet.protocol.sockets import json_frame
 from comfyfleet.server.db.errors import log_level_of
-from comfyfleet.server.gateway.feed import GatewaySocket
+from comfyfleet.server.gateway.client_socket import GatewaySocket
 from comfyfleet.server.gateway.model import CLIENT_ID_CHARACTERS_MAX
 from comfyfleet.server.http import streams
 from comfyfleet.server.http.gateway.app import GatewayCall
@@ -21,6 +21,7 @@ from comfyfleet.server.http.gateway.info import features_of
 from comfyfleet.server.http.streams import StreamKeyCheck
 
 logger = logging.getLogger(__name__)
+TRY_AGAIN_LATER = 1013
 
 
 async def serve_socket(call: GatewayCall, websocket: WebSocket) -> None:
@@ -28,7 +29,12 @@ async def serve_socket(call: GatewayCall, websocket: WebSocket) -> None:
     given = websocket.query_params.get("clientId") or uuid.uuid4().hex
     client_id = given[:CLIENT_ID_CHARACTERS_MAX]
     feeds = call.gateway.feeds
-    socket = await feeds.join(call.caller, client_id)
+    try:
+        socket = await feeds.join(call.caller, client_id)
+    except Unavailable as error:
+        logger.log(log_level_of(error), "a socket can't be opened: %s", error.message)
+        await websocket.close(TRY_AGAIN_LATER)
+        return
     meters = call.plane.meters
     meters.gateway_sockets.inc()
     try:

@@ -29,6 +29,10 @@ async def get_users(call: GatewayCall, request: Request) -> Response:
     return json_reply({"storage": "server", "migrated": migrated})
 
 
+async def post_users(call: GatewayCall, request: Request) -> Response:
+    return json_reply({"error": "Users of a fleet are created by its operator."}, 400)
+
+
 async def get_settings(call: GatewayCall, request: Request) -> Response:
     return json_reply(await userdata.read_settings(call.plane, call.caller))
 
@@ -258,6 +262,7 @@ def _is_true(query: Mapping[str, str], name: str) -> bool:
 
 ROUTES = (
     Route("GET", "/users", get_users),
+    Route("POST", "/users", post_users),
     Route("GET", "/settings", get_settings),
     Route("POST", "/settings", post_settings),
     Route("GET", "/settings/{id}", get_setting),

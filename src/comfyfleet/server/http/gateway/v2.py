@@ -138,11 +138,12 @@ def _parse_job(body: Mapping[str, Any], key: str | None) -> WorkflowJob:
         metadata=_parse_metadata(body.get("metadata")),
         priority=_parse_priority(body.get("priority")),
         webhook_url=_parse_url(body.get("webhook_url")),
+        extra_data=body.get("extra_data") or {},
     )
 
 
 def _check_extra_data(value: object) -> None:
-    """A key for partner nodes is taken, and goes nowhere: no backend gets to see a client's keys."""
+    """The caller's key for partner nodes."""
     if value is None:
         return
     is_known = isinstance(value, dict) and not value.keys() - EXTRA_DATA_KEYS

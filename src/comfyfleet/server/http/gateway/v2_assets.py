@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import shutil
-import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,6 +21,7 @@ from comfyfleet.server.http.gateway.files import opened_upload
 from comfyfleet.server.http.gateway.v2 import in_v2, read_object, reader_of
 from comfyfleet.server.http.gateway.v2_errors import InvalidRequest
 from comfyfleet.server.http.objects import object_response
+from comfyfleet.server.http.tallies import open_download
 from comfyfleet.server.storage import LocalStore
 from comfyfleet.server.storage.model import checked_content_type
 
@@ -42,8 +42,8 @@ async def saved_upload(call: GatewayCall, form: FormData) -> AsyncIterator[tuple
     upload = form.get("file")
     if not isinstance(upload, UploadFile):
         raise InvalidRequest("the part 'file' is missing", field="file")
-    with tempfile.TemporaryDirectory(dir=call.plane.arriving) as scratch:
-        local = Path(scratch) / "upload"
+    with call.plane.arriving.opened() as folder:
+        local = folder / "upload"
         await asyncio.to_thread(_save, upload.file, local)
         yield upload, local
 
@@ -149,8 +149,8 @@ async def get_content(call: GatewayCall, request: Request) -> Response:
     file = (await assets.find_asset(call.plane, call.caller, request.path_params["id"])).file
     store = call.plane.store
     if isinstance(store, LocalStore):
-        opened = await store.open(file.path)
-        return object_response(opened, request.headers, content_type=file.mime_type)
+        download = await open_download(request, store, file.path)
+        return object_response(download, request.headers, content_type=file.mime_type)
     url = await store.url_to_get(file.path, seconds=call.plane.settings.url_seconds)
     return RedirectResponse(url, 302)
 

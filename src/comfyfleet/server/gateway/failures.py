@@ -1,0 +1,49 @@
+"""Failures of prompts for customers who don't see backends: without paths, tracebacks and inputs. Pure."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from comfyfleet.server.jobs.user_messages import redact
+from comfyfleet.server.run_log.model import FAILED_TYPE
+
+FAILURE = "execution_error"
+# The fields of ComfyUI's message that name neither the machine nor its files.
+_SHOWN = ("prompt_id", "node_id", "node_type", "executed", "timestamp")
+_TYPE = re.compile(r"[A-Za-z_][\w.]{0,199}")
+
+
+def redacted(kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a message of a run as customers may read it. Only failures change."""
+    if kind != FAILURE:
+        return data
+    exception_type = str(data.get("exception_type"))
+    return {
+        **{name: data[name] for name in _SHOWN if name in data},
+        "exception_message": redact(str(data.get("exception_message") or "The prompt failed.")),
+        "exception_type": exception_type if _TYPE.fullmatch(exception_type) else FAILED_TYPE,
+        "traceback": [],
+        "current_inputs": {},
+        "current_outputs": [],
+    }
+
+
+def redacted_record(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a record of the history as customers may read it."""
+    status = record.get("status")
+    if not isinstance(status, Mapping):
+        return record
+    messages = [[kind, redacted(kind, data)] for kind, data in status.get("messages") or ()]
+    return {**record, "status": {**status, "messages": messages}}
+
+
+def without_traceback(value: Any) -> Any:
+    """Returns an error of the validation as customers may read it: its tracebacks are empty lists."""
+    if isinstance(value, Mapping):
+        return {
+            name: [] if name == "traceback" else without_traceback(inner)
+            for name, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [without_traceback(inner) for inner in value]
+    return value

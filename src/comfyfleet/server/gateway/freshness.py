@@ -1,0 +1,137 @@
+"""Asks workers to read what their backends have, when clients ask for node types or models.
+
+Each backend is asked every few seconds at most, however many clients come."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+from comfyfleet.errors import Unavailable
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.fleets.model import Fleet
+
+# A query that began this long ago is still fresh enough for a list.
+FRESH_SECONDS = 5.0
+# How long a list waits for fresh data.
+LIST_WAIT_SECONDS = 2.0
+# How long a query waits for the workers: one that has just been asked asks its backend after 5 s.
+QUERY_SECONDS = 10.0
+# Of one fleet.
+WORKERS_ASKED_MAX = 100
+KEY = "freshness"
+
+
+@dataclass
+class _Query:
+    """One question to the workers of a fleet. `began_at` is by the monotonic clock."""
+
+    began_at: float
+    work: "asyncio.Task[None]"
+
+
+class FleetQueries:
+    """The queries of one fleet: one runs at a time, and all who wait share the next one."""
+
+    def __init__(
+        self,
+        ask: Callable[[bool], Coroutine[Any, Any, None]],
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._latest: _Query | None = None
+        self._running: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Lock()
+
+    async def wait(self, *, began_after: float, is_urgent: bool = False) -> None:
+        """Waits for a query that began after this moment. An urgent one is not delayed by another."""
+        while True:
+            latest = self._latest
+            if latest is None or (is_urgent and latest.began_at < began_after):
+                latest = self._start(is_urgent=is_urgent)
+            if latest.began_at >= began_after:
+                await asyncio.shield(latest.work)
+                return
+            async with self._turn:
+                if self._latest is latest:
+                    await asyncio.shield(latest.work)
+                if self._latest is latest:
+                    self._start()
+
+    def _start(self, *, is_urgent: bool = False) -> _Query:
+        query = _Query(self._clock(), asyncio.create_task(self._ask(is_urgent)))
+        self._latest = query
+        self._running.add(query.work)
+        query.work.add_done_callback(self._running.discard)
+        return query
+
+
+class Freshness:
+    """What all calls of one process share."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self._plane = plane
+        self._queries: dict[int, FleetQueries] = {}
+
+    async def refresh(self, of_fleets: Sequence[Fleet]) -> None:
+        """Waits a moment for data that is a few seconds old at most, and newer than calls that may
+        have changed a backend."""
+        oldest = monotonic() - FRESH_SECONDS
+        changed = [(fleet, self._plane.queue.facts.changed_at(fleet.id)) for fleet in of_fleets]
+        waits = [
+            self._of(fleet).wait(began_after=max(oldest, at), is_urgent=at > oldest)
+            for fleet, at in changed
+        ]
+        await _wait_for_all(waits, LIST_WAIT_SECONDS)
+
+    async def query(self, of_fleets: Sequence[Fleet]) -> None:
+        """Waits for queries that begin after this moment, as long as the workers answer."""
+        now = monotonic()
+        await _wait_for_all([self._of(fleet).wait(began_after=now) for fleet in of_fleets], None)
+
+    def _of(self, fleet: Fleet) -> FleetQueries:
+        queries = self._queries.get(fleet.id)
+        if queries is None:
+            queries = self._queries[fleet.id] = FleetQueries(
+                lambda is_urgent: self._ask(fleet, is_urgent=is_urgent)
+            )
+        return queries
+
+    async def _ask(self, fleet: Fleet, *, is_urgent: bool) -> None:
+        """Without the database, what is stored is as fresh as can be."""
+        with contextlib.suppress(Unavailable):
+            await self._ask_workers(fleet, is_urgent=is_urgent)
+
+    async def _ask_workers(self, fleet: Fleet, *, is_urgent: bool) -> None:
+        plane = self._plane
+        seen_since = plane.clock() - timedelta(seconds=plane.settings.offline_after_seconds)
+        async with plane.central.read() as tx:
+            workers = await fleets.workers_of(
+                tx, fleet, seen_since=seen_since, limit=WORKERS_ASKED_MAX
+            )
+        ids = [worker.worker_id for worker in workers if worker.takes_jobs]
+        if ids:
+            await plane.queue.facts.ask(ids, is_urgent=is_urgent, seconds=QUERY_SECONDS)
+
+
+async def _wait_for_all(waits: Iterable[Coroutine[Any, Any, None]], seconds: float | None) -> None:
+    waiting = [asyncio.create_task(each) for each in waits]
+    if not waiting:
+        return
+    try:
+        await asyncio.wait(waiting, timeout=seconds)
+    finally:
+        # The queries go on; only the waits end.
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+def freshness_of(plane: ControlPlane) -> Freshness:
+    kept: Freshness = plane.context.caches.gateway.setdefault(KEY, Freshness(plane))
+    return kept

@@ -1,0 +1,194 @@
+"""Refusals by backends of prompts that a client has just submitted.
+
+Only the backend can run the `VALIDATE_INPUTS` of a custom node. While a worker is idle, the response to such a prompt
+waits until its backend has accepted or refused it, as at a ComfyUI. A refused prompt leaves nothing behind.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+from uuid import UUID
+
+from comfyfleet.errors import NotFound
+from comfyfleet.protocol.payloads import RefusedPrompt
+from comfyfleet.protocol.validation import Prompt, fault
+from comfyfleet.server.app import ControlPlane
+from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.gateway.offers import OfferedNode
+from comfyfleet.server.gateway.placement import PromptMatch, fitting_errors
+from comfyfleet.server.gateway.policy import core_nodes
+from comfyfleet.server.gateway.visible_backends import sees_backends
+from comfyfleet.server.jobs import service as jobs
+from comfyfleet.server.jobs.model import AWAITS_BACKEND, REFUSAL, Job, JobStatus
+from comfyfleet.server.queue import service as dispatch
+from comfyfleet.server.run_log import service as run_log
+from comfyfleet.server.tenants.model import Caller
+
+# An idle worker takes a prompt within some milliseconds, and ComfyUI validates it within some more. A check that takes
+# longer ends as an `execution_error`.
+AWAITED_SECONDS_MAX = 2.0
+# A prompt that no worker has taken by now waits for one. It waits 0.3 s for the worker of its client's previous prompt
+# (`preferred_max_wait`) before another one may take it.
+LEASE_SECONDS_MAX = 1.0
+# The job is read so often even if no change is reported, for instance by another control plane.
+LOOK_SECONDS = 0.1
+# Of a fleet, when an idle one is looked for.
+WORKERS_MAX = 500
+_PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\\/][\w.@%+~-]+){2,}|\bcomfyfleet/[\w./-]+")
+
+
+def is_left_to_backend(prompt: Prompt) -> bool:
+    """Whether a prompt has node types that may have checks of their own."""
+    return any(node.get("class_type") not in core_nodes() for node in prompt.values())
+
+
+async def is_left_to_idle_worker(plane: ControlPlane, match: PromptMatch, prompt: Prompt) -> bool:
+    """Whether a worker of the prompt's fleets could check it at once, and would check more than we can."""
+    if not is_left_to_backend(prompt):
+        return False
+    seen_since = plane.clock() - timedelta(seconds=plane.settings.offline_after_seconds)
+    async with plane.central.read() as tx:
+        workers = [
+            worker
+            for fleet in match.fleets
+            for worker in await fleets.workers_of(tx, fleet, limit=WORKERS_MAX)
+            if worker.takes_jobs and worker.last_seen_at >= seen_since
+        ]
+        leases = await dispatch.count_leases(tx, [worker.worker_id for worker in workers])
+    return any(leases.get(worker.worker_id, 0) < worker.max_concurrency for worker in workers)
+
+
+async def require_accepted(
+    plane: ControlPlane, caller: Caller, job_id: UUID, nodes: Mapping[str, OfferedNode]
+) -> None:
+    """Returns when the backend has accepted the prompt, or when it takes too long.
+
+    Raises RefusedPrompt if the backend has refused it.
+    """
+    started = monotonic()
+    while True:
+        # The wait begins before the job is read, so that no change is missed in between.
+        changed = asyncio.create_task(plane.context.notifier.changed(job_id, LOOK_SECONDS))
+        try:
+            job = await _get_job(plane, caller, job_id)
+            if not await _is_undecided(plane, job):
+                break
+            is_leased = job.status != JobStatus.QUEUED
+            if monotonic() - started >= (AWAITED_SECONDS_MAX if is_leased else LEASE_SECONDS_MAX):
+                job = await _stop_waiting(plane, caller, job)
+                break
+            await changed
+        finally:
+            changed.cancel()
+    if job.status == JobStatus.FAILED and await _is_hidden(plane, caller, job):
+        raise refused(job, nodes, hides=not sees_backends(plane, caller.tenant))
+
+
+async def repeat_refusal(
+    plane: ControlPlane, caller: Caller, job_id: UUID, nodes: Mapping[str, OfferedNode]
+) -> None:
+    """Raises RefusedPrompt for the id of a prompt that was refused: it will never run."""
+    try:
+        job = await _get_job(plane, caller, job_id)
+    except NotFound:
+        return  # the prompt repeats the idempotency key of a job with another id
+    is_awaited = (job.asked.gateway or {}).get(AWAITS_BACKEND)
+    if is_awaited and job.status == JobStatus.FAILED and await _is_hidden(plane, caller, job):
+        raise refused(job, nodes, hides=not sees_backends(plane, caller.tenant))
+
+
+async def _is_undecided(plane: ControlPlane, job: Job) -> bool:
+    """Whether the backend has neither accepted the prompt, which then has messages, nor refused it."""
+    if not job.status.is_active:
+        return False
+    async with plane.context.tenant(job.tenant_id) as tx:
+        return not await run_log.events_of_job(tx, job.tenant_id, job.id)
+
+
+async def _get_job(plane: ControlPlane, caller: Caller, job_id: UUID) -> Job:
+    async with plane.context.tenant(caller.tenant.id) as tx:
+        return await jobs.get(tx, caller.tenant.id, job_id)
+
+
+async def _stop_waiting(plane: ControlPlane, caller: Caller, job: Job) -> Job:
+    async with plane.context.tenant_transaction(caller.tenant.id) as tx:
+        await jobs.stop_awaiting(tx, job)
+        return await jobs.get(tx, caller.tenant.id, job.id)
+
+
+async def _is_hidden(plane: ControlPlane, caller: Caller, job: Job) -> bool:
+    """Whether nothing but the response to its submission tells of the prompt."""
+    async with plane.context.tenant(caller.tenant.id) as tx:
+        shown = await jobs.find_prompt(tx, caller.tenant.id, caller.user_id, job.id)
+    return shown is None
+
+
+def refused(job: Job, nodes: Mapping[str, OfferedNode], *, hides: bool) -> RefusedPrompt:
+    """The backend's refusal in ComfyUI's form, without lists of files.
+
+    `hides`: paths are left out, for customers who don't see backends.
+    """
+    refusal = _refusal_in(job.raw_error or "")
+    error, found = refusal.get("error"), refusal.get("node_errors")
+    told = error if isinstance(error, dict) else {}
+    says = fault(
+        str(told.get("type") or "prompt_outputs_failed_validation"),
+        _shown_text(told.get("message") or job.error_message, hides=hides),
+        _shown_text(told.get("details"), hides=hides),
+    )
+    prompt = job.asked.prompt or {}
+    node_errors = {
+        node_id: {
+            **entry,
+            "errors": [_shown(each, entry, nodes, hides=hides) for each in entry["errors"]],
+        }
+        for node_id, entry in (found.items() if isinstance(found, dict) else ())
+        if node_id in prompt and isinstance(entry, dict) and _are_errors(entry.get("errors"))
+    }
+    return RefusedPrompt(says, fitting_errors(node_errors))
+
+
+def _refusal_in(raw_error: str) -> Mapping[str, Any]:
+    """The backend's response in the worker's report. A report that was too long is cut off."""
+    try:
+        refusal = json.loads(raw_error)[REFUSAL]
+    except (ValueError, TypeError, KeyError):
+        return {}
+    return refusal if isinstance(refusal, dict) else {}
+
+
+def _are_errors(errors: object) -> bool:
+    return isinstance(errors, list) and all(isinstance(each, dict) for each in errors)
+
+
+def _shown(
+    error: Mapping[str, Any],
+    entry: Mapping[str, Any],
+    nodes: Mapping[str, OfferedNode],
+    *,
+    hides: bool,
+) -> dict[str, Any]:
+    extra = error.get("extra_info")
+    info: dict[str, Any] = dict(extra) if isinstance(extra, dict) else {}
+    name, kind = info.get("input_name"), entry.get("class_type")
+    details = _shown_text(error.get("details"), hides=hides)
+    node = nodes.get(str(kind))
+    if node is not None and name in node.uploads:
+        # The allowed values are the files of everybody who uses the backend.
+        info = {key: info[key] for key in ("input_name", "received_value") if key in info}
+        details = str(name)
+    return {
+        "type": str(error.get("type", "")),
+        "message": _shown_text(error.get("message"), hides=hides),
+        "details": details,
+        "extra_info": info,
+    }
+
+
+def _shown_text(text: object, *, hides: bool) -> str:
+    shown = str(text or "")
+    return _PATH.sub("…", shown) if hides else shown

@@ -1,0 +1,153 @@
+"""How often backends are asked what they have, and who waits for which answer."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from comfyfleet.server.fleets import facts_requests
+from comfyfleet.server.fleets.facts_requests import FactsRequests
+from comfyfleet.server.gateway.freshness import FleetQueries
+
+
+class Backends:
+    """Answers queries when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.asked: list[bool] = []
+        self.answers = asyncio.Event()
+        self.queries = FleetQueries(self.ask, lambda: self.now)
+
+    async def ask(self, is_urgent: bool) -> None:
+        self.asked.append(is_urgent)
+        await self.answers.wait()
+
+
+async def settled() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_all_who_come_within_five_seconds_share_a_query() -> None:
+    backends = Backends()
+    waiting = [
+        asyncio.create_task(backends.queries.wait(began_after=backends.now - 5)) for _ in range(3)
+    ]
+    await settled()
+    assert backends.asked == [False]
+    backends.answers.set()
+    await asyncio.gather(*waiting)
+    backends.now += 5
+    await backends.queries.wait(began_after=backends.now - 5)
+    assert backends.asked == [False]
+    backends.now += 0.1
+    await backends.queries.wait(began_after=backends.now - 5)
+    assert backends.asked == [False, False]
+
+
+async def test_who_needs_a_later_query_waits_for_the_next_one() -> None:
+    backends = Backends()
+    first = asyncio.create_task(backends.queries.wait(began_after=backends.now))
+    await settled()
+    backends.now += 1
+    later = [asyncio.create_task(backends.queries.wait(began_after=backends.now)) for _ in range(3)]
+    await settled()
+    assert backends.asked == [False]
+    backends.answers.set()
+    await asyncio.gather(first, *later)
+    assert backends.asked == [False, False]
+
+
+async def test_an_urgent_query_does_not_wait_for_another() -> None:
+    backends = Backends()
+    first = asyncio.create_task(backends.queries.wait(began_after=backends.now))
+    await settled()
+    backends.now += 1
+    urgent = [
+        asyncio.create_task(backends.queries.wait(began_after=backends.now, is_urgent=True))
+        for _ in range(2)
+    ]
+    await settled()
+    assert backends.asked == [False, True]
+    backends.answers.set()
+    await asyncio.gather(first, *urgent)
+
+
+class Orders:
+    def __init__(self) -> None:
+        self.announced: list[dict[str, Any]] = []
+        self.ended: list[str] = []
+        self.facts = FactsRequests(self.announced.append, self.ended.extend)
+
+    async def report(self, worker_id: str) -> None:
+        await settled()
+        wanted = self.facts.take(worker_id)
+        assert wanted is not None
+        self.facts.reported(worker_id, wanted.tokens)
+
+
+async def test_a_request_is_over_when_every_worker_has_reported() -> None:
+    orders = Orders()
+    asking = asyncio.create_task(orders.facts.ask(["w1", "w2"], seconds=60))
+    await orders.report("w1")
+    await settled()
+    assert not asking.done()
+    assert orders.facts.take("w1") is None
+    await orders.report("w2")
+    await asking
+    assert orders.ended == ["w1", "w2"]
+
+
+async def test_a_worker_that_did_not_answer_is_asked_again_but_not_waited_for() -> None:
+    orders = Orders()
+    await orders.facts.ask(["silent"], seconds=0)
+    assert orders.facts.is_wanted("silent")
+    await orders.facts.ask(["silent"], seconds=3600)
+    await orders.report("silent")
+    waiting = asyncio.create_task(orders.facts.ask(["silent"], seconds=3600))
+    await settled()
+    assert not waiting.done()
+    await orders.report("silent")
+    await waiting
+
+
+async def test_requests_for_one_worker_are_told_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    orders = Orders()
+    both = [
+        asyncio.create_task(orders.facts.ask(["w1"], is_urgent=urgent, seconds=60))
+        for urgent in (True, False)
+    ]
+    await settled()
+    wanted = orders.facts.take("w1")
+    assert wanted is not None
+    assert (len(wanted.tokens), wanted.is_urgent) == (2, True)
+    orders.facts.reported("w1", wanted.tokens)
+    await asyncio.gather(*both)
+    monkeypatch.setattr(facts_requests, "DELIVERY_SECONDS", -1.0)
+    await orders.facts.ask(["w2"], seconds=0)
+    assert orders.facts.take("w2") is None
+
+
+def test_a_call_that_may_have_changed_a_backend_is_known_everywhere() -> None:
+    here, there = Orders(), Orders()
+    before = here.facts.changed_at(1)
+    here.facts.note_change([1, 2])
+    (message,) = here.announced
+    there.facts.heard(message)
+    assert here.facts.changed_at(1) > before
+    assert there.facts.changed_at(2) > before
+    assert there.facts.changed_at(3) == before
+
+
+async def test_another_control_plane_tells_the_workers_there() -> None:
+    here, there = Orders(), Orders()
+    asking = asyncio.create_task(here.facts.ask(["w1"], seconds=60))
+    await settled()
+    for message in here.announced:
+        there.facts.heard(message)
+    assert there.ended == ["w1"]
+    await there.report("w1")
+    for message in there.announced:
+        here.facts.heard(message)
+    await asking
