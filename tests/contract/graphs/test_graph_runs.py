@@ -19,8 +19,10 @@ from tests.support.jobs.graphs import (
     statuses,
 )
 
+from comfyfleet.api.graphs import RunErrorCode
 from comfyfleet.clock import utc_now
 from comfyfleet.errors import Conflict, InsufficientTokens, InvalidInput, NotFound
+from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.graphs import actions
 from comfyfleet.server.graphs.actions import NewGraphRun
 from comfyfleet.server.graphs.run import Choice, ExecutionKey, GraphRunStatus
@@ -224,9 +226,27 @@ async def test_too_few_tokens_fail_the_node(databases: Databases, tmp_path: Path
         assert kept.run.status == GraphRunStatus.FAILED
         assert kept.run.error is not None
         assert "Insufficient token balance" in kept.run.error.message
+        assert kept.run.error.code == RunErrorCode.NO_TOKENS
         await graph_setup.sweep()
         assert await graph_setup.balance() == 2 * PRICE + 1
         await graph_setup.require_sound_ledger()
+
+
+async def test_a_workflow_that_is_deactivated_during_a_run_fails_it_with_a_code(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with graph_setup_on(databases, tmp_path) as graph_setup:
+        kept = await graph_setup.started(DIAMOND)
+        job = (await graph_setup.workers["w1"].poll(wait_seconds=0))["job"]
+        async with graph_setup.plane.central.transaction() as tx:
+            workflow = await catalog.workflow_by_slug(tx, "draw")
+            await catalog.deactivate_version(tx, workflow)
+        graph_setup.graphs.environment._at = None
+        await graph_setup.deliver(job)
+        await graph_setup.sweep()
+        error = (await graph_setup.now(kept)).run.error
+        assert error is not None
+        assert error.code == RunErrorCode.WITHDRAWN, error.message
 
 
 async def test_nodes_that_may_fail_go_on_when_the_tokens_are_used_up(
@@ -334,6 +354,26 @@ async def test_a_person_is_asked_and_answers_later(
         if choice == Choice.BACKEND:
             assert len(await graph_setup.work("w1")) == 1
             assert (await graph_setup.now(kept)).run.status == GraphRunStatus.COMPLETED
+
+
+async def test_an_answer_and_a_retry_take_the_bare_id_of_a_worker(
+    databases: Databases, tmp_path: Path
+) -> None:
+    async with graph_setup_on(databases, tmp_path, workers=("w1", "w2")) as graph_setup:
+        await graph_setup.lose("w2")
+        asked = await graph_setup.started(bound("ask_user", worker="w2"))
+        await graph_setup.answer(asked, "first", Choice.BACKEND, "w1")
+        failed = await graph_setup.started(bound("none", worker="w2"))
+        await actions.retry_graph_run(
+            graph_setup.graphs, graph_setup.owner, failed.head.id, backend="w1"
+        )
+        assert len(await graph_setup.work("w1")) == 2
+        for kept in (asked, failed):
+            assert (await graph_setup.now(kept)).run.status == GraphRunStatus.COMPLETED
+        with pytest.raises(InvalidInput, match="there is no backend"):
+            await actions.retry_graph_run(
+                graph_setup.graphs, graph_setup.owner, failed.head.id, backend=""
+            )
 
 
 async def test_a_job_that_waits_for_a_worker_that_went_away_is_moved(

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 from tests.support.databases.factory import Databases
+from tests.support.jobs.context import ManualClock
 from tests.support.jobs.graphs import PRICE, GraphSetup, graph, graph_setup_on, node, output
 
 from comfyfleet.server.db.tenant_tables import graph_runs
 from comfyfleet.server.graphs import actions, runner
 from comfyfleet.server.graphs.apply import LoadedRun
-from comfyfleet.server.graphs.run import GraphRunStatus
-from comfyfleet.server.maintenance.sweeps import in_all_pools
+from comfyfleet.server.graphs.run import ExecutionKey, GraphRunStatus
+from comfyfleet.server.maintenance.sweeps import expire_leases, in_all_pools
 
 TWO = graph(
     [node("first"), node("second"), output()],
@@ -90,23 +91,60 @@ async def test_words_that_stay_keep_none_from_being_heard(
             assert (await graph_setup.now(kept)).run.status == GraphRunStatus.COMPLETED
 
 
-async def test_who_just_started_gives_workers_time_to_come_back(
+async def test_workers_have_time_to_come_back_after_an_outage(
     databases: Databases, tmp_path: Path
 ) -> None:
-    async with graph_setup_on(databases, tmp_path, workers=("w1", "w2")) as graph_setup:
+    clock = ManualClock()
+    async with graph_setup_on(
+        databases, tmp_path, workers=("w1", "w2"), clock=clock
+    ) as graph_setup:
         bound = graph(
             [node("first", backend_affinity="worker:w2"), output()], "first.output > result.value"
         )
         kept = await graph_setup.started(bound)
-        unseen = graph_setup.plane.clock() - timedelta(seconds=200)
-        await graph_setup.lose("w2", since=unseen)
+        await graph_setup.lose("w2", since=clock())
+        await expire_leases(graph_setup.plane)
+        clock.advance(seconds=200)
+        await graph_setup.judge()  # before the outage is noted
+        await expire_leases(graph_setup.plane)
+        clock.advance(seconds=30)
+        await expire_leases(graph_setup.plane)
         await graph_setup.judge()
         await graph_setup.sweep()
         assert (await graph_setup.now(kept)).run.status == GraphRunStatus.RUNNING
-        graph_setup.graphs.environment._began = unseen
+        clock.advance(seconds=61)
         await graph_setup.judge()
         await graph_setup.sweep()
         assert (await graph_setup.now(kept)).run.status == GraphRunStatus.FAILED
+
+
+@pytest.mark.parametrize("has_been_out", [False, True])
+@pytest.mark.parametrize("fallback", ["none", "ask_user", "auto_select"])
+async def test_the_first_run_of_a_control_plane_knows_which_workers_are_offline(
+    databases: Databases, tmp_path: Path, fallback: str, has_been_out: bool
+) -> None:
+    clock = ManualClock()
+    async with graph_setup_on(databases, tmp_path, workers=("w2",), clock=clock) as graph_setup:
+        await graph_setup.lose("w2", since=clock())
+        clock.advance(seconds=100)
+        await expire_leases(graph_setup.plane)
+        if has_been_out:
+            clock.advance(seconds=200)
+        first = node("first", backend_affinity="worker:w2", fallback_strategy=fallback)
+        kept = await graph_setup.started(graph([first, output()], "first.output > result.value"))
+        if fallback == "ask_user":
+            assert kept.run.status == GraphRunStatus.WAITING_FOR_USER
+            question = kept.run.record(ExecutionKey("first")).question
+            assert question is not None
+            assert question.message == "Backend worker:w2 is offline"
+        else:
+            messages = {
+                "none": "Backend worker:w2 is offline",
+                "auto_select": "No backends with capabilities: draw",
+            }
+            assert kept.run.status == GraphRunStatus.FAILED
+            assert kept.run.error is not None
+            assert kept.run.error.message == f"Node first failed: {messages[fallback]}"
 
 
 async def test_a_run_fails_at_its_deadline_whoever_looks_and_a_retry_has_a_new_one(

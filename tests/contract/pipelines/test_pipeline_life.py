@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 from tests.support.databases.factory import Databases
+from tests.support.jobs.context import give_tokens
 from tests.support.jobs.pipelines import (
     ONE_STEP,
     THREE_STEPS,
@@ -16,13 +17,15 @@ from tests.support.jobs.pipelines import (
     png,
 )
 
-from comfyfleet.errors import Conflict, InvalidInput, NotFound
+from comfyfleet.errors import Conflict, InsufficientTokens, InvalidInput, NotFound
 from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.catalog.model import WorkflowTerms
 from comfyfleet.server.jobs import submit
-from comfyfleet.server.pipelines import actions, store_candidates
+from comfyfleet.server.pipelines import actions, generator, run_state, store_candidates
 from comfyfleet.server.pipelines.actions import NewPipelineRun
 from comfyfleet.server.pipelines.collector import collect_job, fail_overdue
+from comfyfleet.server.pipelines.model import StoredRun
+from comfyfleet.server.pipelines.run_state import read_run
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants import wallet as ledger
 
@@ -105,15 +108,21 @@ async def test_four_images_are_four_candidates_with_one_charge(
     assert await pipeline_setup.lease() is None
 
 
+def with_changed_pixels(picture: bytes) -> bytes:
+    at = picture.index(b"IDAT") + 4
+    return picture[:at] + bytes([picture[at] ^ 1]) + picture[at + 1 :]
+
+
 @pytest.mark.parametrize(
     ("data", "why"),
     [
         (b"", "it is empty"),
         (b"no picture at all", "no picture that we know"),
         (png()[:-10], "ends too early"),
-        (png().replace(b"IDAT", b"IDAU"), "damaged"),
+        (png().replace(b"IDAT", b"IDAU"), "it has no pixels"),  # unknown parts are not delivered
+        (with_changed_pixels(png()), "damaged"),
     ],
-    ids=["empty", "text", "cut", "damaged"],
+    ids=["empty", "text", "cut", "no pixels", "damaged"],
 )
 async def test_an_unreadable_output_gives_no_candidate_and_says_why(
     pipeline_setup: PipelineSetup, data: bytes, why: str
@@ -313,6 +322,24 @@ async def test_a_job_over_its_time_is_failed_and_refunded(pipeline_setup: Pipeli
     assert await balance(pipeline_setup) == TOKENS
 
 
+@pytest.mark.parametrize(("own", "seconds"), [({}, 601), ({"timeout": 20}, 20)])
+async def test_the_setting_counts_for_steps_without_a_time_of_their_own(
+    databases: Databases, tmp_path: Path, own: dict[str, int], seconds: int
+) -> None:
+    (step,) = ONE_STEP["steps"]
+    async with pipeline_setup_on(databases, tmp_path, comfyui_timeout=600.5) as pipeline_setup:
+        await pipeline_setup.start({**ONE_STEP, "steps": [{**step, **own}]}, base=1)
+        await pipeline_setup.sweep()
+        handed = await pipeline_setup.leased()
+        pipeline_setup.clock.advance(seconds=seconds)
+        assert await fail_overdue(pipeline_setup.context, pipeline_setup.pool) == 0
+        pipeline_setup.clock.advance(seconds=1)
+        assert await fail_overdue(pipeline_setup.context, pipeline_setup.pool) == 1
+        await pipeline_setup.sweep()
+        ended = await pipeline_setup.job(handed.job_id)
+        assert ended.error_message == f"It took longer than {seconds} s."
+
+
 async def test_a_job_that_nobody_takes_up_is_given_up_after_a_day(
     pipeline_setup: PipelineSetup,
 ) -> None:
@@ -351,6 +378,62 @@ async def test_too_few_tokens_are_told_and_the_run_goes_on_when_there_are_more(
         assert await pipeline_setup.work_off() == 1
 
 
+async def stuck_run(pipeline_setup: PipelineSetup) -> StoredRun:
+    """A run without tokens that was checked just now, after one job."""
+    pipeline_setup.user_id = await give_tokens(pipeline_setup.context, pipeline_setup.tenant_id, 4)
+    run = await pipeline_setup.start(ONE_STEP, base=2)
+    assert await pipeline_setup.work_off() == 1
+    stored = (await pipeline_setup.state(run)).stored
+    assert (stored.trouble, stored.trouble_seconds) == ("Insufficient token balance.", 0)
+    return stored
+
+
+async def test_a_credit_wakes_the_runs_of_its_user(pipeline_setup: PipelineSetup) -> None:
+    run = await stuck_run(pipeline_setup)
+    async with pipeline_setup.pool.transaction() as tx:
+        await ledger.credit(tx, *pipeline_setup.whose, 9, "q", now=pipeline_setup.clock())
+    await run_state.wake_runs_of(pipeline_setup.context, pipeline_setup.tenant_id, uuid4())
+    assert await pipeline_setup.work_off() == 0
+    await run_state.wake_runs_of(pipeline_setup.context, *pipeline_setup.whose)
+    stored = (await pipeline_setup.state(run)).stored
+    assert stored.trouble_seconds_at(pipeline_setup.clock()) is None  # it may have passed
+    assert await pipeline_setup.work_off() == 1
+
+
+async def test_a_check_that_read_the_state_before_the_wake_does_not_undo_it(
+    pipeline_setup: PipelineSetup,
+) -> None:
+    seen = await stuck_run(pipeline_setup)
+    pipeline_setup.clock.advance(seconds=1)
+    await run_state.wake_stuck_runs(pipeline_setup.context, pipeline_setup.pool)
+    await generator._record_trouble(
+        pipeline_setup.context,
+        pipeline_setup.pool,
+        seen,
+        InsufficientTokens("too few", required_tokens=3, balance=1),
+    )
+    async with pipeline_setup.pool.transaction() as tx:
+        await ledger.credit(tx, *pipeline_setup.whose, 9, "q", now=pipeline_setup.clock())
+    assert await pipeline_setup.work_off() == 1
+
+
+async def test_a_run_that_is_not_stuck_is_not_woken(pipeline_setup: PipelineSetup) -> None:
+    run = await pipeline_setup.start(ONE_STEP, base=1)
+    await pipeline_setup.work_off()
+    await run_state.wake_stuck_runs(pipeline_setup.context, pipeline_setup.pool)
+    await run_state.wake_run(pipeline_setup.context, *pipeline_setup.whose, run.id)
+    assert (await pipeline_setup.state(run)).stored.look_at is None
+
+
+async def test_a_stuck_run_is_not_busy_and_names_no_time_left(
+    pipeline_setup: PipelineSetup,
+) -> None:
+    run = await stuck_run(pipeline_setup)
+    seen = await read_run(pipeline_setup.context, *pipeline_setup.whose, run.id)
+    assert seen.stored.reason_at(pipeline_setup.clock()) is None
+    assert seen.seconds_left is None
+
+
 async def test_the_same_key_starts_one_run(pipeline_setup: PipelineSetup) -> None:
     made = await actions.create_pipeline(pipeline_setup.context, *pipeline_setup.whose, ONE_STEP)
     new = NewPipelineRun(1, idempotency_key="k")
@@ -369,13 +452,13 @@ async def test_the_same_key_starts_one_run(pipeline_setup: PipelineSetup) -> Non
 async def test_what_is_wrong_with_a_pipeline_is_told_before_anything_is_made(
     pipeline_setup: PipelineSetup,
 ) -> None:
-    steps = [{"name": "A", "workflow": "none"}, {"name": "B", "workflow": "fix"}]
+    steps = [{"name": "A", "workflow": "fix"}, {"name": "B", "workflow": "none"}]
     with pytest.raises(InvalidInput) as refused:
         await actions.create_pipeline(
             pipeline_setup.context, *pipeline_setup.whose, {"name": "x", "steps": steps}
         )
     codes = [each["code"] for each in refused.value.details["problems"]]
-    assert codes == ["unknown_workflow", "missing_input"]
+    assert codes == ["missing_input", "unknown_workflow"]
     made = await actions.create_pipeline(pipeline_setup.context, *pipeline_setup.whose, THREE_STEPS)
     with pytest.raises(InvalidInput, match="no variable 'width'"):
         await actions.start_run(
@@ -460,15 +543,27 @@ async def test_a_seed_fits_wherever_it_is_named(pipeline_setup: PipelineSetup) -
     assert 1 <= inputs["height"] <= 255  # left open, and within its range
 
 
+async def test_a_later_step_takes_its_parents_picture_by_itself(
+    pipeline_setup: PipelineSetup,
+) -> None:
+    steps = [{"name": "Base", "workflow": "draw"}, {"name": "Fix", "workflow_id": "fix"}]
+    made = await actions.create_pipeline(
+        pipeline_setup.context, *pipeline_setup.whose, {"name": "Two", "steps": steps}
+    )
+    bound = {"name": "Fix", "workflow": "fix", "properties": {"input": "{{ parent.file }}"}}
+    assert made.document["steps"] == [steps[0], bound]
+    assert made.pipeline.steps[1].properties == bound["properties"]
+
+
 async def test_all_that_is_wrong_with_a_pipeline_is_told_at_once(
     pipeline_setup: PipelineSetup,
 ) -> None:
     steps = [
+        {"name": "E", "workflow": "fix"},
         {"name": "A", "workflow": "draw", "properties": {"width": "{{ nobody }}"}, "keep": "x"},
         {"name": "B", "workflow": "nowhere"},
         {"name": "C", "workflow": "draw", "properties": {"widht": 1, "width": "w{{ seed }}"}},
         {"name": "D", "workflow": "draw", "seed": 300, "properties": {"hue": "{{ seed }}"}},
-        {"name": "E", "workflow": "fix"},
     ]
     with pytest.raises(InvalidInput) as refused:
         await actions.create_pipeline(

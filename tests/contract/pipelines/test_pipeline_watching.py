@@ -8,7 +8,9 @@ from uuid import uuid4
 import pytest
 from tests.support.databases.factory import Databases
 from tests.support.jobs.pipelines import ONE_STEP, PipelineSetup, pipeline_setup_on, png
+from tests.support.server.control_plane import plane_on
 
+from comfyfleet.server.maintenance.sweeps import RESULTS, SUBMITS, pipeline_sweeps
 from comfyfleet.server.media.model import small_key
 from comfyfleet.server.notifications import webhooks
 from comfyfleet.server.pipelines import actions
@@ -111,3 +113,11 @@ def test_the_intervals_have_the_names_that_people_know() -> None:
     assert (read.comfyui_submit_interval, read.comfyui_poll_interval) == (3.0, 0.5)
     usual = Settings()
     assert (usual.comfyui_submit_interval, usual.comfyui_poll_interval) == (10.0, 5.0)
+
+
+async def test_the_intervals_are_those_of_the_sweeps(databases: Databases, tmp_path: Path) -> None:
+    async with plane_on(
+        databases, tmp_path, comfyui_submit_interval=3.0, comfyui_poll_interval=0.5
+    ) as plane:
+        seconds = {sweep.name: sweep.seconds for sweep in pipeline_sweeps(plane)}
+    assert (seconds[SUBMITS], seconds[RESULTS]) == (3.0, 0.5)

@@ -113,14 +113,14 @@ def test_values_of_two_kinds_are_not_compared() -> None:
 @pytest.mark.parametrize(
     ("text", "position", "words"),
     [
-        ("output.width = 5", 14, "write =="),
+        ("output.width = 5", 14, "did you mean ==?"),
         ("output.width >", 15, "ends where a value"),
         ("(output.width > 5", 18, "')' should be here"),
         ("width > 5", 1, "begins with output"),
         ("output.width > 5 output", 18, "not understood"),
         ("output.width > 'x", 16, "not closed"),
         ("output.width; 1", 13, "not understood"),
-        ("__import__('os')", 1, "begins with output"),
+        ("__import__('os')", 1, "no function '__import__'"),
         ("file_exists('x')", 13, "takes a field"),
         ("AND output.a", 1, "a value should be here"),
         ("", 1, "ends where"),
@@ -167,3 +167,27 @@ def test_any_text_is_either_refused_in_our_words_or_judges_any_value(
     except FleetError:
         return
     assert isinstance(evaluate(expression, value).value, bool)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("output.width => 3", ">="),
+        ("output.width =< 3", "<="),
+        ("output.width = 3", "=="),
+        ("output.width && output.height", "AND"),
+        ("!output.width", "NOT"),
+        ("len(output.images) > 0", "length"),
+        ("file_exist(output.image_path)", "file_exists"),
+        ("outputs.width > 3", "'output.width'"),
+    ],
+)
+def test_spellings_of_other_languages_are_answered_with_ours(text: str, meant: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        parse_condition(text)
+    assert f"did you mean {meant}?" in refused.value.message
+
+
+def test_a_field_without_its_beginning_is_told_how_fields_begin() -> None:
+    with pytest.raises(InvalidInput, match=r"'width' is unknown; a field begins with output\."):
+        parse_condition("width > 3")

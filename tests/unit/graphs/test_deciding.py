@@ -302,6 +302,30 @@ def test_the_items_of_a_literal_list_are_counted_in_a_quote() -> None:
     assert (quote.jobs_min, quote.jobs_max) == (3, 3)
 
 
+PASSED_ON = """
+name: map
+nodes:
+  - {id: first, type: input, value_type: text}
+  - {id: some, type: value, values: {rows: ["{{ input.first }}", b, c]}}
+  - {id: again, type: value, values: {rows: "{{ some.rows }}", inside: {rows: [a, b]}}}
+  - {id: draw, type: map, over: OVER, do: {workflow: draw, properties: {text: "{{ item }}"}}}
+  - {id: result, type: output}
+connections: [{from: draw.output, to: result.value}]
+"""
+
+
+@pytest.mark.parametrize(("over", "jobs"), [("again.rows", 3), ("again.inside.rows", 2)])
+def test_a_list_that_is_passed_on_is_counted_in_a_quote(over: str, jobs: int) -> None:
+    quote = quote_plan(begun(PASSED_ON.replace("OVER", over), first="a").plan)
+    assert (quote.jobs_min, quote.jobs_max) == (jobs, jobs)
+
+
+def test_a_list_that_a_job_makes_is_counted_as_long_as_it_may_be() -> None:
+    text = PASSED_ON.replace('["{{ input.first }}", b, c]', '"{{ input.first | split }}"')
+    quote = quote_plan(begun(text.replace("OVER", "again.rows"), first="a").plan)
+    assert (quote.jobs_min, quote.jobs_max) == (0, 100)
+
+
 MAP = """
 name: map
 nodes:
@@ -541,6 +565,27 @@ def test_a_graph_stands_in_another() -> None:
     assert run.run.outputs["result"]["prompt_id"] == "two/fix"
 
 
+def test_a_list_that_is_given_to_a_graph_inside_is_counted_in_a_quote() -> None:
+    inner = """
+name: drawn
+nodes:
+  - {id: rows, type: input}
+  - {id: draw, type: map, over: input.rows, do: {workflow: draw, properties: {text: "{{ item }}"}}}
+  - {id: result, type: output}
+connections: [{from: draw.output, to: result.value}]
+"""
+    outer = """
+name: outer
+nodes:
+  - {id: one, type: graph, graph: drawn, version: 1, inputs: {rows: [a, b, c]}}
+  - {id: result, type: output}
+connections: [{from: one.result, to: result.value}]
+"""
+    library = {("drawn", 1): parse_graph(yaml.safe_load(inner)).graph}
+    quote = quote_plan(begun(outer, library).plan)
+    assert (quote.jobs_min, quote.jobs_max) == (3, 3)
+
+
 def test_a_graph_is_mapped() -> None:
     text = """
 name: outer
@@ -570,7 +615,7 @@ connections: [{from: each.output, to: result.value}]
         (("inputs: {photo: {from: photo.value}}", "inputs: {}"), ("missing_input", "one", "photo")),
         (("{photo: {from: photo.value}}", "{photo: {from: photo.value}, x: 1}"), ("unknown_input", "one", "x")),
         (("two.result", "two.nobody"), ("unknown_port", "result", "value")),
-        (("one.result }}", "one.result.width }}"), ("type_mismatch", "two/photo", "value")),
+        (("one.result }}", "one.result.width }}"), ("type_mismatch", "two", "photo")),
     ],
 )  # fmt: skip
 def test_a_graph_inside_is_checked(change: tuple[str, str], expected: tuple[str, str, str]) -> None:
@@ -775,3 +820,17 @@ def test_events_that_come_again_change_nothing() -> None:
     )
     assert again.actions == ()
     assert again.run.record(key).status == ExecutionStatus.DONE
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (SCORE.replace('"image[]"', "image"), ("rank", "over")),
+        (LOOP.replace("start: {", "start: {extra: '{{ nobody.x }}', "), ("refine", "start.extra")),
+        (OUTER.replace("{from: photo.value}", "'{{ nobody.x }}'"), ("one", "photo")),
+    ],
+)
+def test_a_problem_names_nothing_that_nobody_wrote(text: str, expected: tuple[str, str]) -> None:
+    found = check_graph(yaml.safe_load(text), CATALOGUE, library=LIBRARY).problems
+    assert expected in [(each.node, each.port) for each in found]
+    assert not [each for each in found if "/." in str(each)]

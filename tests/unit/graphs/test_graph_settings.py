@@ -21,9 +21,16 @@ from tests.unit.graphs.simulation import (
 
 from comfyfleet.api.graph_model import GraphDefinition, WorkflowNode
 from comfyfleet.api.graph_parse import parse_graph, write_graph
+from comfyfleet.server.graphs.catalogue import BackendNeed
 from comfyfleet.server.graphs.decide import deadline_from
 from comfyfleet.server.graphs.plan import quote_plan
-from comfyfleet.server.graphs.run import ExecutionKey, GraphRunState, GraphRunStatus, JobDone
+from comfyfleet.server.graphs.run import (
+    Environment,
+    ExecutionKey,
+    GraphRunState,
+    GraphRunStatus,
+    JobDone,
+)
 
 PHOTO = picture("photo")
 SOURCE = {"job_id": "0" * 32, "run_id": None}
@@ -161,3 +168,24 @@ def test_a_quote_says_that_results_may_be_there_already() -> None:
     assert (found.tokens_min, found.tokens_max) == (0, 6)
     assert (found.jobs_min, found.jobs_max) == (0, 3)
     assert quote_plan(many().plan, inputs).tokens_min == 6
+
+
+@pytest.mark.parametrize(
+    ("slug", "seconds", "is_unserved"),
+    [
+        ("usual", 59, False),
+        ("usual", 60, True),
+        ("on-demand", 599, False),
+        ("on-demand", 600, True),
+    ],
+)
+def test_a_workflow_whose_machines_start_on_demand_has_its_own_time(
+    slug: str, seconds: int, is_unserved: bool
+) -> None:
+    environment = Environment(
+        now=NOW + timedelta(seconds=seconds),
+        watched_since=NOW,
+        no_backend_seconds=60,
+        starts_within={"on-demand": 600},
+    )
+    assert environment.is_unserved(slug, BackendNeed(slug), NOW) is is_unserved

@@ -24,7 +24,7 @@ from comfyfleet.server.catalog.model import Property
 from comfyfleet.server.fleets.model import BackendOffer
 from comfyfleet.server.graphs.catalogue import BackendState, WorkflowFacts, catalogue_of
 from comfyfleet.server.graphs.plan import plan_of
-from comfyfleet.server.graphs.validate import check_graph, check_graph_text, check_inputs
+from comfyfleet.server.graphs.validate import check_graph, check_inputs
 
 SOUND = document(
     node("photo", "input", value_type="image"),
@@ -60,7 +60,7 @@ def test_the_examples_are_sound_and_can_be_planned(path: Any) -> None:
 
 @pytest.mark.parametrize("path", sorted((EXAMPLES / "graphs").glob("*.yaml")), ids=lambda p: p.stem)
 def test_a_graph_written_out_reads_as_the_same_graph(path: Any) -> None:
-    graph = check_graph_text(path.read_text("utf-8"), example_catalogue()).graph
+    graph = check_graph(read_document(path.read_text("utf-8")), example_catalogue()).graph
     assert parse_graph(json.loads(json.dumps(write_graph(graph)))).graph == graph
 
 
@@ -207,6 +207,18 @@ def test_jobs_and_nodes_are_limited() -> None:
     assert problems(given, jobs_max=49) == [("too_many_jobs", "", "")]
     assert ("too_many", "", "") in problems(given, nodes_max=4)
     assert ("too_deep", "fix", "") in problems(given, fanout_depth_max=0)
+
+
+def test_chunks_for_a_node_that_takes_one_picture_are_told_what_to_set() -> None:
+    given = document(
+        node("photos", "input", value_type="image[]"),
+        node("each", "fanout", mode="distribute"),
+        work("f"),
+        node("o", "output"),
+        links=("photos.value > each.items", "each.output_0 > f.input", "f.output > o.value"),
+    )
+    (problem,) = check_graph(given, CATALOGUE).problems
+    assert "with per_item: true" in problem.message
 
 
 def test_several_mistakes_are_told_together() -> None:

@@ -2,8 +2,10 @@
 
 import time
 from collections import deque
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from tests.unit.graphs.builders import EXAMPLES, document, example_catalogue, node, work
@@ -12,7 +14,7 @@ from tests.unit.graphs.simulation import RUN_ID, WORLD, Simulation, picture, pla
 from comfyfleet.api.graph_mermaid import draw_mermaid
 from comfyfleet.api.graph_model import GraphLimits
 from comfyfleet.api.graph_parse import parse_graph_text
-from comfyfleet.server.graphs.apply import RunCache
+from comfyfleet.server.graphs.apply import ENDED_RUNS_KEPT_MAX, LoadedRun, RunCache
 from comfyfleet.server.graphs.decide import next_actions
 from comfyfleet.server.graphs.draft import RunDraft
 from comfyfleet.server.graphs.plan import RunPlan, plan_of, quote_plan
@@ -28,9 +30,12 @@ from comfyfleet.server.graphs.run import (
     JobProgressed,
     JobWaiting,
     PersistentMap,
+    RunRow,
     StartJob,
     ValueSize,
 )
+
+TENANT = uuid4()
 
 
 def branch() -> RunPlan:
@@ -143,6 +148,24 @@ def test_progress_is_never_told_lower_than_before() -> None:
     assert runs.keep_monotonic(s.run, progress_of(s.plan, s.run)).overall_percent == (
         before.overall_percent
     )
+
+
+def loaded_run(status: GraphRunStatus) -> LoadedRun:
+    s = Simulation(branch())
+    row = RunRow(uuid4(), TENANT, uuid4(), uuid4(), 1, {}, {}, None, datetime.now(UTC))
+    return LoadedRun(row, s.plan, replace(s.run, status=status), row.revision)
+
+
+def test_open_runs_are_kept_longer_than_those_that_ended() -> None:
+    runs = RunCache()
+    is_open = loaded_run(GraphRunStatus.RUNNING)
+    runs.keep(is_open)
+    ended = [loaded_run(GraphRunStatus.COMPLETED) for _ in range(ENDED_RUNS_KEPT_MAX + 1)]
+    for run in ended:
+        runs.keep(run)
+    kept = [run for run in ended if runs.get_cached(TENANT, run.head.id)]
+    assert kept == ended[1:]
+    assert runs.get_cached(TENANT, is_open.head.id) == is_open
 
 
 @pytest.mark.parametrize("name", ["album", "picture-and-clip", "soften-if-large"])

@@ -14,7 +14,7 @@ from tests.unit.pipelines.builders import NOW, candidate
 from comfyfleet.api.documents import read_document
 from comfyfleet.errors import InvalidInput
 from comfyfleet.server.catalog.model import Property
-from comfyfleet.server.graphs.catalogue import WorkflowFacts
+from comfyfleet.server.graphs.catalogue import WorkflowFacts, catalogue_of
 from comfyfleet.server.pipelines.decide import (
     PairVote,
     apply_vote,
@@ -22,7 +22,6 @@ from comfyfleet.server.pipelines.decide import (
     replay_votes,
     tally_votes,
     votes_enough,
-    without_vote,
 )
 from comfyfleet.server.pipelines.model import (
     START_SCORE,
@@ -36,11 +35,11 @@ from comfyfleet.server.pipelines.model import (
 )
 from comfyfleet.server.pipelines.parse import (
     parse_pipeline,
-    parse_pipeline_text,
     render,
     repeated_results,
     validate,
     variable_problems,
+    with_parent_files,
 )
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -190,18 +189,6 @@ def test_what_one_wins_another_loses(votes: list[PairVote]) -> None:
     assert sum(scores.values()) == pytest.approx(START_SCORE * len(scores))
 
 
-@settings(max_examples=60, deadline=None)
-@given(VOTES, st.integers(0, 30))
-def test_an_undone_vote_was_never_given(votes: list[PairVote], number: int) -> None:
-    vote_id = UUID(int=100 + number)
-    assert replay_votes(without_vote(votes, vote_id)) == replay_votes(
-        [each for each in votes if each.id != vote_id]
-    )
-    more = PairVote(UUID(int=999), UUID(int=1), UUID(int=2))
-    assert replay_votes(without_vote([*votes, more], more.id)) == replay_votes(votes)
-    assert apply_vote(replay_votes(votes), more) == replay_votes([*votes, more])
-
-
 def test_a_win_over_a_stronger_one_moves_more() -> None:
     one, other = UUID(int=1), UUID(int=2)
     vote = PairVote(UUID(int=9), one, other)
@@ -258,7 +245,7 @@ def test_every_pair_comes_up() -> None:
 @pytest.mark.parametrize("name", ["soft-colours", "well-exposed"])
 def test_an_example_is_sound_and_asks_for_properties_that_are_there(name: str) -> None:
     text = (EXAMPLES / f"pipelines/{name}.yaml").read_text("utf-8")
-    parsed = parse_pipeline_text(text)
+    parsed = parse_pipeline(read_document(text))
     assert parsed.problems == ()
     registered = read_document((EXAMPLES / "properties.yaml").read_text("utf-8"))
     for work in parsed.pipeline.works.values():
@@ -337,3 +324,24 @@ def test_a_step_whose_candidates_would_be_equal_is_named(
     pipeline = PipelineDefinition("p", (base, several, single))
     warnings = repeated_results(pipeline, {WorkKey(number): facts for number in range(3)})
     assert [warning.split("'")[1] for warning in warnings] == ["Base", "Children"] * is_repeated
+
+
+def test_an_absolute_folder_is_refused_with_what_to_do() -> None:
+    with pytest.raises(InvalidInput) as refused:
+        clean_folder("/storage/runs/gym-shoot")
+    assert "--follow DIR --folder NAME" in refused.value.details["hint"]
+
+
+def test_a_later_step_with_several_media_inputs_names_the_parents_file() -> None:
+    pictures = tuple(
+        Property(name, "image", binding=f"1.{name}", required=True) for name in ("image", "mask")
+    )
+    catalogue = catalogue_of((WorkflowFacts("draw", 1), WorkflowFacts("blend", 1, pictures)))
+    document = {
+        "name": "Two",
+        "steps": [{"name": "Base", "workflow": "draw"}, {"name": "Mix", "workflow": "blend"}],
+    }
+    pipeline = parse_pipeline(document).pipeline
+    assert with_parent_files(document, pipeline, catalogue) is document
+    messages = {problem.message for problem in validate(pipeline, catalogue)}
+    assert messages == {"needs a value, such as '{{ parent.file }}'"}

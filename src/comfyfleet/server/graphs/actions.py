@@ -16,6 +16,7 @@ from comfyfleet.api.graph_model import (
     type_named,
 )
 from comfyfleet.api.graph_parse import parse_graph, write_graph
+from comfyfleet.api.graph_spellings import full_backend_name
 from comfyfleet.api.graphs import GraphPort, GraphPorts
 from comfyfleet.errors import (
     Conflict,
@@ -44,7 +45,7 @@ from comfyfleet.server.graphs.decide import (
     decide_retry,
     new_run,
 )
-from comfyfleet.server.graphs.document_work import compute
+from comfyfleet.server.graphs.document_work import check_size, compute
 from comfyfleet.server.graphs.draft import RunDecision
 from comfyfleet.server.graphs.environment import read_graph_catalogue
 from comfyfleet.server.graphs.expand import (
@@ -339,6 +340,7 @@ async def start_run(
     graphs: GraphContext, owner: Owner, graph_id: UUID, wanted: NewGraphRun
 ) -> tuple[LoadedRun, bool]:
     """Starts a run; returns it and whether it is new: the same idempotency key gives the same run."""
+    check_size(wanted.inputs)
     run_id = _run_id(graphs, owner, graph_id, wanted.idempotency_key)
     if wanted.idempotency_key and (before := await find_run(graphs, owner, run_id)):
         await _require_same(graphs, owner, before, wanted)
@@ -373,6 +375,7 @@ async def start_document_run(
     """Starts a run of a graph and stores the graph if it is new; nothing is stored if the run is
     refused.
     """
+    check_size(wanted.inputs)
     graph = await _require_valid(graphs, owner, document)
     if await _same_graph(graphs, owner, graph) is None:
         await _prepare_run(graphs, owner, write_graph(graph), graphs.context.new_id(), wanted)
@@ -475,7 +478,8 @@ async def _replace_in_input(graphs: GraphContext, owner: Owner, node: InputNode,
         return await _to_reference(graphs, owner, node.id, value)
     media_columns = [name for name, kind in node.columns.items() if kind in MEDIA]
     if not media_columns:
-        return await _replace_own_files(graphs, owner, node.id, value)
+        names_files = next(file_ids_in(value), None) is not None
+        return await _replace_own_files(graphs, owner, node.id, value) if names_files else value
     if len(value) * len(media_columns) > FILES_GIVEN_MAX:
         raise InvalidInput(f"the table names more than {FILES_GIVEN_MAX:,} files")
     return [
@@ -621,6 +625,7 @@ async def retry_graph_run(
 ) -> LoadedRun:
     """Retries a failed run; `max_tokens` replaces the run's bound, and is never lower."""
     await get_run(graphs, owner, run_id)
+    backend = full_backend_name(backend) if backend else backend
 
     async def decide(loaded: LoadedRun, environment: Environment) -> RunDecision:
         if loaded.head.is_expired:
@@ -647,6 +652,8 @@ async def answer_question(
 ) -> LoadedRun:
     """Answers a question; `for_all`: every item of its node that asks now."""
     await get_run(graphs, owner, run_id)
+    if answer.backend:
+        answer = replace(answer, backend=full_backend_name(answer.backend))
 
     async def decide(loaded: LoadedRun, environment: Environment) -> RunDecision:
         same = sorted(key for key in loaded.run.asking if key.node == answer.key.node)

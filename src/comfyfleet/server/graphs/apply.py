@@ -14,7 +14,14 @@ from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID, uuid5
 
 from comfyfleet.api.values import clean, text_of
-from comfyfleet.errors import Conflict, FleetError, NotFound, QueueFull, Unavailable
+from comfyfleet.errors import (
+    Conflict,
+    FleetError,
+    NotFound,
+    QueueFull,
+    Unavailable,
+    WorkflowWithdrawn,
+)
 from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.db.errors import log_level_of
 from comfyfleet.server.graphs import store, store_executions
@@ -63,6 +70,7 @@ IN_LOOP_EXECUTIONS_MAX = 500  # a decision about a larger run is made in a threa
 IN_LOOP_STEPS_MAX = 20_000  # and so is one that evaluates more
 READS_MAX = 5  # of a run that is changed by others while it is read
 RUNS_KEPT_MAX = 500
+ENDED_RUNS_KEPT_MAX = 50  # an ended run is read a few times more, by those who followed it
 RECORDS_KEPT_MAX = 200_000
 
 
@@ -92,6 +100,7 @@ def _stopping_keys(run: GraphRunState) -> frozenset[ExecutionKey]:
 class RunCache:
     def __init__(self) -> None:
         self._loaded: OrderedDict[UUID, LoadedRun] = OrderedDict()
+        self._ended: OrderedDict[UUID, None] = OrderedDict()
         self._records = 0
         self._shown_percents: OrderedDict[UUID, tuple[float, float]] = OrderedDict()
 
@@ -139,11 +148,14 @@ class RunCache:
         self.drop(loaded.head.id)
         self._loaded[loaded.head.id] = loaded
         self._records += len(loaded.run.records)
+        if loaded.run.status.is_over:
+            self._ended[loaded.head.id] = None
+        while len(self._ended) > ENDED_RUNS_KEPT_MAX:
+            self.drop(next(iter(self._ended)))
         while len(self._loaded) > 1 and (
             len(self._loaded) > RUNS_KEPT_MAX or self._records > RECORDS_KEPT_MAX
         ):
-            _, oldest = self._loaded.popitem(last=False)
-            self._records -= len(oldest.run.records)
+            self.drop(next(iter(self._loaded)))
 
     def keep_monotonic(self, run: GraphRunState, found: RunProgress) -> RunProgress:
         """Raises progress to what was shown before, while the run is open: lists grow, and jobs
@@ -163,6 +175,7 @@ class RunCache:
         return found._replace(overall_percent=percents[0], weighted_percent=percents[1])
 
     def drop(self, run_id: UUID) -> None:
+        self._ended.pop(run_id, None)
         old = self._loaded.pop(run_id, None)
         if old:
             self._records -= len(old.run.records)
@@ -303,7 +316,12 @@ class _DecisionApplier:
 
     async def commit(self) -> _Outcome | None:
         """Applies the decision in one transaction; None if the run has changed since it was read."""
-        is_idle = not self.decision.changed and not self.decision.actions
+        is_paused = self.decision.run.paused_at is not None
+        is_idle = (
+            not self.decision.changed
+            and not self.decision.actions
+            and is_paused == (self.loaded.run.paused_at is not None)
+        )
         if is_idle and not self.handled_outbox:
             return _Outcome(self.loaded)
         specs, refused = await self._resolve_jobs()
@@ -332,7 +350,9 @@ class _DecisionApplier:
             except (Unavailable, QueueFull):
                 raise
             except FleetError as error:
-                refused.append(_refusal(action, error.message, FailureCause.REFUSED))
+                is_withdrawn = isinstance(error, WorkflowWithdrawn)
+                cause = FailureCause.WITHDRAWN if is_withdrawn else FailureCause.REFUSED
+                refused.append(_refusal(action, error.message, cause))
                 continue
             specs[action.job_id] = replace(
                 spec, price_tokens=action.price_tokens, run_kind=GRAPH_RUN_KIND, run_id=head.id
@@ -390,7 +410,7 @@ class _DecisionApplier:
                 # It was started because its result could have been there, for nothing.
                 most = self.decision.run.max_tokens
                 message = too_dear_message(most, (most or 0) - room, spec.price_tokens)
-                unpaid.append(_refusal(action, message, FailureCause.NO_TOKENS))
+                unpaid.append(_refusal(action, message, FailureCause.REFUSED))
                 continue
             room = None if room is None else room - spec.price_tokens
             if spec.price_tokens <= left:
@@ -469,6 +489,7 @@ async def write_decision(
         changed_at=now,
         ended_at=now if run.status.is_over else None,
         deadline_at=run.deadline_at,
+        paused_at=run.paused_at,
     )
     after = LoadedRun(head, loaded.plan, run, revision)
     if events := run_events(loaded, after, decision.changed):

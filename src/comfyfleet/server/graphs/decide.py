@@ -74,6 +74,7 @@ from comfyfleet.server.graphs.run import (
     Notifying,
     PlacedOn,
     QuestionAnswered,
+    RunErrorCode,
     StartJob,
     UserQuestion,
     alternatives,
@@ -86,6 +87,10 @@ from comfyfleet.server.graphs.run import (
 
 MOVES_MAX = 10
 IN_FLIGHT_MAX = 1_000  # where neither the graph nor the control plane sets less
+_CODES = {
+    FailureCause.NO_TOKENS: RunErrorCode.NO_TOKENS,
+    FailureCause.WITHDRAWN: RunErrorCode.WITHDRAWN,
+}
 _RETRIED = frozenset({FailureCause.ERROR, FailureCause.TIMEOUT, FailureCause.BACKEND_LOST})
 
 
@@ -164,7 +169,8 @@ def _failed(event: JobFailed, draft: RunDraft) -> None:
     is_lost = event.cause == FailureCause.BACKEND_LOST
     need = draft.plan.workflows[event.key.node].need_for(record.inputs or {})
     others = alternatives(need, draft.environment.backends) if is_lost else ()
-    fail_node(draft, event.key, event.message, others, event.traceback)
+    code = _CODES.get(event.cause)
+    fail_node(draft, event.key, event.message, others, event.traceback, code)
 
 
 def _may_try_again(draft: RunDraft, event: JobFailed, record: ExecutionRecord) -> bool:
@@ -188,7 +194,8 @@ def _cancelled(event: JobCancelled, draft: RunDraft) -> None:
         draft.in_flight.discard(event.key)
         draft.hold(event.key)
     else:
-        fail_node(draft, event.key, _why_cancelled(draft, event.key, record))
+        code = RunErrorCode.NO_BACKEND if record.moves else None
+        fail_node(draft, event.key, _why_cancelled(draft, event.key, record), code=code)
 
 
 def _why_cancelled(draft: RunDraft, key: ExecutionKey, record: ExecutionRecord) -> str:
@@ -322,13 +329,30 @@ def decide_cancel(plan: RunPlan, run: GraphRunState, environment: Environment) -
     return draft.finished()
 
 
+def decide_pause(run: GraphRunState, environment: Environment) -> RunDecision:
+    """Pauses an active run: it starts no jobs, and its submitted jobs continue."""
+    if run.status.is_over:
+        raise Conflict(f"only an active run can be paused; this one is {run.status}")
+    return RunDecision((), replace(run, paused_at=run.paused_at or environment.now), ())
+
+
+def decide_resume(run: GraphRunState, environment: Environment) -> RunDecision:
+    """Resumes a paused run. Its deadline moves by the time that it was paused."""
+    if run.status.is_over:
+        raise Conflict(f"only an active run can be resumed; this one is {run.status}")
+    deadline_at = run.deadline_at
+    if deadline_at and run.paused_at:
+        deadline_at += environment.now - run.paused_at
+    return RunDecision((), replace(run, paused_at=None, deadline_at=deadline_at), ())
+
+
 def decide_retry(
     plan: RunPlan, run: GraphRunState, environment: Environment, *, backend: str | None = None
 ) -> RunDecision:
     """Continues from where the run failed; what was done or skipped is not run again."""
     if run.status != GraphRunStatus.FAILED:
         raise Conflict(f"only a failed run can be retried; this one is {run.status}")
-    run = replace(run, deadline_at=deadline_from(plan, environment.now))
+    run = replace(run, deadline_at=deadline_from(plan, environment.now), paused_at=None)
     draft = RunDraft(plan, run, environment)
     draft.status, draft.error = GraphRunStatus.RUNNING, None
     again = [key for key in draft.all_keys() if _is_to_be_retried(draft, key)]
@@ -433,7 +457,8 @@ def _decided(draft: RunDraft) -> RunDecision:
 
 def _check_deadline(draft: RunDraft) -> None:
     deadline_at = draft.was.deadline_at
-    if deadline_at is None or draft.environment.now < deadline_at:
+    is_paused = draft.was.paused_at is not None  # resuming moves the deadline
+    if deadline_at is None or is_paused or draft.environment.now < deadline_at:
         return
     seconds = draft.plan.graph.deadline_seconds
     open_keys = (key for key in draft.all_keys() if not draft.record(key).status.is_ended)
@@ -590,6 +615,8 @@ def _start_next_round(draft: RunDraft, key: ExecutionKey) -> None:
 
 
 def _start_held(draft: RunDraft) -> None:
+    if draft.was.paused_at is not None:
+        return
     most = min(draft.environment.in_queue_max, draft.plan.graph.at_once or IN_FLIGHT_MAX)
     while draft.is_running and len(draft.in_flight) < most and draft.may_start:
         found = draft.next_held()
@@ -632,7 +659,7 @@ def _start(draft: RunDraft, key: ExecutionKey) -> None:
         case PlacedOn(affinity):
             _submit(draft, key, node, affinity)
         case NoBackend(message, others):
-            fail_node(draft, key, message, others)
+            fail_node(draft, key, message, others, code=RunErrorCode.NO_BACKEND)
         case UserQuestion():
             _ask(draft, key, found)
 

@@ -1,20 +1,17 @@
 """Work on graph documents of any size: reading, checking, planning, quoting. Large ones don't stop the event loop."""
 
-import asyncio
+import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
 from comfyfleet.api.documents import read_document
-from comfyfleet.server.graphs.run import ValueSize, size_of
+from comfyfleet.errors import LimitExceeded
+from comfyfleet.server.graphs.run import SCALAR_CHARACTERS, ValueSize, size_of
 from comfyfleet.server.turns import FairThreads
 
 T = TypeVar("T")
-
-
-async def read_body(text: str | Mapping[str, Any]) -> Any:
-    """Parses JSON or YAML text in a thread; a body that is parsed already is returned as it is."""
-    return await asyncio.to_thread(read_document, text) if isinstance(text, str) else text
 
 
 # Work on larger documents is done in threads, by tenant.
@@ -23,8 +20,34 @@ AT_ONCE_MAX, WAITING_PER_TENANT_MAX = 2, 100
 documents = FairThreads("documents", AT_ONCE_MAX, waiting_each_max=WAITING_PER_TENANT_MAX)
 
 
+async def read_body(tenant_id: UUID, text: str | Mapping[str, Any]) -> Any:
+    """Parses JSON or YAML text in a thread; a body that is parsed already is returned as it is."""
+    if not isinstance(text, str):
+        return text
+    return await documents.run(tenant_id, partial(read_document, text))
+
+
 async def compute(tenant_id: UUID, document: Any, work: Callable[[], T]) -> T:
     """Does work on a document: in the event loop if the document is small, or else in a thread."""
     if size_of(document, IN_LOOP_SIZE_MAX).fits(IN_LOOP_SIZE_MAX):
         return work()
     return await documents.run(tenant_id, work)
+
+
+# Of all inputs, or variables, of a run together. Those of a trigger are made from one body, and each may name all of it.
+INPUT_CHARACTERS_MAX = 256 * 1024
+# A larger value surely has a longer text: each value takes a character or more, and is followed by a comma and a
+# space or enclosed in two brackets.
+_MEASURED_MAX = ValueSize(
+    values=INPUT_CHARACTERS_MAX // 3 + 1,
+    characters=(INPUT_CHARACTERS_MAX // 2 + 1) * max(2, SCALAR_CHARACTERS),
+)
+
+
+def check_size(values: Mapping[str, Any], what: str = "inputs") -> None:
+    """Refuses inputs of a run, or its variables, that are too large together."""
+    is_measured = size_of(values, _MEASURED_MAX).fits(_MEASURED_MAX)
+    if not is_measured or len(json.dumps(values)) > INPUT_CHARACTERS_MAX:
+        raise LimitExceeded(
+            f"the {what} have more than {INPUT_CHARACTERS_MAX:,} characters in all", field=what
+        )

@@ -31,6 +31,7 @@ from comfyfleet.server.graphs.run import (
     HeldRange,
     Index,
     RunError,
+    RunErrorCode,
     SkipNode,
     ValueSize,
     job_id,
@@ -358,6 +359,7 @@ def fail_node(
     message: str,
     others: tuple[str, ...] = (),
     traceback: str | None = None,
+    code: RunErrorCode | None = None,
 ) -> None:
     node = draft.plan.node(key.node)
     draft.end(
@@ -366,14 +368,19 @@ def fail_node(
     if isinstance(node, WorkflowNode) and node.continue_on_error:
         draft.actions.append(FailNode(key, message))
     else:
-        fail_run(draft, key, f"Node {key} failed: {message}", others)
+        fail_run(draft, key, f"Node {key} failed: {message}", others, code)
 
 
 def fail_run(
-    draft: RunDraft, key: ExecutionKey, message: str, others: tuple[str, ...] = ()
+    draft: RunDraft,
+    key: ExecutionKey,
+    message: str,
+    others: tuple[str, ...] = (),
+    code: RunErrorCode | None = None,
 ) -> None:
     record = draft.record(key)
-    draft.error = RunError(key.node, key.at, record.backend or record.affinity, message, others)
+    backend = record.backend or record.affinity
+    draft.error = RunError(key.node, key.at, backend, message, others, code)
     draft.actions.append(FailRun(draft.error))
     stop_run(draft, GraphRunStatus.FAILED)
 

@@ -22,7 +22,7 @@ from comfyfleet.server.graphs.catalogue import (
     facts_of_effect,
 )
 from comfyfleet.server.graphs.run import Environment
-from comfyfleet.server.jobs.context import JobContext
+from comfyfleet.server.jobs.context import JobContext, online_since
 from comfyfleet.server.jobs.submit import WorkflowCache
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.tenants import service as tenants
@@ -185,10 +185,10 @@ class EnvironmentCache:
     ) -> Environment:
         now = context.clock()
         if fresh or self._at is None or now - self._at > BACKENDS_TTL:
+            self._began = self._began or now
             async with context.central.read() as tx:
-                self._backends = await read_backends(
-                    tx, context, seen_since=self._seen_since(context)
-                )
+                seen_since = await online_since(tx, now, context.settings)
+                self._backends = await read_backends(tx, context, seen_since=seen_since)
                 self._starts_within = await fleets.starts_within(tx)
                 # Its range of priorities may be changed, so it is not kept for long either.
                 self._tenants.clear()
@@ -223,14 +223,3 @@ class EnvironmentCache:
         self._lately_online = {
             what: seen for what, seen in self._lately_online.items() if now - seen[1] <= kept
         }
-
-    def _seen_since(self, context: JobContext) -> datetime:
-        """Returns since when a worker must be seen. After an outage of ours, workers get time to
-        come back.
-        """
-        now, settings = context.clock(), context.settings
-        self._began = self._began or now
-        usual = timedelta(seconds=settings.offline_after_seconds)
-        if now - self._began < usual:
-            return now - max(usual, timedelta(seconds=settings.remove_worker_after_seconds))
-        return now - usual

@@ -10,7 +10,7 @@ from itertools import product
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
-from comfyfleet.api.expressions import MISSING, value_at
+from comfyfleet.api.expressions import MISSING, FieldPath, value_at
 from comfyfleet.api.graph_model import (
     ANY,
     APPROVED_PORT,
@@ -22,6 +22,7 @@ from comfyfleet.api.graph_model import (
     ApproveNode,
     ClosingNode,
     ConditionNode,
+    ConnectionSource,
     DocumentProblem,
     FanOutNode,
     GraphConnection,
@@ -30,6 +31,7 @@ from comfyfleet.api.graph_model import (
     LoopEndNode,
     Node,
     OutputNode,
+    PassNode,
     PortType,
     RoundsNode,
     SwitchNode,
@@ -42,7 +44,7 @@ from comfyfleet.api.graph_model import (
     reference_port,
     type_named,
 )
-from comfyfleet.api.templates import templates_in
+from comfyfleet.api.templates import Template, templates_in
 from comfyfleet.errors import InvalidInput, LimitExceeded
 from comfyfleet.server.catalog.model import Property
 from comfyfleet.server.graphs.catalogue import GraphCatalogue, WorkflowFacts
@@ -520,18 +522,39 @@ def _widths(plan: RunPlan, inputs: Mapping[str, Any]) -> tuple[dict[str, int], d
 
 def _known_width(plan: RunPlan, node: FanOutNode, inputs: Mapping[str, Any]) -> int | None:
     source = next((each.source for each in plan.shape.incoming[node.id]), None)
-    given = plan.graph.nodes[source.node] if source else None
-    if source is None:
-        return None
-    match given:
-        case InputNode():
-            value = value_at(inputs.get(given.id, given.default), source.path)
-        case ValueNode(values=values) if not any(templates_in(values.get(source.port))):
-            value = value_at(values.get(source.port), source.path)  # a literal
-        case _:
-            return None
+    value = _known_value(plan, source, inputs) if source else None
     items = value.get("items", MISSING) if isinstance(value, Mapping) else value
     return len(items) if isinstance(items, list | tuple) else None
+
+
+def _known_value(plan: RunPlan, source: ConnectionSource, inputs: Mapping[str, Any]) -> Any:
+    """Returns a value that doesn't depend on a job: an input, or a literal, perhaps with templates inside it.
+
+    Follows nodes that pass it on unchanged. Returns None for other values.
+    """
+    path = source.path
+    for _ in plan.graph.nodes:  # no chain is longer
+        found = plan.graph.nodes[source.node]
+        onward: GraphConnection | None = None
+        match found:
+            case InputNode():
+                return value_at(inputs.get(found.id, found.default), path)
+            case PassNode():
+                onward = next(iter(plan.shape.incoming[found.id]), None)
+            case ValueNode(values=values):
+                value = values.get(source.port)
+                if not isinstance(value, Template):
+                    value, path = value_at(value, path), ()
+                whole = value.whole if isinstance(value, Template) else None
+                if not isinstance(whole, FieldPath):
+                    return value
+                port = reference_port(whole)
+                arriving = plan.shape.incoming[found.id]
+                onward = next((each for each in arriving if each.target.port == port), None)
+        if onward is None:
+            return None
+        source, path = onward.source, (*onward.source.path, *path)
+    return None
 
 
 def _unknown(plan: RunPlan) -> tuple[str, ...]:

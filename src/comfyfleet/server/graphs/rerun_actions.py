@@ -35,7 +35,7 @@ from comfyfleet.server.graphs.apply import (
     write_decision,
 )
 from comfyfleet.server.graphs.decide import deadline_from, decide_rerun, new_run
-from comfyfleet.server.graphs.document_work import compute
+from comfyfleet.server.graphs.document_work import check_size, compute
 from comfyfleet.server.graphs.draft import RerunDecision
 from comfyfleet.server.graphs.plan import RunPlan, raise_problems
 from comfyfleet.server.graphs.rerun import (
@@ -87,6 +87,8 @@ async def rerun_graph_run(
     graphs: GraphContext, owner: Owner, run_id: UUID, wanted: NewRerun
 ) -> tuple[LoadedRun, bool]:
     """Starts a run from an earlier one; returns it and whether it is new: the same idempotency key gives the same run."""
+    check_size(wanted.inputs)
+    check_size(wanted.values, "set")
     await get_run(graphs, owner, run_id)
     new_id = _rerun_id(graphs, owner, run_id, wanted.idempotency_key)
     if wanted.idempotency_key and (before := await find_run(graphs, owner, new_id)):
@@ -125,6 +127,7 @@ async def _prepare(
     _require_ended(earlier)
     checked, version = await _checked(graphs, owner, earlier, wanted)
     inputs = _merged_inputs(checked, earlier, wanted)
+    check_size(inputs)
     raise_problems([*checked.check.problems, *check_inputs(checked.check.graph, inputs)])
     plan = await compute(owner.tenant_id, checked.document, checked.plan)
     if wanted.start is not None:

@@ -15,6 +15,7 @@ from comfyfleet.api.graph_model import Fallback, WorkflowNode
 from comfyfleet.api.graphs import Choice as Choice
 from comfyfleet.api.graphs import ExecutionStatus as ExecutionStatus
 from comfyfleet.api.graphs import GraphRunStatus as GraphRunStatus
+from comfyfleet.api.graphs import RunErrorCode as RunErrorCode
 from comfyfleet.server.graphs.catalogue import BackendNeed, BackendState, EffectTerms, WorkflowFacts
 
 BUCKETS = 256
@@ -76,6 +77,7 @@ class PersistentMap(Mapping[K, V]):
 
 
 SCALAR_CHARACTERS = 8  # of what is no text
+NUMBERS = (int, float)
 
 
 class ValueSize(NamedTuple):
@@ -111,13 +113,17 @@ def size_of(value: Any, most: ValueSize = VALUE_SIZE_MAX) -> ValueSize:
     while waiting and values <= most.values and characters <= most.characters:
         current = waiting.pop()
         values += 1
-        if isinstance(current, Mapping):
+        if isinstance(current, str):
+            characters += len(current)
+        elif current is None or isinstance(current, NUMBERS):  # before Mapping, a slow check
+            characters += SCALAR_CHARACTERS
+        elif isinstance(current, dict | Mapping):
             characters += sum(len(str(name)) for name in current)
             waiting.extend(current.values())
         elif isinstance(current, list | tuple):
             waiting.extend(current)
         else:
-            characters += len(current) if isinstance(current, str) else SCALAR_CHARACTERS
+            characters += SCALAR_CHARACTERS
     return ValueSize(values, characters)
 
 
@@ -211,6 +217,7 @@ class RunError(NamedTuple):
     backend: str | None
     message: str
     alternatives: tuple[str, ...] = ()  # backends that could take the place of a lost one
+    code: RunErrorCode | None = None
 
 
 class HeldRange(NamedTuple):
@@ -255,6 +262,7 @@ class GraphRunState:
     error: RunError | None = None
     outputs: Mapping[str, Any] | None = None
     deadline_at: datetime | None = None  # then it fails
+    paused_at: datetime | None = None  # starts no jobs until it is resumed
     # Of all that its executions took and gave; counted anew when it is read, so never compared.
     size: ValueSize = field(default=NO_SIZE, compare=False)
     outputs_size: ValueSize = field(default=NO_SIZE, compare=False)
@@ -400,6 +408,7 @@ class RunRow:
     changed_at: datetime | None = None
     ended_at: datetime | None = None
     deadline_at: datetime | None = None
+    paused_at: datetime | None = None
     rerun_of: UUID | None = None  # the run whose results it has taken
     rerun: Mapping[str, Any] | None = None  # from which node, and what was changed
     cut: Mapping[str, Any] | None = None  # where the last decision stopped; None if it did not
@@ -419,6 +428,7 @@ class RunRow:
             error=self.error,
             outputs=self.outputs,
             deadline_at=self.deadline_at,
+            paused_at=self.paused_at,
         )
 
 
@@ -448,6 +458,7 @@ class RunListItem:
     created_at: datetime
     ended_at: datetime | None
     rerun_of: UUID | None = None
+    paused_at: datetime | None = None
 
 
 IN_QUEUE_MAX = 5
@@ -488,6 +499,7 @@ class FailureCause(StrEnum):
     TIMEOUT = "timeout"
     BACKEND_LOST = "backend_lost"
     NO_TOKENS = "no_tokens"
+    WITHDRAWN = "withdrawn"  # its workflow accepts no new jobs
     REFUSED = "refused"  # the job was refused: a retry would be refused too
 
 

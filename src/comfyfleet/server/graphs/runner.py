@@ -177,7 +177,7 @@ def _has_room(graphs: GraphContext, loaded: LoadedRun) -> bool:
     """Whether executions are held though more jobs may be in flight."""
     run, graph = loaded.run, loaded.plan.graph
     most = graphs.context.settings.max_queued_per_graph_run
-    is_going = not run.status.is_over and bool(run.held)
+    is_going = not run.status.is_over and run.paused_at is None and bool(run.held)
     return is_going and len(run.in_flight) < min(most, graph.at_once or most)
 
 

@@ -25,7 +25,7 @@ from sqlalchemy import (
     update,
 )
 
-from comfyfleet.api.graphs import FiringCause, FiringStatus, TriggerKind
+from comfyfleet.api.graphs import FiringCause, FiringStatus, RunErrorCode, TriggerKind
 from comfyfleet.errors import LimitSpent
 from comfyfleet.server.db import Tx
 from comfyfleet.server.db.dialect import (
@@ -171,6 +171,7 @@ def _error(saved: Mapping[str, Any]) -> RunError:
         saved["backend"],
         saved["message"],
         tuple(saved["alternatives"]),
+        RunErrorCode(saved["code"]) if saved.get("code") else None,
     )
 
 

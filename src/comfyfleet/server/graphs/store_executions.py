@@ -20,7 +20,7 @@ ROWS_PER_PAGE = 500
 
 _WRITTEN = (
     "status", "revision", "tokens", "max_tokens", "error", "outputs", "changed_at", "ended_at",
-    "deadline_at", "cut",
+    "deadline_at", "paused_at", "cut",
 )  # fmt: skip
 _WRITE_HEAD = PreparedStatement(
     lambda tx: (
@@ -58,6 +58,7 @@ async def write_run(
         "changed_at": now,
         "ended_at": now if run.status.is_over else None,
         "deadline_at": run.deadline_at,
+        "paused_at": run.paused_at,
         "cut": dump_cut(run),
     }
     new = {f"new_{name}": value for name, value in values.items()}

@@ -1,14 +1,15 @@
 """Validates a graph before anything runs: types, connections, values, sizes. Every problem names its node and port."""
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from math import prod
 from typing import Any, NamedTuple
 
-from comfyfleet.api.documents import read_document
 from comfyfleet.api.expressions import FieldPath
 from comfyfleet.api.graph_model import (
     ANY,
+    CHUNK,
     DEFAULT_LIMITS,
     VALUE_PORT,
     ClosingNode,
@@ -24,6 +25,7 @@ from comfyfleet.api.graph_model import (
     InputNode,
     Node,
     OutputNode,
+    PassNode,
     PortType,
     ValueNode,
     WorkflowNode,
@@ -204,6 +206,8 @@ def _wanted(
 def _hint(given: PortType, wanted: PortType) -> str:
     if given.item is not None and fits(given.item, wanted):
         return "; take one of them with .0, or distribute them with a fan-out"
+    if given.name == CHUNK:
+        return "; with per_item: true, the fan-out gives one item at a time"
     return ""
 
 
@@ -226,12 +230,6 @@ class GraphCheck(NamedTuple):
     warnings: tuple[DocumentProblem, ...] = ()
 
 
-def check_graph_text(
-    text: str, catalogue: GraphCatalogue, limits: GraphLimits = DEFAULT_LIMITS
-) -> GraphCheck:
-    return check_graph(read_document(text), catalogue, limits)
-
-
 def check_graph(
     document: Any,
     catalogue: GraphCatalogue,
@@ -243,8 +241,39 @@ def check_graph(
     graph, problems = expand(parsed.graph, library, limits)
     found = validate(graph, catalogue, limits, parsed.broken)
     # What stands inside a node that could not be read is not there, and so not missing.
-    every = dict.fromkeys((*parsed.problems, *problems, *found))
+    every = dict.fromkeys(
+        _as_written(each, graph) for each in (*parsed.problems, *problems, *found)
+    )
     return GraphCheck(parsed.graph, told_problems(every), warnings(graph, catalogue))
+
+
+# Nodes that nobody wrote, and the fields of the node around them that they come from.
+_HIDDEN_FIELDS = {"each": "over", "start": "start", "rounds": "at_most", "judge": "until"}
+_HIDDEN_NAME = re.compile(r"/\.([A-Za-z0-9_-]+)(\.value\b)?")
+
+
+def _as_written(problem: DocumentProblem, graph: GraphDefinition) -> DocumentProblem:
+    """Names the node and the field in the document that a problem comes from, instead of a part that nobody wrote."""
+    parent, _, last = problem.node.rpartition("/")
+    node, port = problem.node, problem.port
+    if isinstance(graph.nodes.get(node), PassNode):
+        node, port = parent, last
+    elif parent and last.startswith("."):
+        name = last[1:]
+        if port == VALUE_PORT:
+            port = name  # an input of a graph inside
+        elif name == "start" and port:
+            port = f"start.{port}"
+        else:
+            port = _HIDDEN_FIELDS.get(name, port)
+        node = parent
+    return problem._replace(
+        message=_HIDDEN_NAME.sub(_visible_name, problem.message), node=node, port=port
+    )
+
+
+def _visible_name(found: "re.Match[str]") -> str:
+    return "" if found[1] in _HIDDEN_FIELDS else f".{found[1]}"
 
 
 def validate(

@@ -15,7 +15,7 @@ from uuid import UUID
 from comfyfleet.api.graph_model import DocumentProblem
 from comfyfleet.errors import Conflict, InvalidInput, LimitExceeded, NotFound, Refused
 from comfyfleet.server.db import Tx
-from comfyfleet.server.graphs.document_work import compute
+from comfyfleet.server.graphs.document_work import check_size, compute
 from comfyfleet.server.graphs.environment import read_catalogue, with_offered_names
 from comfyfleet.server.jobs.context import JobContext
 from comfyfleet.server.jobs.idempotency import hash_request, require_same_request
@@ -43,6 +43,8 @@ from comfyfleet.server.pipelines.parse import (
     repeated_results,
     validate,
     variable_problems,
+    with_our_spelling,
+    with_parent_files,
 )
 from comfyfleet.server.pipelines.run_state import (
     PIPELINE_RUN_KIND,
@@ -99,10 +101,15 @@ async def create_pipeline(
 
     If the user has one with the same name and document, that one is returned.
     """
+    document = with_our_spelling(document)
     parsed = await compute(tenant_id, document, partial(parse_pipeline, document))
     async with context.central.read() as tx:
         named = parsed.pipeline.works.values()
         catalogue = await with_offered_names(tx, await read_catalogue(tx, named))
+    bound = with_parent_files(document, parsed.pipeline, catalogue)
+    if bound is not document:
+        document = bound
+        parsed = await compute(tenant_id, document, partial(parse_pipeline, document))
     found = await compute(tenant_id, document, partial(validate, parsed.pipeline, catalogue))
     raise_problems([*parsed.problems, *found])
     stored = StoredPipeline(
@@ -120,7 +127,13 @@ async def create_pipeline(
 async def pipeline_warnings(context: JobContext, stored: StoredPipeline) -> tuple[str, ...]:
     async with context.central.read() as tx:
         facts = await facts_by_work(tx, stored.pipeline)
-    return repeated_results(stored.pipeline, facts)
+    work = partial(repeated_results, stored.pipeline, facts)
+    return await compute(stored.tenant_id, _templates(stored.pipeline), work)
+
+
+def _templates(pipeline: PipelineDefinition) -> list[Mapping[str, Any]]:
+    """Returns all properties, whose size is that of the work on their templates."""
+    return [work.properties for work in pipeline.works.values()]
 
 
 async def least_cost(
@@ -231,14 +244,15 @@ async def _checked_variables(
     variables: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Returns the variables as jobs take them: media of the user as their files."""
+    check_size(variables, "variables")
     async with context.central.read() as tx:
         facts = await facts_by_work(tx, pipeline)
-    # Each template is parsed for its variables, so its size is that of all properties.
-    size = [work.properties for work in pipeline.works.values()]
+    templates = _templates(pipeline)
     check = partial(variable_problems, pipeline, variables, facts)
-    raise_problems(await compute(owner[0], size, check))
+    raise_problems(await compute(owner[0], templates, check))
     found = dict(variables)
-    if named := media_variables(pipeline, facts) & found.keys():
+    media_names = await compute(owner[0], templates, partial(media_variables, pipeline, facts))
+    if named := media_names & found.keys():
         async with context.tenant(owner[0]) as tx:
             for name in sorted(named):
                 found[name] = await _as_file(tx, owner, name, found[name])
@@ -359,9 +373,13 @@ async def list_runs(
         )
 
 
-async def pause_run(context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID) -> StoredRun:
-    """Pauses a run; submitted jobs continue."""
-    return await _set_run_status(context, tenant_id, user_id, run_id, PipelineRunStatus.PAUSED)
+async def pause_run(
+    context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID, *, actor: str | None = None
+) -> StoredRun:
+    """Pauses a run; submitted jobs continue. `actor` is an operator who does it, for the audit."""
+    return await _set_run_status(
+        context, tenant_id, user_id, run_id, PipelineRunStatus.PAUSED, actor=actor
+    )
 
 
 async def resume_run(
@@ -371,9 +389,15 @@ async def resume_run(
 
 
 async def _set_run_status(
-    context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID, status: PipelineRunStatus
+    context: JobContext,
+    tenant_id: UUID,
+    user_id: UUID,
+    run_id: UUID,
+    status: PipelineRunStatus,
+    *,
+    actor: str | None = None,
 ) -> StoredRun:
-    async with run_transaction(context, tenant_id, user_id, run_id) as act:
+    async with run_transaction(context, tenant_id, user_id, run_id, actor=actor) as act:
         _refuse_cancelled(act)
         if act.stored.run.status != status:
             is_pause = status == PipelineRunStatus.PAUSED
@@ -408,7 +432,9 @@ async def change_run(
         _refuse_cancelled(act)
         run = act.stored.run
         if variables is not None:
-            act.changes["variables"] = {**run.variables, **variables}
+            together = {**run.variables, **variables}
+            check_size(together, "variables")  # another call may have added some meanwhile
+            act.changes["variables"] = together
         if limits:
             changed = checked_limits(replace(run.limits, **limits))
             act.changes |= store.limit_columns(changed)
@@ -444,10 +470,13 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def cancel_run(
-    context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID
+    context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID, *, actor: str | None = None
 ) -> StoredRun:
-    """Cancels a run and its queued jobs; running jobs finish, and their candidates are kept."""
-    async with run_transaction(context, tenant_id, user_id, run_id) as act:
+    """Cancels a run and its queued jobs; running jobs finish, and their candidates are kept.
+
+    `actor` is an operator who does it, for the audit.
+    """
+    async with run_transaction(context, tenant_id, user_id, run_id, actor=actor) as act:
         if act.stored.run.status != PipelineRunStatus.CANCELLED:
             queued = await store_candidates.queued_of(act.tx, run_id)
             for job_id in queued:

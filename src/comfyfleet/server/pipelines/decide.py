@@ -409,11 +409,6 @@ def _move_scores(scores: dict[UUID, float], vote: PairVote) -> None:
     scores[vote.loser] = loser - moved if vote.loser != vote.winner else winner
 
 
-def without_vote(votes: Iterable[PairVote], vote_id: UUID) -> tuple[PairVote, ...]:
-    """Returns the votes without one; replay them to get the scores."""
-    return tuple(vote for vote in votes if vote.id != vote_id)
-
-
 def next_pair(
     candidates: Sequence[PipelineCandidate], votes: Sequence[PairVote]
 ) -> tuple[PipelineCandidate, PipelineCandidate] | None:

@@ -5,10 +5,12 @@ meanwhile the run may have been paused or another control plane may have submitt
 """
 
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from random import SystemRandom
 from typing import Any, NamedTuple
 from uuid import UUID, uuid5
@@ -25,9 +27,16 @@ from comfyfleet.server.catalog.model import SEED_MAX, Property, seed_within
 from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.db.outages import log_failure
 from comfyfleet.server.fleets import service as fleets
+from comfyfleet.server.graphs.apply import decisions
 from comfyfleet.server.graphs.catalogue import WorkflowFacts
+from comfyfleet.server.graphs.document_work import IN_LOOP_SIZE_MAX
 from comfyfleet.server.graphs.environment import read_backends
-from comfyfleet.server.graphs.run import alternatives, is_self_hosted, no_backend_message
+from comfyfleet.server.graphs.run import (
+    alternatives,
+    is_self_hosted,
+    no_backend_message,
+    size_of,
+)
 from comfyfleet.server.jobs import service as jobs
 from comfyfleet.server.jobs import submit
 from comfyfleet.server.jobs.caches import ActiveJobLimits
@@ -253,6 +262,7 @@ async def _record_trouble(
         if now is not None and now.look_at == seen.look_at:
             told = {
                 "look_at": later,
+                "reason": None,  # of an earlier check
                 "trouble": said_to_customers(error),
                 "trouble_seconds": None if is_passing else 0,
             }
@@ -326,14 +336,16 @@ async def _prepare(
         what = f"the {step.work_field} {step.effect or step.workflow}"
         raise Refused(f"step {step.name!r}: {what} is not offered at present")
     seed = step.seed if step.seed is not None else _random.randint(0, SEED_MAX)
-    if parent is not None and not (parent.file or {}).get("file_id") and _needs_file(step):
-        raise Refused(f"step {step.name!r}: the file of the parent {parent.id} was removed")
-    values = render(step, variables=state.run.variables, parent=parent, seed=seed)
+    fill = partial(_filled_in, step, facts, state.run.variables, parent, seed)
+    if size_of(step.properties, IN_LOOP_SIZE_MAX).fits(IN_LOOP_SIZE_MAX):
+        values, seeds = fill()
+    else:
+        values, seeds = await decisions.run(state.stored.tenant_id, fill)
     values |= _picture_to_judge(state, ancestors.judged)
     order = JobRequest(
         slug=facts.slug,
         version=facts.version,
-        values={**_files_as_ids(values), **_seeds(step, facts, seed)},
+        values={**_files_as_ids(values), **seeds},
         **(facts.effect.request_fields if facts.effect else {}),
         user_id=state.stored.user_id,
     )
@@ -345,7 +357,22 @@ async def _prepare(
     asked = replace(
         asked, price_tokens=facts.price_tokens, run_kind=PIPELINE_RUN_KIND, run_id=state.stored.id
     )
-    return PreparedJob(generation, asked, seed, step.timeout_seconds)
+    timeout_seconds = step.timeout_seconds or math.ceil(context.settings.comfyui_timeout)
+    return PreparedJob(generation, asked, seed, timeout_seconds)
+
+
+def _filled_in(
+    step: Step,
+    facts: WorkflowFacts,
+    variables: Mapping[str, Any],
+    parent: PipelineCandidate | None,
+    seed: int,
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Returns the values of a job's properties, and those of its seeds."""
+    if parent is not None and not (parent.file or {}).get("file_id") and _needs_file(step):
+        raise Refused(f"step {step.name!r}: the file of the parent {parent.id} was removed")
+    values = render(step, variables=variables, parent=parent, seed=seed)
+    return values, _seeds(step, facts, seed)
 
 
 def _picture_to_judge(

@@ -34,7 +34,7 @@ class Step:
     needs_approval: bool = False  # only approved candidates and winners get children
     images_per_job: int = 1  # each becomes a candidate
     seed: int | None = None  # None: a new one each time
-    timeout_seconds: int = 300
+    timeout_seconds: int | None = None  # None: as the settings say
     judge: "StepJudge | None" = None
 
     @property
@@ -133,6 +133,7 @@ class PipelineCandidate:
     judged_by: JudgedBy | None = None  # None while nobody has judged it
     judge_score: float | None = None
     judge_error: str | None = None  # why its step's judge gave it no score
+    provider_job_id: str | None = None  # the backend's id of the run that made it
 
 
 class JobState(StrEnum):
@@ -201,8 +202,15 @@ class StoredRun:
     def reason_at(self, now: datetime) -> str | None:
         """Returns why nothing is submitted; None while the run is due, as the reason may be
         outdated."""
-        is_due = self.look_at is not None and self.look_at <= now
-        return None if is_due else self.reason
+        return None if self._is_due(now) else self.reason
+
+    def trouble_seconds_at(self, now: datetime) -> int | None:
+        """Returns after how long only a person can help; None while the run is due, as the trouble may
+        have passed."""
+        return None if self._is_due(now) else self.trouble_seconds
+
+    def _is_due(self, now: datetime) -> bool:
+        return self.look_at is not None and self.look_at <= now
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +309,7 @@ def clean_folder(folder: str) -> str:
         raise InvalidInput(
             f"target_folder must be a relative folder such as 'cats/spring', not {folder!r}",
             field="target_folder",
+            hint="To write below a folder of this machine: --follow DIR --folder NAME",
         )
     if max(len(folder), len("/".join(parts))) > FOLDER_CHARACTERS_MAX:
         raise InvalidInput(

@@ -4,15 +4,21 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from comfyfleet.api.documents import FieldReader, read_document
+from comfyfleet.api.documents import FieldReader
 from comfyfleet.api.expressions import MISSING, Expression, FieldPath, value_at
 from comfyfleet.api.graph_model import DocumentProblem, told_names
-from comfyfleet.api.graph_parse import read_judge, read_version, read_work
+from comfyfleet.api.graph_parse import (
+    EXPRESSION_CHARACTERS_MAX,
+    read_judge,
+    read_version,
+    read_work,
+)
 from comfyfleet.api.templates import (
     fill,
     is_template,
     parse_template,
     parse_templates,
+    template_characters,
     templates_in,
 )
 from comfyfleet.errors import FleetError, InvalidInput
@@ -30,6 +36,7 @@ from comfyfleet.server.pipelines.model import (
 )
 
 ROOTS = ("variables", "parent", "seed")
+PARENT_FILE = "{{ parent.file }}"
 
 
 def render(
@@ -95,6 +102,10 @@ def _whole(template: Any) -> Expression | None:
 
 def template_problems(pipeline: PipelineDefinition) -> list[DocumentProblem]:
     """Returns templates that can't be parsed, or have names that can never have a value."""
+    properties = [work.properties for work in pipeline.works.values()]
+    if template_characters(properties) > EXPRESSION_CHARACTERS_MAX:
+        says = f"all templates together have at most {EXPRESSION_CHARACTERS_MAX:,} characters"
+        return [DocumentProblem("too_large", says)]
     found: list[DocumentProblem] = []
     for key, work in pipeline.works.items():
         for name, template in work.properties.items():
@@ -133,14 +144,49 @@ class ParsedPipeline(NamedTuple):
     problems: tuple[DocumentProblem, ...] = ()
 
 
-def parse_pipeline_text(text: str) -> ParsedPipeline:
-    return parse_pipeline(read_document(text))
-
-
 def parse_pipeline(document: Any) -> ParsedPipeline:
     """Parses a pipeline and all its templates, which takes long for a large one."""
     parsed = parse_definition(document)
     return parsed._replace(problems=(*parsed.problems, *template_problems(parsed.pipeline)))
+
+
+def with_our_spelling(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Converts other spellings of a pipeline to ours; only ours are stored."""
+    steps = document.get("steps")
+    if not isinstance(steps, list):
+        return document
+    return {**document, "steps": [_with_workflow(step) for step in steps]}
+
+
+def _with_workflow(step: Any) -> Any:
+    if not isinstance(step, dict) or "workflow_id" not in step or "workflow" in step:
+        return step
+    return {"workflow" if name == "workflow_id" else name: step[name] for name in step}
+
+
+def with_parent_files(
+    document: Mapping[str, Any], pipeline: PipelineDefinition, catalogue: GraphCatalogue
+) -> Mapping[str, Any]:
+    """Binds the only media input of each later step to the parent's file, unless it has a value."""
+    properties = {
+        number: {**step.properties, name: PARENT_FILE}
+        for number, step in enumerate(pipeline.steps)
+        if number and (name := _open_media_input(step, catalogue.facts_for(step)))
+    }
+    if not properties:
+        return document
+    steps = [
+        {**step, "properties": properties[number]} if number in properties else step
+        for number, step in enumerate(document["steps"])
+    ]
+    return {**document, "steps": steps}
+
+
+def _open_media_input(step: Step, facts: WorkflowFacts | None) -> str:
+    media = [prop for prop in facts.properties if prop.is_media] if facts else []
+    if len(media) != 1 or media[0].name in step.properties or not is_required(media[0]):
+        return ""
+    return media[0].name
 
 
 def parse_definition(document: Any) -> ParsedPipeline:
@@ -189,7 +235,7 @@ def _step(row: Any, number: int, problems: list[DocumentProblem]) -> Step:
         needs_approval=fields.truth("needs_approval", False),
         images_per_job=fields.whole("images_per_job", 1, least=1, most=IMAGES_MAX),
         seed=fields.optional_whole("seed", least=0, most=SEED_MAX),
-        timeout_seconds=fields.whole("timeout", 300, least=1, most=TIMEOUT_SECONDS_MAX),
+        timeout_seconds=fields.optional_whole("timeout", least=1, most=TIMEOUT_SECONDS_MAX),
         judge=_judge(fields),
     )
     if step.judge:
@@ -227,7 +273,7 @@ def _judge(step_fields: FieldReader) -> StepJudge | None:
             effect=effect,
             version=read_version(work_fields),
             properties=read.work["properties"],
-            timeout_seconds=fields.whole("timeout", 300, least=1, most=TIMEOUT_SECONDS_MAX),
+            timeout_seconds=fields.optional_whole("timeout", least=1, most=TIMEOUT_SECONDS_MAX),
         ),
         read.into,
         read.score,
@@ -288,7 +334,9 @@ def validate(
             found.append(_problem(pipeline, key, "unknown_workflow", why, named))
             continue
         problems = [*(_picture_problems(judge, facts) if judge else ())]
-        problems += _property_problems(work, facts, judge.picture_property if judge else None)
+        given = judge.picture_property if judge else None
+        is_child = key.step > 0 and judge is None
+        problems += _property_problems(work, facts, given, is_child=is_child)
         found += [_problem(pipeline, key, *each) for each in problems]
     return tuple(found)
 
@@ -334,7 +382,7 @@ def _no_property(facts: WorkflowFacts, name: str) -> str:
 
 
 def _property_problems(
-    work: Step, facts: WorkflowFacts, given: str | None
+    work: Step, facts: WorkflowFacts, given: str | None, *, is_child: bool
 ) -> Iterator[tuple[str, str, str]]:
     """Yields problems with properties, as code, message and field; `given` is filled by us."""
     for name, value in work.properties.items():
@@ -345,7 +393,8 @@ def _property_problems(
             yield "type_mismatch", wrong, name
     for each in facts.properties:
         if is_required(each) and each.name not in work.properties and each.name != given:
-            yield "missing_input", "needs a value", each.name
+            how = f", such as {PARENT_FILE!r}" if each.is_media and is_child else ""
+            yield "missing_input", f"needs a value{how}", each.name
 
 
 def _mismatch(step: Step, each: Property, value: Any) -> str:

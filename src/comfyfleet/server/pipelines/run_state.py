@@ -4,6 +4,7 @@ An event is written in the transaction of the action itself. The audit log is in
 so it is written afterwards; if that fails, the sweep writes it.
 """
 
+import logging
 import math
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from uuid import UUID
 
 from comfyfleet.errors import LimitExceeded, NotFound
 from comfyfleet.server.db import Database, Tx
+from comfyfleet.server.db.outages import log_failure
 from comfyfleet.server.graphs.catalogue import WorkflowFacts
 from comfyfleet.server.graphs.environment import read_catalogue
 from comfyfleet.server.jobs import service as jobs
@@ -22,7 +24,7 @@ from comfyfleet.server.jobs.model import Job
 from comfyfleet.server.jobs.outbox import flush
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File
-from comfyfleet.server.notifications.service import record_audit
+from comfyfleet.server.notifications.service import PendingAudit, copy_audit
 from comfyfleet.server.pipelines import store, store_candidates
 from comfyfleet.server.pipelines import store_candidates as job_rows
 from comfyfleet.server.pipelines.decide import (
@@ -44,6 +46,7 @@ from comfyfleet.server.pipelines.model import (
     StoredRun,
     WorkKey,
 )
+from comfyfleet.server.pipelines.store import StuckRunFilter
 from comfyfleet.server.pipelines.store_candidates import CandidateFilter
 
 
@@ -115,25 +118,19 @@ async def read_events(tx: Tx, run_id: UUID, *, after_id: int, limit: int) -> lis
 
 
 async def flush_audit(context: JobContext, pool: Database) -> bool:
-    """Copies events to the audit log; returns whether there is more.
-
-    A crash in between writes an entry twice; the event's id shows it.
-    """
+    """Copies events to the audit log, each of them once; returns whether there is more."""
     async with pool.read() as tx:
         unaudited = await store.unaudited_events(tx, limit=AUDITED_PER_PASS_MAX)
     if not unaudited:
         return False
     async with context.central.transaction() as tx:
         for each in unaudited:
-            await record_audit(
-                tx,
-                each.actor,
-                f"pipeline_{each.kind}",
-                f"pipeline_run:{each.run_id}",
-                each.created_at,
-                each.tenant_id,
-                **{**each.data, "event_id": each.id},
+            subject = f"pipeline_run:{each.run_id}"
+            entry = PendingAudit(
+                each.actor, f"pipeline_{each.kind}", subject, each.tenant_id, each.created_at
             )
+            details = {**each.data, "event_id": each.id}
+            await copy_audit(tx, f"{subject}:{each.id}", entry, details)
     async with pool.transaction() as tx:
         await store.mark_audited(tx, [each.id for each in unaudited])
     return len(unaudited) == AUDITED_PER_PASS_MAX
@@ -148,13 +145,14 @@ class RunTransaction:
     tx: Tx
     stored: StoredRun
     now: datetime
+    actor: str | None = None  # an operator who acts for the tenant
     changes: dict[str, Any] = field(default_factory=dict)
     ended: list[Job] = field(default_factory=list)
     outbox_ids: list[int] = field(default_factory=list)
 
     async def record(self, kind: str, **data: Any) -> None:
         who = {"user_id": str(self.stored.user_id)}
-        actor = f"tenant:{self.stored.tenant_id}"
+        actor = self.actor or f"tenant:{self.stored.tenant_id}"
         await record_event(self.tx, self.stored, kind, {**who, **data}, actor=actor, now=self.now)
 
     async def cancel_job(self, job_id: UUID) -> None:
@@ -187,14 +185,14 @@ class RunTransaction:
 
 @asynccontextmanager
 async def run_transaction(
-    context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID
+    context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID, *, actor: str | None = None
 ) -> AsyncIterator[RunTransaction]:
     """Opens a transaction on a locked run; makes the run due afterwards, as any action may have
     made room for jobs."""
     pool = await context.pool_of(tenant_id)
     async with pool.transaction() as tx:
         stored = await get_own_run(tx, tenant_id, user_id, run_id, is_locked=True)
-        act = RunTransaction(context, tx, stored, context.clock())
+        act = RunTransaction(context, tx, stored, context.clock(), actor)
         yield act
         touched: Mapping[str, Any] = {"look_at": act.now, "changed_at": act.now}
         await store.change_run(tx, run_id, {**touched, **act.changes})
@@ -211,6 +209,53 @@ async def get_own_run(
     if found is None or found.user_id != user_id:
         raise NotFound(f"there is no pipeline run {run_id}")
     return found
+
+
+# Stuck runs: their next job failed with an error that only a person can fix, such as an empty wallet.
+# They are checked at long intervals, and woken as soon as their problem may be solved.
+log = logging.getLogger(__name__)
+STUCK_RUN_KIND = "stuck_pipeline"
+
+
+def request_wake(context: JobContext) -> None:
+    """Wakes the stuck runs of all tenants in the background, after a change of workflows, effects or workers.
+
+    A tenant's database that hangs must not hold up the operator or the worker that made the change.
+    """
+    context.notifier.notify_run(STUCK_RUN_KIND)
+
+
+async def wake_stuck_runs(context: JobContext, pool: Database) -> None:
+    """Makes all stuck runs of a pool due."""
+    await _wake_matching(context, pool, StuckRunFilter())
+
+
+async def wake_runs_of(context: JobContext, tenant_id: UUID, user_id: UUID) -> None:
+    """Makes the stuck runs of a user due, after a credit. The credit counts even if this fails."""
+    try:
+        pool = await context.pool_of(tenant_id)
+        await _wake_matching(context, pool, StuckRunFilter(tenant_id=tenant_id, user_id=user_id))
+    except Exception as error:  # noqa: BLE001 — the runs are checked later in any case
+        log_failure(log, error, "the stuck pipeline runs of user %s were not woken", user_id)
+
+
+async def wake_run(context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID) -> None:
+    """Makes a run of the user due if it is stuck."""
+    pool = await context.pool_of(tenant_id)
+    async with pool.read() as tx:
+        await get_own_run(tx, tenant_id, user_id, run_id)
+    await _wake_matching(context, pool, StuckRunFilter(run_id=run_id))
+
+
+async def _wake_matching(context: JobContext, pool: Database, wanted: StuckRunFilter) -> None:
+    async with pool.read() as tx:  # Usually there is none, and a read locks nothing.
+        if not await store.has_stuck_runs(tx, wanted):
+            return
+    async with pool.transaction() as tx:
+        run_ids = await store.wake_stuck_runs(tx, wanted, now=context.clock())
+    for run_id in run_ids:
+        context.notifier.tell(run_id)
+    context.notifier.notify_run(PIPELINE_RUN_KIND)
 
 
 TREE_MAX = 10_000
@@ -261,8 +306,11 @@ def _seconds_left(
     rows: Sequence[StepProgress],
     mean: float | None,
 ) -> float | None:
-    """Estimates the remaining time: all that can be made, at the speed of the last jobs."""
-    if mean is None:
+    """Estimates the remaining time: all that can be made, at the speed of the last jobs.
+
+    Returns None while something prevents the next job, as nobody knows for how long.
+    """
+    if mean is None or stored.trouble:
         return None
     expected, unmade, left = stored.run.base_candidates, 0, 0
     for number, (step, row) in enumerate(zip(pipeline.steps, rows, strict=True)):

@@ -5,7 +5,22 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import RowMapping, Table, func, insert, literal, or_, select, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    RowMapping,
+    Table,
+    Text,
+    case,
+    cast,
+    func,
+    insert,
+    literal,
+    null,
+    or_,
+    select,
+    tuple_,
+    update,
+)
 
 from comfyfleet.api.values import is_storable
 from comfyfleet.server.db import Tx
@@ -203,7 +218,7 @@ def _run(row: RowMapping) -> StoredRun:
         id=row["id"],
         base_candidates=row["base_candidates"],
         target_folder=row["target_folder"],
-        variables=row["variables"],
+        variables=row["variables"] or {},
         status=PipelineRunStatus(row["status"]),
         limits=limits,
         tokens=int(row["tokens"]),
@@ -242,6 +257,14 @@ _TOKENS = (
     .label("tokens")
 )
 _RUNS = select(pipeline_runs, _TOKENS)
+# Many large variables would take long to parse; each run by itself has them.
+LISTED_VARIABLES_MAX = 4_096
+_IS_SMALL = func.length(cast(pipeline_runs.c.variables, Text)) <= LISTED_VARIABLES_MAX
+_LISTED_RUNS = select(
+    *(column for column in pipeline_runs.c if column.name != "variables"),
+    case((_IS_SMALL, pipeline_runs.c.variables), else_=null()).label("variables"),
+    _TOKENS,
+)
 
 
 async def add_pipeline(tx: Tx, stored: StoredPipeline) -> None:
@@ -352,8 +375,9 @@ async def list_runs(
     before: StoredRun | None,
     limit: int,
 ) -> list[StoredRun]:
-    """The newest first."""
-    query = _RUNS.where(pipeline_runs.c.tenant_id == tenant_id, pipeline_runs.c.user_id == user_id)
+    """Returns the newest runs first, without variables that are large."""
+    mine = (pipeline_runs.c.tenant_id == tenant_id, pipeline_runs.c.user_id == user_id)
+    query = _LISTED_RUNS.where(*mine)
     if pipeline_id:
         query = query.where(pipeline_runs.c.pipeline_id == pipeline_id)
     if before:
@@ -387,6 +411,38 @@ async def due_runs(tx: Tx, *, now: datetime, limit: int) -> list[StoredRun]:
         _RUNS.where(pipeline_runs.c.look_at <= now).order_by(pipeline_runs.c.look_at).limit(limit)
     )
     return [_run(row) for row in found.mappings()]
+
+
+class StuckRunFilter(NamedTuple):
+    """Selects stuck runs; None means any."""
+
+    tenant_id: UUID | None = None
+    user_id: UUID | None = None
+    run_id: UUID | None = None
+
+    def conditions(self) -> list[ColumnElement[bool]]:
+        wanted = {
+            pipeline_runs.c.tenant_id: self.tenant_id,
+            pipeline_runs.c.user_id: self.user_id,
+            pipeline_runs.c.id: self.run_id,
+        }
+        return [
+            pipeline_runs.c.look_at.is_not(None),
+            pipeline_runs.c.trouble_seconds.is_not(None),
+            *(column == value for column, value in wanted.items() if value is not None),
+        ]
+
+
+async def has_stuck_runs(tx: Tx, wanted: StuckRunFilter) -> bool:
+    query = select(pipeline_runs.c.id).where(*wanted.conditions()).limit(1)
+    return await tx.scalar(query) is not None
+
+
+async def wake_stuck_runs(tx: Tx, wanted: StuckRunFilter, *, now: datetime) -> list[UUID]:
+    """Makes stuck runs due; returns their ids. A check that is under way then counts for nothing, as it may have
+    read the old state."""
+    query = update(pipeline_runs).where(*wanted.conditions()).values(look_at=now)
+    return list(await tx.scalars(query.returning(pipeline_runs.c.id)))
 
 
 async def last_served(tx: Tx, tenant_id: UUID) -> UUID | None:

@@ -39,8 +39,13 @@ _DECIDING = (
     "judge_score",
     "judge_error",
 )
-
-
+_WITH_JOB = select(
+    candidates,
+    select(ai_jobs.c.provider_job_id)
+    .where(ai_jobs.c.tenant_id == candidates.c.tenant_id, ai_jobs.c.id == candidates.c.job_id)
+    .scalar_subquery()
+    .label("provider_job_id"),
+)
 _NO_SCORE = -sys.float_info.max  # below what any judge gives
 _BEST_FIRST = ("winner", "approved", "active", "rejected")
 
@@ -98,6 +103,7 @@ def _whole(row: RowMapping) -> PipelineCandidate:
         properties=row["properties"],
         job_id=row["job_id"],
         output_index=row["output_index"],
+        provider_job_id=row["provider_job_id"],
         **_judged(row),
     )
 
@@ -149,26 +155,17 @@ async def tree_of(tx: Tx, run_id: UUID) -> dict[UUID, PipelineCandidate]:
 
 async def get_candidate(tx: Tx, run_id: UUID, candidate_id: UUID) -> PipelineCandidate | None:
     found = await tx.execute(
-        select(candidates).where(candidates.c.run_id == run_id, candidates.c.id == candidate_id)
+        _WITH_JOB.where(candidates.c.run_id == run_id, candidates.c.id == candidate_id)
     )
     row = found.mappings().one_or_none()
     return _whole(row) if row else None
-
-
-async def run_of(tx: Tx, tenant_id: UUID, candidate_id: UUID) -> UUID | None:
-    found: UUID | None = await tx.scalar(
-        select(candidates.c.run_id).where(
-            candidates.c.tenant_id == tenant_id, candidates.c.id == candidate_id
-        )
-    )
-    return found
 
 
 async def list_page(
     tx: Tx, run_id: UUID, wanted: CandidateFilter, *, after: PipelineCandidate | None, limit: int
 ) -> list[PipelineCandidate]:
     """Returns a page; the best come on one page only."""
-    query = select(candidates).where(candidates.c.run_id == run_id)
+    query = _WITH_JOB.where(candidates.c.run_id == run_id)
     if wanted.step is not None:
         query = query.where(candidates.c.step == wanted.step)
     if wanted.status:
