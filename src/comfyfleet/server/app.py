@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -38,6 +39,8 @@ from comfyfleet.server.queue.queue import DispatchQueue
 from comfyfleet.server.run_log.cursors import ClientCursors
 from comfyfleet.server.secrets import AdminKey, admin_key, url_secret, webhook_key
 from comfyfleet.server.storage import LocalStore, ObjectStore, open_store
+from comfyfleet.server.storage.outage import ScratchFolder, StoreOutage
+from comfyfleet.server.tenants import identities
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.settings import Settings, parse_private_hosts
 from comfyfleet.transport.fetch import PublicHttpClient
@@ -58,10 +61,17 @@ class ControlPlane:
     webhook_key: str  # webhooks' secrets are made from it
     small: SmallPictures  # for lists and galleries
     pictures: PictureProcesses  # decode what strangers uploaded
-    arriving: Path  # uploads that are not stored yet; it may not exist
+    arriving: ScratchFolder  # of uploads that are not stored yet
     meters: ProcessMetrics = field(default_factory=ProcessMetrics)
     siblings: SiblingProcesses | None = None  # where several processes serve one port
     stopping: asyncio.Event = field(default_factory=asyncio.Event)  # set: all that waits is to end
+
+    def __post_init__(self) -> None:
+        self.store.outage.on_change = self._meter_store
+
+    def _meter_store(self) -> None:
+        self.meters.store_full.set(self.store.outage.is_full)
+        self.meters.store_not_writable.set(self.store.outage.rejects_writes)
 
     @cached_property
     def graphs(self) -> GraphContext:
@@ -94,6 +104,7 @@ async def open_control_plane(
 ) -> AsyncIterator[ControlPlane]:
     """Refuses to start beside another process on SQLite, or on a schema of another version."""
     places = locations_from(settings, data)
+    rules = identities.rules_from(settings)
     meters = ProcessMetrics()
     async with AsyncExitStack() as stack:
         stack.enter_context(single_process_lock(places.sqlite_files()))
@@ -103,8 +114,7 @@ async def open_control_plane(
         outward, turns = _outward(settings), AdvisoryLocks(central)
         stack.push_async_callback(outward.aclose)
         stack.push_async_callback(turns.close)
-        async with central.transaction() as tx:
-            await tenants.ensure_default(tx, pools=pools, now=clock())
+        await _prepare_tenants(central, pools, rules, clock())
         queue = DispatchQueue(central, settings=settings, clock=clock, new_token=uuid4)
         await _started(queue, stack)
         store, pictures, small = await _store(places.storage_url, settings, central, clock, stack)
@@ -141,6 +151,14 @@ async def open_control_plane(
         )
 
 
+async def _prepare_tenants(
+    central: Database, pools: Iterable[str], rules: identities.IdentityRules, now: datetime
+) -> None:
+    async with central.transaction() as tx:
+        await tenants.ensure_default(tx, pools=pools, now=now)
+        await identities.warn_of_unknown_tenants(tx, rules)
+
+
 async def _start_relays(context: JobContext, name: str, stack: AsyncExitStack) -> None:
     """Progress, previews and what changes for users, between control planes."""
     hints = NotifyChannel(context.central, CHANNEL)
@@ -175,6 +193,7 @@ def _outward(settings: Settings) -> PublicHttpClient:
 
 async def _ready(place: DatabaseLocation, history: History, stack: AsyncExitStack) -> Database:
     database = _opened(place, stack)
+    database.outages.part = f"the {history} database"
     await _require_ready(database, place, history)
     return database
 
@@ -215,9 +234,12 @@ async def _store(
 ARRIVING = "arriving"
 
 
-def _arriving_folder(store: ObjectStore, data: Path) -> Path:
-    """Beside the objects, where there is room for files; the system's own folder may be in memory."""
-    return (store.root if isinstance(store, LocalStore) else data) / ARRIVING
+def _arriving_folder(store: ObjectStore, data: Path) -> ScratchFolder:
+    """Returns a folder beside the objects, where there is room for files; the system's own folder may be in memory."""
+    if isinstance(store, LocalStore):
+        return ScratchFolder(store.root / ARRIVING, store.outage)
+    folder = data / ARRIVING
+    return ScratchFolder(folder, StoreOutage(f"the folder of arriving uploads {folder}"))
 
 
 class BackgroundWork(Protocol):

@@ -100,6 +100,7 @@ class ProcessMetrics:
         )
         self._make_those_of_sweeps()
         self._make_those_of_gateway()
+        self._make_those_of_store()
 
     def _make_those_of_gateway(self) -> None:
         self.prompts = Counter(
@@ -117,6 +118,20 @@ class ProcessMetrics:
             "comfyfleet_gateway_sockets",
             "Open sockets of ComfyUI's clients",
             multiprocess_mode="livesum",
+            registry=self.registry,
+        )
+
+    def _make_those_of_store(self) -> None:
+        self.store_full = Gauge(
+            "comfyfleet_store_full",
+            "1 while the object store has no room for uploads",
+            multiprocess_mode="livemax",
+            registry=self.registry,
+        )
+        self.store_not_writable = Gauge(
+            "comfyfleet_store_not_writable",
+            "1 while writes to the object store fail, also because it is full",
+            multiprocess_mode="livemax",
             registry=self.registry,
         )
 

@@ -1,7 +1,6 @@
 """Ingest of customers' files: uploaded and attached, or fetched from a URL."""
 
 import asyncio
-import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,6 +37,7 @@ from comfyfleet.server.media.model import (
     upload_key,
 )
 from comfyfleet.server.storage import PresignedUrl
+from comfyfleet.server.storage.outage import system_scratch
 from comfyfleet.server.tenants.model import Caller
 from comfyfleet.transport.fetch import FetchedSource, Fetcher, FetchLimits
 from comfyfleet.transport.files import open_file
@@ -59,7 +59,8 @@ def kind_named(content_type: str) -> MediaKind:
     kind = kind_of(content_type)
     if kind is None:
         raise InvalidInput(
-            "content_type must be one of an image, a video or a sound", field="content_type"
+            f"only images, videos and sounds can be uploaded, not {content_type!r:.100}",
+            field="content_type",
         )
     return kind
 
@@ -85,8 +86,8 @@ async def keep_example(plane: ControlPlane, content: bytes) -> ExampleFile:
         raise LimitExceeded(f"an example has at most {EXAMPLE_BYTES_MAX:,} bytes")
     size = measure_picture(content) if kind == "image" else None
     require_pixels(size, plane.settings.max_picture_pixels)
-    with tempfile.TemporaryDirectory(prefix="comfyfleet-") as folder:
-        path = Path(folder) / "example"
+    with system_scratch().opened() as folder:
+        path = folder / "example"
         await asyncio.to_thread(path.write_bytes, content)
         bytes_left = await asyncio.to_thread(strip_metadata, path)
         name = f"{plane.context.new_id().hex}{extension_of(media_type)}"
@@ -300,9 +301,9 @@ async def fetch_from_url(plane: ControlPlane, caller: Caller, url: str) -> Media
     """Through a file of our own: only when all of it is here is it known whether it is there already."""
     limits = FetchLimits(plane.settings.max_upload_bytes, plane.settings.fetch_seconds)
     fetcher = Fetcher(plane.outward, media_type_of=sniff_type)
-    with tempfile.TemporaryDirectory(prefix="comfyfleet-") as folder:
-        path = Path(folder) / "fetched"
-        async with fetcher.open(url, limits, who=caller.user_id) as source:
+    with system_scratch().opened() as folder:
+        path = folder / "fetched"
+        async with fetcher.open(url, limits, who=caller.tenant.id) as source:
             size, content_hash = await _spooled(source.chunks, path)
         first = await asyncio.to_thread(_start_of, path)
         file = _fetched(plane, caller, source, size, content_hash, first)

@@ -168,7 +168,7 @@ class LoopWatchdog:
     def _busy_threads(self) -> str:
         own = (self._loop_thread, threading.get_ident())
         frames = [frame for ident, frame in sys._current_frames().items() if ident not in own]
-        busy = [frame for frame in frames if frame.f_code.co_name not in _WAITING]
+        busy = [frame for frame in frames if _is_busy(frame)]
         return (
             " | ".join(text_of(stack_of(frame)) for frame in busy[:THREADS_MAX]) or "it has ended"
         )
@@ -192,6 +192,11 @@ class LoopWatchdog:
         logger.warning("the event loop %s: %s", what, stall.stack, extra=figures)
 
 
+def _is_busy(frame: FrameType) -> bool:
+    code = _code_of(frame)
+    return code is not None and code.co_name not in _WAITING
+
+
 def stack_of(frame: FrameType) -> Stack:
     """Returns the innermost calls, the innermost one last. Only code and line numbers, never values."""
     return tuple(_lines_from(frame))[::-1]
@@ -199,12 +204,22 @@ def stack_of(frame: FrameType) -> Stack:
 
 def _lines_from(frame: FrameType | None) -> Iterator[Line]:
     for _ in range(FRAMES_MAX):
-        if (
-            frame is None or frame.f_code.co_name == "_run_once"
-        ):  # what runs the loop is always the same
+        code = _code_of(frame)
+        # What runs the loop is always the same.
+        if frame is None or code is None or code.co_name == "_run_once":
             return
-        yield frame.f_code, frame.f_lineno
+        yield code, frame.f_lineno
         frame = frame.f_back
+
+
+def _code_of(frame: FrameType | None) -> CodeType | None:
+    """Returns None if this is no frame of a function any more.
+
+    The other thread may continue while its frames are read. On a busy machine, CPython 3.11 then returned
+    a dictionary as the code of a frame.
+    """
+    code = getattr(frame, "f_code", None)
+    return code if isinstance(code, CodeType) else None
 
 
 def text_of(stack: Stack) -> str:

@@ -23,6 +23,7 @@ from comfyfleet.server.fleets.object_info import upload_slot
 from comfyfleet.server.jobs.finish import requeue_worker
 from comfyfleet.server.jobs.poll import note_sighting
 from comfyfleet.server.notifications.service import find_audit_entries, record_audit
+from comfyfleet.server.pipelines.run_state import request_wake
 from comfyfleet.server.queue.model import RequeueReason
 from comfyfleet.server.secrets import hash_key, new_key
 
@@ -55,6 +56,7 @@ async def register_worker(plane: ControlPlane, message: Register, secret: str) -
         assigned = await fleets.workflows_of(tx, worker)
     # Of one that had the id before and has lost its key; this one knows nothing of its leases.
     await requeue_worker(plane.context, worker.worker_id, RequeueReason.EXPIRED)
+    request_wake(plane.context)
     return Registered(
         worker_id=worker.worker_id,
         token=key,

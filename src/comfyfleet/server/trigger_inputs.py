@@ -1,16 +1,14 @@
 """Inputs of triggers: fixed values, and paths in the body that a webhook receives. Pure."""
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from comfyfleet.api.graph_model import DocumentProblem
-from comfyfleet.errors import InvalidInput, LimitExceeded
+from comfyfleet.errors import InvalidInput
+from comfyfleet.server.graphs.document_work import check_size
 
 PATH_CHARACTERS_MAX, PATH_PARTS_MAX = 200, 20
-# Of all inputs that are made from one body: each may name all of it.
-INPUT_CHARACTERS_MAX = 256 * 1024
 BODY, IF_THERE = "body", "?"
 _TEMPLATE_PATH = re.compile(r"\{\{\s*body\b")
 INPUT_NAME_PROBLEMS = ("unknown_input", "missing_input")
@@ -49,13 +47,6 @@ def map_inputs(inputs: Mapping[str, Any], body: Any) -> dict[str, Any]:
             raise InvalidInput(f"{name}: there is no {path} in what was sent", field=name)
     check_size(mapped)
     return mapped
-
-
-def check_size(inputs: Mapping[str, Any]) -> None:
-    if len(json.dumps(inputs)) > INPUT_CHARACTERS_MAX:
-        raise LimitExceeded(
-            f"the inputs have more than {INPUT_CHARACTERS_MAX:,} characters in all", field="inputs"
-        )
 
 
 def is_path(value: Any) -> bool:

@@ -36,6 +36,7 @@ from comfyfleet.server.db.errors import log_level_of
 from comfyfleet.server.graphs import actions, store
 from comfyfleet.server.graphs.actions import NewGraphRun, Owner
 from comfyfleet.server.graphs.apply import GraphContext
+from comfyfleet.server.graphs.document_work import check_size
 from comfyfleet.server.graphs.plan import raise_problems
 from comfyfleet.server.graphs.store import DayUse as DayUse
 from comfyfleet.server.graphs.store import StoredTrigger as StoredTrigger
@@ -47,7 +48,6 @@ from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.trigger_inputs import (
     INPUT_NAME_PROBLEMS,
     check_paths,
-    check_size,
     is_path,
     map_inputs,
     with_hint,

@@ -129,6 +129,23 @@ async def test_a_route_that_is_not_there_is_answered_in_the_same_shape(
     assert (await client.delete("/healthz")).json()["error"]["code"] == "method_not_allowed"
 
 
+async def test_a_customer_is_told_similar_routes_and_a_stranger_none(
+    client: httpx.AsyncClient,
+) -> None:
+    stranger = await client.post("/api/graphs/7/execute", json={})
+    assert stranger.status_code == 401
+    admin = {"Authorization": f"Bearer {ADMIN_KEY}"}
+    tenant = (await client.post("/api/admin/tenants", json={"name": "Ada"}, headers=admin)).json()
+    headers = {"Authorization": f"Bearer {tenant['key']}"}
+    unknown = await client.post("/api/graphs/7/execute", json={}, headers=headers)
+    assert unknown.status_code == 404
+    assert "POST /api/graphs/{graph_id}/runs" in unknown.json()["error"]["details"]["hint"]
+    wrong_method = await client.post("/api/pipeline-runs", json={}, headers=headers)
+    assert wrong_method.status_code == 405
+    assert "GET /api/pipeline-runs" in wrong_method.json()["error"]["details"]["hint"]
+    assert wrong_method.headers["allow"] == "GET"
+
+
 async def test_only_the_admin_key_opens_what_is_for_operators(client: httpx.AsyncClient) -> None:
     async def asked(header: str | None) -> httpx.Response:
         return await client.get(

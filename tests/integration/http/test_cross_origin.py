@@ -43,6 +43,19 @@ async def test_a_preflight_is_answered_before_authentication(effects: EffectSetu
             assert "access-control-allow-credentials" not in answer.headers
 
 
+async def test_the_log_says_once_how_to_allow_an_origin(
+    effects: EffectSetup, caplog: pytest.LogCaptureFixture
+) -> None:
+    asking = {**ASKING, "Origin": "https://other.example"}
+    async with client_of(effects.plane, None) as stranger:
+        answers = [await stranger.options("/api/videos", headers=asking) for _ in range(3)]
+    assert all("COMFYFLEET" not in answer.text and is_refused(answer) for answer in answers)
+    (message,) = [
+        record.getMessage() for record in caplog.records if "CORS_ORIGINS" in record.getMessage()
+    ]
+    assert "'https://other.example'" in message
+
+
 async def test_results_and_errors_can_be_read(effects: EffectSetup) -> None:
     ada = await effects.customer()
     headers = {"Origin": SHOP}

@@ -163,7 +163,7 @@ async def test_who_sends_without_end_while_it_waits_is_not_read(
     line.send("poll", wait_seconds=WAIT_SECONDS)
     await served.waits()
     job_id = await served.fleet_setup.submit()
-    line.writer.write(line.request("poll", wait_seconds=0, reading={"gpu_name": "x" * 100_000}))
+    line.writer.write(line.request("poll", wait_seconds=0, models_loaded=["x" * 1_000] * 100))
     assert (await line.answer())[2]["job"]["job_id"] == str(job_id)
     assert (await line.answer())[2]["job"] is None
 

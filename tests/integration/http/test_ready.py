@@ -1,20 +1,27 @@
 """Alive and ready, on both databases."""
 
 import asyncio
+import errno
+import logging
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import asyncpg
 import pytest
 from sqlalchemy.engine import make_url
 from tests.support.databases.factory import Databases
-from tests.support.server.control_plane import ADMIN_KEY, client_of, plane_on
+from tests.support.server.control_plane import ADMIN_KEY, at_once, client_of, plane_on
 
 from comfyfleet.clock import utc_now
-from comfyfleet.errors import Refused
+from comfyfleet.errors import Refused, StoreFull, Unavailable
 from comfyfleet.server.app import open_control_plane
-from comfyfleet.server.db import Pools, open_database
+from comfyfleet.server.db import Database, Pools, Tx, open_database
+from comfyfleet.server.db.outages import outage_logger
 from comfyfleet.server.http import health
+from comfyfleet.server.http.health import CENTRAL
+from comfyfleet.server.storage import LocalStore, outage
 from comfyfleet.settings import Settings
 
 
@@ -89,6 +96,63 @@ async def test_a_pool_that_is_down_is_told_and_takes_no_control_plane_away(
     assert checks["pool b"] != "ok"
 
 
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (StoreFull("the disk is full"), "store_full"),
+        (Unavailable("S3 answered InternalError"), "store_not_writable"),
+    ],
+)
+async def test_a_store_that_can_only_be_read_takes_no_control_plane_away(
+    sqlite_databases: Databases,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Unavailable,
+    code: str,
+) -> None:
+    monkeypatch.setattr(outage, "SETTLE_SECONDS", 0.0)
+    names = ("comfyfleet_store_full", "comfyfleet_store_not_writable")
+
+    def metrics() -> tuple[float | None, ...]:
+        return tuple(plane.meters.registry.get_sample_value(name) for name in names)
+
+    async with plane_on(sqlite_databases, tmp_path) as plane, client_of(plane) as client:
+        plane.store.outage.note_failure(error)
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalStore, "check", at_once)  # as of a bucket, which is only read
+            answer = await client.get("/readyz")
+        assert answer.status_code == 200, "a load balancer would take every control plane away"
+        assert answer.json()["status"] == "degraded"
+        assert answer.json()["checks"]["store"] == code
+        assert metrics() == (float(code == "store_full"), 1.0)
+        await plane.store.check()  # writes
+        assert metrics() == (0.0, 0.0)
+        assert (await client.get("/readyz")).json()["status"] == "ready"
+
+
+async def test_a_full_folder_is_named_by_its_own_check(
+    sqlite_databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with plane_on(sqlite_databases, tmp_path) as plane, client_of(plane) as client:
+        monkeypatch.setattr(Path, "open", fill)
+        answer = await client.get("/readyz")
+    assert (answer.status_code, answer.json()["checks"]["store"]) == (200, "store_full")
+
+
+async def test_a_store_that_is_away_makes_it_not_ready(
+    sqlite_databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_: LocalStore) -> None:
+        raise Unavailable("the folder is gone")
+
+    async with plane_on(sqlite_databases, tmp_path) as plane, client_of(plane) as client:
+        monkeypatch.setattr(LocalStore, "check", fail)
+        assert (await client.get("/readyz")).status_code == 503
+
+
 async def test_a_control_plane_starts_while_a_pool_is_down(
     postgres_databases: Databases, tmp_path: Path
 ) -> None:
@@ -115,7 +179,7 @@ async def test_health_and_metrics_are_made_at_a_limited_rate(
 ) -> None:
     made: Counter[str] = Counter()
 
-    async def check(_: object) -> dict[str, str]:
+    async def check(*_: object) -> dict[str, str]:
         made["checks"] += 1
         return {"store": "ok", "central": "ok"}
 
@@ -138,6 +202,54 @@ def test_an_outage_is_seen_within_two_seconds() -> None:
     assert health.CHECK_SECONDS_MAX + health.READY_SECONDS < 2
 
 
+def told(caplog: pytest.LogCaptureFixture, logger: logging.Logger) -> list[str]:
+    """Returns the warnings of a logger."""
+    return [
+        each.getMessage()
+        for each in caplog.records
+        if each.name == logger.name and each.levelno >= logging.WARNING
+    ]
+
+
+async def test_an_outage_that_is_logged_already_adds_no_line(
+    sqlite_databases: Databases, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with plane_on(sqlite_databases, tmp_path) as plane, client_of(plane) as client:
+        object.__setattr__(plane, "central", open_database(f"sqlite:///{tmp_path}/none/x"))
+        for _ in range(3):
+            assert (await client.get("/readyz")).status_code == 503
+        (line,) = told(caplog, outage_logger)
+    assert "is away" in line
+    assert told(caplog, health.logger) == []
+
+
+async def test_a_database_that_does_not_answer_is_one_outage_in_the_log(
+    sqlite_databases: Databases,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def hang(_: object, history: str) -> None:
+        if history == "central":
+            await asyncio.Event().wait()
+
+    async with plane_on(sqlite_databases, tmp_path) as plane, client_of(plane) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(health, "require_newest_schema", hang)
+            patch.setattr(health, "CHECK_SECONDS_MAX", 0.05)
+            for _ in range(2):
+                assert (await client.get("/readyz")).status_code == 503
+        monkeypatch.setattr(health, "CHECK_SECONDS_MAX", 60.0)
+        assert (await client.get("/readyz")).status_code == 200
+        plane.central.outages.close()  # its end would else be logged a few seconds later
+        name = plane.central.name
+    assert told(caplog, outage_logger) == [
+        f"the central database ({name}) is away: it did not answer in 0.05 s",
+        f"the central database ({name}) is back",
+    ]
+    assert [line for line in told(caplog, health.logger) if CENTRAL in line] == []
+
+
 async def test_a_central_database_that_does_not_answer_makes_it_not_ready(
     sqlite_databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,3 +263,81 @@ async def test_a_central_database_that_does_not_answer_makes_it_not_ready(
         answer = await client.get("/readyz")
         assert (answer.status_code, answer.json()["checks"]["central"]) == (503, "timeout")
         assert (await client.get("/healthz")).status_code == 200
+
+
+async def test_a_check_that_resists_its_cancellation_delays_no_answer(
+    sqlite_databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = asyncio.Event()
+
+    async def hang(_: object, history: str) -> None:
+        if history == "central":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await released.wait()
+
+    monkeypatch.setattr(health, "require_newest_schema", hang)
+    monkeypatch.setattr(health, "CHECK_SECONDS_MAX", 0.05)
+    async with plane_on(sqlite_databases, tmp_path) as plane, client_of(plane) as client:
+        async with asyncio.timeout(60):
+            answer = await client.get("/readyz")
+        released.set()
+    assert (answer.status_code, answer.json()["checks"]["central"]) == (503, "timeout")
+
+
+async def test_health_needs_no_answer_of_a_database_that_hangs(
+    sqlite_databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @asynccontextmanager
+    async def hang(_: Database) -> AsyncIterator[Tx]:
+        await asyncio.Event().wait()
+        yield  # type: ignore[misc]
+
+    async with plane_on(sqlite_databases, tmp_path) as plane, client_of(plane) as client:
+        with monkeypatch.context() as patch:
+            for name in ("read", "transaction", "execute_one"):
+                patch.setattr(Database, name, hang)
+            patch.setattr(health, "CHECK_SECONDS_MAX", 0.05)
+            async with asyncio.timeout(60):
+                assert (await client.get("/healthz")).status_code == 200
+                assert (await client.get("/readyz")).status_code == 503
+
+
+async def test_a_pool_that_fails_is_logged_as_degraded(
+    sqlite_databases: Databases,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def check(_: object, history: str) -> None:
+        if history == "tenant":
+            raise Unavailable("cannot switch to state 12")
+
+    async with plane_on(sqlite_databases, tmp_path) as plane, client_of(plane) as client:
+        monkeypatch.setattr(health, "require_newest_schema", check)
+        assert (await client.get("/readyz")).json()["status"] == "degraded"
+    assert told(caplog, health.logger) == ["degraded: pool main: unavailable"]
+
+
+async def test_a_state_that_lasts_is_logged_at_its_start_and_end(
+    sqlite_databases: Databases,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    is_away = True
+
+    async def check(_: object, history: str) -> None:
+        if is_away and history == "central":
+            raise Unavailable("cannot switch to state 12")
+
+    monkeypatch.setattr(health, "require_newest_schema", check)
+    async with plane_on(sqlite_databases, tmp_path) as plane, client_of(plane) as client:
+        for _ in range(3):
+            assert (await client.get("/readyz")).status_code == 503
+        is_away = False
+        for _ in range(3):
+            assert (await client.get("/readyz")).status_code == 200
+    lines = [each.message for each in caplog.records if each.name == health.logger.name]
+    assert lines == ["not ready: central: unavailable", "ready again: central"]

@@ -17,7 +17,7 @@ from comfyfleet.server.http import shared_port
 from comfyfleet.server.http.connections import note_valid_key
 from comfyfleet.server.http.listener import SharedPort, serve
 from comfyfleet.server.http.shared_port import ChildLine, ConnectionDispatcher, ParentLine
-from comfyfleet.server.http.strangers import AddressLimiter
+from comfyfleet.server.http.strangers import AddressLimiter, KeylessRequests
 
 PATIENCE_SECONDS = 20
 SERVERS = 4
@@ -65,7 +65,8 @@ class Port:
         line = ChildLine(ours, self.dispatcher.remove)
         parent = ParentLine(theirs, stop)
         parent.start()
-        serving = asyncio.create_task(serve(app, None, stop, shared=SharedPort(parent)))
+        counted = KeylessRequests(app)
+        serving = asyncio.create_task(serve(counted, None, stop, shared=SharedPort(parent)))
         server = Server(name, line, parent, stop, serving)
         self.servers.append(server)
         await line.ready.wait()
@@ -155,6 +156,11 @@ async def test_connections_without_a_key_are_limited_over_all_servers(port: Port
     await port.clients[0].answer()
     await until(lambda: port.dispatcher._limits._counts["127.0.0.1"] == 19)
     assert (await (await port.client()).answer()).startswith("server-")
+    port.clients[-1].writer.close()
+    port.clients[0].ask()
+    await port.clients[0].answer()
+    await until(lambda: port.dispatcher._limits._counts["127.0.0.1"] == 20)
+    assert "without a valid key" in await (await port.client()).answer()
 
 
 async def test_a_server_with_more_than_its_share_closes_connections(

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import httpx
 import pytest
 from tests.support.databases.factory import Databases
 from tests.support.databases.s3 import RunningS3, running_s3
 from tests.support.server.control_plane import plane_on
 from tests.support.server.customers import Customer, EffectSetup, effect_setup_on, png, put_object
 from tests.support.server.fleet import PICTURE, WorkerClient
+from tests.unit import saved_files
 
 DRAWN_TEXT = {"1": {"class_type": "PreviewAny", "inputs": {"source": "hello"}}}
 
@@ -78,6 +80,22 @@ async def test_the_file_at_the_jobs_output_url_is_the_result(effects: EffectSetu
     assert (await ada.get(f"videos/{video['id']}"))["processed_file_url"]
 
 
+async def test_a_file_that_is_not_reported_loses_its_prompt(effects: EffectSetup) -> None:
+    ada = await effects.customer()
+    job_id = await submit(effects, ada)
+    async with effects.fleet_setup.worker() as worker:
+        job = await worker.job()
+        data = saved_files.png({"prompt": "a secret prompt"})
+        await put(worker, job["output_url"], job["output_headers"], data)
+        assert (await worker.call_for(job, "complete")).status_code == 200
+    url = (await ada.get(f"ai-jobs/{job_id}"))["processed_file_url"]
+    async with httpx.AsyncClient() as direct:
+        is_ours = url.startswith(str(ada.client.base_url))
+        found = (await (ada.client if is_ours else direct).get(url)).content
+    assert found.startswith(data[:8])
+    assert b"secret" not in found
+
+
 async def test_without_a_file_nothing_changes_until_it_was_uploaded(effects: EffectSetup) -> None:
     ada = await effects.customer()
     job_id = await submit(effects, ada)
@@ -114,6 +132,21 @@ async def test_a_value_is_a_result_and_an_optional_output_needs_none(effects: Ef
         assert (await ada.get(f"ai-jobs/{job_id}"))["status"] == "completed"
 
 
+@pytest.mark.parametrize("more", [{"events": [["executing", {"node": "1"}]]}, {"history": {}}])
+async def test_messages_of_the_run_are_no_result(
+    effects: EffectSetup, more: dict[str, Any]
+) -> None:
+    ada = await effects.customer()
+    job_id = await submit(effects, ada)
+    async with effects.fleet_setup.worker() as worker:
+        job = await worker.job()
+        refused = await worker.call_for(job, "complete", **more)
+        assert refused.json()["error"]["code"] == "output_missing"
+        await put(worker, job["output_url"], job["output_headers"], PICTURE)
+        assert (await worker.call_for(job, "complete", **more)).status_code == 200
+    assert (await ada.get(f"ai-jobs/{job_id}"))["outputs"]
+
+
 async def test_the_file_of_an_earlier_lease_is_not_used(effects: EffectSetup) -> None:
     ada = await effects.customer()
     await submit(effects, ada)
@@ -127,6 +160,24 @@ async def test_the_file_of_an_earlier_lease_is_not_used(effects: EffectSetup) ->
         assert refused.json()["error"]["code"] == "output_missing"
         late = await first.call_for(job, "complete")
         assert late.json()["error"]["code"] == "lease_lost"
+
+
+@pytest.mark.parametrize("is_uploaded", [False, True])
+async def test_a_worker_that_has_requeued_its_job_has_no_lease(
+    effects: EffectSetup, is_uploaded: bool
+) -> None:
+    ada = await effects.customer()
+    job_id = await submit(effects, ada)
+    async with effects.fleet_setup.worker() as worker:
+        job = await worker.job()
+        if is_uploaded:
+            await put(worker, job["output_url"], job["output_headers"], PICTURE)
+        requeued = await worker.call_for(job, "requeue", reason="rebalance")
+        assert requeued.status_code == 200, requeued.text
+        refused = await worker.call_for(job, "complete")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "lease_lost")
+        assert "output_url" not in refused.text
+    assert (await ada.get(f"ai-jobs/{job_id}"))["status"] == "queued"
 
 
 async def test_limits_hold_for_a_file_that_is_not_reported(effects: EffectSetup) -> None:
@@ -166,6 +217,28 @@ async def test_names_of_other_workers_are_accepted(effects: EffectSetup) -> None
         assert (await worker.call("deregister")).status_code == 200
         assert (await worker.call("poll", worker_id=worker.worker_id)).status_code == 401
     assert (await ada.get(f"ai-jobs/{job_id}"))["error"] == "CUDA is unhappy"
+
+
+@pytest.mark.parametrize(
+    ("body", "shown", "ignored"),
+    [
+        ({}, "Processing failed.", []),
+        ({"error": None}, "Processing failed.", []),
+        ({"message": "no face was found"}, "no face was found", []),
+        ({"exception_message": "no face was found"}, "no face was found", []),
+        ({"mesage": "no face was found"}, "Processing failed.", ["mesage"]),
+    ],
+)
+async def test_a_failure_needs_no_text_and_names_unknown_fields(
+    effects: EffectSetup, body: dict[str, Any], shown: str, ignored: list[str]
+) -> None:
+    ada = await effects.customer()
+    job_id = await submit(effects, ada)
+    async with effects.fleet_setup.worker() as worker:
+        failed = await worker.call_for(await worker.job(), "fail", **body)
+        assert failed.status_code == 200, failed.text
+        assert failed.json()["ignored_fields"] == ignored
+    assert (await ada.get(f"ai-jobs/{job_id}"))["error"] == shown
 
 
 async def test_effects_show_how_long_the_last_job_took(effects: EffectSetup) -> None:

@@ -41,6 +41,7 @@ async def test_a_worker_joins_by_the_secret_and_gets_a_key(fleet_setup: FleetSet
         ({"fleet_slug": "nowhere"}, 422, "nowhere"),
         ({"stage": "staging"}, 422, "gpu/staging"),
         ({"workflow_slugs": ["nothing"]}, 422, "nothing"),
+        ({"workflow_slugs": ["inver"]}, 422, "invert"),
         ({"workflow_slugs": []}, 422, "workflow_slugs"),
         ({"worker_id": "a b"}, 422, "worker_id"),
         ({"protocol_version": 99}, 422, "protocol"),

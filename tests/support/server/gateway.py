@@ -179,9 +179,11 @@ async def gateway_on(
     *,
     engines: int = 1,
     nodes: Mapping[str, EngineNodeType] | None = None,
+    reached: Mapping[str, str] | None = None,
     **settings: Any,
 ) -> AsyncIterator[GatewayInProcess]:
-    """In this process: its statements can be counted, and its parts looked at."""
+    """In this process: its statements can be counted, and its parts looked at. `reached`: the backends
+    that the control plane reaches itself, by their workers' ids."""
     listener = free_listener()
     url = url_of(listener)
     stop = asyncio.Event()
@@ -194,7 +196,7 @@ async def gateway_on(
         secret = await embedded_fleet_secret(plane, folder)
         await open_embedded_fleet(plane)
         local = LocalAccess(await local_user_key(plane, folder), SignInLinks(folder))
-        app = create_app(plane, local)
+        app = create_app(plane, local, reached)
         serving = asyncio.create_task(serve(app, listener, stop, at_stop=plane.end_waits))
         try:
             async with contextlib.AsyncExitStack() as workers:

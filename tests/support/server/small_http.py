@@ -26,7 +26,7 @@ class SmallServer:
 
 
 @contextmanager
-def serving(answers: dict[str, Answer], *, method: str = "GET") -> Iterator[SmallServer]:
+def serving(answers: dict[str, Answer], *methods: str) -> Iterator[SmallServer]:
     """Paths are matched with their query; any other is 404."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -46,7 +46,8 @@ def serving(answers: dict[str, Answer], *, method: str = "GET") -> Iterator[Smal
         def log_message(self, format: str, *arguments: object) -> None:
             """Nobody reads it."""
 
-    setattr(Handler, f"do_{method}", Handler.answer)
+    for method in methods or ("GET",):
+        setattr(Handler, f"do_{method}", Handler.answer)
 
     class Server(ThreadingHTTPServer):
         def handle_error(self, request: object, client_address: object) -> None:

@@ -2,9 +2,12 @@
 
 import asyncio
 import logging
+import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -143,6 +146,24 @@ async def test_a_stall_that_lasts_is_logged_before_it_ends(
         while not watched.lines and time.monotonic() < deadline:
             spin(0.01)
         assert "is stalled" in watched.lines[0].getMessage()
+
+
+async def test_frames_that_change_while_they_are_read_end_nothing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = SimpleNamespace(f_code={}, f_lineno=1, f_back=None)
+
+    def changed_frames() -> dict[int | None, SimpleNamespace]:
+        return {thread.ident: changed for thread in threading.enumerate()}
+
+    async with watching(caplog) as watched:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "_current_frames", changed_frames)
+            spin(0.3)
+            await watched.until(lambda: bool(watched.lines))
+        caplog.clear()
+        spin(0.3)
+        await watched.until(lambda: bool(watched.lines))
 
 
 async def test_two_watchdogs_share_a_loop(caplog: pytest.LogCaptureFixture) -> None:

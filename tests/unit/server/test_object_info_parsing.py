@@ -15,6 +15,7 @@ from comfyfleet.server.fleets.object_info_parser import (
     NODE_VALUES_MAX,
     TEXT_BYTES_MAX,
     VALUES_MAX,
+    WHOLE_CHARACTERS,
     parse_object_info,
 )
 
@@ -118,6 +119,29 @@ def test_as_many_escapes_as_allowed_are_read_and_one_more_is_refused() -> None:
     assert parse_object_info(escapes(ESCAPES_MAX))
     with pytest.raises(InvalidInput, match="200,000 escapes"):
         parse_object_info(escapes(ESCAPES_MAX + 1))
+
+
+def test_no_call_of_the_parser_in_c_reads_a_whole_document(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It holds the interpreter lock until it has read all that it was given."""
+    data, sizes = wide(VALUES_MAX, 100), list[int]()
+    expected = json.loads(data)
+    decode = object_info_parser._fast.raw_decode
+
+    def noted(text: str) -> Any:
+        sizes.append(len(text))
+        return decode(text)
+
+    def never(*_: object) -> Any:
+        raise AssertionError("it was read by one call")
+
+    monkeypatch.setattr(object_info_parser._fast, "raw_decode", noted)
+    with monkeypatch.context() as patch:
+        patch.setattr(json, "loads", never)
+        found = parse_object_info(data)
+    assert found == expected
+    assert 0 < max(sizes) <= WHOLE_CHARACTERS[-1]
 
 
 def test_limits_are_checked_before_anything_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:

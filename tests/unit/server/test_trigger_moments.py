@@ -180,6 +180,12 @@ def test_inputs_are_made_from_a_body() -> None:
     }  # fmt: skip
 
 
+def test_a_template_is_no_path() -> None:
+    """It would be a fixed text, which an input for texts takes."""
+    with pytest.raises(InvalidInput, match="written as a plain path"):
+        check_paths({"name": "{{ body.photo }}"})
+
+
 @pytest.mark.parametrize(
     "path", ["body.x", "body.order.rows.2", "body.order.rows.-1", "body.photo.0"]
 )

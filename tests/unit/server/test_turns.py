@@ -78,5 +78,5 @@ async def test_long_work_of_one_keeps_neither_files_nor_others_waiting() -> None
 
 
 def test_pictures_of_a_tenant_take_turns_by_its_id() -> None:
-    assert small_pictures._tenant_of("tenants/a/files/b/c.png") == "a"
-    assert small_pictures._tenant_of("x") == "x"
+    assert small_pictures.tenant_of("tenants/a/files/b/c.png") == "a"
+    assert small_pictures.tenant_of("x") == "x"

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from typing import Any, NamedTuple
 
@@ -44,10 +44,13 @@ from comfyfleet.server.http.middleware import (
     CallerAuth,
     Check,
     WrongKeyThrottle,
+    check_of,
 )
 from comfyfleet.server.http.objects import objects_routes, small_pictures_route
 from comfyfleet.server.http.request_body import BodyLimits
-from comfyfleet.server.http.strangers import ForwardedRequests
+from comfyfleet.server.http.route_hints import known_routes
+from comfyfleet.server.http.strangers import ForwardedRequests, KeylessRequests
+from comfyfleet.server.http.tallies import limit_transfers
 from comfyfleet.server.http.web import WebPages, no_route, web_routes
 from comfyfleet.server.http.web.pages import NOT_BUILT
 from comfyfleet.server.media.small_pictures import SMALL_PATH
@@ -66,6 +69,7 @@ code { font-family: ui-monospace, monospace } summary { cursor: pointer; padding
 table { border-collapse: collapse; margin: .5rem 0 1rem 1rem } td { padding: .1rem 1rem .1rem 0; vertical-align: top }
 @media (prefers-color-scheme: dark) { body { background: #161616; color: #eee } a { color: #8cf } }
 """
+UNSERVED_PATH = "/ "
 PLACES = {"documentation": "/docs", "openapi": "/openapi.json", "health": "/healthz"}
 router = APIRouter(include_in_schema=False)
 
@@ -246,10 +250,11 @@ def _routes_of(*routers: APIRouter, **given: Any) -> list[BaseRoute]:
     return joined.routes
 
 
-# The framework makes a route ready at its first call, which takes long: these are the same for
+# The framework builds a route when it is first matched, which takes long: these are the same for
 # every application of a process. Nor may one be made for one application: the framework keeps what
 # it has once called, and with it all that a function of one control plane holds.
 _WORKER_ROUTES = _routes_of(worker.router, responses=PROBLEMS)
+_PUBLIC_ROUTES = known_routes(each for router in public.ROUTERS for each in router.routes)
 _PUBLIC_AREAS = areas_of(each for router in public.ROUTERS for each in router.routes)
 _OTHER_ROUTES = [
     *_routes_of(
@@ -260,8 +265,16 @@ _OTHER_ROUTES = [
 ]
 
 
+def build_routes(routes: Iterable[BaseRoute]) -> None:
+    """Builds all routes by matching a path that none of them serves. The first such call would otherwise
+    stop the event loop for the time that takes."""
+    scope = {"type": "http", "method": "GET", "path": UNSERVED_PATH, "headers": []}
+    for route in routes:
+        route.matches(scope)
+
+
 def create_app(
-    plane: ControlPlane, local: LocalAccess | None = None, backends: Sequence[str] = ()
+    plane: ControlPlane, local: LocalAccess | None = None, backends: Mapping[str, str] | None = None
 ) -> FastAPI:
     """`local`: access for the user who started `comfyfleet up`. `backends`: URLs to which routes of custom nodes
     are passed on, where an operator allows it."""
@@ -280,7 +293,8 @@ def create_app(
     app.state.plane = plane
     app.state.local = local
     app.state.wrong_keys = WrongKeyThrottle()
-    errors.install(app, plane.meters)
+    limit_transfers(app)
+    errors.install(app, plane.meters, _PUBLIC_ROUTES)
     deps.install(app)
     public.install(app, plane)
     oidc.install(app, plane)
@@ -295,6 +309,7 @@ def create_app(
     if app.state.web is not None:
         app.router.routes.extend(web_routes(app.state.web))
         app.router.default = no_route(app.state.web, app.router.default)
+    build_routes(app.router.routes)
     often = (*worker.CALLED_OFTEN, *public.CALLED_OFTEN)
     app.add_middleware(DirectRoutes, plane=plane, declared=often)
     app.add_middleware(BodyLimits, of_customers=plane.settings.max_body_bytes)
@@ -302,7 +317,7 @@ def create_app(
     gateway = gateway_router(plane, local)
     app.state.has_editor = installed_files() is not None
     app.add_middleware(
-        PassThrough, gateway=gateway.gateway, backends=backends, own=app.router.routes
+        PassThrough, gateway=gateway.gateway, backends=backends or {}, own=app.router.routes
     )
     app.add_middleware(GatewayRoutes, router=gateway)
     app.add_middleware(EditorRoutes, router=editor_router(gateway))
@@ -313,7 +328,10 @@ def create_app(
 def _add_outer_middleware(app: FastAPI, plane: ControlPlane) -> None:
     """Adds what applies to every route; the last one added comes first."""
     app.add_middleware(BodyTimes)
-    app.add_middleware(ForwardedRequests)
+    app.add_middleware(KeylessRequests)
+    app.add_middleware(
+        ForwardedRequests, is_checked=lambda path: check_of(CHECKS, path) is not None
+    )
     app.add_middleware(AccessLog, meters=plane.meters, stopping=plane.stopping)
     app.add_middleware(KeyInPath)
     _allow_origins(app, plane)

@@ -1,8 +1,19 @@
-"""Limits the time of every request body: one that is no file must arrive within a minute, a file must
-keep arriving."""
+"""Limits the time of bodies. A request body that is no file must arrive within a minute, a file must keep
+arriving, and clients must keep reading what they are sent.
+
+The rule for reading is that of files: at least one byte in a minute, and at least 1 KiB/s over a minute.
+It applies to every response, stream and WebSocket, also to one that only has to be flushed before its
+connection closes. Only the time in which data waits for the client counts.
+"""
 
 import asyncio
+import logging
 import re
+import sys
+from asyncio import Transport
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -10,11 +21,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from comfyfleet.server.http.errors import error_response
 from comfyfleet.server.storage.local import OBJECTS_PATH
 
+logger = logging.getLogger(__name__)
 # From the end of the headers to the last byte of a body that is no file.
 BODY_SECONDS_MAX = 60.0
 # The longest silence of a file, and the window in which its rate is measured.
 FILE_SECONDS_MAX = 60.0
 FILE_BYTES_PER_SECOND_MIN = 1024
+# The longest time in which a client takes no byte, and the window in which its rate is measured.
+UNREAD_SECONDS_MAX = 60.0
+CHECK_SECONDS = 5.0
+WARN_SECONDS = 60.0
 # Files are received here: in signed URLs and in ComfyUI's routes, also below the editor.
 _FILE_PATH = re.compile(rf"{OBJECTS_PATH}/|(?:/editor)?(?:/api)?/(?:upload/|userdata/|v2/assets)")
 
@@ -42,7 +58,7 @@ class BodyTimes:
         self._file_seconds_max = file_seconds_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _has_body(scope):
+        if scope["type"] != "http" or not has_body(scope):
             await self._app(scope, receive, send)
             return
         body: _TimedBody = (
@@ -69,7 +85,8 @@ class BodyTimes:
             await response(scope, receive, send)
 
 
-def _has_body(scope: Scope) -> bool:
+def has_body(scope: Scope) -> bool:
+    """Checks whether a request announces a body."""
     names = {name for name, _ in scope["headers"]}
     return b"content-length" in names or b"transfer-encoding" in names
 
@@ -134,3 +151,95 @@ class _TimedFile(_TimedBody):
                 )
             self._waited, self._bytes = 0.0, 0
         return message
+
+
+class CountedSocket(Protocol):
+    """A socket that counts what the system has taken for sending."""
+
+    sent_bytes: int
+
+    def fileno(self) -> int: ...
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What a client has taken while data waited for it."""
+
+    since: float
+    taken_then: int
+    taken: int
+    moved_at: float
+
+    def is_too_slow(self, taken: int, now: float) -> bool:
+        if taken > self.taken:
+            self.taken, self.moved_at = taken, now
+        if now - self.moved_at >= UNREAD_SECONDS_MAX:
+            return True
+        seconds = now - self.since
+        if seconds < UNREAD_SECONDS_MAX:
+            return False
+        is_slow = taken - self.taken_then < seconds * FILE_BYTES_PER_SECOND_MIN
+        self.since, self.taken_then = now, taken
+        return is_slow
+
+
+class SlowReaders:
+    """Watches all connections of a server. The time is passed in, so that tests need not wait."""
+
+    def __init__(self, unsent: Callable[[CountedSocket], int] | None = None) -> None:
+        self._unsent = unsent or unsent_bytes
+        self._open: dict[CountedSocket, Transport] = {}
+        self._waiting: dict[CountedSocket, _Reading] = {}
+        self._checked_at = 0.0
+        self._warned_at = -WARN_SECONDS
+
+    def add(self, client: CountedSocket, transport: Transport) -> None:
+        self._open[client] = transport
+
+    def discard(self, client: CountedSocket) -> None:
+        self._open.pop(client, None)
+        self._waiting.pop(client, None)
+
+    def check(self, now: float) -> None:
+        """Ends the connections that are too slow; does nothing if the last check was a moment ago."""
+        if now - self._checked_at < CHECK_SECONDS:
+            return
+        self._checked_at = now
+        for client, transport in list(self._open.items()):
+            # What the system holds costs nothing; only a full buffer of ours keeps a request open.
+            if transport.get_write_buffer_size() == 0:
+                self._waiting.pop(client, None)
+            elif self._is_too_slow(client, now):
+                self._end(client, transport, now)
+
+    def _is_too_slow(self, client: CountedSocket, now: float) -> bool:
+        taken = client.sent_bytes - self._unsent(client)
+        reading = self._waiting.get(client)
+        if reading is None:
+            self._waiting[client] = _Reading(now, taken, taken, now)
+            return False
+        return reading.is_too_slow(taken, now)
+
+    def _end(self, client: CountedSocket, transport: Transport, now: float) -> None:
+        self.discard(client)
+        transport.abort()
+        if now - self._warned_at >= WARN_SECONDS:
+            self._warned_at = now
+            logger.warning("a client didn't read its response in time; its connection was closed")
+
+
+def unsent_bytes(client: CountedSocket) -> int:
+    """Returns how many bytes the system holds for a client that has not acknowledged them; 0 where the
+    system doesn't say."""
+    if sys.platform == "win32":
+        return 0
+    import fcntl
+    import struct
+    import termios
+
+    try:
+        answer = fcntl.ioctl(client.fileno(), termios.TIOCOUTQ, b"\0" * 4)
+    except OSError:
+        return 0
+    (held,) = struct.unpack("i", answer)
+    return int(held)

@@ -4,6 +4,8 @@ keeps its socket, while the memory of the server's own connection object is free
 import asyncio
 import logging
 import random
+import select
+import sys
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
@@ -19,6 +21,9 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER, FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
+
+from comfyfleet.errors import TooManyCalls
+from comfyfleet.server.http.tallies import Holder, Tally
 
 POLLS_AT_ONCE = 32
 
@@ -69,9 +74,10 @@ class PollAdmission:
             begin()
 
 
-# Keys in a scope's state: the connection that may be parked, the parked one, and what a request counts
-# for until its key is known to be valid.
-CONNECTION, PARKED, REQUEST_SLOT = "connection", "parked", "request_slot"
+# Keys in a scope's state: the connection that may be parked, the parked one, what a forwarded request
+# counts for, whether it had a valid key, and the limits of callers.
+CONNECTION, PARKED, REQUEST_TALLY = "connection", "parked", "request_tally"
+HAS_VALID_KEY, CALLER_LIMITS = "has_valid_key", "caller_limits"
 # What a client sends before it has its response is kept until then, up to this size.
 EARLY_BYTES_MAX = 64 * 1024
 
@@ -101,12 +107,14 @@ class ParkedConnection(asyncio.Protocol):
         "is_write_paused",
         "log",
         "request_id",
+        "tally",
         "transport",
         "waiting",
     )
 
     def __init__(self, connection: "HttpConnection", *, early: bytes, closes: bool) -> None:
         self.transport = connection.transport
+        self.tally = connection.tally
         # The same for all connections of a server.
         self._arguments = connection.arguments
         self._early = early
@@ -126,6 +134,7 @@ class ParkedConnection(asyncio.Protocol):
 
     def connection_lost(self, _error: Exception | None) -> None:
         self._arguments.server_state.connections.discard(self)
+        self.tally.close()
         self.is_lost = True
         waiting, self.waiting = self.waiting, None
         if waiting is not None:
@@ -183,23 +192,38 @@ class ParkedConnection(asyncio.Protocol):
             log.note_parked(self, status)
 
 
-class StrangerSlot(Protocol):
-    """What a connection or request counts for until it has sent a valid key."""
+def note_valid_key(scope: Scope, *holders: Holder) -> None:
+    """Counts a request and its connection for its callers instead of their address.
 
-    def release(self) -> None: ...
+    Raises TooManyCalls if a caller has too many connections; this connection then closes. A proxy shares
+    its connections among callers, so a forwarded request counts by itself.
+    """
+    state = scope.setdefault("state", {})
+    state[HAS_VALID_KEY] = True
+    request: Tally | None = state.get(REQUEST_TALLY)
+    connection = connection_of(scope)
+    try:
+        if request is not None:
+            request.count_for(holders)
+            holders = ()
+        if connection is not None:
+            connection.tally.count_for(holders)
+    except TooManyCalls:
+        if connection is not None:
+            connection.close_soon()
+        raise
 
 
-def note_valid_key(scope: Scope) -> None:
-    """Stops counting a request and its connection as those of a client without a valid key."""
-    state = scope.get("state", {})
-    connection: HttpConnection | None = state.get(CONNECTION)
-    slots: tuple[StrangerSlot | None, ...] = (
-        state.get(REQUEST_SLOT),
-        connection.slot if connection is not None else None,
-    )
-    for slot in slots:
-        if slot is not None:
-            slot.release()
+def has_valid_key(scope: Scope) -> bool:
+    """Checks whether `note_valid_key` was called for a request."""
+    return bool(scope.get("state", {}).get(HAS_VALID_KEY))
+
+
+def release_request(scope: Scope) -> None:
+    """Stops counting a request by its address, because its key was checked."""
+    request: Tally | None = scope.get("state", {}).get(REQUEST_TALLY)
+    if request is not None:
+        request.release_address()
 
 
 def connection_of(scope: Scope) -> "HttpConnection | None":
@@ -304,8 +328,10 @@ class HttpConnection(asyncio.Protocol, ABC):
     is_lost = False
     admission = PollAdmission()
     closes = False  # after its next response
-    slot: StrangerSlot | None = None
+    tally: Tally  # counts nothing where the server doesn't set it
     _is_admitted = False
+    _was_parked = False
+    _is_held = False  # a poll was received, and waits until it is admitted
     on_lost: Callable[[], object] | None = None
     peer_user: int | None = None  # the system's id of the client's user, once it was read
     # The server's.
@@ -335,7 +361,11 @@ class HttpConnection(asyncio.Protocol, ABC):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.connections_max:
+        if not hasattr(self, "tally"):
+            self.tally = Tally()
+        self.tally.open(transport.abort)
+        is_full = len(self.connections) > self.connections_max
+        if is_full and not self.tally.end_another():
             self._refuse_connection()
         else:
             self._close_in(self.header_seconds_max)
@@ -344,6 +374,7 @@ class HttpConnection(asyncio.Protocol, ABC):
         is_poll = self._is_unused and data.startswith(_POLL)
         if is_poll and not self.admission.ask(partial(self._begin, data)):
             # A poll was received, so this is no idle connection.
+            self._is_held = True
             self._cancel_deadline()
             self._unset_keepalive_if_required()
             self.transport.pause_reading()
@@ -351,6 +382,7 @@ class HttpConnection(asyncio.Protocol, ABC):
         self._read(data)
 
     def _begin(self, data: bytes) -> None:
+        self._is_held = False
         if not self.transport.is_closing():
             self.transport.resume_reading()
             self._read(data)
@@ -392,6 +424,26 @@ class HttpConnection(asyncio.Protocol, ABC):
         if self.cycle is not None:
             self.close_after_response()
 
+    def close_if_idle(self, *, spares_new: bool) -> None:
+        """Closes the connection, or lets it close after its response if a request is active, received in part, or
+        in the system's buffer. `spares_new`: waits for the first request of a new connection."""
+        is_spared = spares_new and self._is_new
+        if self._is_idle and not is_spared and not _has_input(self.transport):
+            self.transport.close()
+            return
+        self.close_soon()
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._is_lingering or (self._is_unused and not self._is_held)
+
+    @property
+    def _is_new(self) -> bool:
+        """Whether nothing was received yet."""
+        return self.cycle is None and not self._was_parked
+
     def _on_request(self) -> None:
         if self.scope["path"] == _POLL_PATH and not self._is_admitted:
             self._is_admitted = True
@@ -428,6 +480,8 @@ class HttpConnection(asyncio.Protocol, ABC):
         The connection limit is not checked again, as this connection was accepted before.
         """
         transport = parked.transport
+        self.tally = parked.tally
+        self._was_parked = True
         super().connection_made(transport)
         transport.set_protocol(self)
         if parked.is_write_paused:  # a transport says so once
@@ -443,9 +497,8 @@ class HttpConnection(asyncio.Protocol, ABC):
     def handle_websocket_upgrade(self, *event: object) -> None:
         """From here on nothing of it is ours, but that it counts among the connections."""
         self._cancel_deadline()
-        if self.slot is not None:
-            # The handshake is complete and counts as a request, see strangers.py.
-            self.slot.release()
+        # The handshake is complete and counts as a request, see strangers.py.
+        self.tally.close()
         super().handle_websocket_upgrade(*event)  # type: ignore[misc]
 
     def on_response_complete(self) -> None:
@@ -460,6 +513,8 @@ class HttpConnection(asyncio.Protocol, ABC):
         self._cancel_deadline()
         self.leave_admission()
         super().connection_lost(exc)
+        if not isinstance(exc, _TransportHandedOver):
+            self.tally.close()
         self.is_lost = True
         if self.on_lost is not None:
             self.on_lost()
@@ -666,6 +721,16 @@ class HttptoolsConnection(HttpConnection, HttpToolsProtocol):
     @property
     def _early(self) -> bytes | None:
         return None if self.pipeline or self._reads_head else b""
+
+
+def _has_input(transport: asyncio.Transport) -> bool:
+    """Whether the system has received something for a connection that the event loop has not read yet."""
+    client = transport.get_extra_info("socket")
+    if client is None or client.fileno() < 0 or sys.platform == "win32":
+        return False
+    poll = select.poll()
+    poll.register(client.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def with_limits(

@@ -4,6 +4,7 @@ Such calls authenticate with a bearer key only: cookies are removed from them, a
 Other routes (operators, workers, sign-in, incoming webhooks) never allow cross-origin calls.
 """
 
+import logging
 from collections.abc import Collection, Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -17,6 +18,9 @@ RESPONSE_HEADERS = (
     "content-disposition, etag, location, retry-after, www-authenticate, x-request-id"
 )
 PREFLIGHT_SECONDS = 600
+ORIGINS_LOGGED_MAX = 100
+ORIGIN_CHARACTERS_MAX = 200
+logger = logging.getLogger(__name__)
 
 
 class CrossOriginCalls:
@@ -26,6 +30,7 @@ class CrossOriginCalls:
         self._app = app
         self._origins = frozenset(origins)
         self._areas = frozenset(areas)
+        self._logged = set[str]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or area_of(scope["path"]) not in self._areas:
@@ -34,11 +39,21 @@ class CrossOriginCalls:
         headers = Headers(scope=scope)
         origin = headers.get("origin", "")
         if origin not in self._origins:
+            if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+                self._log_once(origin)
             await self._app(scope, receive, _vary(send))
         elif scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
             await _preflight_response(origin)(scope, receive, send)
         else:
             await self._app(_without_cookies(scope), receive, _allow(send, origin))
+
+    def _log_once(self, origin: str) -> None:
+        """Logs how to allow an origin. The response says nothing about it."""
+        if origin not in self._logged and len(self._logged) < ORIGINS_LOGGED_MAX:
+            self._logged.add(origin)
+            shown = origin[:ORIGIN_CHARACTERS_MAX]
+            message = "refused a cross-origin call from %r; COMFYFLEET_CORS_ORIGINS lists the origins that are allowed"
+            logger.warning(message, shown)
 
 
 def area_of(path: str) -> str:

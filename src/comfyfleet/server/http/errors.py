@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from comfyfleet import errors
 from comfyfleet.server.app import ProcessMetrics
 from comfyfleet.server.db.errors import log_level_of
+from comfyfleet.server.http.route_hints import KnownRoute, hint_for
 
 _LIST, _OBJECT = "must be a list", "must be an object"
 _WHOLE, _NUMBER = "must be a whole number", "must be a number"
@@ -58,14 +59,16 @@ _MESSAGES: Mapping[str, str] = {
     "enum": "must be {expected}",
     "literal_error": "must be {expected}",
     "string_pattern_mismatch": "does not have the form {pattern}",
-    "json_invalid": "the body is no JSON: {error}",
+    "json_invalid": "must be valid JSON: {error}",
 }
 _VALUE_ERROR_PREFIX = "Value error, "
 
 
 def describe_validation_error(error: Mapping[str, Any]) -> dict[str, str]:
     """Returns the field and a message; never the value, which may be a key."""
-    return {"field": _field(error["loc"]), "message": _message(error)}
+    # The location of invalid JSON is an offset in the body.
+    field = "body" if error["type"] == "json_invalid" else _field(error["loc"])
+    return {"field": field, "message": _message(error)}
 
 
 def _message(error: Mapping[str, Any]) -> str:
@@ -131,8 +134,13 @@ _CODES = {
 }
 
 
-def install(app: FastAPI, meters: ProcessMetrics) -> None:
+def install(app: FastAPI, meters: ProcessMetrics, routes: Sequence[KnownRoute] = ()) -> None:
+    """`routes`: those that are suggested to callers who name a route that doesn't exist."""
+
     async def handle(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException) and error.status_code in (404, 405):
+            hint = hint_for(request.method, request.scope["path"], routes)
+            return _http_exception_response(error, {"hint": hint} if hint else None)
         return response_to_any_error(error, request.scope["path"], meters)
 
     for kind in HANDLED_ERRORS:
@@ -178,12 +186,17 @@ def response_to_error(error: errors.FleetError, path: str) -> Response:
     headers = headers_of(error)
     said = errors.said_to_customers(error)
     if path.startswith(ADMIN_PREFIX) or said == error.message:
-        return error_response(
-            status_of(error), error.code, error.message, error.details, headers=headers
-        )
+        message = said_to_operators(error)
+        return error_response(status_of(error), error.code, message, error.details, headers=headers)
     level, extra = log_level_of(error), {"details": dict(error.details)}
     logger.log(level, "%s: %s", error.code, error.message, extra=extra)
     return error_response(status_of(error), error.code, said, headers=headers)
+
+
+def said_to_operators(error: errors.FleetError) -> str:
+    """The message with the part of the service that it is about."""
+    part = error.part if isinstance(error, errors.Unavailable) else ""
+    return f"{part}: {error.message}" if part else error.message
 
 
 def headers_of(error: errors.FleetError) -> dict[str, str]:
@@ -213,7 +226,10 @@ def _validation_response(error: RequestValidationError) -> Response:
     return error_response(422, errors.InvalidInput.code, message, {"fields": problems})
 
 
-def _http_exception_response(error: HTTPException) -> Response:
+def _http_exception_response(
+    error: HTTPException, details: Mapping[str, Any] | None = None
+) -> Response:
     """Converts an error of the framework, such as an unknown route or method."""
     code = _CODES.get(error.status_code, "error")
-    return error_response(error.status_code, code, str(error.detail), headers=error.headers)
+    status, message = error.status_code, str(error.detail)
+    return error_response(status, code, message, details, headers=error.headers)

@@ -14,6 +14,7 @@ from comfyfleet.server.catalog.model import EXAMPLE_NAME, EffectExample, Example
 from comfyfleet.server.catalog.service import ExampleIndex
 from comfyfleet.server.http.deps import NowDep, PlaneDep
 from comfyfleet.server.http.objects import SECURITY_HEADERS, requested_range
+from comfyfleet.server.http.tallies import counted_chunks, downloads_of
 
 EXAMPLES_PATH = "/api/effect-examples"
 CACHED = {
@@ -37,8 +38,9 @@ async def show_example(name: str, request: Request, plane: PlaneDep, now: NowDep
     if not part.length:
         return Response(status_code=part.status, headers=headers)
     headers["content-length"] = str(part.length)
+    slot = downloads_of(request).begin(file.key)
     chunks = plane.store.chunks(file.key, start=part.start, length=part.length)
-    return StreamingResponse(chunks, part.status, headers)
+    return StreamingResponse(counted_chunks(chunks, slot), part.status, headers)
 
 
 def example_views(plane: ControlPlane, examples: Iterable[EffectExample]) -> Iterator[Example]:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -18,11 +18,21 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from comfyfleet import __version__
-from comfyfleet.errors import FleetError, Unauthenticated
+from comfyfleet.errors import (
+    LOGGED,
+    FleetError,
+    StoreFull,
+    Unauthenticated,
+    Unavailable,
+    is_logged,
+)
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.counters import SiblingProcesses
-from comfyfleet.server.db.schema import require_newest_schema
+from comfyfleet.server.db import Database
+from comfyfleet.server.db.outages import OutageLog
+from comfyfleet.server.db.schema import History, require_newest_schema
 from comfyfleet.server.http.connections import note_valid_key
+from comfyfleet.server.http.tallies import METRICS
 from comfyfleet.server.maintenance.cloudwatch import scaling_figures, wanted_by
 from comfyfleet.server.metrics import (
     GRAPH_RUNS,
@@ -40,6 +50,7 @@ from comfyfleet.server.metrics import (
 )
 from comfyfleet.server.queue.switch_costs import Estimate, ModelOfFleet
 from comfyfleet.server.secrets import hash_key, is_key_of_hash
+from comfyfleet.server.storage import ObjectStore
 
 T = TypeVar("T")
 router = APIRouter(tags=["health"])
@@ -50,6 +61,9 @@ READY_SECONDS = 0.5
 AT_ONCE = 20
 FINE = "ok"
 STORE, CENTRAL = NEEDED = ("store", "central")  # without them nothing works
+NOT_WRITABLE = "store_not_writable"
+# Results of the store's check with which downloads and the API continue.
+_READABLE = (StoreFull.code, NOT_WRITABLE)
 
 
 @router.get("/healthz")
@@ -62,8 +76,9 @@ async def ready(request: Request, response: Response) -> dict[str, object]:
     """503 unless the central database, its schema and the store are available, and as soon as this control plane is
     stopping.
 
-    A pool that is down affects only its own tenants: then it is 200 and `degraded`, or a
-    load balancer would remove every control plane. The reason is only in the log, because this route is public.
+    200 and `degraded` while a pool is down, which affects only its own tenants, and while the store is full
+    (`store_full`) or rejects writes (`store_not_writable`): downloads and the API continue, and a load balancer would
+    otherwise remove every control plane. The reason is only in the log, because this route is public.
     """
     stop: asyncio.Event | None = getattr(request.app.state, "stop", None)
     if stop is not None and stop.is_set():
@@ -71,16 +86,45 @@ async def ready(request: Request, response: Response) -> dict[str, object]:
         return {"status": "stopping", "checks": {}}
     plane: ControlPlane = request.app.state.plane
     checks: _RecentResult[dict[str, str]] = request.app.state.ready
-    found = await checks.get(lambda: _check_all(plane))
-    is_ready = all(found[name] == FINE for name in NEEDED)
+    log: _ReadinessLog = request.app.state.ready_log
+    found = await checks.get(lambda: _check_all(plane, log))
+    is_ready = found[CENTRAL] == FINE and found[STORE] in (FINE, *_READABLE)
     response.status_code = 200 if is_ready else 503
     return {"status": _status(found, is_ready=is_ready), "checks": found}
 
 
-async def _check_all(plane: ControlPlane) -> dict[str, str]:
+async def _check_all(plane: ControlPlane, log: "_ReadinessLog") -> dict[str, str]:
     parts = _parts(plane)
-    found = await asyncio.gather(*(map(_run_check, parts, parts.values())))
-    return dict(zip(parts, found, strict=True))
+    results = await asyncio.gather(
+        *(_run_check(part.check, part.outages) for part in parts.values())
+    )
+    for name, result in zip(parts, results, strict=True):
+        log.note(name, result)
+    return {name: result.code for name, result in zip(parts, results, strict=True)}
+
+
+class _CheckResult(NamedTuple):
+    code: str
+    reason: str = ""  # for the log only
+    is_logged: bool = False  # whether the log of outages has it
+
+
+class _ReadinessLog:
+    """Logs the start and the end of a failure once each, however often the checks are run.
+
+    Adds nothing to an outage of a database or of the store, which is logged already.
+    """
+
+    def __init__(self) -> None:
+        self._levels: dict[str, int] = {}  # of the failures that last, by check
+
+    def note(self, name: str, result: _CheckResult) -> None:
+        if result.code != FINE and name not in self._levels:
+            self._levels[name] = level = logging.DEBUG if result.is_logged else logging.WARNING
+            state = "not ready" if name in NEEDED and result.code not in _READABLE else "degraded"
+            logger.log(level, "%s: %s: %s", state, name, result.reason or result.code)
+        elif result.code == FINE and name in self._levels:
+            logger.log(self._levels.pop(name), "ready again: %s", name)
 
 
 class _RecentResult(Generic[T]):
@@ -112,31 +156,65 @@ def _status(found: Mapping[str, str], *, is_ready: bool) -> str:
     return "ready" if set(found.values()) == {FINE} else "degraded"
 
 
-def _parts(plane: ControlPlane) -> Mapping[str, Awaitable[object]]:
+class _Part(NamedTuple):
+    """`outages`: the log of a database's outages; None for other parts."""
+
+    check: Awaitable[object]
+    outages: OutageLog | None = None
+
+
+def _parts(plane: ControlPlane) -> Mapping[str, _Part]:
     return {
-        STORE: plane.store.check(),
-        CENTRAL: require_newest_schema(plane.central, "central"),
-        **{
-            f"pool {name}": require_newest_schema(pool, "tenant")
-            for name, pool in plane.pools.items()
-        },
+        STORE: _Part(_check_store(plane.store)),
+        CENTRAL: _database_part(plane.central, "central"),
+        **{f"pool {name}": _database_part(pool, "tenant") for name, pool in plane.pools.items()},
     }
 
 
-async def _run_check(name: str, check: Awaitable[object]) -> str:
-    try:
-        async with asyncio.timeout(CHECK_SECONDS_MAX):
-            await check
-    except TimeoutError:
-        logger.warning("not ready: %s did not answer in %g s", name, CHECK_SECONDS_MAX)
-        return "timeout"
-    except FleetError as error:
-        logger.warning("not ready: %s: %s", name, error.message)
-        return error.code
-    except Exception:
-        logger.exception("not ready: %s", name)
-        return "error"
-    return FINE
+def _database_part(database: Database, history: History) -> _Part:
+    return _Part(require_newest_schema(database, history), database.outages)
+
+
+class _NotWritable(Unavailable):
+    code = NOT_WRITABLE
+
+
+async def _check_store(store: ObjectStore) -> None:
+    """Raises what keeps the store from working. A check of a bucket writes nothing; whether writes work is known from
+    the last one."""
+    await store.check()
+    if store.outage.rejects_writes:
+        text = "the last write failed"
+        error = StoreFull(text) if store.outage.is_full else _NotWritable(text)
+        error.add_note(LOGGED)
+        raise error
+
+
+async def _run_check(check: Awaitable[object], outages: OutageLog | None) -> _CheckResult:
+    """Returns the result of a check. A check that is late is canceled without waiting for its end,
+    because closing a connection to a database that hangs can take long."""
+    running = asyncio.ensure_future(check)
+    done, _ = await asyncio.wait({running}, timeout=CHECK_SECONDS_MAX)
+    if not done:
+        running.cancel()
+        running.add_done_callback(_ignore_result)
+        late = Unavailable(f"it did not answer in {CHECK_SECONDS_MAX:g} s")
+        if outages is not None:
+            outages.note_loss(late)
+        return _CheckResult("timeout", late.message, is_logged(late))
+    error = running.exception()
+    if error is None:
+        return _CheckResult(FINE)
+    if isinstance(error, Unavailable):  # the log of outages has the reason
+        return _CheckResult(error.code, is_logged=is_logged(error))
+    if isinstance(error, FleetError):
+        return _CheckResult(error.code, error.message)
+    return _CheckResult("error", repr(error))
+
+
+def _ignore_result(check: asyncio.Future[object]) -> None:
+    if not check.cancelled():
+        check.exception()
 
 
 # Concurrent or frequent scrapes share one reading of the database.
@@ -153,6 +231,7 @@ metrics_router = APIRouter(tags=["health"])
 def install(app: FastAPI, plane: ControlPlane) -> None:
     app.state.reading = _MetricsCache(plane)
     app.state.ready = _RecentResult(READY_SECONDS)
+    app.state.ready_log = _ReadinessLog()
     app.state.metrics = _RecentResult(SCRAPE_SECONDS)
 
 
@@ -165,7 +244,7 @@ async def metrics(request: Request) -> Response:
     plane: ControlPlane = request.app.state.plane
     _require_key(plane.settings.metrics_key, request.headers.get("authorization", ""))
     if plane.settings.metrics_key:
-        note_valid_key(request.scope)
+        note_valid_key(request.scope, METRICS)
     scrapes: _RecentResult[bytes] = request.app.state.metrics
     return _metrics_response(await scrapes.get(lambda: _render(plane, request)))
 

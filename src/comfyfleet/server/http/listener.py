@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,25 +17,27 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from comfyfleet.errors import ServerUnavailable
-from comfyfleet.server.http.acceptor import Acceptor, ClientSocket, refuse
+from comfyfleet.server.http.acceptor import LISTEN_BACKLOG, Acceptor, ClientSocket, refuse
+from comfyfleet.server.http.body_times import SlowReaders
 from comfyfleet.server.http.connections import (
+    CALLER_LIMITS,
     HttpConnection,
-    StrangerSlot,
     close_some,
     with_limits,
 )
 from comfyfleet.server.http.strangers import AddressLimiter, trusted_proxies
+from comfyfleet.server.http.tallies import CallerLimits, KeylessConnections, StrangerSlot, Tally
 from comfyfleet.server.http.websockets import FRAME_BYTES_MAX, LimitedWebSocket
 from comfyfleet.signals import on_ending_signals
 
 logger = logging.getLogger(__name__)
 # How long a stopping server waits for open requests before it cancels them.
 GRACE_SECONDS = 5.0
+# How long a stopping server waits for the first request of a connection that was just opened.
+FIRST_REQUEST_SECONDS = 1.0
 # How long a cancelled request may take to answer 503.
 CANCEL_SECONDS = 1.0
 KEEP_ALIVE_SECONDS = 75
-# Ten thousand workers may come back at the same moment.
-LISTEN_BACKLOG = 4096
 # A process that hands over leaves connections so long to be used once more; then idle ones are closed.
 HAND_OVER_SECONDS = 5.0
 HAND_OVER_LOOK_SECONDS = 0.05
@@ -97,6 +101,9 @@ class SocketSource(Protocol):
         move: Callable[[int], None],
     ) -> None:
         """Called when the process is ready. `move` moves so many connections to other processes."""
+
+    def take_rest(self) -> None:
+        """Takes the connections that are on their way to this process. Called when it stops."""
 
     @property
     def hand_over(self) -> asyncio.Event:
@@ -172,10 +179,16 @@ class _Server(uvicorn.Server):
         self._source = source
         self._strangers = strangers.exempting(trusted_proxies(config.forwarded_allow_ips))
         self._acceptors: list[Acceptor] = []
+        self._keyless = KeylessConnections()
+        self._slow_readers = SlowReaders()
         self._opening: set[asyncio.Task[None]] = set()
         self._is_to_exit = asyncio.Event()
+        self._closes = False  # connections after their next response
+        self._told: set[object] = set()  # WebSockets and parked polls that close already
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        kind: Any = self.config.http_protocol_class
+        self.lifespan.state[CALLER_LIMITS] = CallerLimits(kind.connections_max)
         if sys.platform == "win32":  # its event loop can't watch a listener
             await super().startup(sockets)
         else:
@@ -211,14 +224,23 @@ class _Server(uvicorn.Server):
                 server_state=self.server_state,
                 app_state=self.lifespan.state,
             )
-            connection.slot = slot
+            connection.tally = tally
+            connection.closes = self._closes
             return connection
 
+        limits: CallerLimits = self.lifespan.state[CALLER_LIMITS]
+        tally = Tally(slot, limits, self._keyless)
+        client.add_close_callback(tally.close)
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(new_connection, client)
+            loop = asyncio.get_running_loop()
+            transport, _ = await loop.connect_accepted_socket(new_connection, client)
         except OSError as error:  # the client is gone already
             logger.debug("a connection failed as it was opened: %s", error)
             client.close()
+            return
+        if client.fileno() >= 0:
+            self._slow_readers.add(client, transport)
+            client.add_close_callback(partial(self._slow_readers.discard, client))
 
     def exit(self) -> None:
         self.should_exit = True
@@ -226,7 +248,9 @@ class _Server(uvicorn.Server):
 
     async def main_loop(self) -> None:
         """The server's own looks ten times a second whether it is to exit: a sixth of what an idle one does."""
+        clock = asyncio.get_running_loop().time
         while not await self.on_tick(0):
+            self._slow_readers.check(clock())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(DATE_SECONDS):
                     await self._is_to_exit.wait()
@@ -238,7 +262,8 @@ class _Server(uvicorn.Server):
             server.close()
 
     def close_soon(self) -> None:
-        """Lets all connections close after their next response."""
+        """Lets all connections close after their next response, also those that are opened from now on."""
+        self._closes = True
         close_some(self.server_state.connections, len(self.server_state.connections))
 
     async def hand_over(self, stop: asyncio.Event, at_stop: Callable[[], object]) -> None:
@@ -249,7 +274,8 @@ class _Server(uvicorn.Server):
         self.config.encoded_headers.append(_CLOSE)
         self.server_state.default_headers = [*self.server_state.default_headers, _CLOSE]
         deadline = asyncio.get_running_loop().time() + HAND_OVER_SECONDS
-        while self.server_state.connections and not stop.is_set():
+        self._take_rest()
+        while (self._opening or self.server_state.connections) and not stop.is_set():
             if asyncio.get_running_loop().time() > deadline:
                 return
             at_stop()
@@ -261,14 +287,30 @@ class _Server(uvicorn.Server):
         uvicorn's own cancels requests so that they are answered with a plain-text 500 and a traceback.
         """
         self.close_listeners()
-        for connection in list(self.server_state.connections):
-            connection.shutdown()
+        self._take_rest()
+        loop = asyncio.get_running_loop()
+        new_until = loop.time() + FIRST_REQUEST_SECONDS
         try:
             async with asyncio.timeout(GRACE_SECONDS):
-                while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110
+                while self._opening or self.server_state.connections or self.server_state.tasks:
+                    self._close_connections(spares_new=loop.time() < new_until)
                     await asyncio.sleep(HAND_OVER_LOOK_SECONDS)
         except TimeoutError:
             await self._cut_off()
+
+    def _take_rest(self) -> None:
+        if self._source is not None:
+            self._source.take_rest()
+
+    def _close_connections(self, *, spares_new: bool) -> None:
+        """Closes idle connections, and lets others close after their response. A request that the event loop hasn't
+        read yet is answered, too, and so is the first one of a new connection."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, HttpConnection):
+                connection.close_if_idle(spares_new=spares_new)
+            elif connection not in self._told:
+                self._told.add(connection)
+                connection.shutdown()
 
     async def _cut_off(self) -> None:
         """Cancels requests: those without a response answer 503, see `AccessLog`."""
@@ -297,7 +339,8 @@ def stop_on_signals() -> Iterator[asyncio.Event]:
     stop = asyncio.Event()
     with contextlib.ExitStack() as handlers:
 
-        def ask() -> None:
+        def ask(number: signal.Signals) -> None:
+            logger.info("stopping: %s received", number.name)
             stop.set()
             handlers.close()
 

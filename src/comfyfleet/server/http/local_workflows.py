@@ -20,7 +20,8 @@ from comfyfleet.server.http.admin import catalog as registration
 from comfyfleet.server.http.deps import PlaneDep, local_access_of, problems
 from comfyfleet.server.http.public.auth import Reader, Writer
 from comfyfleet.server.http.request_body import Body, JsonRoute, Text
-from comfyfleet.server.jobs import customer
+from comfyfleet.server.jobs import customer, lists
+from comfyfleet.server.jobs.heartbeat import sent_prompt
 from comfyfleet.server.maintenance.embedded_fleet import LOCAL, LOCAL_TENANT
 from comfyfleet.server.tenants.model import Caller
 
@@ -72,7 +73,7 @@ async def register_local(
 
 class LocalPrompt(Response):
     prompt: dict[str, Any] | None = Field(
-        description="As it was submitted; null after COMFYFLEET_PROMPT_KEEP_DAYS."
+        description="As the last attempt sent it; null after COMFYFLEET_PROMPT_KEEP_DAYS."
     )
 
 
@@ -83,7 +84,8 @@ async def show_prompt(
     """The prompt of a job of the local user of `comfyfleet up`, to whom its workflow belongs as well."""
     _require_local(request, caller)
     job = await customer.get_job(plane.context, caller.tenant.id, caller.user_id, job_id)
-    return LocalPrompt(prompt=dict(job.asked.prompt) or None)
+    sent = [sent_prompt(job, attempt) for attempt in await lists.attempts_of(plane.context, job)]
+    return LocalPrompt(prompt=next(filter(None, reversed(sent)), dict(job.asked.prompt) or None))
 
 
 def _require_local(request: Request, caller: Caller) -> None:

@@ -27,12 +27,14 @@ from comfyfleet.errors import (
 )
 from comfyfleet.log_context import bind_ids
 from comfyfleet.server.app import ProcessMetrics
+from comfyfleet.server.db.errors import log_level_of
 from comfyfleet.server.db.outages import as_unavailable
 from comfyfleet.server.http.connections import (
     PARKED,
     ParkedConnection,
     connection_of,
     note_valid_key,
+    release_request,
 )
 from comfyfleet.server.http.deps import local_access_of, plane_of
 from comfyfleet.server.http.errors import (
@@ -42,6 +44,7 @@ from comfyfleet.server.http.errors import (
     status_of,
 )
 from comfyfleet.server.http.request_body import CALLER_GONE
+from comfyfleet.server.http.tallies import holders_of
 from comfyfleet.server.secrets import hash_key
 
 logger = logging.getLogger("comfyfleet.access")
@@ -106,6 +109,8 @@ class AccessLog:
                     raise
                 reply.status = CALLER_GONE
             except Exception as error:
+                if reply.status is not None and await _is_cut_off(scope, error):
+                    return
                 response = response_to_failure(error, scope["method"], _path(scope), request_id)
                 if reply.status is not None:
                     raise  # a part of the response was sent: the server must close the connection
@@ -198,6 +203,20 @@ def response_to_failure(error: Exception, method: str, path: str, request_id: st
     return internal_error(request_id)
 
 
+async def _is_cut_off(scope: Scope, error: Exception) -> bool:
+    """Closes the connection of a response that can't be completed because of an expected error, so that
+    its reader notices. Returns False for a bug: the server then closes it and logs a traceback."""
+    known = error if isinstance(error, FleetError) else as_unavailable(error)
+    connection = connection_of(scope)
+    if known is None or connection is None:
+        return False
+    level = log_level_of(known)
+    logger.log(level, "%s %s was cut off: %s", scope["method"], _path(scope), known.message)
+    connection.transport.abort()
+    await asyncio.sleep(0)  # the connection is told that it is lost
+    return True
+
+
 def _given_id(scope: Scope) -> str | None:
     wanted = REQUEST_ID.lower().encode()
     found = next((value for name, value in scope["headers"] if name == wanted), b"")
@@ -251,6 +270,13 @@ class WrongKeyThrottle:
         right."""
         if self._is_full(address) and not self._may_be_valid(key):
             raise _too_many()
+
+    def knows(self, key: str) -> bool:
+        """Whether the key was valid when it was last checked here."""
+        return hash_key(key) in self._valid
+
+    def forget(self, key: str) -> None:
+        self._valid.pop(hash_key(key), None)
 
     def note_valid(self, key: str) -> None:
         _keep(self._valid, hash_key(key), None, VALID_KEYS_MAX)
@@ -319,7 +345,7 @@ class CallerAuth:
         request = Request(scope)
         try:
             request.state.caller = await self._authenticate(check, request)
-            note_valid_key(scope)
+            note_valid_key(scope, *holders_of(request.state.caller))
         except FleetError as error:
             if isinstance(error, Unauthenticated) and await _is_nothing_here(request):
                 await self._app(scope, receive, send)
@@ -338,6 +364,8 @@ class CallerAuth:
         try:
             caller = await check(request)
         except Unauthenticated:
+            wrong.forget(key)
+            release_request(request.scope)
             if (connection := connection_of(request.scope)) is not None:
                 connection.leave_admission()
             await wrong.delay(address)
@@ -346,7 +374,11 @@ class CallerAuth:
         return caller
 
     def _check(self, path: str) -> Check | None:
-        return next((check for prefix, check in self._checks if path.startswith(prefix)), None)
+        return check_of(self._checks, path)
+
+
+def check_of(checks: Sequence[tuple[str, Check | None]], path: str) -> Check | None:
+    return next((check for prefix, check in checks if path.startswith(prefix)), None)
 
 
 async def _is_nothing_here(request: Request) -> bool:

@@ -25,6 +25,7 @@ from comfyfleet.errors import (
 )
 from comfyfleet.server.http.connections import note_valid_key
 from comfyfleet.server.http.errors import headers_of
+from comfyfleet.server.http.tallies import OpenDownload, holder_of_file, open_download, uploads_of
 from comfyfleet.server.media.small_pictures import SMALL_PATH, SMALL_TYPE, SmallPictures
 from comfyfleet.server.storage import ObjectStore
 from comfyfleet.server.storage.local import (
@@ -122,7 +123,7 @@ def small_pictures_route(small: SmallPictures, store: ObjectStore) -> BaseRoute:
         query = request.query_params
         request.scope["query_string"] = REDACTED_QUERY
         small.require_granted(key, query.get("expires", ""), query.get("signature", ""))
-        note_valid_key(request.scope)
+        note_valid_key(request.scope, holder_of_file(key))
         content = await small.read(key)
         if content is not None:
             return _small_response(content, request.headers)
@@ -180,18 +181,18 @@ def _grant_of(store: LocalStore, request: Request, key: str) -> UrlGrant:
     # The server logs this scope when it answers, and a log is no place for a right to an object.
     request.scope["query_string"] = REDACTED_QUERY
     grant = store.granted(request.method, key, query)
-    note_valid_key(request.scope)
+    note_valid_key(request.scope, holder_of_file(key))
     return grant
 
 
 async def _get(store: LocalStore, request: Request, key: str) -> Response:
     grant = _grant_of(store, request, key)
-    opened = await store.open(key)
-    return object_response(opened, request.headers, filename=grant.filename, others=CORS_HEADERS)
+    download = await open_download(request, store, key)
+    return object_response(download, request.headers, filename=grant.filename, others=CORS_HEADERS)
 
 
 def object_response(
-    opened: OpenObject,
+    download: OpenDownload,
     asked: Mapping[str, str],
     *,
     filename: str | None = None,
@@ -199,6 +200,7 @@ def object_response(
     others: Mapping[str, str] = MappingProxyType({}),
 ) -> Response:
     """The object, or the range of it that the headers ask for; closes it in any case."""
+    opened = download.opened
     etag = file_etag(opened.size, opened.modified_ns)
     part = requested_range(asked, size=opened.size, etag=etag)
     told_type = content_type or opened.content_type
@@ -208,7 +210,7 @@ def object_response(
     headers |= {"content-disposition": _disposition(filename, told_type)}
     # Set here, not by the response, which would add a charset of its own.
     headers["content-type"] = told_type
-    return _RangeResponse(opened, part, headers)
+    return _RangeResponse(download, part, headers)
 
 
 def _disposition(filename: str | None, content_type: str) -> str:
@@ -221,15 +223,15 @@ def _disposition(filename: str | None, content_type: str) -> str:
 class _RangeResponse(StreamingResponse):
     """Streams a range of a file and closes it in any case."""
 
-    def __init__(self, opened: OpenObject, part: ByteRange, headers: dict[str, str]) -> None:
-        super().__init__(_chunks(opened, part), part.status, headers)
-        self._opened = opened
+    def __init__(self, download: OpenDownload, part: ByteRange, headers: dict[str, str]) -> None:
+        super().__init__(_chunks(download.opened, part), part.status, headers)
+        self._download = download
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._opened.file.close()
+            self._download.close()
 
 
 async def _chunks(opened: OpenObject, part: ByteRange) -> AsyncIterator[bytes]:
@@ -252,13 +254,21 @@ async def _put(store: LocalStore, request: Request, key: str) -> Response:
         raise Forbidden(f"this URL takes {grant.size} bytes, not {length}", key=key)
     if int(length) > store.object_bytes_max:
         raise LimitExceeded(f"an object has at most {store.object_bytes_max} bytes", key=key)
-    async with store.receiving(key, grant.content_type) as incoming:
-        await _receive(request, incoming, int(length))
-        if incoming.size != int(length):
-            raise InvalidInput(
-                f"{incoming.size} bytes were received, but {length} were announced", key=key
-            )
+    slot = uploads_of(request).begin(key)
+    try:
+        await _store_body(store, request, grant, int(length))
+    finally:
+        slot.release()
     return Response(status_code=200, headers=CORS_HEADERS)
+
+
+async def _store_body(store: LocalStore, request: Request, grant: UrlGrant, length: int) -> None:
+    async with store.receiving(grant.key, grant.content_type) as incoming:
+        await _receive(request, incoming, length)
+        if incoming.size != length:
+            raise InvalidInput(
+                f"{incoming.size} bytes were received, but {length} were announced", key=grant.key
+            )
 
 
 async def _receive(request: Request, incoming: IncomingObject, size: int) -> None:

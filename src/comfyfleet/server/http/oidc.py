@@ -255,7 +255,7 @@ async def _json_from(
     """A small JSON object, without redirects. Raises ServerUnavailable, UnexpectedAnswer, Unauthenticated."""
     import httpx  # takes memory, and time at the start, which most processes need not spend
 
-    from comfyfleet.transport.http import open_client
+    from comfyfleet.transport.http import describe_network_error, open_client
 
     await _require_resolvable(url)
     body = b""
@@ -276,11 +276,16 @@ async def _json_from(
                     raise UnexpectedAnswer("the identity provider's answer is too large")
     except httpx.HTTPError as error:
         raise ServerUnavailable(
-            f"the identity provider can't be reached: {type(error).__name__}"
+            f"the identity provider can't be reached at {_origin(url)}: {describe_network_error(error)}"
         ) from error
     if method == "POST" and 400 <= answer.status_code < 500:
         raise Unauthenticated("the identity provider has refused the code")
     return _object(body, answer.status_code)
+
+
+def _origin(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 _names = NameLookups(resolve_host)
@@ -292,7 +297,9 @@ async def _require_resolvable(url: str) -> None:
     try:
         await _names.addresses(parts.hostname or "", parts.port or 443, "oidc")
     except InputUnavailable as error:
-        raise ServerUnavailable("the identity provider can't be reached: its host name") from error
+        raise ServerUnavailable(
+            f"the identity provider can't be reached at {_origin(url)}: its name can't be resolved"
+        ) from error
 
 
 def _object(body: bytes, status: int) -> Mapping[str, Any]:

@@ -260,6 +260,7 @@ ItemIndex: TypeAlias = Annotated[int, Field(ge=0, le=INTEGER_MAX)]
 # An amount of tokens: neither true nor a text that looks like a number is money.
 Tokens: TypeAlias = Annotated[int, Field(strict=True)]
 UNKNOWN_FIELD = "unknown_field"
+UNKNOWN_FIELDS_SHOWN_MAX = 20
 
 
 class Body(BaseModel):
@@ -271,30 +272,52 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _knows_all_fields(cls, given: Any) -> Any:
-        known = list(cls._names())
-        unknown = [each for each in given if each not in known] if isinstance(given, dict) else []
-        if unknown:
-            raise PydanticCustomError(
-                UNKNOWN_FIELD, "{said}", {"said": _unknown(unknown[0], known)}
-            )
-        return given
+        if not isinstance(given, dict):
+            return given
+        names = list(cls._names())
+        known = {name for same in names for name in same}
+        if unknown := [name for name in given if name not in known]:
+            raise PydanticCustomError(UNKNOWN_FIELD, "{said}", {"said": _unknown(unknown, names)})
+        return _without_repeats(given, names)
 
     @classmethod
-    def _names(cls) -> Iterator[str]:
-        for name, each in cls.model_fields.items():
-            alias = each.validation_alias
+    def _names(cls) -> Iterator[tuple[str, ...]]:
+        """Yields the names of each field, ours first."""
+        for name, field in cls.model_fields.items():
+            alias = field.validation_alias
             if isinstance(alias, AliasChoices):
-                yield from (str(choice) for choice in alias.choices)
+                yield tuple(str(choice) for choice in alias.choices)
             else:
-                yield alias if isinstance(alias, str) else name
+                yield (alias if isinstance(alias, str) else name,)
 
 
-def _unknown(name: object, known: list[str]) -> str:
-    said = f"there is no field {str(name)[:100]!r}"
-    close = get_close_matches(str(name), known, n=1)
-    if close:
-        return f"{said}; did you mean {close[0]!r}?"
-    return f"{said}; there are {', '.join(known)}" if known else f"{said}, nor any other"
+def _without_repeats(given: dict[str, Any], names: Iterable[tuple[str, ...]]) -> dict[str, Any]:
+    """Drops the other names of a field that was sent under several, which must have the same value."""
+    for same in names:
+        first, *others = [name for name in same if name in given] or [""]
+        for other in others:
+            if given[other] != given[first]:
+                message = f"{first!r} and {other!r} mean the same field; send only {first!r}"
+                raise PydanticCustomError(UNKNOWN_FIELD, "{said}", {"said": message})
+        if others:
+            given = {name: value for name, value in given.items() if name not in others}
+    return given
+
+
+def _unknown(unknown: Iterable[object], names: list[tuple[str, ...]]) -> str:
+    """Names all unknown fields in one message, starting with those that resemble a known field."""
+    ours = {name: same[0] for same in names for name in same}
+    hints, others = list[str](), list[str]()
+    for name in [str(name)[:100] for name in unknown][:UNKNOWN_FIELDS_SHOWN_MAX]:
+        if close := get_close_matches(name, ours, n=1):
+            hints.append(f"there is no field {name!r}; did you mean {ours[close[0]]!r}?")
+        else:
+            others.append(repr(name))
+    if others:
+        known = [same[0] for same in names]
+        listed = f"; there are {', '.join(known)}" if known else ", nor any other"
+        hints.append(f"there is no field {' or '.join(others)}{listed}")
+    return hints[0] + "".join(f" T{hint[1:]}" for hint in hints[1:])
 
 
 def _storable(text: str) -> str:

@@ -15,6 +15,7 @@ from comfyfleet.errors import Forbidden
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.db import Tx
 from comfyfleet.server.http.connections import note_valid_key
+from comfyfleet.server.http.tallies import holders_of
 from comfyfleet.server.notifications.service import record_audit
 from comfyfleet.server.secrets import KEY_CHARACTERS, new_key
 from comfyfleet.server.tenants import sessions
@@ -58,7 +59,7 @@ async def session_of(plane: ControlPlane, connection: HTTPConnection) -> Browser
             tx, secret, admin_key_hash=plane.admin_key.key_hash, now=plane.clock()
         )
     if session is not None:
-        note_valid_key(connection.scope)
+        note_valid_key(connection.scope, *holders_of(session))
     return session
 
 

@@ -2,7 +2,7 @@
 process with the fewest open connections.
 
 Parent and child talk over a Unix socket, in records of a letter and a number. The child says when it has
-taken a socket, when its client has sent a valid key, and when it is closed. The parent says how many
+taken a socket, when its client has sent a valid key, when it sends requests without one again, and when it is closed. The parent says how many
 connections the child is to close after their next response, because it has more than its share.
 """
 
@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from comfyfleet.server.http.acceptor import Acceptor, ClientSocket, refuse
-from comfyfleet.server.http.connections import StrangerSlot
+from comfyfleet.server.http.acceptor import Acceptor, ClientSocket, refuse, refuse_when_stopping
 from comfyfleet.server.http.strangers import AddressLimiter, AddressSlot
+from comfyfleet.server.http.tallies import StrangerSlot
 
 logger = logging.getLogger(__name__)
 _RECORD = struct.Struct("!cI")
 NUMBERS = 2**32
-READY, TAKEN, VALID, CLOSED = b"r", b"t", b"v", b"c"  # from the child
+READY, TAKEN, VALID, KEYLESS, CLOSED = b"r", b"t", b"v", b"k", b"c"  # from the child
 SOCKET, MOVE = b"s", b"m"  # from the parent
 READ_BYTES = 64 * 1024
 FILES_PER_READ = 16
@@ -157,6 +157,8 @@ class ChildLine:
             handed.client.close()
         elif kind == VALID and number in self._slots:
             self._slots[number].release()
+        elif kind == KEYLESS and number in self._slots:
+            self._slots[number].resume()
         elif kind == CLOSED and (slot := self._slots.pop(number, None)) is not None:
             slot.release()
 
@@ -179,7 +181,7 @@ class ConnectionDispatcher:
         self._lines: list[ChildLine] = []
         self._leaving: list[ChildLine] = []
         self._waiting: deque[HandedSocket] = deque()
-        self._is_open = False
+        self._is_open = self._is_closed = False
         self._balancing: asyncio.TimerHandle | None = None
         self._retrying: asyncio.TimerHandle | None = None
 
@@ -191,15 +193,12 @@ class ConnectionDispatcher:
 
     def close(self) -> None:
         """Closes the port, so that the system refuses further connections."""
-        self._is_open = False
         self._acceptor.close()
+        self._is_open, self._is_closed = False, True
         for timer in (self._balancing, self._retrying):
             if timer is not None:
                 timer.cancel()
-        for handed in self._waiting:
-            handed.client.close()
-            handed.slot.release()
-        self._waiting.clear()
+        self._hand_waiting()
 
     def add(self, line: ChildLine) -> None:
         self._lines.append(line)
@@ -233,10 +232,18 @@ class ConnectionDispatcher:
 
     def _hand_waiting(self) -> None:
         while self._waiting:
-            if not self._hand(self._waiting[0]):
+            if self._hand(self._waiting[0]):
+                self._waiting.popleft()
+            elif self._is_closed:
+                self._refuse(self._waiting.popleft())
+            else:
                 self._retry_later()
                 return
-            self._waiting.popleft()
+
+    def _refuse(self, handed: HandedSocket) -> None:
+        """Answers a client that no child takes before this process stops."""
+        refuse_when_stopping(handed.client)
+        handed.slot.release()
 
     def _hand(self, handed: HandedSocket) -> bool:
         now = asyncio.get_running_loop().time()
@@ -272,16 +279,25 @@ class ConnectionDispatcher:
 class _RemoteSlot:
     """The slot of a connection whose address the parent counts."""
 
-    __slots__ = ("_line", "_number")
+    __slots__ = ("_is_released", "_line", "_number")
 
     def __init__(self, line: "ParentLine", number: int) -> None:
-        self._line: ParentLine | None = line
+        self._line = line
         self._number = number
+        self._is_released = False
 
     def release(self) -> None:
-        line, self._line = self._line, None
-        if line is not None:
-            line.report(VALID, self._number)
+        if not self._is_released:
+            self._is_released = True
+            self._line.report(VALID, self._number)
+
+    def resume(self) -> bool:
+        """Counts again. Only the parent knows whether the address is above its limit; it refuses new
+        connections then, while this one stays open within its user's limit."""
+        if self._is_released:
+            self._is_released = False
+            self._line.report(KEYLESS, self._number)
+        return True
 
 
 class ParentLine:
@@ -311,6 +327,11 @@ class ParentLine:
         """Tells the parent that this process is ready to serve."""
         self._serve, self._move = serve, move
         self.report(READY)
+
+    def take_rest(self) -> None:
+        """Takes the sockets that the parent has sent and this process has not read yet."""
+        while self._read():
+            pass
 
     def start(self) -> None:
         """Reads what the parent sends; its end stops this process, too."""
@@ -344,22 +365,23 @@ class ParentLine:
             else:
                 loop.remove_writer(self._line.fileno())
 
-    def _read(self) -> None:
-        """The system returns at most one record with a socket at a time."""
+    def _read(self) -> bool:
+        """Returns False if there is nothing more. The system returns at most one record with a socket at a time."""
         for _ in range(RECORDS_AT_ONCE):
             try:
                 data, files, _, _ = socket.recv_fds(self._line, READ_BYTES, FILES_PER_READ)
             except (BlockingIOError, InterruptedError):
-                return
+                return False
             except OSError:
                 data, files = b"", []
             if not data:
                 asyncio.get_running_loop().remove_reader(self._line.fileno())
                 self._stop.set()
-                return
+                return False
             self._files.extend(files)
             for kind, number in self._records.of(data):
                 self._note(kind, number)
+        return True
 
     def _note(self, kind: bytes, number: int) -> None:
         if kind == SOCKET:

@@ -1,8 +1,9 @@
 """Limits the connections and requests of clients that have not sent a valid key, by their address.
 
-A connection counts until it sends a valid key or closes. A trusted proxy shares its connections among
-its clients, so its connections aren't limited. Instead, each request that it forwards counts for the
-forwarded address until its key is known to be valid, or until the request ends.
+A connection counts until it sends a valid key or closes, and again when it sends a request without one.
+A trusted proxy shares its connections among its clients, so its connections aren't limited. Instead,
+each request that it forwards counts for the forwarded address until its key is known to be valid, or
+until the request ends.
 """
 
 import logging
@@ -13,17 +14,28 @@ from ipaddress import IPv6Address, ip_address, ip_network
 from time import monotonic
 from typing import Any
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from comfyfleet.errors import TooManyCalls
-from comfyfleet.server.http.connections import REQUEST_SLOT, connection_of
+from comfyfleet.server.http.body_times import has_body
+from comfyfleet.server.http.connections import (
+    CALLER_LIMITS,
+    REQUEST_TALLY,
+    HttpConnection,
+    connection_of,
+    has_valid_key,
+)
 from comfyfleet.server.http.errors import response_to_error
+from comfyfleet.server.http.tallies import Tally
 
 logger = logging.getLogger(__name__)
 PER_ADDRESS_MAX = 100
 RETRY_SECONDS = 5
 WARN_SECONDS = 60.0
+HEALTH_CHECKS = ("/healthz", "/readyz")
 
 
 def network_of(address: str) -> str:
@@ -59,19 +71,34 @@ def trusted_proxies(allowed: list[str] | str | None = None) -> Callable[[str], b
 class AddressSlot:
     """One connection or request that counts for its address until it is released."""
 
-    __slots__ = ("_counts", "_network")
+    __slots__ = ("_counts", "_is_counted", "_limit", "_network")
 
-    def __init__(self, counts: Counter[str] | None = None, network: str = "") -> None:
+    def __init__(
+        self, counts: Counter[str] | None = None, network: str = "", limit: int = 0
+    ) -> None:
+        """Without counts, the address is exempt."""
         self._counts = counts
         self._network = network
+        self._limit = limit
+        self._is_counted = False
+        self.resume()
 
     def release(self) -> None:
         """Stops counting; further calls do nothing."""
-        counts, self._counts = self._counts, None
-        if counts is not None:
-            counts[self._network] -= 1
-            if counts[self._network] <= 0:
-                del counts[self._network]
+        if self._counts is not None and self._is_counted:
+            self._is_counted = False
+            self._counts[self._network] -= 1
+            if self._counts[self._network] <= 0:
+                del self._counts[self._network]
+
+    def resume(self) -> bool:
+        """Counts again, even above the limit of the address; returns whether it is within the limit."""
+        if self._counts is None:
+            return True
+        if not self._is_counted:
+            self._is_counted = True
+            self._counts[self._network] += 1
+        return self._counts[self._network] <= self._limit
 
 
 class AddressLimiter:
@@ -97,8 +124,7 @@ class AddressLimiter:
         if self._counts[network] >= self._per_address:
             self._warn(network)
             return None
-        self._counts[network] += 1
-        return AddressSlot(self._counts, network)
+        return AddressSlot(self._counts, network, self._per_address)
 
     def exempting(self, is_exempt: Callable[[str], bool]) -> "AddressLimiter":
         """Returns a limiter like this one that exempts more addresses."""
@@ -119,26 +145,114 @@ class AddressLimiter:
 
 
 class ForwardedRequests:
-    """ASGI middleware that limits concurrent requests without a valid key by their forwarded address."""
+    """ASGI middleware that limits concurrent requests without a valid key by their forwarded address.
 
-    def __init__(self, app: ASGIApp, limits: AddressLimiter | None = None) -> None:
+    Clients with and without keys may share an address. Health checks and keys that were valid before
+    are never refused. Other keys have a limit of their own until they are checked, if `is_checked`
+    says that this happens before the request's body is read.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: AddressLimiter | None = None,
+        is_checked: Callable[[str], bool] = lambda _path: False,
+    ) -> None:
         self._app = app
         self._limits = limits or AddressLimiter(what="concurrent requests")
+        self._unchecked = AddressLimiter(what="concurrent requests with keys to check")
+        self._is_checked = is_checked
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         address = _forwarded_address(scope)
-        if address is None:
+        if address is None or _is_health_check(scope):
             await self._app(scope, receive, send)
             return
-        slot = self._limits.enter(address)
+        slot = self._slot(scope, address)
         if slot is None:
             await _refuse(scope, receive, send)
             return
-        scope.setdefault("state", {})[REQUEST_SLOT] = slot
+        state = scope.setdefault("state", {})
+        tally = state[REQUEST_TALLY] = Tally(slot, state.get(CALLER_LIMITS))
         try:
             await self._app(scope, receive, send)
         finally:
-            slot.release()
+            tally.close()
+
+    def _slot(self, scope: Scope, address: str) -> AddressSlot | None:
+        keys = _keys_of(scope)
+        if any(map(scope["app"].state.wrong_keys.knows, keys)):
+            return AddressSlot()
+        has_check = bool(keys) and scope["type"] == "http" and self._is_checked(scope["path"])
+        return (self._unchecked if has_check else self._limits).enter(address)
+
+
+class KeylessRequests:
+    """ASGI middleware that counts a connection for its address again when a request has no valid key.
+
+    This is known when the body is read or the response starts: keys are checked before. If the address is
+    above its limit then, a body is refused, and the connection closes after the response.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection = connection_of(scope) if scope["type"] == "http" else None
+        if connection is None:
+            await self._app(scope, receive, send)
+            return
+        request = _KeylessRequest(scope, connection, receive, send)
+        try:
+            await self._app(scope, request.receive, request.send)
+        except Exception:
+            if not request.is_refused:
+                raise
+        if request.is_refused:
+            await _refuse(scope, receive, send)
+
+
+class _KeylessRequest:
+    def __init__(
+        self, scope: Scope, connection: HttpConnection, receive: Receive, send: Send
+    ) -> None:
+        self._scope, self._connection = scope, connection
+        self._receive, self._send = receive, send
+        self._has_body = has_body(scope)
+        self._has_started = False
+        self.is_refused = False  # before the response started
+
+    async def receive(self) -> Message:
+        if self._has_body and not self._has_started and not self._is_counted():
+            self.is_refused = True
+            raise HTTPException(429)
+        return await self._receive()
+
+    async def send(self, message: Message) -> None:
+        if self.is_refused:
+            return
+        if not self._has_started:
+            self._has_started = True
+            self._is_counted()
+        await self._send(message)
+
+    def _is_counted(self) -> bool:
+        """Returns False if the connection counts for an address that is above its limit."""
+        if has_valid_key(self._scope) or self._connection.tally.count_for_address():
+            return True
+        self._connection.close_soon()
+        return False
+
+
+def _is_health_check(scope: Scope) -> bool:
+    return scope["type"] == "http" and scope["method"] == "GET" and scope["path"] in HEALTH_CHECKS
+
+
+def _keys_of(scope: Scope) -> list[str]:
+    """Returns the keys in the headers of a request, with and without their scheme."""
+    headers = Headers(scope=scope)
+    values = [headers.get("authorization", ""), headers.get("x-fleet-secret", "")]
+    return [key for text in values for key in (text, text.partition(" ")[2].strip()) if key]
 
 
 def _forwarded_address(scope: Scope) -> str | None:

@@ -1,9 +1,10 @@
-"""The workers' API: nine endpoints under /api/worker, authentication by key, and long polls. If
+"""The workers' API: ten endpoints under /api/worker, authentication by key, and long polls. If
 the client of a poll disconnects, its job goes to another worker."""
 
 import asyncio
 import logging
 from collections.abc import Coroutine
+from heapq import nsmallest
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 from fastapi import APIRouter, Depends, Header, Request
@@ -15,11 +16,15 @@ from starlette.types import Receive, Scope, Send
 
 from comfyfleet.api.route_calls import RouteAnswer, RoutePoll, RoutePolled
 from comfyfleet.api.worker import (
+    NAMED_MAX,
     Complete,
     Completed,
     Deregister,
     Done,
+    FactsReport,
+    FactsReported,
     Fail,
+    FailAnswer,
     Heartbeat,
     HeartbeatAnswer,
     Poll,
@@ -342,10 +347,11 @@ async def complete(plane: PlaneDep, worker: WorkerDep, said: Complete) -> Respon
     continues as the poll of a worker with one lease less, and `polls_on` is true.
     """
     worker_id = worker.worker_id
-    lease = await job_heartbeat.note_last(plane.context, said, worker_id=worker_id)
-    await finish.complete(
-        plane.context, said, worker_id=worker_id, fleet_id=worker.fleet_id, lease=lease
-    )
+    async with finish.lease_kept(plane.context, said, worker_id):
+        lease = await job_heartbeat.note_last(plane.context, said, worker_id=worker_id)
+        await finish.complete(
+            plane.context, said, worker_id=worker_id, fleet_id=worker.fleet_id, lease=lease
+        )
     if said.model_change is not None:
         plane.meters.model_runs.labels(worker.fleet_name, said.model_change).inc()
     if said.poll is not None:
@@ -364,18 +370,20 @@ async def _poll_next(plane: ControlPlane, worker: FleetWorker, said: Poll) -> Co
 
 
 @router.post("/fail")
-async def fail(plane: PlaneDep, worker: WorkerDep, said: Fail) -> Done:
-    """Fails the job at once, whatever attempts remain."""
-    await job_heartbeat.note_last(plane.context, said, worker_id=worker.worker_id)
-    await finish.fail(
-        plane.context,
-        said.dispatch_id,
-        said.lease_token,
-        to_user_message(said.error),
-        worker_id=worker.worker_id,
-        message=said,
-    )
-    return DONE
+async def fail(plane: PlaneDep, worker: WorkerDep, said: Fail) -> FailAnswer:
+    """Fails the job at once, whatever attempts remain. The response names unknown fields."""
+    async with finish.lease_kept(plane.context, said, worker.worker_id):
+        await job_heartbeat.note_last(plane.context, said, worker_id=worker.worker_id)
+        await finish.fail(
+            plane.context,
+            said.dispatch_id,
+            said.lease_token,
+            to_user_message(said.error),
+            worker_id=worker.worker_id,
+            message=said,
+        )
+    unknown = nsmallest(NAMED_MAX, said.model_extra or ())
+    return FailAnswer(ignored_fields=tuple(name[:100] for name in unknown))
 
 
 @router.post("/requeue")
@@ -397,6 +405,13 @@ async def requeue(plane: PlaneDep, worker: WorkerDep, said: Requeue) -> Done:
     if said.code == UnexpectedAnswer.code:
         plane.meters.unexpected.labels(worker.fleet_name).inc()
     return DONE
+
+
+@router.post("/facts")
+async def report_facts(plane: PlaneDep, worker: WorkerDep, said: FactsReport) -> FactsReported:
+    """Reports what the backend has, as an answer to `facts_wanted`."""
+    require_self(worker, said.worker_id)
+    return await job_poll.note_facts(plane.context, worker, said)
 
 
 @router.post("/deregister")

@@ -1,5 +1,6 @@
 """Tenants with their users, keys and wallets, as operators run them."""
 
+import asyncio
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from comfyfleet.clock import utc_now
 from comfyfleet.errors import Unauthenticated
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.tenants import service as tenants
-from comfyfleet.server.tenants.model import Caller
+from comfyfleet.server.tenants import wallet as ledger
+from comfyfleet.server.tenants.model import Caller, PaymentClaim
 
 
 async def make(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
@@ -98,17 +100,44 @@ async def test_a_payment_is_credited_once(client: httpx.AsyncClient) -> None:
     assert [each["details"].get("reason") for each in entries] == ["a wrong picture", None]
 
 
-async def test_a_credit_whose_audit_was_cut_off_is_audited_at_the_repeat(
+async def test_a_payment_counts_once_in_all_tenants(client: httpx.AsyncClient) -> None:
+    ada, bob = await make(client), await make(client, name="Bob")
+    paid = {"amount": 500, "provider_transaction_id": "pi_1"}
+    assert (await client.post(f"{wallet_path(ada)}/credits", json=paid)).status_code == 201
+    refused = await client.post(f"{wallet_path(bob)}/credits", json=paid)
+    assert refused.status_code == 409
+    assert ada["id"] in refused.json()["error"]["message"]
+    assert (await client.get(wallet_path(bob))).json()["balance"] == 0
+    again = await client.post(f"{wallet_path(ada)}/credits", json=paid)
+    assert (again.status_code, again.json()) == (200, {"balance": 500})
+    other = await client.post(f"{wallet_path(ada)}/credits", json={**paid, "amount": 400})
+    assert other.status_code == 409
+    assert "with 500 tokens and not 400" in other.json()["error"]["message"]
+
+
+async def test_a_payment_counts_once_among_tenants_credited_at_once(
+    client: httpx.AsyncClient,
+) -> None:
+    made = [await make(client, name=f"Tenant {number}") for number in range(4)]
+    paid = {"amount": 5, "provider_transaction_id": "pi_1"}
+    calls = [client.post(f"{wallet_path(each)}/credits", json=paid) for each in made * 2]
+    codes = [answer.status_code for answer in await asyncio.gather(*calls)]
+    assert sorted(codes) == [200, 201, *[409] * 6]
+    balances = [(await client.get(wallet_path(each))).json()["balance"] for each in made]
+    assert sorted(balances) == [0, 0, 0, 5]
+
+
+async def test_a_credit_that_was_interrupted_after_its_claim_is_completed_by_a_repeat(
     plane: ControlPlane, client: httpx.AsyncClient
 ) -> None:
-    from comfyfleet.server.tenants import wallet as ledger
-
-    made = await make(client)
-    async with plane.pools["main"].transaction() as tx:
-        await ledger.credit(tx, UUID(made["id"]), UUID(made["user_id"]), 5, "pi_9", now=utc_now())
+    ada, bob = await make(client), await make(client, name="Bob")
+    payment = PaymentClaim("pi_9", UUID(ada["id"]), UUID(ada["user_id"]), 5)
+    async with plane.central.transaction() as tx:
+        await ledger.claim_payment(tx, payment, now=utc_now())
     paid = {"amount": 5, "provider_transaction_id": "pi_9"}
-    again = await client.post(f"{wallet_path(made)}/credits", json=paid)
-    assert (again.status_code, again.json()) == (200, {"balance": 5})
+    assert (await client.post(f"{wallet_path(bob)}/credits", json=paid)).status_code == 409
+    completed = await client.post(f"{wallet_path(ada)}/credits", json=paid)
+    assert (completed.status_code, completed.json()) == (201, {"balance": 5})
     entries = (await client.get("/api/admin/audit", params={"action": "credit"})).json()["entries"]
     assert [each["details"]["amount"] for each in entries] == [5]
 

@@ -171,7 +171,7 @@ async def test_a_pool_that_is_down_keeps_no_other_from_being_verified(
     for tenant_id in scene.tenants:
         users = await scene.admin.get(f"/api/admin/tenants/{tenant_id}/users")
         wallet = f"tenants/{tenant_id}/wallets/{users.json()['users'][0]['id']}"
-        body = {"amount": 5, "provider_transaction_id": "x"}
+        body = {"amount": 5, "provider_transaction_id": wallet}
         await scene.admin.post(f"/api/admin/{wallet}/credits", json=body)
         pool = await scene.plane.context.pool_of(tenant_id)
         async with pool.transaction() as tx:

@@ -5,9 +5,9 @@ from uuid import UUID
 
 import httpx
 from tests.support.jobs.workflows import OBJECT_INFO
+from tests.support.server.object_infos import store_object_info
 
 from comfyfleet.server.app import ControlPlane
-from comfyfleet.server.fleets import object_info
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.jobs import submit
 from comfyfleet.server.tenants.model import DEFAULT_TENANT
@@ -44,7 +44,7 @@ PROPERTIES = [{"name": "what", "type": "text", "placeholder": "{{what}}"}]
 
 async def a_fleet_with_workflow(client: httpx.AsyncClient, plane: ControlPlane) -> None:
     await client.post("/api/admin/fleets", json={"slug": "gpus"})
-    key, content_hash = await object_info.store_object_info(plane.store, OBJECT_INFO)
+    key, content_hash = await store_object_info(plane.store, OBJECT_INFO)
     async with plane.central.transaction() as tx:
         fleet = await fleets.get_fleet(tx, "gpus", "production")
         await fleets.set_object_info(tx, fleet, key=key, content_hash=content_hash)

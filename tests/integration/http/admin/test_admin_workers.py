@@ -88,6 +88,19 @@ async def test_a_worker_is_drained_and_let_go(
     assert [entry["action"] for entry in entries] == ["undrain", "drain"]
 
 
+async def test_a_drain_with_a_body_does_what_the_body_says(
+    client: httpx.AsyncClient, plane: ControlPlane
+) -> None:
+    await join(plane, "gpu-7")
+    path = "/api/admin/workers/gpu-7/drain"
+    states = [
+        (await client.post(path, json={"is_draining": is_draining})).json()["state"]
+        for is_draining in (True, False)
+    ]
+    assert states == ["draining", "online"]
+    assert (await client.post(path, json={"draining": False})).status_code == 422
+
+
 async def test_a_revoked_worker_is_out_at_once_and_its_jobs_are_queued_again(
     client: httpx.AsyncClient, plane: ControlPlane
 ) -> None:

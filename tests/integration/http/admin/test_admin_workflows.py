@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 from tests.support.jobs.workflows import OBJECT_INFO, PROMPT
+from tests.support.server.object_infos import store_object_info
 
 from comfyfleet.server.app import ControlPlane
-from comfyfleet.server.fleets import object_info
 from comfyfleet.server.fleets import service as fleets
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "workflows"
@@ -34,7 +34,7 @@ async def register(client: httpx.AsyncClient, **changes: Any) -> httpx.Response:
 
 async def report_object_info(client: httpx.AsyncClient, plane: ControlPlane) -> None:
     await client.post("/api/admin/fleets", json={"slug": "gpus"})
-    key, content_hash = await object_info.store_object_info(plane.store, OBJECT_INFO)
+    key, content_hash = await store_object_info(plane.store, OBJECT_INFO)
     async with plane.central.transaction() as tx:
         fleet = await fleets.get_fleet(tx, "gpus", "production")
         await fleets.set_object_info(tx, fleet, key=key, content_hash=content_hash)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -13,6 +14,8 @@ from tests.support.server.asgi import free_listener, served, url_of
 from tests.support.server.customers import PRICE, TOKENS, Customer, EffectSetup
 
 from comfyfleet.server.http.app import create_app
+
+PATIENCE_SECONDS = 60
 
 
 @dataclass
@@ -38,20 +41,38 @@ def statuses(events: list[Event]) -> list[str]:
     return [each.data["status"] for each in events if each.kind == "status"]
 
 
+@asynccontextmanager
+async def reader_of(
+    effect_setup: EffectSetup, customer: Customer
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client whose streams can be read while they go on."""
+    listener = free_listener()
+    headers = {"Authorization": f"Bearer {customer.key}"}
+    async with (
+        served(create_app(effect_setup.plane), listener),
+        httpx.AsyncClient(
+            base_url=url_of(listener), headers=headers, timeout=PATIENCE_SECONDS
+        ) as reader,
+    ):
+        yield reader
+
+
 async def test_a_job_is_followed_to_its_end(effect_setup: EffectSetup, ada: Customer) -> None:
     job_id = await ada.job(effect_setup.draw)
-    following = asyncio.create_task(ada.client.get(f"/api/ai-jobs/{job_id}/events"))
-    async with effect_setup.fleet_setup.worker() as worker:
-        job = await worker.job()
+    async with (
+        effect_setup.fleet_setup.worker() as worker,
+        reader_of(effect_setup, ada) as reader,
+        reader.stream("GET", f"/api/ai-jobs/{job_id}/events") as answer,
+    ):
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        job, pieces = await worker.job(), answer.aiter_text()
         await worker.call_for(
             job, "heartbeat", started=True, progress={"percent": 40, "preview": "x"}
         )
-        await asyncio.sleep(1.5)
-        assert not following.done()
+        text = await read_until(pieces, "event: progress")
         await worker.deliver(job)
-    answer = await asyncio.wait_for(following, 10)
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    events = parsed(answer.text)
+        text += "".join([piece async for piece in pieces])
+    events = parsed(text)
     assert statuses(events) == ["queued", "processing", "completed"]
     assert [each.data for each in events if each.kind == "progress"] == [{"percent": 40.0}]
     assert [each.kind for each in events][-2:] == ["outputs", "status"]
@@ -177,11 +198,14 @@ async def test_silence_is_filled_with_comments(
 ) -> None:
     monkeypatch.setattr("comfyfleet.server.http.public.jobs.HEARTBEAT_SECONDS", 0.0)
     job_id = await ada.job(effect_setup.draw)
-    following = asyncio.create_task(ada.client.get(f"/api/ai-jobs/{job_id}/events"))
-    await asyncio.sleep(1.0)
-    await ada.client.delete(f"/api/ai-jobs/{job_id}")
-    text = (await asyncio.wait_for(following, 10)).text
-    assert ": still there\n\n" in text
+    async with (
+        reader_of(effect_setup, ada) as reader,
+        reader.stream("GET", f"/api/ai-jobs/{job_id}/events") as answer,
+    ):
+        pieces = answer.aiter_text()
+        text = await read_until(pieces, ": still there\n\n")
+        await ada.client.delete(f"/api/ai-jobs/{job_id}")
+        text += "".join([piece async for piece in pieces])
     assert statuses(parsed(text)) == ["queued", "cancelled"]
 
 

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.integration.http.public.test_public_events import read_until, reader_of
 from tests.support.databases.factory import Databases
 from tests.support.server.control_plane import plane_on
 from tests.support.server.customers import Customer, EffectSetup, effect_setup_on, png
@@ -102,6 +103,10 @@ async def test_a_graph_may_come_as_yaml(effect_setup: EffectSetup, ada: Customer
     assert (await ada.get(f"graphs/{graph_id}", version=1))["document"]["name"] == "two"
     read = (await ada.client.post("/api/graphs/validate", json={"document": YAML})).json()
     assert read["document"]["nodes"][0] == {"id": "draw", "type": "workflow", "workflow": "draw"}
+    foreign = {"document": YAML.replace("workflow: draw", "workflow_id: draw")}
+    assert foreign["document"] != YAML
+    respelled = (await ada.client.post("/api/graphs/validate", json=foreign)).json()
+    assert respelled["document"] == read["document"]
     known = await ada.client.post("/api/graphs/validate", json={"document": GRAPH})
     assert known.json()["document"] is None
     unreadable = await ada.client.post("/api/graphs/validate", json={"document": "name: [a"})
@@ -123,6 +128,9 @@ async def test_all_problems_are_told_with_their_places(
     assert (fine["valid"], fine["problems"]) == (True, [])
     quote = await ada.client.post(f"/api/graphs/{graph_id}/quote", json={})
     assert (quote.json()["jobs_min"], quote.json()["jobs_max"]) == (1, 1)
+    budget = effect_setup.plane.settings.max_executions_per_graph_run
+    assert quote.json()["executions_limit"] == budget
+    assert quote.json()["executions_max"] == len(GRAPH["nodes"])
     unsaved = (await ada.client.post("/api/graphs/validate", json=GRAPH)).json()
     assert unsaved["quote"] == quote.json()
 
@@ -241,16 +249,20 @@ async def test_progress_is_told_while_something_changes(
 ) -> None:
     graph_id = await made(ada)
     run_id = (await ada.client.post(f"/api/graphs/{graph_id}/runs", json={})).json()["id"]
-    following = asyncio.create_task(ada.client.get(f"/api/graph-runs/{run_id}/events"))
-    async with effect_setup.fleet_setup.worker() as worker:
-        job = await worker.job()
+    async with (
+        effect_setup.fleet_setup.worker() as worker,
+        reader_of(effect_setup, ada) as reader,
+        reader.stream("GET", f"/api/graph-runs/{run_id}/events") as answer,
+    ):
+        job, pieces, text = await worker.job(), answer.aiter_text(), ""
         for percent, step in ((25, 1), (75, 3)):
             said = {"percent": percent, "node": "3", "step": step, "steps": 4}
             await worker.call_for(job, "heartbeat", started=True, progress=said)
-            await asyncio.sleep(1.2)
+            text += await read_until(pieces, f"node 3, {step} of 4")
         await worker.deliver(job)
         await read_outbox(effect_setup.plane.graphs, effect_setup.plane.pools["main"])
-    texts = [each for each in (await following).text.split("\n\n") if each.startswith("event")]
+        text += "".join([piece async for piece in pieces])
+    texts = [each for each in text.split("\n\n") if each.startswith("event")]
     events = [json.loads(each.partition("data: ")[2]) for each in texts]
     seen = [each["running_nodes"] for each in events if each["running_nodes"]]
     steps = [nodes[0]["current_step"] for nodes in seen]

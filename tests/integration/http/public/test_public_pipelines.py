@@ -6,11 +6,18 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from tests.support.server.customers import Customer, EffectSetup, png
+from tests.support.server.customers import (
+    DRAWN,
+    DRAWN_PROPERTIES,
+    Customer,
+    EffectSetup,
+    png,
+)
 
 from comfyfleet.server.http.public import pipelines
 from comfyfleet.server.maintenance.sweeps import advance_pipelines
 from comfyfleet.server.pipelines import store_candidates
+from comfyfleet.server.pipelines.run_state import STUCK_RUN_KIND
 
 LIVE_SECONDS = 6.0  # long enough for all that happens while somebody reads
 DOCUMENT = """
@@ -113,6 +120,54 @@ async def test_a_variable_may_name_media_of_the_user_and_of_nobody_else(
     of_bob = await post(bob, "pipelines", 201, document=document)
     refused = await post(bob, f"pipelines/{of_bob['id']}/runs", 422, **body)
     assert refused["error"]["details"]["field"] == "variables.photo"
+
+
+ONE_DRAWING = {"name": "One", "steps": [{"name": "Base", "workflow": "draw"}]}
+
+
+async def test_a_credit_lets_a_stuck_run_go_on_at_once(effect_setup: EffectSetup) -> None:
+    admin = effect_setup.fleet_setup.admin
+    await admin.patch("/api/admin/workflows/draw", json={"price_tokens": 2})
+    poor = await effect_setup.customer(tokens=0)
+    made = await post(poor, "pipelines", 201, document=ONE_DRAWING)
+    run = await post(poor, f"pipelines/{made['id']}/runs", 201, base_candidates=1)
+    at = f"pipeline-runs/{run['id']}"
+    await work_off(effect_setup)
+    stuck = await poor.get(at)
+    assert (stuck["trouble"], stuck["trouble_seconds"]) == ("Insufficient token balance.", 0)
+    checked = await post(poor, f"{at}/check")
+    assert (checked["trouble"], checked["trouble_seconds"]) == (stuck["trouble"], None)
+    await work_off(effect_setup, "w2")
+    assert (await poor.get(at))["trouble_seconds"] == 0
+    wallet = f"/api/admin/tenants/{poor.tenant_id}/wallets/{poor.user_id}/credits"
+    paid = await admin.post(wallet, json={"amount": 5, "provider_transaction_id": run["id"]})
+    assert paid.status_code == 201, paid.text
+    assert (await poor.get(at))["trouble_seconds"] is None
+    await work_off(effect_setup, "w3")
+    assert (await poor.get(at))["reason"] == "complete"
+    stranger = await effect_setup.customer()
+    await post(stranger, f"{at}/check", 404)
+
+
+async def test_changes_of_workflows_effects_and_workers_wake_stuck_runs(
+    effect_setup: EffectSetup,
+) -> None:
+    fleet_setup, woken = effect_setup.fleet_setup, list[str]()
+    notifier = effect_setup.plane.context.notifier
+    notifier.subscribe_runs(STUCK_RUN_KIND, lambda: woken.append("woken"))
+    for act in (
+        fleet_setup.register_workflow("draw", document=DRAWN, properties=DRAWN_PROPERTIES),
+        fleet_setup.admin.patch("/api/admin/workflows/draw", json={"price_tokens": 0}),
+        fleet_setup.admin.post("/api/admin/workflows/draw/resume"),
+        fleet_setup.admin.post("/api/admin/effects/draw/publish"),
+        fleet_setup.assign("invert", "draw"),
+        fleet_setup.register("w9"),
+        fleet_setup.admin.post("/api/admin/workers/w9/undrain"),
+    ):
+        woken.clear()
+        answer = await act
+        assert answer.is_success, answer.text
+        assert woken == ["woken"], answer.url
 
 
 async def test_a_run_by_the_api_from_start_to_tree(

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from fastapi import Body as InBody
 from fastapi import Path, Query, Request, status
-from pydantic import Field
+from pydantic import AliasChoices, Field, model_validator
 
 from comfyfleet.api.admin import (
     AbleWorker,
@@ -63,11 +63,15 @@ from comfyfleet.server.http.examples import example_views
 from comfyfleet.server.http.request_body import Tokens, VersionNumber
 from comfyfleet.server.ingest import keep_example
 from comfyfleet.server.notifications.service import record_audit
+from comfyfleet.server.pipelines.run_state import request_wake
 from comfyfleet.workflow.embedded import Opened, open_document
 from comfyfleet.workflow.inspect import inspect
 
 # Each is some megabytes: a document is compared with the newest fleets' only.
 OBJECT_INFOS_MAX = 10
+
+
+PRICE_NAMES = AliasChoices("price_tokens", "credits_cost")
 
 
 class TermsBody(Body):
@@ -81,6 +85,7 @@ class TermsBody(Body):
     )
     price_tokens: Tokens | None = Field(
         default=None,
+        validation_alias=PRICE_NAMES,
         description="Offers it in customers' graphs and pipelines, at this price; 0: for nothing.",
     )
     is_withdrawn: bool = Field(
@@ -96,6 +101,16 @@ class TermsBody(Body):
         description="How delivered files are marked as made by AI: auto (default) decides by the "
         "prompt; generated and edited always mark; none never does.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_our_spelling(cls, given: Any) -> Any:
+        """Accepts `is_active`, the opposite of `is_withdrawn`."""
+        if not isinstance(given, dict) or "is_active" not in given or "is_withdrawn" in given:
+            return given
+        rest = {name: value for name, value in given.items() if name != "is_active"}
+        is_active = given["is_active"]
+        return {**rest, "is_withdrawn": not is_active if isinstance(is_active, bool) else is_active}
 
     def terms(self) -> WorkflowTerms:
         named = self.required_capabilities
@@ -114,9 +129,14 @@ class NewWorkflow(TermsBody):
         description="Lower-case letters, digits, ., - and _; a known one: its next version."
     )
     document: dict[str, Any] = Field(
-        description="A workflow as ComfyUI's editor saves it, a prompt, or a JSON that holds one."
+        validation_alias=AliasChoices("document", "api_json"),
+        description="A workflow as ComfyUI's editor saves it, a prompt, or a JSON that holds one.",
     )
-    properties: list[PropertyBody] = Field(default_factory=list, description="Its named inputs.")
+    properties: list[PropertyBody] = Field(
+        default_factory=list,
+        validation_alias=AliasChoices("properties", "exposed_parameters"),
+        description="Its named inputs.",
+    )
     output_node_id: str | int | None = Field(
         default=None,
         description="The node whose files are the result; default: all output nodes.",
@@ -166,6 +186,7 @@ async def register(body: NewWorkflow, plane: ControlPlane, operator: str) -> Reg
             version=version.version,
             document_hash=version.document_hash,
         )
+    request_wake(plane.context)
     property_warnings = [warning for each in body.properties for warning in each.warnings()]
     return RegisteredVersion(
         slug=workflow.slug,
@@ -495,6 +516,7 @@ async def _change_workflow(
         ]
     # Those that wait for jobs ask anew, as what they now may run.
     plane.queue.order(concerned)
+    request_wake(plane.context)
     return answer
 
 
@@ -524,7 +546,9 @@ class FaceBody(Body):
     title: str | None = Field(default=None, description="A title for people; default: the slug.")
     description: str | None = None
     preview_url: str | None = Field(default=None, description="A picture or video of the result.")
-    price_tokens: Tokens | None = Field(default=None, description="The price of a job; default: 0.")
+    price_tokens: Tokens | None = Field(
+        default=None, validation_alias=PRICE_NAMES, description="The price of a job; default: 0."
+    )
     overrides: dict[str, Any] | None = Field(
         default=None, description="Values of properties in place of the workflow's defaults."
     )
@@ -533,7 +557,11 @@ class FaceBody(Body):
     )
     stage: str | None = Field(default=None, description="Of the fleets that run it; production.")
     provider: Literal["self_hosted", "cloud"] | None = None
-    published: bool | None = Field(default=None, description="Whether customers see it.")
+    published: bool | None = Field(
+        default=None,
+        validation_alias=AliasChoices("published", "is_active"),
+        description="Whether customers see it.",
+    )
     max_upload_bytes: int | None = Field(
         default=None, description="The largest media that it accepts."
     )
@@ -567,7 +595,10 @@ class NewEffect(FaceBody):
     slug: str = Field(
         description="Lower-case letters, digits, ., - and _; at most 100.", examples=["sepia"]
     )
-    workflow_slug: str = Field(description="Of the registered workflow behind it.")
+    workflow_slug: str = Field(
+        validation_alias=AliasChoices("workflow_slug", "workflow_id"),
+        description="Of the registered workflow behind it.",
+    )
 
 
 @router.post("/effects", status_code=status.HTTP_201_CREATED, name="create")
@@ -714,7 +745,9 @@ async def _change_effect(
     async with plane.central.transaction() as tx:
         effect = await act(tx, await catalog.effect_by_slug(tx, slug))
         await record_audit(tx, operator, action, effect.subject, now, **details)
-        return await _read_effect_answer(tx, plane, effect)
+        answer = await _read_effect_answer(tx, plane, effect)
+    request_wake(plane.context)
+    return answer
 
 
 async def _workflow_by_slug(tx: Tx, slug: str) -> RegisteredWorkflow:

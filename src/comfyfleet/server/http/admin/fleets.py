@@ -56,6 +56,7 @@ from comfyfleet.server.http.admin.auth import (
 from comfyfleet.server.http.deps import NowDep, PlaneDep
 from comfyfleet.server.jobs.finish import requeue_worker
 from comfyfleet.server.notifications.service import record_audit
+from comfyfleet.server.pipelines.run_state import request_wake
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import Dispatch, RequeueReason
 from comfyfleet.server.queue.switch_costs import Estimate
@@ -67,6 +68,10 @@ router = admin_router()
 READINGS_MAX = 3000
 HELD_SHOWN_MAX = 5_000
 WorkerId = Annotated[str, Path(description="The worker's id.")]
+
+
+class Drain(Body):
+    is_draining: bool = Field(default=True, description="False: the same as undrain.")
 
 
 class RotateKey(Body):
@@ -296,9 +301,15 @@ async def revoke(
 
 @router.post("/workers/{worker_id}/drain")
 async def drain(
-    worker_id: WorkerId, plane: PlaneDep, now: NowDep, operator: OperatorDep
+    worker_id: WorkerId,
+    plane: PlaneDep,
+    now: NowDep,
+    operator: OperatorDep,
+    body: Drain = Drain(),  # noqa: B008  frozen
 ) -> WorkerAnswer:
     """The worker finishes its jobs and takes no new ones."""
+    if not body.is_draining:
+        return await undrain(worker_id, plane, now, operator)
     return await _change_worker(plane, worker_id, "drain", fleets.drain_worker, operator, now)
 
 
@@ -347,6 +358,7 @@ async def _change_worker(
         leases = await dispatch.count_leases(tx, [worker_id])
     # If it waits for a job it asks anew, as what it now is.
     plane.queue.order([worker_id])
+    request_wake(plane.context)
     return _worker_answer(worker, leases.get(worker_id, 0), plane, now)
 
 
@@ -579,6 +591,7 @@ async def assign(
         workers = await fleets.workers_of(tx, fleet)
     # Those that wait for jobs ask anew, as what they now may run.
     plane.queue.order(worker.worker_id for worker in workers)
+    request_wake(plane.context)
     return answer
 
 

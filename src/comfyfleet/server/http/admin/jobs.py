@@ -52,7 +52,7 @@ from comfyfleet.server.http.deps import PlaneDep
 from comfyfleet.server.http.request_body import Text, VersionNumber, in_utc
 from comfyfleet.server.jobs import lists
 from comfyfleet.server.jobs import submit as job_submit
-from comfyfleet.server.jobs.diagnosis import TimelineAttempt, build_timeline, why
+from comfyfleet.server.jobs.diagnosis import TimelineAttempt, build_timeline, explain_wait, why
 from comfyfleet.server.jobs.files import ANNOUNCED_SIZE
 from comfyfleet.server.jobs.heartbeat import sent_prompt
 from comfyfleet.server.jobs.lists import (
@@ -468,6 +468,8 @@ async def _facts(
     told = plane.context.caches.progress.of(job.lease_token) if job.status.is_active else None
     if told is not None and not with_preview:
         told = told.model_copy(update={"preview": None})
+    is_open = row is not None and job.status.is_active
+    needed = (await explain_wait(plane.context, row)).help_needed if row and is_open else None
     return {
         "id": job.id,
         "tenant_id": job.tenant_id,
@@ -479,13 +481,16 @@ async def _facts(
         "attempt": job.attempt,
         "properties": dict(job.asked.properties),
         "prompt_id": gateway_data(job).get("prompt_id"),
+        "provider_job_id": job.provider_job_id,
         "progress": told,
         "values": list(job.values),
         "submitted_at": job.submitted_at,
         "started_at": job.started_at,
         "completed_at": job.completed_at,
         "dispatch": dispatch_view(row, job.asked.workflow_slug) if row else None,
-        "why": await why(plane.context, row) if row and job.status.is_active else None,
+        "why": await why(plane.context, row) if row and is_open else None,
+        "person_needed_after": needed.after_seconds if needed else None,
+        "required_action": needed.action if needed else None,
     }
 
 

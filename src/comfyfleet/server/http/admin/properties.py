@@ -2,10 +2,22 @@
 
 from typing import Any
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from comfyfleet.api.admin import PROPERTY_FORMATS, PROPERTY_TYPES, PropertyAnswer
 from comfyfleet.server.catalog.model import Property
+
+# Other names of types.
+TYPES = {
+    "image_path": "image",
+    "video_path": "video",
+    "audio_path": "audio",
+    "string": "text",
+    "str": "text",
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+}
 
 
 class PropertyBody(BaseModel):
@@ -54,6 +66,23 @@ class PropertyBody(BaseModel):
         json_schema_extra={"enum": [*PROPERTY_FORMATS, None]},
         description="How people enter it: multiline (text), colour (text or integer), mask (image).",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_our_spelling(cls, given: Any) -> Any:
+        """Accepts an input as `node_id` and `field_name`, and its type as `param_type`."""
+        if not isinstance(given, dict):
+            return given
+        field = dict(given)
+        if {"node_id", "field_name"} <= field.keys() and "binding" not in field:
+            field["binding"] = f"{field.pop('node_id')}.{field['field_name']}"
+        if "field_name" in field:
+            field.setdefault("name", field["field_name"])
+            del field["field_name"]
+        if isinstance(field.get("param_type"), str) and "type" not in field:
+            kind = field.pop("param_type").lower()
+            field["type"] = TYPES.get(kind, kind)
+        return field
 
     def parsed(self) -> Property:
         said = {name: getattr(self, name) for name in type(self).model_fields}

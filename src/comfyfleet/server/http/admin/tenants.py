@@ -1,7 +1,6 @@
 """Tenants with their users, keys and wallets: created, limited, credited, erased; and the check of the ledger."""
 
 from dataclasses import asdict
-from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID, uuid4
 
@@ -46,8 +45,8 @@ from comfyfleet.server.http.request_body import INTEGER_MAX, Tokens
 from comfyfleet.server.maintenance import checks, retention
 from comfyfleet.server.maintenance.retention import count_unnamed
 from comfyfleet.server.media import service as media
-from comfyfleet.server.notifications import service as notifications
 from comfyfleet.server.notifications.service import record_audit
+from comfyfleet.server.pipelines.run_state import wake_runs_of
 from comfyfleet.server.tenant_work import actions as tenant_work
 from comfyfleet.server.tenants import actions as tenant_actions
 from comfyfleet.server.tenants import service as tenants
@@ -59,6 +58,7 @@ from comfyfleet.server.tenants.model import (
     ApiKey,
     LedgerTransaction,
     NewApiKey,
+    PaymentClaim,
     Scope,
     Tenant,
     User,
@@ -326,8 +326,8 @@ async def show_user(tenant_id: UUID, user_id: UUID, plane: PlaneDep) -> UserAnsw
 async def deactivate(
     tenant_id: UUID, user_id: UUID, plane: PlaneDep, operator: OperatorDep
 ) -> UserAnswer:
-    """Deactivates a user, revokes all their keys, stops their runs and pipelines (running jobs are
-    cancelled and refunded) and pauses their triggers. Other submitted jobs continue."""
+    """Deactivates a user, revokes all their keys, stops their runs and pipelines and pauses their
+    triggers. All their queued and running jobs are cancelled and refunded."""
     scope = tenant_work.WorkOwner(tenant_id, user_id)
     user = await tenant_work.deactivate_user(plane.graphs, scope, actor=operator)
     return _user_answer(user)
@@ -375,8 +375,7 @@ async def stop_work(
 async def pause_work(
     tenant_id: UUID, body: WorkScope, plane: PlaneDep, operator: OperatorDep
 ) -> StoppedWork:
-    """Pauses all pipeline runs and triggers; their submitted jobs continue. Graph runs can only be
-    stopped. Pauses at most 100 runs per call."""
+    """Pauses all runs and triggers; their submitted jobs continue. Pauses at most 100 runs per call."""
     scope = tenant_work.WorkOwner(tenant_id, body.user_id)
     return _stopped(await tenant_work.pause_all(plane.graphs, scope, actor=operator))
 
@@ -394,7 +393,7 @@ async def stop_item(
 async def pause_item(
     tenant_id: UUID, kind: WorkKind, item_id: UUID, plane: PlaneDep, operator: OperatorDep
 ) -> WorkItemAnswer:
-    """Pauses a pipeline run or a trigger."""
+    """Pauses a run or a trigger."""
     item = await tenant_work.pause_item(plane.graphs, tenant_id, kind, item_id, actor=operator)
     return WorkItemAnswer(**item._asdict())
 
@@ -506,15 +505,16 @@ async def credit(
     operator: OwnerDep,
     response: Response,
 ) -> Balance:
-    """Credits a payment. The same payment counts once. Requires an owner."""
-    async with plane.context.tenant_transaction(tenant_id) as tx:
-        await tenants.get_user(tx, tenant_id, user_id)
-        credited = await ledger.credit(
-            tx, tenant_id, user_id, body.amount, body.provider_transaction_id, now=now
-        )
-    await _audit_once(plane, tenant_id, user_id, body, operator, now)
+    """Credits a payment. The same id counts once in the whole installation: a repeat returns the
+    balance, and 409 follows for another tenant, user or amount. Requires an owner."""
+    pool = await plane.context.pool_of(tenant_id)
+    payment = PaymentClaim(body.provider_transaction_id, tenant_id, user_id, body.amount)
+    credited = await tenant_actions.credit_payment(
+        plane.central, pool, payment, operator=operator, reason=body.reason, now=now
+    )
     if not credited.is_new:
         response.status_code = status.HTTP_200_OK
+    await wake_runs_of(plane.context, tenant_id, user_id)
     return Balance(balance=credited.balance)
 
 
@@ -558,21 +558,6 @@ async def transactions(
     return AdminTransactions(
         transactions=[_transaction_answer(each) for each in found], next=following
     )
-
-
-async def _audit_once(
-    plane: ControlPlane, tenant_id: UUID, user_id: UUID, paid: Payment, operator: str, now: datetime
-) -> None:
-    """Writes the audit entry if it is missing. The ledger is in another database, so after a crash
-    the repeated call writes it."""
-    subject = f"payment:{tenant_id}/{paid.provider_transaction_id}"
-    async with plane.central.transaction() as tx:
-        if await notifications.find_audit_entries(tx, action="credit", subject=subject, limit=1):
-            return
-        details: dict[str, Any] = {"user_id": user_id, "amount": paid.amount}
-        if paid.reason:
-            details["reason"] = paid.reason
-        await record_audit(tx, operator, "credit", subject, now, tenant_id, **details)
 
 
 def _transaction_answer(line: LedgerTransaction) -> AdminTransactionAnswer:

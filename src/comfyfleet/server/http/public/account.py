@@ -309,7 +309,7 @@ async def create_webhook(
     async with plane.pools[caller.tenant.pool].read() as tx:
         # Before the host is looked up, which may take seconds.
         await webhooks.require_room(tx, caller.tenant.id, caller.user_id)
-    await plane.outward.refuse_private(target, listed, who=caller.user_id)
+    await plane.outward.refuse_private(target, listed, who=caller.tenant.id)
     async with plane.pools[caller.tenant.pool].transaction() as tx:
         made = await webhooks.create_webhook(
             tx,

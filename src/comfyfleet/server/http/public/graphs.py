@@ -34,7 +34,7 @@ from comfyfleet.api.graphs import (
 from comfyfleet.errors import NotFound
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.catalog.model import Property
-from comfyfleet.server.graphs import actions
+from comfyfleet.server.graphs import actions, pause_actions
 from comfyfleet.server.graphs.actions import NewGraphRun, Owner
 from comfyfleet.server.graphs.apply import LoadedRun
 from comfyfleet.server.graphs.catalogue import WorkflowFacts
@@ -150,8 +150,8 @@ async def find_graph_id(plane: ControlPlane, caller: Caller, text: str) -> UUID:
     return await actions.find_graph(plane.graphs, owner_of(caller), text)
 
 
-async def _document(body: Mapping[str, Any]) -> Any:
-    return await read_body(body.get("document", body))
+async def _document(body: Mapping[str, Any], tenant_id: UUID) -> Any:
+    return await read_body(tenant_id, body.get("document", body))
 
 
 @router.post(
@@ -164,7 +164,7 @@ async def create(
 ) -> GraphAnswer:
     """Stores a graph, or returns all its problems. The same name and content are stored once."""
     made, is_new = await actions.create_graph_once(
-        plane.graphs, owner_of(caller), await _document(body)
+        plane.graphs, owner_of(caller), await _document(body, caller.tenant.id)
     )
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
     return await _graph_answer(made)
@@ -188,7 +188,7 @@ async def list_graphs(
 @router.post("/graphs/validate")
 async def validate(body: Document, plane: PlaneDep, caller: Reader) -> Verdict:
     """Validates a graph without storing it. One that is given as a text is returned as it was read."""
-    document = await _document(body)
+    document = await _document(body, caller.tenant.id)
     checked = await actions.check_document(plane.graphs, owner_of(caller), document)
     was_text = isinstance(body.get("document"), str) and isinstance(document, dict)
     found = _verdict(checked.check)
@@ -243,7 +243,9 @@ async def new_version(
     """Adds a version; only the creator may. Active runs keep the version that they were started with."""
     owner, found = owner_of(caller), await find_graph_id(plane, caller, graph_id)
     return await _graph_answer(
-        await actions.add_graph_version(plane.graphs, owner, found, await _document(body))
+        await actions.add_graph_version(
+            plane.graphs, owner, found, await _document(body, caller.tenant.id)
+        )
     )
 
 
@@ -451,7 +453,7 @@ async def start_document(
     idempotency_header: IdempotencyHeader = None,
 ) -> GraphRunAnswer:
     """Runs a graph and stores it, once; if it is refused, nothing is stored."""
-    document = await read_body(body.document)
+    document = await read_body(caller.tenant.id, body.document)
     owner, new = owner_of(caller), _new_run(body, idempotency_header)
     kept, is_new = await actions.start_document_run(plane.graphs, owner, document, new)
     response.status_code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
@@ -577,6 +579,22 @@ async def cancel(run_id: UUID, plane: PlaneDep, caller: Writer) -> GraphRunAnswe
     """Cancels a run and its jobs, also on the backends; a run that has ended is not changed."""
     return await _run_answer(
         plane, caller, await actions.cancel_graph_run(plane.graphs, owner_of(caller), run_id)
+    )
+
+
+@router.post("/graph-runs/{run_id}/pause", responses=problems(404, 409))
+async def pause(run_id: UUID, plane: PlaneDep, caller: Writer) -> GraphRunAnswer:
+    """Submits no more jobs; submitted jobs continue. The time of the pause doesn't count to a deadline."""
+    return await _run_answer(
+        plane, caller, await pause_actions.pause_graph_run(plane.graphs, owner_of(caller), run_id)
+    )
+
+
+@router.post("/graph-runs/{run_id}/resume", responses=problems(404, 409))
+async def resume(run_id: UUID, plane: PlaneDep, caller: Writer) -> GraphRunAnswer:
+    """Continues a paused run."""
+    return await _run_answer(
+        plane, caller, await pause_actions.resume_graph_run(plane.graphs, owner_of(caller), run_id)
     )
 
 
@@ -736,4 +754,5 @@ def _event_data(
         "nodes": [each.model_dump(mode="json") for each in views.node_views(kept, run)],
         "questions": asked,
         "error": run.error.message if run.error else None,
+        "paused_at": paused_at.isoformat() if (paused_at := views.paused_at(run)) else None,
     }

@@ -42,7 +42,7 @@ from comfyfleet.server.http.public.auth import (
     public_router,
 )
 from comfyfleet.server.http.streams import MEDIA_TYPE, EventStream, StreamKeyCheck, run_shielded
-from comfyfleet.server.jobs import batches, customer
+from comfyfleet.server.jobs import batches, customer, stages
 from comfyfleet.server.jobs import service as jobs
 from comfyfleet.server.jobs.batches import BatchRequest
 from comfyfleet.server.jobs.model import (
@@ -176,6 +176,7 @@ async def show_job(
     return await _job_answer(plane, job, now)
 
 
+@router.post("/ai-jobs/{job_id}/cancel", include_in_schema=False)
 @router.delete("/ai-jobs/{job_id}", responses=problems(404, 409), name="cancel")
 async def cancel_job(job_id: UUID, plane: PlaneDep, now: NowDep, caller: Writer) -> JobAnswer:
     """Cancels a job and refunds it; a run priced by the second pays for its seconds until then.
@@ -205,10 +206,13 @@ async def retry(
 @router.get("/ai-jobs/{job_id}/why", responses=problems(404))
 async def why(job_id: UUID, plane: PlaneDep, caller: Reader) -> JobWaitAnswer:
     """Why it isn't running."""
-    said, seconds = await customer.explain_job(
-        plane.context, caller.tenant.id, caller.user_id, job_id
+    found = await customer.explain_job(plane.context, caller.tenant.id, caller.user_id, job_id)
+    needed = found.help_needed
+    return JobWaitAnswer(
+        why=found.why,
+        person_needed_after=needed.after_seconds if needed else None,
+        required_action=needed.action if needed else None,
     )
-    return JobWaitAnswer(why=said, person_needed_after=seconds)
 
 
 @router.get("/ai-jobs/{job_id}/again", responses=problems(404))
@@ -277,7 +281,7 @@ async def _job_answer(
     names = await views.download_names(plane, job, original, [file for _, file in found])
     outputs = await views.outputs_of(plane, found, names)
     if known:
-        left = views.remaining_seconds(job, known.typical_seconds, now)
+        left = stages.seconds_left(job, known.typical_seconds, now)
     else:
         left = await views.seconds_left(plane, job, now)
     return JobAnswer(

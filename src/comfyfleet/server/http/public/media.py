@@ -13,6 +13,7 @@ from comfyfleet.api.media import (
     MediaResult,
     MediaStatus,
     Upload,
+    UploadedFile,
     UploadPart,
     UploadSlot,
     UploadState,
@@ -62,7 +63,11 @@ class NewUpload(Body):
         description="For display; never used as a path.",
         examples=["cat.png"],
     )
-    content_type: Text = Field(max_length=200, examples=["image/png"])
+    content_type: Text = Field(
+        max_length=200,
+        validation_alias=AliasChoices("content_type", "mime_type"),
+        examples=["image/png"],
+    )
     size: int = Field(ge=1, le=ROW_ID_MAX, description="In bytes.", examples=[204_800])
     effect_id: UUID | None = Field(
         default=None, description="If given, type and size are checked against the effect's limits."
@@ -91,6 +96,12 @@ async def announce(body: NewUpload, plane: PlaneDep, now: NowDep, caller: Writer
     parts = await ingest.upload_parts(plane, file)
     return Upload(
         file_id=file.id,
+        file=UploadedFile(
+            id=file.id,
+            filename=body.filename,
+            content_type=canonical_type(body.content_type),
+            size=body.size,
+        ),
         upload=_slot(put),
         parts=tuple(map(_part, parts)),
         expires_at=now + timedelta(seconds=plane.settings.url_seconds),

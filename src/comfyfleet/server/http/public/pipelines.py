@@ -70,6 +70,7 @@ from comfyfleet.server.pipelines.model import (
     StoredPipeline,
     StoredRun,
 )
+from comfyfleet.server.pipelines.parse import STEPS_MAX
 from comfyfleet.server.pipelines.run_state import CandidateFilter, RunView
 from comfyfleet.server.tenants.model import Caller
 
@@ -83,7 +84,9 @@ Whole = Annotated[int, Field(ge=0, le=NUMBER_MAX)]
 class NewPipeline(Body):
     name: Text | None = None
     steps: list[dict[str, Any]] | None = Field(
-        default=None, description="In order; see the concepts page for their fields."
+        default=None,
+        max_length=STEPS_MAX,
+        description="In order; see the concepts page for their fields.",
     )
     document: dict[str, Any] | str | None = Field(
         default=None, description="Instead: all of it as an object, or as a text in YAML or JSON."
@@ -128,15 +131,15 @@ class Retry(Body):
 @router.post("/pipelines", status_code=status.HTTP_201_CREATED)
 async def create(body: NewPipeline, plane: PlaneDep, caller: Writer) -> PipelineAnswer:
     """Stores a pipeline, or returns all its problems. A pipeline never changes."""
-    document = await _document(body)
+    document = await _document(body, caller.tenant.id)
     made = await actions.create_pipeline(plane.context, caller.tenant.id, caller.user_id, document)
     return _pipeline_answer(made, await actions.pipeline_warnings(plane.context, made))
 
 
-async def _document(body: NewPipeline) -> dict[str, Any]:
+async def _document(body: NewPipeline, tenant_id: UUID) -> dict[str, Any]:
     if body.document is None:
         return {"name": body.name or "", "steps": body.steps or []}
-    read = await read_body(body.document)
+    read = await read_body(tenant_id, body.document)
     if not isinstance(read, dict):
         raise InvalidInput("a pipeline must be an object", field="document")
     return read
@@ -271,6 +274,13 @@ async def resume(run_id: UUID, plane: PlaneDep, caller: Writer) -> PipelineRunAn
     return await _run_answer(plane, caller, run_id)
 
 
+@router.post("/pipeline-runs/{run_id}/check", responses=problems(404))
+async def check(run_id: UUID, plane: PlaneDep, caller: Writer) -> PipelineRunAnswer:
+    """Checks at once whether the run's trouble has passed. Meanwhile `trouble_seconds` is null."""
+    await run_state.wake_run(plane.context, caller.tenant.id, caller.user_id, run_id)
+    return await _run_answer(plane, caller, run_id)
+
+
 @router.post("/pipeline-runs/{run_id}/cancel", responses=problems(404))
 async def cancel(run_id: UUID, plane: PlaneDep, caller: Writer) -> PipelineRunAnswer:
     """Cancels a run and its queued jobs; running jobs finish, and their candidates are kept."""
@@ -362,7 +372,7 @@ def _summary_fields(stored: StoredRun, now: datetime) -> dict[str, Any]:
         "pause_reason": stored.pause_reason,
         "reason": stored.reason_at(now),
         "trouble": stored.trouble,
-        "trouble_seconds": stored.trouble_seconds,
+        "trouble_seconds": stored.trouble_seconds_at(now),
         "target_folder": run.target_folder,
         "base_candidates": run.base_candidates,
         "variables": dict(run.variables),
@@ -654,6 +664,7 @@ async def _candidate_answer(
         seed_text=None if candidate.seed is None else str(candidate.seed),
         properties=dict(candidate.properties),
         job_id=candidate.job_id,
+        provider_job_id=candidate.provider_job_id,
         output_index=candidate.output_index,
         path=kept.get("path", ""),
         content_type=kept.get("mime_type", ""),

@@ -32,6 +32,7 @@ from comfyfleet.server.http.public.auth import (
     admit_stranger,
     public_router,
 )
+from comfyfleet.server.http.tallies import open_download
 from comfyfleet.server.jobs import customer
 from comfyfleet.server.jobs import service as jobs
 from comfyfleet.server.jobs.files import suffix_of
@@ -329,8 +330,8 @@ async def show_shared_file(
     names = await views.download_names(plane, job, shown, [file for _, file in named])
     name = _shown_name(file) if which == ORIGINAL else names.get(file.id) or _shown_name(file)
     if isinstance(plane.store, LocalStore):
-        opened = await plane.store.open(file.path)
-        return object_response(opened, request.headers, filename=name, others=CORS_HEADERS)
+        download = await open_download(request, plane.store, file.path)
+        return object_response(download, request.headers, filename=name, others=CORS_HEADERS)
     url = await plane.store.url_to_get(file.path, seconds=REDIRECT_SECONDS, filename=name)
     headers = {**CORS_HEADERS, **PRIVATE_HEADERS, "location": url}
     return Response(status_code=status.HTTP_302_FOUND, headers=headers)

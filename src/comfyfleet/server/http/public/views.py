@@ -20,6 +20,7 @@ from comfyfleet.api.graphs import (
     QuestionSeen,
     RerunOf,
     ReusedFrom,
+    RunErrorCode,
     RunningNodeSeen,
 )
 from comfyfleet.api.jobs import Output, Value
@@ -29,7 +30,6 @@ from comfyfleet.server.gateway.visible_backends import sees_backends
 from comfyfleet.server.graphs import actions
 from comfyfleet.server.graphs.apply import (
     IN_LOOP_EXECUTIONS_MAX,
-    NO_TOKENS,
     LoadedRun,
     large_runs,
 )
@@ -37,7 +37,6 @@ from comfyfleet.server.graphs.draft import RunDraft
 from comfyfleet.server.graphs.progress import node_status, progress_of
 from comfyfleet.server.graphs.run import (
     ANSWER_SIZE_MAX,
-    NO_BACKEND,
     NO_SIZE,
     Environment,
     ExecutionKey,
@@ -48,8 +47,8 @@ from comfyfleet.server.graphs.run import (
     job_id,
     size_of,
 )
+from comfyfleet.server.jobs import stages
 from comfyfleet.server.jobs.model import Job, JobStatus
-from comfyfleet.server.jobs.submit import TAKES_NO_JOBS
 from comfyfleet.server.media import service as media
 from comfyfleet.server.media.model import File, safe_name
 from comfyfleet.server.tenants.model import Tenant
@@ -76,14 +75,7 @@ async def seconds_left(plane: ControlPlane, job: Job, now: datetime) -> float | 
         return None
     async with plane.central.read() as tx:
         typical = await catalog.typical_seconds(tx, job.asked.effect_id)
-    return remaining_seconds(job, typical, now)
-
-
-def remaining_seconds(job: Job, typical_seconds: float | None, now: datetime) -> float | None:
-    if typical_seconds is None or not job.status.is_active:
-        return None
-    gone = (now - job.started_at).total_seconds() if job.started_at else 0.0
-    return round(max(0.0, typical_seconds - gone), 1)
+    return stages.seconds_left(job, typical, now)
 
 
 async def original_and_outputs(
@@ -144,6 +136,7 @@ async def outputs_of(
         Output(
             name=name,
             filename=file.filename,
+            download_name=names.get(file.id),
             content_type=file.mime_type,
             size=file.size,
             url=await url_of(plane, file, names.get(file.id)),
@@ -208,6 +201,7 @@ def _run_answer(
         inputs=dict(head.inputs),
         outputs=outputs,
         error=_error(run, sees=sees),
+        paused_at=paused_at(run),
         questions=tuple(questions(kept, run)),
         progress=progress,
         nodes=tuple(node_views(kept, run)),
@@ -278,6 +272,18 @@ def questions(kept: LoadedRun, run: GraphRunState) -> Iterator[QuestionSeen]:
             )
 
 
+_ACTIONS = {
+    RunErrorCode.NO_TOKENS: "Add tokens to the wallet, then retry the run.",
+    RunErrorCode.NO_BACKEND: "Start a worker that can run it, or ask the operator to, then retry the run.",
+    RunErrorCode.WITHDRAWN: "Ask the operator to offer the workflow again, or use another one.",
+}
+
+
+def paused_at(run: GraphRunState) -> datetime | None:
+    """When an active run was paused."""
+    return None if run.status.is_over else run.paused_at
+
+
 def _error(run: GraphRunState, *, sees: bool) -> ErrorSeen | None:
     if run.error is None:
         return None
@@ -289,19 +295,9 @@ def _error(run: GraphRunState, *, sees: bool) -> ErrorSeen | None:
         backend=backend_of(record, sees=sees),
         message=run.error.message,
         alternatives=run.error.alternatives if bound else (),
-        action=_action_after(run.error.message),
+        code=run.error.code,
+        action=_ACTIONS[run.error.code] if run.error.code else None,
     )
-
-
-def _action_after(message: str) -> str | None:
-    """What a person must do after an error that no retry solves."""
-    if message.endswith(NO_TOKENS):
-        return "Add tokens to the wallet, then run the graph again."
-    if f"{NO_BACKEND}: " in message:
-        return "Start a worker that can run it, or ask the operator to, then run the graph again."
-    if message.endswith(TAKES_NO_JOBS):
-        return "Ask the operator to offer the workflow again, or use another one."
-    return None
 
 
 def node_views(kept: LoadedRun, run: GraphRunState) -> Iterator[NodeSeen]:
