@@ -114,7 +114,13 @@ def refusal_from(answer: Mapping[str, Any], prompt: Mapping[str, Any]) -> Prompt
     if (more := len(problems) - len(shown)) > 0:
         shown.append(f"  … and {more} more")
     kind = error.get("type") if isinstance(error, dict) else None
-    return PromptRefused("\n".join([headline, *shown]), problems=problems, error=error, kind=kind)
+    return PromptRefused(
+        "\n".join([headline, *shown]),
+        problems=problems,
+        error=error,
+        kind=kind,
+        node_errors=answer.get("node_errors"),
+    )
 
 
 def _headline(error: object, problems: tuple[NodeProblem, ...]) -> str:

@@ -217,7 +217,8 @@ RETRIES_MAX = 20
 class BackendLimits:
     """Timeouts and the number of retries.
 
-    `stall_seconds`: how long a run may go without any sign of progress.
+    `stall_seconds`: how long a run may go without any sign of progress. `first_look_seconds`: when a submitted run that
+    has not started is first looked for in the queue, to tell how many are ahead; by default with the first poll.
     """
 
     job_seconds: float = DEFAULT_JOB_SECONDS
@@ -227,6 +228,7 @@ class BackendLimits:
     answer_seconds: float = 60.0
     stall_seconds: float = 120.0
     cancel_seconds: float = 60.0
+    first_look_seconds: float = float("inf")
 
 
 @dataclass(frozen=True, slots=True)

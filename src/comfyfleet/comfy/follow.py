@@ -175,9 +175,14 @@ class RunDeadlines:
         self._renewals += again
         return again
 
-    def seconds(self, *, has_no_socket: bool) -> float:
+    def seconds(self, *, has_no_socket: bool, has_started: bool) -> float:
         """Seconds until the next poll. Without a socket the first polls come soon, for short runs."""
         now = self._clock()
+        look = (
+            self._began + self._limits.first_look_seconds - now
+            if self._location is None and not has_started
+            else float("inf")
+        )
         soon = (
             max(FIRST_POLLS_SECONDS, FIRST_POLLS_PART * (now - self._began))
             if has_no_socket
@@ -185,7 +190,7 @@ class RunDeadlines:
         )
         job = self._began + self._limits.job_seconds - now
         stall = self._last_progress + self._limits.stall_seconds - now
-        return max(0.0, min(self._limits.poll_seconds, soon, job, stall))
+        return max(0.0, min(self._limits.poll_seconds, soon, look, job, stall))
 
     def check(self, run_id: str) -> None:
         now = self._clock()
@@ -242,7 +247,9 @@ class Follower:
         return self._state.end if self._state.over else None
 
     async def _next(self) -> tuple[Event, ...]:
-        seconds = self._deadlines.seconds(has_no_socket=self._has_no_socket)
+        seconds = self._deadlines.seconds(
+            has_no_socket=self._has_no_socket, has_started=self._state.started
+        )
         if self._state.end is not None:
             seconds = min(seconds, LAST_MESSAGE_SECONDS)
         message = await self._inbox.get(seconds)

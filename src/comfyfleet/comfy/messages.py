@@ -251,6 +251,8 @@ def _optional(data: Data, key: str) -> str | None:
 
 
 MESSAGES_MAX = 1000
+# Of all messages in one inbox. A single frame may have as many.
+MESSAGES_BYTES_MAX = 256 * 1024 * 1024
 
 
 class Inbox:
@@ -259,13 +261,16 @@ class Inbox:
     def __init__(self) -> None:
         self.tap: MessageTap | None = None
         self._messages: deque[tuple[Message, str | None]] = deque()
+        self._bytes = 0
         self._arrived = asyncio.Event()
 
     def put(self, message: Message, raw: str | None = None) -> None:
-        full = len(self._messages) >= MESSAGES_MAX
-        if full and isinstance(message, Progress | Preview | NodeText | NodeStates):
+        size = _size_of(message, raw)
+        is_full = len(self._messages) >= MESSAGES_MAX or self._bytes + size > MESSAGES_BYTES_MAX
+        if is_full and isinstance(message, Progress | Preview | NodeText | NodeStates):
             return
         self._messages.append((message, raw))
+        self._bytes += size
         self._arrived.set()
 
     async def get(self, timeout_seconds: float) -> Message | None:
@@ -278,6 +283,12 @@ class Inbox:
             except TimeoutError:
                 return None
         message, raw = self._messages.popleft()
+        self._bytes -= _size_of(message, raw)
         if self.tap is not None and raw is not None:
             self.tap(raw)
         return message
+
+
+def _size_of(message: Message, raw: str | None) -> int:
+    """Returns the size of a message's text or picture."""
+    return len(message.data) if isinstance(message, Preview) else len(raw or "")

@@ -13,14 +13,21 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from comfyfleet.comfy.calls import BackendCalls
 from comfyfleet.comfy.events import NodeStarted, NodeText, Preview, Progress, Reconnected, Started
-from comfyfleet.comfy.messages import CURRENT_RUN, Inbox, Message, RunOver, parse_message
+from comfyfleet.comfy.messages import (
+    CURRENT_RUN,
+    MESSAGES_BYTES_MAX,
+    Inbox,
+    Message,
+    RunOver,
+    parse_message,
+)
 from comfyfleet.comfy.run_location import QUEUE
 from comfyfleet.errors import ServerUnavailable, UnexpectedAnswer
 from comfyfleet.transport.http import Call
 
 logger = logging.getLogger(__name__)
 
-FRAME_BYTES_MAX = 256 * 1024 * 1024
+FRAME_BYTES_MAX = MESSAGES_BYTES_MAX
 RECONNECTS_MAX = 20
 HELLO = json.dumps({"type": "feature_flags", "data": {"supports_preview_metadata": True}})
 SOCKET = Call("GET", "/ws")

@@ -27,6 +27,7 @@ from comfyfleet.protocol.http import (
 from comfyfleet.protocol.payloads import MalformedBody
 from comfyfleet.protocol.server_info import (
     ALONE,
+    ASSET_ROUTES,
     FEATURES,
     LOG_ROUTES,
     MODEL_FOLDERS,
@@ -113,6 +114,7 @@ INFO_ROUTES = (
     Route("GET", "/global_subgraphs", constant_reply({})),
     Route("GET", "/global_subgraphs/{id}", constant_reply(None)),
     Route("GET", "/node_replacements", constant_reply({})),
+    *ASSET_ROUTES,
 )
 
 

@@ -179,6 +179,13 @@ class NodeInFolders:
     def validated(self) -> Sequence[str]:
         return self.kind.validated
 
+    @property
+    def may_waive_types(self) -> bool:
+        return False
+
+    def may_waive(self, value: Any) -> bool:
+        return False
+
     def declared_inputs(self) -> Mapping[str, Any]:
         inputs: Mapping[str, Any] = self.kind.describe(self.folders)["input"]
         return inputs

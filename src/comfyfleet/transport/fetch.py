@@ -7,7 +7,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import TYPE_CHECKING
 
 from comfyfleet.errors import InputUnavailable, LimitExceeded
@@ -52,11 +52,21 @@ class PublicHttpClient:
         self._names = NameLookups(resolver)
         self._transport = transport
         self._user_agent = user_agent
+        self._opening = asyncio.Lock()
+        self._client: httpx.AsyncClient | None = None
 
-    @cached_property
-    def _client(self) -> "httpx.AsyncClient":
-        """Made at the first request: the client and the system's certificates cost memory and
-        start-up time, and many control planes never need them."""
+    async def _open(self) -> "httpx.AsyncClient":
+        """Returns the client, which the first request creates in a thread.
+
+        The client and the system's certificates cost memory and start-up time, and many control planes never
+        need them. Reading them in the event loop would stop it for longer than any request may.
+        """
+        async with self._opening:
+            if self._client is None:
+                self._client = await asyncio.to_thread(self._new_client)
+            return self._client
+
+    def _new_client(self) -> "httpx.AsyncClient":
         import httpx
 
         return httpx.AsyncClient(
@@ -84,12 +94,13 @@ class PublicHttpClient:
         `listed` are hosts and ports that may have a private address. `who` is the user whose URL it
         is: lookups of host names are limited for each.
         """
+        address = await self._address_of(target, listed, who)
+        client = await self._open()
         import httpx
 
-        address = await self._address_of(target, listed, who)
         # A name in the certificate is asked for by the host's name, not by the address.
         extensions = {"sni_hostname": target.host} if target.scheme == "https" else {}
-        request = self._client.build_request(
+        request = client.build_request(
             method,
             target.at(address),
             headers={**(headers or {}), "Host": target.authority},
@@ -97,12 +108,12 @@ class PublicHttpClient:
             extensions=extensions,
         )
         try:
-            response = await self._client.send(request, stream=True)
+            response = await client.send(request, stream=True)
         except httpx.HTTPError as error:
             raise _unavailable(f"{target.host} did not answer", error) from error
         try:
             # One host's cookies are no other's, and all of them are nobody's of ours.
-            self._client.cookies.clear()
+            client.cookies.clear()
             yield response
         except httpx.HTTPError as error:
             raise _unavailable(f"{target.host} broke off", error) from error
@@ -120,7 +131,7 @@ class PublicHttpClient:
             _require_allowed(target, found, listed)
 
     async def aclose(self) -> None:
-        if "_client" in self.__dict__:
+        if self._client is not None:
             await self._client.aclose()
 
     async def _address_of(

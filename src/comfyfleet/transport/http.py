@@ -37,6 +37,9 @@ _CAUSE_TEXTS: tuple[tuple[type[BaseException], str], ...] = (
     (httpx.RemoteProtocolError, "the connection was closed without an answer"),
 )
 
+# What OpenSSL says of an answer in plain HTTP.
+_PLAIN_ANSWERS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
+
 
 def open_client(
     base_url: str,
@@ -224,6 +227,8 @@ class HttpClient:
 def describe_network_error(error: BaseException) -> str:
     """Describes an error by the first cause that has a known text; otherwise by its own text."""
     for each in _chain(error):
+        if isinstance(each, ssl.SSLError) and each.reason in _PLAIN_ANSWERS:
+            return "it doesn't speak TLS; use http:// instead of https://"
         for kind, words in _CAUSE_TEXTS:
             if isinstance(each, kind):
                 return words

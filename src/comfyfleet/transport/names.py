@@ -1,4 +1,4 @@
-"""Looks up host names of customers in threads of their own, within a deadline and a few at once for each user.
+"""Looks up host names of customers in threads of their own, within a deadline and one at a time for each tenant.
 
 The system's resolver can't be interrupted, and a customer's name server may answer as slowly as it likes. The
 event loop's usual threads also read and write files, so they must not wait for it."""
@@ -16,7 +16,7 @@ from comfyfleet.errors import InputUnavailable
 Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 
 THREADS_MAX = 8
-LOOKUPS_PER_USER_MAX = 2
+LOOKUPS_PER_TENANT_MAX = 1  # others of the tenant wait, within the same deadline
 LOOKUP_SECONDS_MAX = 3.0
 
 
@@ -36,7 +36,7 @@ async def resolve_host(host: str, port: int) -> Sequence[str]:
 
 
 class NameLookups:
-    """Limits lookups in time and per user. A lookup that exceeds its time counts until it really ends."""
+    """Limits lookups in time and per tenant. A lookup that exceeds its time counts until it really ends."""
 
     def __init__(self, resolver: Resolver, *, seconds_max: float = LOOKUP_SECONDS_MAX) -> None:
         self._resolver = resolver
@@ -58,12 +58,12 @@ class NameLookups:
         except TimeoutError:
             raise InputUnavailable(
                 f"the host {host} could not be looked up within {self._seconds_max:g} seconds; "
-                f"{LOOKUPS_PER_USER_MAX} hosts of a user are looked up at a time",
+                f"{LOOKUPS_PER_TENANT_MAX} host of a tenant is looked up at a time",
                 field="url",
             ) from None
 
     def _has_room(self, who: Hashable) -> bool:
-        return self._running[who] < LOOKUPS_PER_USER_MAX
+        return self._running[who] < LOOKUPS_PER_TENANT_MAX
 
     def _start(self, host: str, port: int, who: Hashable) -> "asyncio.Task[Sequence[str]]":
         self._running[who] += 1

@@ -124,10 +124,14 @@ def parse_public_url(url: str, *, ports: frozenset[int] | None = USUAL_PORTS) ->
         raise _refused("it needs a host, and no user name or zone")
     number = PORTS[parts.scheme] if port is None else port
     if ports is not None and number not in ports:
-        raise _refused(f"the port must be one of {', '.join(map(str, sorted(ports)))}")
+        raise _refused(f"the port must be {_listed(ports)}")
     path = parts.path or "/"
     query = f"?{parts.query}" if parts.query else ""
     return PublicUrl(parts.scheme, _ascii(host), number, f"{path}{query}")
+
+
+def _listed(ports: Collection[int]) -> str:
+    return f"one of {', '.join(map(str, sorted(ports)))}"
 
 
 HostPort: TypeAlias = tuple[str, int]
@@ -143,7 +147,20 @@ def parse_webhook_url(
 ) -> PublicUrl:
     """Parses the URL of a webhook. A host and port that the operator has listed may be private."""
     target = parse_public_url(url, ports=None)
-    return target if is_listed(target, listed) else parse_public_url(url, ports=ports)
+    if is_listed(target, listed):
+        return target
+    if ports is not None and target.port not in ports:
+        place = (
+            target.authority
+            if target.port != PORTS[target.scheme]
+            else f"{target.host}:{target.port}"
+        )
+        raise InvalidInput(
+            f"the URL can't be used: the port must be {_listed(ports)}, unless the operator lists {place}, "
+            "exactly as the URL has it, in COMFYFLEET_WEBHOOK_PRIVATE_HOSTS",
+            field="url",
+        )
+    return parse_public_url(url, ports=ports)
 
 
 def redirect_target(target: PublicUrl, location: str, *, ports: frozenset[int] | None) -> PublicUrl:

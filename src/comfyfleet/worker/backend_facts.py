@@ -4,9 +4,14 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from blake3 import blake3
+from pydantic import ValidationError
 
-from comfyfleet.api.worker import OBJECT_INFO_BYTES_MAX, BackendFacts
+from comfyfleet.api.worker import (
+    OBJECT_INFO_BYTES_MAX,
+    BackendFacts,
+    BackendSystem,
+    object_info_hash,
+)
 from comfyfleet.comfy import Description
 
 MODEL_ENDINGS = (".safetensors", ".sft", ".ckpt", ".pt", ".pth", ".bin", ".gguf", ".onnx", ".pkl")
@@ -16,29 +21,33 @@ ENGINE_ARGUMENTS = ["comfyfleet engine"]
 def backend_facts(description: Description, *, is_cloud: bool = False) -> BackendFacts:
     gpus = [device for device in description.devices if device.kind != "cpu"]
     object_info = description.object_info
-    data = object_info_bytes(object_info)
-    is_small = len(data) <= OBJECT_INFO_BYTES_MAX
+    reported = shared_object_info(object_info)
+    size = len(object_info_bytes(reported))
     return BackendFacts(
         kind="Comfy Cloud" if is_cloud else _kind(description.system_stats),
         version=description.version,
+        system=_system(description.system_stats),
         gpu=gpus[0].name if gpus else None,
         gpu_memory_bytes=gpus[0].memory_bytes if gpus else None,
         node_types=tuple(sorted(object_info)),
         model_files=dict(_model_files(object_info)),
-        object_info_hash=blake3(data).hexdigest(),
-        object_info_size=len(data) if is_small else None,
+        object_info_hash=object_info_hash(reported),
+        object_info_size=size if size <= OBJECT_INFO_BYTES_MAX else None,
     )
 
 
-def object_info_bytes(object_info: Mapping[str, Any]) -> bytes:
-    """Canonical JSON: the same bytes for the same content.
+def shared_object_info(object_info: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the object_info without the files that were uploaded to this backend.
 
-    Without the files that were uploaded to this backend: they are nobody else's business, and the same
-    node types would be told anew with each of them.
+    Other users must not see those files, and each upload would change the hash of the node types.
     """
-    told = {name: _without_uploads(entry) for name, entry in object_info.items()}
-    text = json.dumps(told, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return text.encode()
+    return {name: _without_uploads(entry) for name, entry in object_info.items()}
+
+
+def object_info_bytes(object_info: Mapping[str, Any]) -> bytes:
+    """Returns the JSON text that is uploaded. It keeps the backend's order of keys, because clients
+    assign values to inputs by this order."""
+    return json.dumps(object_info, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def _without_uploads(entry: Any) -> Any:
@@ -60,6 +69,14 @@ def _without_files(spec: Any) -> Any:
         return [[], *spec[1:]]
     has_list = isinstance(spec[1].get("options"), list)
     return [spec[0], {**spec[1], "options": []}, *spec[2:]] if has_list else spec
+
+
+def _system(system_stats: Mapping[str, Any]) -> BackendSystem | None:
+    """Returns the backend's versions; None if they don't have ComfyUI's form."""
+    try:
+        return BackendSystem.model_validate(system_stats.get("system"))
+    except ValidationError:
+        return None
 
 
 def _kind(system_stats: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
-"""The worker's HTTP client for the control plane: nine calls."""
+"""The worker's HTTP client for the control plane: ten calls."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Mapping
 from typing import TypeAlias, TypeVar
@@ -15,6 +16,8 @@ from comfyfleet.api.worker import (
     Completed,
     Deregister,
     Done,
+    FactsReport,
+    FactsReported,
     Fail,
     Heartbeat,
     HeartbeatAnswer,
@@ -39,6 +42,7 @@ from comfyfleet.errors import (
 from comfyfleet.transport.error_decoder import error_fields
 from comfyfleet.transport.http import Call, HttpClient, describe_network_error, open_client
 from comfyfleet.transport.retry import RetryPolicy
+from comfyfleet.worker.secrets import JobSecrets, hide_in_values
 from comfyfleet.worker.settings import HEARTBEAT_SECONDS
 
 logger = logging.getLogger(__name__)
@@ -75,6 +79,7 @@ class _Address:
         self.url = url
         client = open_client(f"{url}/api/worker", answer_seconds=ANSWER_SECONDS)
         self.calls = HttpClient(client, retry=retry)
+        self.answered_at = float("-inf")
 
 
 class ControlClient:
@@ -94,7 +99,8 @@ class ControlClient:
         """`urls`: the addresses of one control plane. The next one is used when one doesn't answer."""
         self.key = key
         self.heartbeat_seconds = heartbeat_seconds
-        self._is_unreachable = False
+        self.secrets = JobSecrets()
+        self._failed: set[_Address] = set()  # since an address answered last
         self._retry = retry or RetryPolicy()
         self._addresses = [_Address(each.rstrip("/"), self._retry) for each in urls]
 
@@ -161,6 +167,9 @@ class ControlClient:
         except (WorkerRevoked, Conflict) as error:
             raise LeaseLost(error.message) from error
 
+    async def report_facts(self, message: FactsReport) -> FactsReported:
+        return await self._ask("facts", message, FactsReported, self._bearer())
+
     async def poll_routes(self, message: RoutePoll) -> RoutePolled:
         seconds = max(self.silence_seconds, message.wait_seconds / WAIT_SHARE)
         return await self._ask("routes", message, RoutePolled, self._bearer(), seconds)
@@ -196,13 +205,26 @@ class ControlClient:
             )
         await self._retry.back_off(min(attempt, 6))
 
-    def _leave(self, address: "_Address") -> None:
-        """Moves on to the next address, unless another call has done so."""
-        if len(self._addresses) > 1 and self._addresses[0] is address:
+    def _note_failure(self, address: "_Address", reason: str, *, leaves: bool) -> None:
+        """Logs once that an address doesn't answer. `leaves`: the next one is used from now on."""
+        if self._addresses[0] is not address:
+            return  # another call has moved on
+        if leaves:
             self._addresses.append(self._addresses.pop(0))
-            logger.warning(
-                "the control plane at %s doesn't answer: trying %s", address.url, self._url
-            )
+        if address in self._failed:
+            return
+        self._failed.add(address)
+        if self._addresses[0] in self._failed:
+            logger.warning("the control plane at %s doesn't answer: %s", address.url, reason)
+        else:
+            text = "the control plane at %s doesn't answer (%s); using %s"
+            logger.warning(text, address.url, reason, self._url)
+
+    def _note_answer(self, address: "_Address") -> None:
+        is_back = address in self._failed
+        self._failed.clear()
+        if is_back:
+            logger.warning("the control plane at %s answers again", address.url)
 
     def _bearer(self) -> dict[str, str]:
         if not self.key:
@@ -217,27 +239,33 @@ class ControlClient:
         headers: Mapping[str, str],
         read_seconds: float | None = None,
     ) -> Answer:
-        """Sends a message. Logs once when the control plane stops answering and once when it
+        """Sends a message to the current address. Logs once when an address stops answering, and once when it
         answers again."""
-        is_away = False
+        address, began = self._addresses[0], asyncio.get_running_loop().time()
         try:
-            return await self._ask_once(endpoint, message, kind, headers, read_seconds)
-        except asyncio.CancelledError:
-            is_away = self._is_unreachable
-            raise
+            answer = await self._ask_once(address, endpoint, message, kind, headers, read_seconds)
         except Unavailable as error:
-            is_unanswered = error.__cause__ is not None
-            is_away = self._is_unreachable or is_unanswered or endpoint in ENDPOINTS_WITHOUT_JOB
-            if is_away and not self._is_unreachable:
-                logger.warning("the control plane at %s doesn't answer: %s", self._url, error)
+            is_slow = isinstance(error.__cause__, httpx.ReadTimeout)
+            if is_slow and address.answered_at > began:
+                logger.info("%s, which answers other calls", error.message)
+            elif error.__cause__ is not None or endpoint in ENDPOINTS_WITHOUT_JOB:
+                is_silent = isinstance(error.__cause__, httpx.TransportError)
+                self._note_failure(address, error.message, leaves=is_silent)
             raise
-        finally:
-            if self._is_unreachable and not is_away:
-                logger.warning("the control plane at %s answers again", self._url)
-            self._is_unreachable = is_away
+        except FleetError:
+            self._note_answer(address)
+            raise
+        self._note_answer(address)
+        return answer
+
+    def _content(self, message: Message) -> str:
+        text = message.model_dump_json(exclude_none=True)
+        secrets = self.secrets.of(getattr(message, "lease_token", None))
+        return json.dumps(hide_in_values(json.loads(text), secrets)) if secrets else text
 
     async def _ask_once(
         self,
+        address: "_Address",
         endpoint: str,
         message: Message,
         kind: type[Answer],
@@ -247,18 +275,17 @@ class ControlClient:
         call = Call(
             "POST",
             f"/{endpoint}",
-            content=message.model_dump_json(exclude_none=True),
+            content=self._content(message),
             headers={**headers, "Content-Type": "application/json"},
             read_seconds=read_seconds or self._answer_seconds,
         )
-        address = self._addresses[0]
         try:
             response = await address.calls.once(call)
         except httpx.TransportError as error:
-            self._leave(address)
             raise Unavailable(
                 f"{endpoint} at {address.url}: {describe_network_error(error)}"
             ) from error
+        address.answered_at = asyncio.get_running_loop().time()
         if response.status_code // 100 != 2:
             raise error_from_response(endpoint, response)
         try:

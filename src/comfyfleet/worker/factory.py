@@ -10,7 +10,8 @@ from comfyfleet.comfy import BackendLimits, ComfyCloud, ComfyServer, cloud_setti
 from comfyfleet.worker.aws import InstanceMetadata, ScaleInProtection, SpotWatch, metadata_endpoint
 from comfyfleet.worker.control_client import ControlClient
 from comfyfleet.worker.files import AssetCache, AssetDownloads, store_client
-from comfyfleet.worker.job_files import BackendFiles
+from comfyfleet.worker.input_cache import InputCache
+from comfyfleet.worker.job_files import ROOT, BackendFiles
 from comfyfleet.worker.journal import Journal
 from comfyfleet.worker.lease_runner import LeaseDeps
 from comfyfleet.worker.machine import MachineMonitor
@@ -100,9 +101,23 @@ async def open_worker(
             endpoint=settings.backend_url or "cloud",
         )
         files = None if settings.is_cloud else BackendFiles(backend, settings.backend_folder)
-        deps = LeaseDeps(backend, assets, store, journal, files, job_seconds=settings.job_seconds)
+        deps = LeaseDeps(
+            backend,
+            assets,
+            store,
+            journal,
+            files,
+            input_cache(settings),
+            job_seconds=settings.job_seconds,
+        )
         owned = open_managed_process(settings)
         yield Worker(settings, control, deps, platform, probe=probe, owned=owned, counts=counts)
+
+
+def input_cache(settings: WorkerSettings) -> InputCache | None:
+    if settings.is_cloud or settings.backend_folder is None:
+        return None
+    return InputCache(settings.backend_folder, settings.state, ROOT)
 
 
 def open_managed_process(settings: WorkerSettings) -> ManagedProcess | None:

@@ -3,9 +3,9 @@
 Pure: tables from errors and their texts to final reports.
 """
 
-import errno
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ from comfyfleet.errors import (
     ServerUnavailable,
     Unavailable,
     UnexpectedAnswer,
+    is_full_disk,
 )
 from comfyfleet.worker.backend_facts import is_model_file
 
@@ -114,9 +115,12 @@ def find_backend_fault(
 DETAIL_CHARACTERS_MAX = 2_000
 TRACEBACK_LINES_MAX = 100
 PROBLEMS_MAX = 20
+PROBLEM_CHARACTERS_MAX = 500
+REFUSAL_MESSAGE_CHARACTERS_MAX = 5_000
+# The control plane keeps 50,000 characters of a report.
+REFUSAL_CHARACTERS_MAX = 30_000
 NO_SUCH_NODE = re.compile(r"because node (.+) does not exist")
 BACKEND_LACKS = BackendFault("backend_lacks", changes_lists=True)
-FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 # The worker's surroundings are at fault: the job may well succeed elsewhere.
 FAULTS: tuple[tuple[type[Exception], BackendFault], ...] = (
@@ -148,10 +152,6 @@ class LeaseOutcome:
     report: Fail | Requeue
     fault: BackendFault | None = None
     is_unexpected: bool = False
-
-
-def is_full_disk(error: BaseException) -> bool:
-    return isinstance(error, OSError) and error.errno in FULL_DISK
 
 
 def outcome_of_error(error: Exception, job: Job) -> LeaseOutcome:
@@ -271,9 +271,27 @@ def refusal_details(error: PromptRefused) -> dict[str, Any]:
     first = found[0] if found else None
     return job_error(
         PromptRefused.code,
-        error.message,
+        error.message[:REFUSAL_MESSAGE_CHARACTERS_MAX],
         node_id=first.node_id if first else None,
         node_type=first.class_type if first else None,
         traceback=[],
-        problems=[str(each) for each in found[:PROBLEMS_MAX]],
+        problems=[str(each)[:PROBLEM_CHARACTERS_MAX] for each in found[:PROBLEMS_MAX]],
+        **_refusal(error.details),
     )
+
+
+def _refusal(details: Mapping[str, Any]) -> dict[str, Any]:
+    """The backend's own response, from which a client reads the reason.
+
+    If it is too large, it is sent without `extra_info`, which has lists of allowed values.
+    """
+    error, node_errors = details.get("error"), details.get("node_errors")
+    if not isinstance(error, dict) or not isinstance(node_errors, dict):
+        return {}
+    brief = {
+        node_id: {**entry, "errors": [{**each, "extra_info": {}} for each in entry["errors"]]}
+        for node_id, entry in node_errors.items()
+    }
+    refusals = ({"error": error, "node_errors": errors} for errors in (node_errors, brief))
+    fitting = (each for each in refusals if len(json.dumps(each)) <= REFUSAL_CHARACTERS_MAX)
+    return {"refusal": refusal} if (refusal := next(fitting, None)) else {}

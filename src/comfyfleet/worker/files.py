@@ -10,13 +10,15 @@ import contextlib
 import errno
 import json
 import logging
+import mmap
 import os
 import re
 import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from base64 import b64encode
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +41,7 @@ from comfyfleet.comfy.backend import Fetched
 from comfyfleet.comfy.events import NodeDone
 from comfyfleet.comfy.server import find_outputs
 from comfyfleet.delivery import prepare_file
-from comfyfleet.errors import FleetError, InvalidInput, LimitExceeded, Unavailable
+from comfyfleet.errors import FleetError, InvalidInput, LimitExceeded, Unavailable, is_full_disk
 from comfyfleet.media import measure_picture, replace_prompt
 from comfyfleet.transport.files import read_chunks, save_body
 from comfyfleet.transport.http import open_client
@@ -52,10 +54,12 @@ from comfyfleet.worker.job_files import (
     find_slot,
     has_values,
     own_subfolder,
+    require_own_folder,
 )
 from comfyfleet.worker.platform import RenewAsset
 from comfyfleet.worker.run_record import RunRecord
 from comfyfleet.worker.settings import safe_name
+from comfyfleet.workflow.embedded import replace_prompt_in_place
 
 ATTEMPTS_MAX = 6
 GONE = frozenset({404, 410})
@@ -105,7 +109,6 @@ class AssetDownloads:
 
 
 _HASH = re.compile(r"[0-9a-f]{64}")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Asks for a new URL of the same asset.
 RenewUrl: TypeAlias = Callable[[Asset], Awaitable[Asset]]
 
@@ -190,7 +193,7 @@ class AssetCache:
                     if found == path.name:
                         return await asyncio.to_thread(self._move, fetched, path)
             except OSError as error:
-                if last or error.errno not in _FULL or not self._shrink(0):
+                if last or not is_full_disk(error) or not self._shrink(0):
                     raise
         raise InvalidInput(
             f"the input {asset.name!r} is not what was stored: its hash is {found}, not {path.name}"
@@ -276,6 +279,7 @@ logger = logging.getLogger(__name__)
 # Files up to this size are sent from memory, and are not worth a change of threads to be removed before
 # their lease ends.
 SMALL_BYTES = 1024 * 1024
+TINY_BYTES = 32 * 1024
 # URLs are valid for 900 s by default; if one expires in mid-upload, the upload is lost.
 URL_RENEWAL_SECONDS_MAX = 600.0
 STORE_OUTAGE_SECONDS_MAX = 900.0
@@ -448,24 +452,35 @@ class OutputDelivery:
         self._record = record
         self._prefix = f"{uuid.uuid4().hex[:8]}-" if resumes else ""
         self._names: set[str] = set()
+        self._inline_bytes_left = 0 if record is not None else job.inline_bytes_max
         self._delivered: dict[tuple[str, str, str], DeliveredOutput] = {}
         self._waiting: list[OutputFile] = []
         self._work: asyncio.Task[None] | None = None
 
     def begin(self, done: NodeDone) -> None:
-        """Delivers the files of a node in the background, where they are told before the run has ended."""
-        if not self._job.live_outputs or self._record is None or not done.output:
-            return
-        self._waiting += all_outputs(find_outputs({done.node_id: done.output}))
+        """Delivers the files of a node in the background, before the run has ended: those that are reported at
+        once, and those of the output node."""
+        self._waiting += self._early_files(done)
         if self._waiting and (self._work is None or self._work.done()):
-            self._work = asyncio.create_task(self._deliver_waiting(self._record))
+            self._work = asyncio.create_task(self._deliver_waiting())
 
-    async def _deliver_waiting(self, record: TellOutput) -> None:
+    def _early_files(self, done: NodeDone) -> Sequence[OutputFile]:
+        if not done.output:
+            return ()
+        outputs = find_outputs({done.node_id: done.output})
+        if self._record is not None:
+            return all_outputs(outputs) if self._job.live_outputs else ()
+        chosen = choose_outputs(outputs, self._job.output_node_id)
+        return [file for file in chosen if file.folder == "output"]
+
+    async def _deliver_waiting(self) -> None:
         """What can't be delivered now is delivered with the rest, when the run has ended."""
         while self._waiting:
             file = self._waiting.pop(0)
             try:
-                record.tell(await self._deliver(file))
+                output = await self._deliver(file)
+                if self._record is not None:
+                    self._record.tell(output)
             except (FleetError, OSError) as error:
                 extra = {"file": file.filename, "reason": str(error)}
                 logger.warning("an output is not delivered before its run has ended", extra=extra)
@@ -528,20 +543,32 @@ class OutputDelivery:
         if len(self._delivered) >= WANTED_MAX:
             raise LimitExceeded(f"At most {WANTED_MAX} files of a run are taken.")
         job = self._job
+        require_own_folder(file, job)
         await self._upload_gate.wait_for_prompts()
         fetched = await self._fetch(file, job.max_output_bytes)
         try:
             content_type = content_type_of(file.filename, fetched.content_type)
-            ready = await asyncio.to_thread(prepare_output, fetched, job)
+            ready = await _prepared(fetched, job, file.filename)
             await self._upload_gate.wait_for_prompts()
             name = self._name(file.filename)
-            await self._uploads.put(ready, name=name, content_type=content_type)
+            content = self._inline_content(ready)
+            if content is None:
+                await self._uploads.put(ready, name=name, content_type=content_type)
         finally:
             if fetched.size_bytes > SMALL_BYTES:
                 await asyncio.to_thread(fetched.path.unlink, missing_ok=True)
         output = _delivered(file, name, content_type, ready, job)
+        if content is not None:
+            output = output.model_copy(update={"content": content})
         self._delivered[key] = output
         return output
+
+    def _inline_content(self, ready: ReadyFile) -> str | None:
+        """Returns a small file in base64, for the final report; None if it has to be uploaded."""
+        if ready.content is None or ready.size > self._inline_bytes_left:
+            return None
+        self._inline_bytes_left -= ready.size
+        return b64encode(ready.content).decode()
 
 
 def _delivered(
@@ -564,18 +591,28 @@ def _delivered(
     )
 
 
-def prepare_output(fetched: Fetched, job: Job) -> ReadyFile:
+async def _prepared(fetched: Fetched, job: Job, name: str) -> ReadyFile:
+    """Prepares an output in a thread, unless the change of threads would take longer than the work."""
+    if fetched.size_bytes <= TINY_BYTES:
+        return prepare_output(fetched, job, name)
+    return await asyncio.to_thread(prepare_output, fetched, job, name)
+
+
+def prepare_output(fetched: Fetched, job: Job, name: str) -> ReadyFile:
     """Strips or corrects metadata, hashes, measures and reads a small file.
 
-    All in one call, because each hop to a thread takes time.
+    All in one call, because each hop to a thread takes time. Raises InvalidInput, with the file's name, if its prompt
+    can't be removed.
     """
     path = fetched.path
     size, lost_manifest = fetched.size_bytes, False
     if is_prepared(job):
-        size, lost_manifest = prepare_file(path, mark=job.ai_mark, strips=job.strip_metadata)
+        size, lost_manifest = prepare_file(
+            path, mark=job.ai_mark, strips=job.strip_metadata, name=name
+        )
     elif job.records_run:
         # ComfyUI writes its prompt into pictures; that of the client has no folders of ours.
-        size = replace_prompt(path, json.dumps(job.prompt))
+        size = correct_prompt(path, json.dumps(job.prompt))
     width, height = measure_picture(path) or (None, None)
     return ReadyFile(
         path,
@@ -586,6 +623,19 @@ def prepare_output(fetched: Fetched, job: Job) -> ReadyFile:
         path.read_bytes() if size <= SMALL_BYTES else None,
         lost_manifest,
     )
+
+
+def correct_prompt(path: Path, prompt: str) -> int:
+    """Writes the prompt of the client into a file in place of that of the backend. Returns the size of the file."""
+    size = replace_prompt(path, prompt)
+    if size:
+        with (
+            path.open("r+b") as file,
+            mmap.mmap(file.fileno(), 0) as mapped,
+            memoryview(mapped) as data,
+        ):
+            replace_prompt_in_place(data, prompt)
+    return size
 
 
 def is_prepared(job: Job) -> bool:

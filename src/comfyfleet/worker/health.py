@@ -87,16 +87,13 @@ class BackendHealth:
         if fault.condition is None or self.condition is not None:
             return
         self.condition = fault.condition
+        text, place = CONDITION_TEXTS[fault.condition], self._place
+        remedy = "it is restarted" if self._restarts() else "no jobs are taken until it works again"
         if fault.condition is BackendCondition.DISK_FULL:
             self._note_full()
-        remedy = "it is restarted" if self._restarts() else "no jobs are taken until it works again"
-        logger.error(
-            "%s at %s: %s",
-            CONDITION_TEXTS[fault.condition],
-            self._place,
-            remedy,
-            extra={"condition": fault.condition.value, "detail": detail},
-        )
+            place, remedy = str(self._folder), "no jobs are taken until it has room again"
+        extra = {"condition": fault.condition.value, "detail": detail}
+        logger.error("%s at %s: %s", text, place, remedy, extra=extra)
         self._failed.set()
         self._on_change()
 
@@ -193,8 +190,11 @@ class BackendHealth:
         await self._on_recovery()
         self.condition = None
         self._failed.clear()
-        seconds = round(time.monotonic() - began, 1)
-        logger.warning("the backend at %s works again", self._place, extra={"seconds": seconds})
+        seconds = {"seconds": round(time.monotonic() - began, 1)}
+        if condition is BackendCondition.DISK_FULL and not was_down:
+            logger.warning("the disk of %s has room again", self._folder, extra=seconds)
+        else:
+            logger.warning("the backend at %s works again", self._place, extra=seconds)
         self._on_change()
 
     async def _has_recovered(self, condition: BackendCondition | None, *, was_down: bool) -> bool:

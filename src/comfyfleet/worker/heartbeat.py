@@ -35,8 +35,8 @@ from comfyfleet.worker.run_record import LastReport, RunRecord
 logger = logging.getLogger(__name__)
 
 PROGRESS_SECONDS_MIN = 0.5
-# A recorded run that ends before tells its start with its end, and needs no heartbeat.
-RECORD_START_SECONDS = 0.1
+# A run that ends before tells its start with its end, and needs no heartbeat.
+START_SECONDS = 0.1
 # Of a run that somebody may be watching in an editor.
 RECORD_SECONDS_MIN = 0.15
 RETRY_SECONDS = 5.0
@@ -91,20 +91,17 @@ class HeartbeatLoop:
         self._sending = asyncio.Lock()
 
     def start(self) -> None:
-        """Reports at once that the prompt runs: from then on it can't be recalled.
+        """Reports a moment later that the prompt runs: many are over by then, and need no heartbeat.
 
-        With a record a moment later: many of its prompts are over by then, and need no heartbeat.
+        A recall that arrives in between is ignored, because the worker knows that the prompt runs.
         """
         if self._started:
             return
         self._started = True
         self.run_started.set()
         self._changed.set()
-        if self._job.records_run:
-            self._start_told_at = time.monotonic() + RECORD_START_SECONDS
-            asyncio.get_running_loop().call_later(RECORD_START_SECONDS, self._urgent.set)
-        else:
-            self._urgent.set()
+        self._start_told_at = time.monotonic() + START_SECONDS
+        asyncio.get_running_loop().call_later(START_SECONDS, self._urgent.set)
 
     def set_filled_in(self, filled_in: FilledIn) -> None:
         """Reports the values filled into the prompt with the next heartbeat, which also reports the
@@ -298,11 +295,13 @@ class HeartbeatLoop:
             await _set_within(self._urgent, self._last + self._pause())
 
     def _pause(self) -> float:
-        """The least time between two heartbeats. A recorded run that has not begun has nothing to tell."""
+        """The least time between two heartbeats. A recorded run that has not begun has nothing to tell, and a
+        start is not reported at once."""
+        if self._started and time.monotonic() < self._start_told_at:
+            return self._seconds
         if not self._job.records_run:
             return PROGRESS_SECONDS_MIN
-        is_due = self._started and time.monotonic() >= self._start_told_at
-        return RECORD_SECONDS_MIN if is_due else self._seconds
+        return RECORD_SECONDS_MIN if self._started else self._seconds
 
     def _jitter(self) -> float:
         return 0.5 + self._retry.chance() / 2

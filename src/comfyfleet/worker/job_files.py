@@ -11,7 +11,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
+from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
 from uuid import UUID
 
@@ -338,6 +338,18 @@ def all_outputs(outputs: Outputs) -> tuple[OutputFile, ...]:
         if file.folder in ("output", "temp"):
             found.setdefault((file.folder, file.subfolder, file.filename), file)
     return tuple(found.values())
+
+
+def require_own_folder(file: OutputFile, job: Job) -> None:
+    """Raises InvalidInput for a file in another job's folder or outside of the backend's folders.
+
+    Nodes choose what their results name. A fixed folder of a custom node is allowed.
+    """
+    path = PureWindowsPath(file.subfolder)  # its separators are both kinds of slash
+    parts = [part.lower() for part in path.parts]
+    is_other_job = parts[:1] == [ROOT] and parts[:2] != job_folder(job.lease_token).split("/")
+    if path.drive or path.root or ".." in parts or is_other_job:
+        raise InvalidInput(f"The output {file.filename} isn't in a folder of this job.")
 
 
 def own_subfolder(file: OutputFile, job: Job) -> str:

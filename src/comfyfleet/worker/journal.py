@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from comfyfleet.api.values import Message
 from comfyfleet.api.worker import Complete, Fail, Job, Requeue
 from comfyfleet.worker.control_client import REPORT_ENDPOINTS, FinalReport
+from comfyfleet.worker.secrets import hide_in_values
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class Journal:
     def write(self, entry: JournalEntry) -> None:
         report = entry.report
         data = {
-            "job": entry.job.model_dump(mode="json"),
+            "job": entry.job.model_dump(mode="json", exclude={"secrets"}),
             "run_id": entry.run_id,
             "started_at": entry.started_at,
             "word": None
@@ -90,6 +91,8 @@ class Journal:
                 "message": report.model_dump(mode="json"),
             },
         }
+        secrets = entry.job.secrets.values()
+        data["word"] = hide_in_values(data["word"], tuple(secrets)) if secrets else data["word"]
         _write(self._path(entry.job), json.dumps(data).encode())
 
     def keep(self, entry: JournalEntry) -> OSError | None:

@@ -11,11 +11,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import httpx
 
+from comfyfleet.api.values import Asset
 from comfyfleet.api.worker import (
     Complete,
     Fail,
@@ -25,7 +26,7 @@ from comfyfleet.api.worker import (
     RequeueReason,
 )
 from comfyfleet.comfy import Backend
-from comfyfleet.comfy.backend import Cancellation
+from comfyfleet.comfy.backend import Cancellation, Uploaded
 from comfyfleet.comfy.events import Cancelled, End, Failed, NodeDone, Preview, Started
 from comfyfleet.errors import (
     CancelUnconfirmed,
@@ -55,6 +56,7 @@ from comfyfleet.worker.failures import (
 )
 from comfyfleet.worker.files import OutputDelivery, OutputUploads, TellOutput, UploadGate
 from comfyfleet.worker.heartbeat import HeartbeatLoop
+from comfyfleet.worker.input_cache import InputCache
 from comfyfleet.worker.job_files import (
     BackendFiles,
     changed_inputs,
@@ -70,6 +72,7 @@ from comfyfleet.worker.journal import Journal, JournalEntry
 from comfyfleet.worker.platform import AssetProvider
 from comfyfleet.worker.run_progress import advance_progress, begin_progress
 from comfyfleet.worker.run_record import LastReport, RecordTurns, RunRecord, record_of
+from comfyfleet.worker.secrets import JobSecrets, hide
 from comfyfleet.worker.settings import prompt_id_of
 
 LOADED_MODELS_MAX = 8
@@ -131,12 +134,16 @@ class LeaseDeps:
     store: httpx.AsyncClient
     journal: Journal
     files: BackendFiles | None = None  # a cloud has no folders
+    inputs: InputCache | None = (
+        None  # None if files can't be removed from the backend's input folder
+    )
     job_seconds: float | None = None  # limit of a whole job, from its submission to the backend
     upload_gate: UploadGate = field(default_factory=UploadGate)
     models: LoadedModels = field(default_factory=LoadedModels)
     turns: RecordTurns = field(default_factory=RecordTurns)
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     on_journal_error: Callable[[OSError], None] = lambda error: None
+    secrets: JobSecrets = field(default_factory=JobSecrets)
 
 
 class ActiveLease:
@@ -150,6 +157,8 @@ class ActiveLease:
         self.delivers_since = -math.inf  # by the monotonic clock
         self.record = record_of(entry.job, self.folder)
         self.delivery: OutputDelivery | None = None  # of its outputs, once it runs
+        self.keeping: asyncio.Task[None] | None = None  # writes its start to the journal
+        self.input_names: list[str] = []  # files in the input cache that it uses
         self._on_phase = on_phase
 
     @property
@@ -180,12 +189,18 @@ class ActiveLease:
             self._on_phase()
 
 
+class KeysGone(Exception):
+    """The worker was restarted before it submitted the prompt. The caller's keys are not on its disk."""
+
+
 async def run_lease(
     lease: ActiveLease, heartbeat_loop: HeartbeatLoop, deps: LeaseDeps, scratch: Path
 ) -> Complete:
     """Runs the job: assets → upload → submit → follow → fetch outputs → PUT. Returns the final report."""
     run_id = await adopt_run(lease, heartbeat_loop, deps) if lease.resumes else None
     if run_id is None:
+        if lease.job.has_secrets and not lease.job.secrets:
+            raise KeysGone
         with deps.upload_gate.preparing():
             run_id = await upload_and_submit(lease, heartbeat_loop, deps)
     record = lease.record
@@ -253,6 +268,8 @@ async def adopt_run(
         found = await deps.backend.adopt(lease.prompt_id)
     if found is None:
         return None
+    if deps.inputs is not None:
+        lease.input_names += deps.inputs.hold(lease.job)
     lease.entry = replace(lease.entry, run_id=found.run_id)
     lease.enter(LeasePhase.QUEUED)
     return found.run_id
@@ -301,17 +318,39 @@ async def keep_entry(lease: ActiveLease, deps: LeaseDeps) -> None:
 async def upload_assets(
     paths: Mapping[str, Path], lease: ActiveLease, deps: LeaseDeps, *, nested: bool
 ) -> dict[str, str]:
-    """Uploads into the job's own folder, or under a name as hard to guess.
+    """Uploads into the input cache, into the job's own folder or under a name as hard to guess.
 
     Returns the values for loaders, by asset.
     """
     names = {}
-    for asset, path in paths.items():
-        name = input_name(asset, await asyncio.to_thread(_first_bytes, path))
+    for asset in lease.job.assets:
+        path = paths[asset.name]
+        name = input_name(asset.name, await asyncio.to_thread(_first_bytes, path))
+        if nested and (kept := await keep_input(asset, path, PurePath(name).suffix, lease, deps)):
+            names[asset.name] = kept
+            continue
         given = name if nested else flat_name(lease.folder, name)
         subfolder = lease.folder if nested else ""
-        names[asset] = (await deps.backend.upload(path, name=given, subfolder=subfolder)).value
+        uploaded = await deps.backend.upload(path, name=given, subfolder=subfolder)
+        names[asset.name] = uploaded.value
     return names
+
+
+async def keep_input(
+    asset: Asset, path: Path, ending: str, lease: ActiveLease, deps: LeaseDeps
+) -> str | None:
+    """Returns the asset's value for a loader; None if it can't stay on the backend after the job."""
+    if deps.inputs is None:
+        return None
+
+    async def upload(name: str, subfolder: str) -> Uploaded:
+        return await deps.backend.upload(path, name=name, subfolder=subfolder)
+
+    name = await deps.inputs.provide(lease.job, asset, path, ending, upload)
+    if name is None:
+        return None
+    lease.input_names.append(name)
+    return deps.inputs.value_of(name)
 
 
 def _first_bytes(path: Path) -> bytes:
@@ -353,7 +392,8 @@ async def submit_once(
     heartbeat_loop.set_filled_in(changed_inputs(lease.job.prompt, prompt))
     lease.enter(LeasePhase.QUEUED)
     try:
-        sent = await backend.submit(prompt, prompt_id=prompt_id, extra_data=lease.job.extra_data)
+        extra_data = {**lease.job.extra_data, **lease.job.secrets}
+        sent = await backend.submit(prompt, prompt_id=prompt_id, extra_data=extra_data)
     except OutcomeUnknown:
         for attempt in range(ADOPT_ATTEMPTS_MAX):
             if found := await backend.adopt(prompt_id):
@@ -382,7 +422,7 @@ async def follow_run(
                 if isinstance(event, Started) and began is None:
                     began = note_start(lease, heartbeat_loop, deps)
                     limit.reschedule(_earlier(limit.when(), began, lease.job.run_limit_seconds))
-                    await keep_entry(lease, deps)
+                    lease.keeping = asyncio.create_task(keep_entry(lease, deps))
                 if isinstance(event, NodeDone) and lease.delivery and deps.files is not None:
                     lease.delivery.begin(event)
                 if isinstance(event, Preview) and not is_recorded:
@@ -487,7 +527,7 @@ class LeaseRunner:
         self._send_report = send_report or control.end
         self._deps = deps
         self._heartbeat_loop = make_heartbeat_loop(self)
-        self._on_fault = on_fault
+        self._note_fault = on_fault
         self._work: asyncio.Task[Complete] | None = None
         self._interrupting: asyncio.Task[None] | None = None
         self._took_too_long = False
@@ -517,9 +557,11 @@ class LeaseRunner:
 
     async def run(self) -> None:
         """Returns when the control plane has accepted or refused the final report, or the lease is lost."""
+        self._deps.secrets.add(self.lease.job)
         try:
             await self._run()
         finally:
+            self._deps.secrets.remove(self.lease.job)
             if self.lease.record is not None:
                 self._deps.turns.end(self.lease.record)
 
@@ -529,10 +571,14 @@ class LeaseRunner:
         if report is None:
             report = await self._work_with_heartbeats()
         lease.enter(LeasePhase.DELIVERING)
+        if lease.keeping is not None:  # nothing may write the entry after it was deleted
+            await lease.keeping
         if report is not None:
             lease.entry = replace(lease.entry, report=report)
             await self._send_or_journal(report)
         await asyncio.to_thread(self._forget)
+        if self._deps.inputs is not None:
+            await self._deps.inputs.release(lease.input_names)
 
     async def _send_or_journal(self, report: FinalReport) -> None:
         """Sends the final report; writes it to the journal only if that takes long.
@@ -622,6 +668,8 @@ class LeaseRunner:
             return work.result()
         if isinstance(error, LeaseLost):
             return await self._report_stop(StopReason.LOST)
+        if isinstance(error, KeysGone):
+            return await self._report_stop(StopReason.SHUTDOWN)
         if not isinstance(error, Exception):
             raise error
         return await self._report_failure(error)
@@ -651,6 +699,12 @@ class LeaseRunner:
             await self._cancel_run()
         if outcome.fault is not None:
             self._on_fault(outcome.fault, str(error))
+        if (
+            isinstance(error, PromptRefused)
+            and isinstance(outcome.report, Fail)
+            and self.lease.record
+        ):
+            self.lease.record.refuse(error, time.time())
         return outcome.report
 
     async def _cancel_run(self) -> None:
@@ -692,12 +746,20 @@ class LeaseRunner:
     def _log(self, error: Exception, outcome: LeaseOutcome) -> None:
         report = outcome.report
         reason = report.reason if isinstance(report, Requeue) else "fail"
-        extra = {**self.ids, "outcome": reason, "error": str(error)[:2000]}
+        said = self._hide(str(error))[:2000]
+        extra = {**self.ids, "outcome": reason, "error": said}
+        is_shown = outcome.is_unexpected and not self.lease.job.secrets
         logger.warning(
             "the job failed or is requeued",
             extra=extra,
-            exc_info=error if outcome.is_unexpected else None,
+            exc_info=error if is_shown else None,
         )
+
+    def _on_fault(self, fault: BackendFault, detail: str) -> None:
+        self._note_fault(fault, self._hide(detail))
+
+    def _hide(self, text: str) -> str:
+        return hide(text, self.lease.job.secrets.values())
 
     @property
     def ids(self) -> dict[str, object]:

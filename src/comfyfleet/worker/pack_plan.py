@@ -33,7 +33,7 @@ class PackRules:
     window_jobs: int = 24
     # The part of a window's samples in which jobs waited behind the running ones.
     backlog_share: float = 0.8
-    # A trial without such a backlog ends after so many windows.
+    # A trial ends after so many windows without such a backlog, or that were interrupted.
     trial_windows_max: int = 3
     gain_min: float = 0.1
     memory_margin: float = 0.1
@@ -124,7 +124,7 @@ class ThroughputWindow:
 @dataclass(frozen=True, slots=True)
 class PackSize:
     """`rate_before`: jobs a minute with one fewer; set while the newest one is on trial. `trial_windows`: how many
-    windows of the trial had too little backlog.
+    windows of the trial had too little backlog, or were interrupted.
 
     `barred`: sizes that are not tried, and until when.
     """
@@ -189,9 +189,21 @@ def _out_of_memory(
 def _unsettled(
     size: PackSize, sample: GpuSample, rules: PackRules
 ) -> tuple[PackSize, PackDecision | None]:
-    """While one starts, stops or fails, nothing can be measured."""
+    """While one starts, stops or fails, nothing can be measured. A trial that is interrupted again and
+    again, because a ComfyUI crashes or is restarted to free memory, ends without a gain."""
     since = sample.at if size.unsettled_since is None else size.unsettled_since
-    size = replace(size, window=None, spare_since=None, unsettled_since=since)
+    is_interrupted = size.rate_before is not None and size.window is not None
+    size = replace(
+        size,
+        window=None,
+        spare_since=None,
+        unsettled_since=since,
+        trial_windows=size.trial_windows + is_interrupted,
+    )
+    is_over = size.trial_windows >= rules.trial_windows_max
+    if size.rate_before is not None and is_over and not sample.leaving:
+        barred = size.barring(size.wanted, sample.at + rules.retry_seconds)
+        return _removed(barred, MoveReason.NO_GAIN, before=size.rate_before)
     is_late = sample.at - since >= rules.start_seconds_max
     if is_late and not sample.leaving and sample.ready < size.wanted and size.wanted > 1:
         barred = size.barring(size.wanted, sample.at + rules.retry_seconds)

@@ -11,7 +11,7 @@ from comfyfleet.api.worker import BackendFacts, Provider, Register, Registered
 from comfyfleet.comfy import Description
 from comfyfleet.errors import Conflict, FleetFull, InvalidInput, Unavailable
 from comfyfleet.transport.retry import RetryPolicy
-from comfyfleet.worker.backend_facts import object_info_bytes
+from comfyfleet.worker.backend_facts import object_info_bytes, shared_object_info
 from comfyfleet.worker.control_client import ControlClient
 from comfyfleet.worker.journal import Journal, WorkerIdentity
 from comfyfleet.worker.settings import WORKER_ID_CHARACTERS_MAX, WorkerSettings
@@ -159,11 +159,15 @@ class RegistrationClient:
         return same_id and place == (settings.control_url, settings.fleet_slug, settings.stage)
 
 
+def _upload_text(description: Description) -> bytes:
+    return object_info_bytes(shared_object_info(description.object_info))
+
+
 async def upload_object_info(
     store: httpx.AsyncClient, slot: OutputSlot, description: Description
 ) -> None:
     """Uploads the node types, which help the control plane to convert workflows. A failure affects no job."""
-    data = await asyncio.to_thread(object_info_bytes, description.object_info)
+    data = await asyncio.to_thread(_upload_text, description)
     try:
         answer = await store.put(slot.url, content=data, headers=slot.headers)
     except httpx.TransportError as error:

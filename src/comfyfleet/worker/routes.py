@@ -9,6 +9,7 @@ import httpx
 
 from comfyfleet.api.route_calls import (
     METHODS,
+    READING,
     REASON_CHARACTERS_MAX,
     REQUEST_HEADERS,
     RESPONSE_HEADERS,
@@ -39,7 +40,10 @@ class RouteRefused(Exception):
 
 
 class RoutePasser:
-    """One poll waits at a time; a call that came with it is passed on beside the next poll."""
+    """One poll waits at a time; a call that came with it is passed on beside the next poll.
+
+    `on_change` is called after a call that may have changed the backend's models or node types.
+    """
 
     def __init__(
         self,
@@ -48,12 +52,14 @@ class RoutePasser:
         *,
         worker_id: Callable[[], str],
         is_ready: Callable[[], bool],
+        on_change: Callable[[], None],
         retry: RetryPolicy,
     ) -> None:
         self._prefixes = settings.passthrough
         self._control = control
         self._worker_id = worker_id
         self._is_ready = is_ready
+        self._on_change = on_change
         self._retry = retry
         self._failures = 0
         self._room = asyncio.Semaphore(AT_ONCE_MAX)
@@ -105,6 +111,8 @@ class RoutePasser:
     async def _handle(self, call: RouteCall) -> None:
         try:
             answer = await self.pass_on(call)
+            if call.method not in READING and answer.status and answer.status < 400:
+                self._on_change()
             await self._control.answer_route(answer)
         except Unavailable as error:
             # Not sent again: by then nobody may wait for it.

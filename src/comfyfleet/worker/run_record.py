@@ -11,8 +11,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from comfyfleet.api.values import DeliveredOutput
 from comfyfleet.api.worker import RUN_EVENTS_MAX, Job, RunEvent, UnheardReport
+from comfyfleet.comfy import NodeProblem
 from comfyfleet.comfy.backend import Outputs
 from comfyfleet.comfy.events import Event, NodeText, Preview
+from comfyfleet.errors import PromptRefused
 from comfyfleet.media import SNIFF_BYTES, picture_size, sniff_type
 from comfyfleet.worker.run_progress import node_ids
 
@@ -22,6 +24,7 @@ OWN_TYPES = "comfyfleet_"
 ENDS = frozenset({"execution_success", "execution_error", "execution_interrupted"})
 # Nodes whose pictures are results, which nobody may lose; those of others are previews.
 SENDS_RESULTS = frozenset({"SaveImageWebsocket"})
+PROBLEMS_MAX, REFUSAL_CHARACTERS_MAX = 20, 10_000
 PICTURE_BYTES_MAX = 8 * 1024 * 1024
 # Width or height of what ComfyUI's samplers show of their work.
 PREVIEW_PIXELS_MAX = 512
@@ -180,6 +183,13 @@ class RunRecord:
                 return False
         return True
 
+    def refuse(self, error: PromptRefused, at: float) -> None:
+        """Records that the backend refused the prompt, with its own reason. The prompt never ran."""
+        timestamp = int(at * 1000)
+        self._add(("execution_start", {"prompt_id": "", "timestamp": timestamp}), 0)
+        data = {"prompt_id": "", **_refusal(error), "timestamp": timestamp}
+        self._add(("execution_error", self._hide(data)), len(data["exception_message"]))
+
     def add_output(self, output: DeliveredOutput) -> None:
         """A file that the control plane can have from now on."""
         self._delivered[key_of(output)] = output
@@ -330,6 +340,33 @@ class RunRecord:
         shows = event[0] == "executed" and bool(event[1].get("output"))
         held = is_held or (self._holds_results and shows)
         return RecordedEvent(event, size, held, self._clock(), files_in(event))
+
+
+def _refusal(error: PromptRefused) -> dict[str, Any]:
+    """Returns the reason of a refusal as ComfyUI reports a failed node."""
+    problems = [
+        each for each in error.details.get("problems") or () if isinstance(each, NodeProblem)
+    ]
+    first = problems[0] if problems else None
+    lines = [_reason(each) for each in problems[:PROBLEMS_MAX]] or [error.message]
+    return {
+        "node_id": first.node_id if first else None,
+        "node_type": first.class_type if first else None,
+        "executed": [],
+        "exception_message": "\n".join(lines)[:REFUSAL_CHARACTERS_MAX],
+        "exception_type": first.kind if first else str(error.details.get("kind") or error.code),
+        "traceback": [],
+        "current_inputs": {},
+        "current_outputs": [],
+    }
+
+
+def _reason(problem: NodeProblem) -> str:
+    """Returns ComfyUI's message and details. The list of choices may name files of others."""
+    details = problem.details
+    if problem.kind == "value_not_in_list":
+        details = details.partition(" not in ")[0]
+    return f"{problem.message}: {details}" if details else problem.message
 
 
 def _is_large(picture: bytes) -> bool:

@@ -143,8 +143,13 @@ class WorkerSettings:
         )
 
 
+def _first_set(environ: Mapping[str, str], ours: str, other: str) -> str:
+    """Returns the name of the variable that counts: ours, unless only the other one is set."""
+    return other if environ.get(other) and not environ.get(ours) else ours
+
+
 def concurrency_from(environ: Mapping[str, str]) -> int:
-    name = "COMFYFLEET_MAX_CONCURRENCY"
+    name = _first_set(environ, "COMFYFLEET_MAX_CONCURRENCY", "MAX_CONCURRENCY")
     text = environ.get(name) or "1"
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= CONCURRENCY_MAX):
         raise InvalidInput(f"{name} is {text!r}; it takes a whole number, 1 to {CONCURRENCY_MAX}")
@@ -152,7 +157,7 @@ def concurrency_from(environ: Mapping[str, str]) -> int:
 
 
 def heartbeat_seconds_from(environ: Mapping[str, str]) -> float:
-    name = "COMFYFLEET_HEARTBEAT_SECONDS"
+    name = _first_set(environ, "COMFYFLEET_HEARTBEAT_SECONDS", "HEARTBEAT_INTERVAL_SECONDS")
     text = environ.get(name) or f"{HEARTBEAT_SECONDS:g}"
     try:
         seconds = float(text)

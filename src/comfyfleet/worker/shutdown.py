@@ -70,4 +70,4 @@ async def stop_on_notices(notices: Notices, stop: StopRequest) -> None:
 
 def stop_on_signals(stop: StopRequest, grace_seconds: float) -> AbstractContextManager[None]:
     """The first signal asks to stop within the grace time, the second one to stop immediately."""
-    return on_ending_signals(lambda: stop.ask("shutdown", 0.0 if stop.asked else grace_seconds))
+    return on_ending_signals(lambda _: stop.ask("shutdown", 0.0 if stop.asked else grace_seconds))

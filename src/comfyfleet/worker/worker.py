@@ -14,6 +14,8 @@ from comfyfleet.api.worker import (
     BackendFacts,
     BackendProblem,
     Complete,
+    FactsReport,
+    FactsWanted,
     HeartbeatAnswer,
     HeldLease,
     Poll,
@@ -21,7 +23,14 @@ from comfyfleet.api.worker import (
     Reading,
 )
 from comfyfleet.comfy import Backend, ComfyServer, Description
-from comfyfleet.errors import FleetError, NotOffered, Unauthenticated, Unavailable, WorkerRevoked
+from comfyfleet.errors import (
+    FleetError,
+    NotOffered,
+    Unauthenticated,
+    Unavailable,
+    WorkerRevoked,
+    is_full_disk,
+)
 from comfyfleet.worker.backend_facts import backend_facts
 from comfyfleet.worker.control_client import ControlClient, FinalReport
 from comfyfleet.worker.failures import (
@@ -29,7 +38,6 @@ from comfyfleet.worker.failures import (
     OUT_OF_MEMORY,
     BackendCondition,
     BackendFault,
-    is_full_disk,
 )
 from comfyfleet.worker.health import BackendHealth
 from comfyfleet.worker.heartbeat import HeartbeatLoop
@@ -45,6 +53,7 @@ from comfyfleet.worker.managed_process import ManagedProcess
 from comfyfleet.worker.memory_keeper import MemoryKeeper, MemoryState, read_memory
 from comfyfleet.worker.platform import Platform
 from comfyfleet.worker.registration import RegistrationClient, upload_object_info
+from comfyfleet.worker.requested_facts import RequestedFacts
 from comfyfleet.worker.routes import RoutePasser
 from comfyfleet.worker.settings import WorkerSettings
 from comfyfleet.worker.shutdown import StopRequest, stop_on_notices
@@ -68,6 +77,7 @@ BACKLOG_SECONDS = 0.2
 IDLE_POLL_DELAY_SECONDS = 0.25
 # How often the backend's node types are fetched; less often if that takes long.
 FACTS_SECONDS = 60.0
+FACTS_ATTEMPTS_MAX, UPLOAD_PAUSE_SECONDS = 5, 0.3
 CLOUD_FACTS_SECONDS = 900.0
 FACTS_SHARE = 1 / 100
 # To hand back what isn't done, however late the notice came.
@@ -118,7 +128,7 @@ class Worker:
         self._has_begun = False
         self._settings = settings
         self._control = control
-        self._deps = replace(deps, on_journal_error=self._on_journal_error)
+        self._deps = replace(deps, on_journal_error=self._on_journal_error, secrets=control.secrets)
         self._platform = platform
         self._owned = owned
         self._registration = RegistrationClient(settings, control, deps.journal)
@@ -146,6 +156,7 @@ class Worker:
         self._is_requesting = False  # a job: by a poll, or with the final report of a lease
         self._logged_reason: str | None = None  # why there was no job, as the log has it
         self._description: Description | None = None  # until it is uploaded
+        self._requested_facts = RequestedFacts(self._answer_facts_requests, self._run_in_background)
         self._background: set[asyncio.Task[None]] = set()
         self._revoked: WorkerRevoked | None = None
 
@@ -153,6 +164,8 @@ class Worker:
         """Runs until stopped. Raises WorkerRevoked if it was revoked; Unauthenticated or
         InvalidInput if it may not register."""
         side = [asyncio.create_task(stop_on_notices(self._platform.notices, self.stop))]
+        if self._owned is not None:
+            side.append(asyncio.create_task(self._owned.keep_log_small()))
         try:
             if await self._unless_stopped(self._begin()):
                 side.append(asyncio.create_task(self._health.watch(self._is_idle)))
@@ -221,6 +234,7 @@ class Worker:
             self._control,
             worker_id=lambda: self._registration.worker_id,
             is_ready=lambda: self.is_ready,
+            on_change=lambda: self._requested_facts.want(FactsWanted(tokens=())),
             retry=self._deps.retry,
         )
 
@@ -232,7 +246,10 @@ class Worker:
         await self._describe()
         if not self._registration.take_up():
             await self._register()
-        for entry in await asyncio.to_thread(journal.entries):
+        entries = await asyncio.to_thread(journal.entries)
+        if (inputs := self._deps.inputs) is not None:
+            await asyncio.to_thread(inputs.open, [entry.job for entry in entries])
+        for entry in entries:
             self._take(entry, resumes=True)
         self._has_begun = True
         return True
@@ -340,12 +357,21 @@ class Worker:
             # The control plane learns at once that there is no backend, and gives no job.
             return not self._is_requesting
         is_prefetch = self._load() >= self._settings.max_concurrency
-        waits = is_prefetch and (self._is_ending(PREFETCH_DELAY_SECONDS) or self._is_alone())
+        waits = is_prefetch and (
+            self._is_ending(PREFETCH_DELAY_SECONDS) or self._is_alone() or self._is_submitting()
+        )
         return self._has_room() and not self._is_requesting and not waits
 
     def _is_alone(self) -> bool:
         """Whether the newest job came alone, and only a moment ago."""
         return not self._has_backlog and time.monotonic() < self._taken_at + ALONE_SECONDS
+
+    def _is_submitting(self) -> bool:
+        """Whether the prompt of a job that came only a moment ago is not submitted yet: it goes first."""
+        is_new = time.monotonic() < self._taken_at + ALONE_SECONDS
+        return is_new and any(
+            each.lease.phase is LeasePhase.PREPARING for each in self._lease_runners
+        )
 
     def _is_ending(self, seconds: float) -> bool:
         """Whether a result is being delivered, and has been for less than this many seconds."""
@@ -423,7 +449,8 @@ class Worker:
         if polled.job is None and polled.reason != self._logged_reason:
             self._logged_reason = polled.reason
             logger.info("no jobs: %s", polled.reason)
-        if polled.job is None and time.monotonic() - sent_at < self._control.wait_seconds / 2:
+        is_early = time.monotonic() - sent_at < self._control.wait_seconds / 2
+        if polled.job is None and polled.facts_wanted is None and is_early:
             # Answered before its time: draining, paused, or nothing assigned.
             await asyncio.sleep(EMPTY_PAUSE_SECONDS)
         return polled
@@ -433,6 +460,8 @@ class Worker:
         if polled.object_info_upload is not None:
             self._run_in_background(self._upload(polled.object_info_upload))
         self._apply_new_key(polled.new_token)
+        if polled.facts_wanted is not None:
+            self._requested_facts.want(polled.facts_wanted)
         if polled.drain:
             self._hand_back_unstarted(StopReason.DRAIN)
 
@@ -533,6 +562,8 @@ class Worker:
 
     def _on_answer(self, lease_runner: LeaseRunner, answer: HeartbeatAnswer) -> None:
         self._apply_new_key(answer.new_token)
+        if answer.facts_wanted is not None:
+            self._requested_facts.want(answer.facts_wanted)
         if answer.cancelled:
             lease_runner.stop(StopReason.CANCELLED)
         elif answer.interrupt:
@@ -601,6 +632,7 @@ class Worker:
 
     async def _describe(self) -> None:
         """Reads the backend's description; a change wakes the poll loop and is reported."""
+        self._requested_facts.note_reading()
         description: Description | None = None
         try:
             description = await self._deps.backend.describe()
@@ -618,6 +650,33 @@ class Worker:
             self._facts, self._description = facts, description
             self._wake()
 
+    async def _answer_facts_requests(self, tokens: tuple[str, ...]) -> None:
+        await self._describe()
+        await self._report_facts(tokens)
+
+    async def _report_facts(self, tokens: tuple[str, ...]) -> None:
+        """Reports the description, and once more when object_info is uploaded. The next poll reports
+        what can't be reported now."""
+        facts = self._facts
+        for _ in range(FACTS_ATTEMPTS_MAX):
+            report = FactsReport(
+                worker_id=self._registration.worker_id,
+                tokens=tokens,
+                backend=None if facts is self._reported_facts else facts,
+            )
+            try:
+                answer = await self._control.report_facts(report)
+            except FleetError as error:
+                logger.debug("the backend's facts were not reported: %s", error.message)
+                return
+            self._reported_facts = facts
+            if answer.object_info_upload is None:
+                return
+            if self._description is None:
+                # A poll's answer asked for it, too: it is on its way.
+                await asyncio.sleep(UPLOAD_PAUSE_SECONDS)
+            await self._upload(answer.object_info_upload)
+
     async def _refresh_facts(self) -> None:
         """Repeats `_describe`: node packs and models change while a ComfyUI runs."""
         usual = CLOUD_FACTS_SECONDS if self._settings.is_cloud else FACTS_SECONDS
@@ -627,6 +686,8 @@ class Worker:
             began = time.monotonic()
             await self._describe()
             took = time.monotonic() - began
+            if self._deps.inputs is not None:
+                await self._deps.inputs.shrink()
 
     def _is_idle(self) -> bool:
         """Whether the backend may be probed: it has no prompt and is no cloud, which is not probed

@@ -31,7 +31,7 @@ def test_a_body_that_comfyui_trips_over_is_500(talk: EngineClient, body: bytes) 
         {"prompt": []},
         {"prompt": "x"},
         {"prompt": {"1": "x"}},
-        {"prompt": {"1": {"class_type": "Say", "inputs": []}}},
+        {"prompt": {"1": {"class_type": "Say", "inputs": 5}}},
         {"prompt": {"1": {"class_type": []}}},
         {"prompt": {"1": {"_meta": 5}}},
         {"prompt": SHOWN, "number": "abc"},
@@ -43,6 +43,14 @@ def test_a_body_that_comfyui_trips_over_is_500(talk: EngineClient, body: bytes) 
 def test_a_prompt_of_a_wrong_shape_is_500(talk: EngineClient, body: Any) -> None:
     assert talk.http.post("/prompt", json=body).status_code == 500
     assert talk.http.get("/prompt").json()["exec_info"]["queue_remaining"] == 0
+
+
+def test_inputs_as_a_list_fail_the_validation(talk: EngineClient) -> None:
+    body = {"prompt": {"1": {"class_type": "Say", "inputs": []}}}
+    answer = talk.http.post("/prompt", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "prompt_outputs_failed_validation"
+    assert answer.json()["node_errors"]["1"]["class_type"] == "Say"
 
 
 @pytest.mark.parametrize("body", [{}, [], "x", {"client_id": "a"}])

@@ -17,7 +17,8 @@ from tests.support.workers.workers import running_worker, settings_for
 from comfyfleet.comfy import ComfyServer, Fetched, OutputFile
 from comfyfleet.engine import serve_in_thread
 from comfyfleet.engine.serve import Served as Engine
-from comfyfleet.worker import health
+from comfyfleet.worker import health, lease_runner
+from comfyfleet.worker.journal import Journal, JournalEntry
 
 # For a worker that would ask for jobs which it can't run: it looks at its backend twice meanwhile.
 WRONG_SECONDS = 1.0
@@ -82,6 +83,20 @@ async def test_a_backend_that_dies_in_mid_run_hands_the_job_back_and_is_waited_f
         await asyncio.to_thread(dies_like_comfyui.start)
         await eventually(lambda: job.leases == 2 and job.status == "ended")
     assert job.result.outputs
+
+
+async def test_a_prefetched_job_is_handed_back_before_the_running_one_is_given_up(
+    plane: Plane, dies_like_comfyui: Mortal, tmp_path: Path
+) -> None:
+    plane.requeues_again = False
+    running, prefetched = plane.add(steps(1000, 50)), plane.add(picture())
+    url, patient = dies_like_comfyui.engine.url, 1000
+    async with running_worker(settings_for(plane, url, tmp_path / "state", max_retries=patient)):
+        await eventually(lambda: running.started and prefetched.leases)
+        await asyncio.to_thread(dies_like_comfyui.kill)
+        await eventually(lambda: prefetched.word)
+        assert prefetched.requeue.reason == "backend_down"
+        assert not running.word, "the worker still tries to follow it"
 
 
 async def test_an_idle_worker_notices_that_its_backend_is_gone(
@@ -194,6 +209,29 @@ async def test_a_full_disk_hands_the_job_back_and_no_more_jobs_are_taken_until_t
             patched.undo()
             await eventually(lambda: second.word)
     assert first.requeue.reason == "disk_full"
+    assert second.result.outputs
+
+
+async def test_a_full_disk_of_the_journal_pauses_the_worker_and_ends_no_run(
+    plane: Plane, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(journal: Journal, entry: JournalEntry) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    first = plane.add(steps(10, 50))
+    async with running_worker(settings_for(plane, engine.url, tmp_path)):
+        await eventually(lambda: first.started)
+        with monkeypatch.context() as patched:
+            patched.setattr(lease_runner, "JOURNAL_AFTER_SECONDS", 0)
+            patched.setattr(Journal, "write", write)
+            patched.setattr(health, "FREE_BYTES_MIN", 1 << 60)
+            patched.setattr(health, "FREE_SHARE_MIN", 2.0)
+            await eventually(lambda: first.word)
+            await eventually(lambda: "disk_full" in plane.problems)
+        second = plane.add(picture())
+        await eventually(lambda: second.word)
+    assert first.result.outputs
+    assert (first.leases, second.leases) == (1, 1)
     assert second.result.outputs
 
 

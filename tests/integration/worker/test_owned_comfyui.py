@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.support.workers.memory_plane import Plane, eventually
-from tests.support.workers.prompts import picture
+from tests.support.workers.prompts import picture, steps
 from tests.support.workers.workers import settings_for
 
 from comfyfleet.comfy import BackendLimits, ComfyServer, ServerSettings
@@ -51,7 +51,7 @@ class Place:
     """A command that serves at an address, and the pids of all that it has started."""
 
     def __init__(self, folder: Path, port: int) -> None:
-        self.folder, self.url = folder, f"http://127.0.0.1:{port}"
+        self.folder, self.port, self.url = folder, port, f"http://127.0.0.1:{port}"
         self._pids = folder / "pids"
         script = folder / "server.py"
         script.write_text(SERVER)
@@ -64,6 +64,10 @@ class Place:
     @property
     def living(self) -> list[int]:
         return [pid for pid in self.pids if _lives(pid)]
+
+    def listens(self) -> bool:
+        with socket.socket() as connection:
+            return connection.connect_ex(("127.0.0.1", self.port)) == 0
 
     def owned(self) -> ManagedProcess:
         return ManagedProcess(self.command, self.folder / "comfyui.json")
@@ -128,7 +132,7 @@ async def test_one_that_somebody_else_started_is_used_and_never_called_well_for_
     caplog.set_level(logging.WARNING)
     strange = subprocess.Popen(place.command.split())  # noqa: ASYNC220
     try:
-        await eventually(lambda: place.pids)
+        await eventually(place.listens)
         owned = place.owned()
         async with place.health(owned) as health:
             await health.wait_until_ready()
@@ -308,6 +312,112 @@ async def test_a_comfyui_that_keeps_its_memory_is_restarted_between_two_jobs(
         await work
     log = (settings.state / "comfyui.log").read_text()
     assert log.count("Engine at http") == 2
+
+
+async def test_no_switch_cost_is_learned_from_the_first_run_after_a_crash(
+    plane: Plane, tmp_path: Path, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "read_memory", lambda _: MemoryState(90, 100, 1))
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    command = f"{COMFYFLEET} engine --port {unused_tcp_port} --data {tmp_path / 'engine'}"
+    settings = settings_for(plane, url, tmp_path / "state", comfyui_command=command)
+    note = settings.state / "comfyui.json"
+
+    def pid() -> int:
+        written = note.read_text()  # empty while it is written again
+        return int(json.loads(written)["pid"]) if written else 0
+
+    async with open_worker(settings, {}) as worker:
+        work = asyncio.create_task(worker.work())
+        first, second = (plane.add(picture(), model_key="flux") for _ in range(2))
+        await eventually(lambda: first.word and second.word, 60)
+        killed = pid()
+        os.kill(killed, signal.SIGKILL)
+        await eventually(lambda: pid() not in (0, killed), 60)
+        third = plane.add(picture(), model_key="flux")
+        await eventually(lambda: third.word, 60)
+        worker.stop.ask("shutdown", 5)
+        await work
+    changes = [job.result.model_change for job in (first, second, third)]
+    assert changes == ["first", "same", "first"]
+
+
+async def test_it_frees_nothing_while_the_next_job_needs_the_loaded_model(
+    plane: Plane, tmp_path: Path, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "read_memory", lambda _: MemoryState(1, 100, 90))
+    monkeypatch.setattr(memory_keeper, "FREED_SECONDS", 0.1)
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    command = f"{COMFYFLEET} engine --port {unused_tcp_port} --data {tmp_path / 'engine'}"
+    settings = settings_for(plane, url, tmp_path / "state", comfyui_command=command)
+    first, second = (plane.add(steps(60, 50), model_key="flux") for _ in range(2))
+    freed: list[bool] = []
+    free = ComfyServer.free
+
+    async def note(backend: ComfyServer) -> None:
+        freed.append(second.word is not None)
+        await free(backend)
+
+    monkeypatch.setattr(ComfyServer, "free", note)
+    async with open_worker(settings, {}) as worker:
+        work = asyncio.create_task(worker.work())
+        await eventually(lambda: second.leases, 60)
+        assert not first.word, "the second job was not prefetched"
+        await eventually(lambda: freed, 60)
+        worker.stop.ask("shutdown", 5)
+        await work
+    assert second.result.model_change == "same"
+    assert freed[0], "memory was freed before the second job had ended"
+
+
+# It ignores SIGTERM, and has started another process.
+FAMILY = """
+import os, pathlib, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+pathlib.Path(sys.argv[1]).write_text(f"{os.getpid()} {child.pid} ")
+time.sleep(600)
+"""
+
+
+async def test_where_there_are_no_process_groups_all_that_it_started_ends_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows."""
+    monkeypatch.setattr(managed_process, "HAS_GROUPS", False)
+    script, pids = tmp_path / "family.py", tmp_path / "pids"
+    script.write_text(FAMILY)
+    owned = ManagedProcess(f"{sys.executable} {script} {pids}", tmp_path / "comfyui.json")
+    await owned.start()
+    family: list[int] = []
+    try:
+        await eventually(lambda: pids.exists() and pids.read_text().endswith(" "))
+        family = [int(pid) for pid in pids.read_text().split()]
+        assert owned.take_up(), "the next worker owns it, too"
+        await owned.stop()
+        await eventually(lambda: not any(_lives(pid) for pid in family))
+    finally:
+        for pid in filter(_lives, family):
+            os.kill(pid, signal.SIGKILL)
+
+
+CHATTER = "import time\nwhile True: print('x' * 1000, flush=True); time.sleep(0.01)"
+
+
+async def test_the_log_of_a_running_comfyui_is_rotated(
+    plane: Plane, tmp_path: Path, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This one never answers: its log has to stay small also while it starts."""
+    monkeypatch.setattr(managed_process, "LOG_BYTES_MAX", 20_000)
+    monkeypatch.setattr(managed_process, "LOG_SECONDS", 0.05)
+    command = f'{sys.executable} -c "{CHATTER}"'
+    url, state = f"http://127.0.0.1:{unused_tcp_port}", tmp_path / "state"
+    settings = settings_for(plane, url, state, comfyui_command=command)
+    async with open_worker(settings, {}) as worker:
+        work = asyncio.create_task(worker.work())
+        await eventually((state / "comfyui.log.2").exists, 60)
+        worker.stop.ask("shutdown", 0)
+        await work
 
 
 def test_a_log_is_rotated_into_four_older_files(

@@ -1,6 +1,7 @@
 """One worker, one engine: jobs from lease to result."""
 
 import base64
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.support.workers.memory_plane import Dispatch, JobFile, Plane, eventua
 from tests.support.workers.prompts import failing, passing, picture, steps, video
 from tests.support.workers.workers import running_worker, settings_for
 
+from comfyfleet.api.worker import object_info_hash
 from comfyfleet.comfy.backend import comfyui_variables
 from comfyfleet.engine.serve import Served as Engine
 from comfyfleet.worker import heartbeat
@@ -48,7 +50,6 @@ async def test_a_picture_is_made_and_delivered(here: Fixture) -> None:
     assert (output.node_id, output.kind) == ("9", "images")
     assert (output.filename or "").startswith("made_")
     assert job.result.execution_seconds is not None
-    assert job.started
 
 
 async def test_a_video_is_a_video(here: Fixture) -> None:
@@ -160,8 +161,7 @@ async def test_progress_is_told_twice_a_second_at_most(here: Fixture) -> None:
     ]
     assert percents == sorted(percents)
     assert any(10 < percent < 90 for percent in percents)
-    assert job.heartbeats[-1].progress is not None
-    assert job.heartbeats[-1].progress.steps == 40
+    assert any(beat.progress.steps == 40 for beat in job.heartbeats if beat.progress)
     assert waits
     assert min(waits) > 0.45
 
@@ -187,7 +187,7 @@ async def test_registering_tells_what_the_backend_is_and_has(here: Fixture) -> N
     assert facts.kind == "comfyfleet engine"
     assert "SaveImage" in facts.node_types
     assert here.plane.object_info is not None
-    assert blake3(here.plane.object_info).hexdigest() == facts.object_info_hash
+    assert object_info_hash(json.loads(here.plane.object_info)) == facts.object_info_hash
 
 
 async def test_polls_tell_which_models_are_loaded(here: Fixture) -> None:
@@ -196,7 +196,10 @@ async def test_polls_tell_which_models_are_loaded(here: Fixture) -> None:
     assert here.plane.polls[-1].model_set == "abc"
 
 
-async def test_what_was_put_into_the_prompt_is_told_once(here: Fixture) -> None:
+async def test_what_was_put_into_the_prompt_is_told_once(
+    here: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "START_SECONDS", 60.0)  # the run ends before
     job = await here.run(passing(), files={"input": JobFile(b"x" * 1000, binding="1.file")})
     told = [beat.filled_in for beat in job.heartbeats] + [job.result.filled_in]
     (filled_in,) = [each for each in told if each is not None]
@@ -207,6 +210,7 @@ async def test_what_was_put_into_the_prompt_is_told_with_its_start(
     here: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat, "PROGRESS_SECONDS_MIN", 60.0)
+    monkeypatch.setattr(heartbeat, "START_SECONDS", 0.0)
     job = await here.run(steps(4, 50))
     (only,) = job.heartbeats
     assert only.started

@@ -1,10 +1,14 @@
 """What a worker's log tells of those that don't answer, and of its own leaving."""
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
+import httpx
 import pytest
 from tests.support.server.command_process import STOP_SECONDS_MAX, started
 from tests.support.workers.memory_plane import SECRET, Plane, eventually
@@ -15,6 +19,7 @@ from comfyfleet.api.worker import Heartbeat, Poll, Register
 from comfyfleet.engine import serve_in_thread
 from comfyfleet.engine.serve import Served as Engine
 from comfyfleet.errors import InvalidInput, Unavailable
+from comfyfleet.transport.http import Call
 from comfyfleet.worker.control_client import ControlClient
 from comfyfleet.worker.factory import open_worker
 
@@ -138,3 +143,113 @@ async def test_why_there_are_no_jobs_is_told_once_until_it_is_something_else(
         "no jobs: this worker waits for an operator's approval",
         "no jobs: this worker is draining",
     ]
+
+
+async def test_an_address_that_does_not_answer_is_logged_by_its_own_name(
+    unused_tcp_port_factory: Callable[[], int], caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = (f"http://127.0.0.1:{unused_tcp_port_factory()}" for _ in range(2))
+    control = ControlClient(first, second)
+    with pytest.raises(Unavailable):
+        await control.register(Register(worker_id="w", fleet_slug="gpus"), SECRET)
+    await control.aclose()
+    assert lines(caplog, "control plane") == [
+        f"the control plane at {first} doesn't answer (register at {first}: connection refused);"
+        f" using {second}"
+    ]
+
+
+class ScriptedCalls:
+    """Answers each call as its function says."""
+
+    def __init__(self, answer: Callable[[Call], Awaitable[httpx.Response]]) -> None:
+        self.once = answer
+        self.client = httpx.AsyncClient()
+
+
+async def answered(_: Call) -> httpx.Response:
+    return httpx.Response(200, content=b"{}")
+
+
+async def refused(_: Call) -> httpx.Response:
+    raise httpx.ConnectError("connection refused")
+
+
+def script(control: ControlClient, number: int, answer: Any) -> None:
+    address = sorted(control._addresses, key=lambda each: each.url)[number]
+    address.calls = ScriptedCalls(answer)  # type: ignore[assignment]
+
+
+async def beat(control: ControlClient) -> None:
+    with contextlib.suppress(Unavailable):
+        await control.heartbeat(Heartbeat(dispatch_id=1, lease_token=uuid4()))
+
+
+async def test_each_switch_between_control_planes_is_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    control = ControlClient("http://a", "http://b", key="k")
+    script(control, 0, refused)
+    script(control, 1, answered)
+    for _ in range(3):
+        await beat(control)
+    script(control, 0, answered)
+    script(control, 1, refused)
+    for _ in range(3):
+        await beat(control)
+    script(control, 0, refused)
+    for _ in range(6):
+        await beat(control)
+    script(control, 0, answered)
+    for _ in range(3):
+        await beat(control)
+    assert lines(caplog, "control plane") == [
+        "the control plane at http://a doesn't answer (heartbeat at http://a: connection refused); using http://b",
+        "the control plane at http://b doesn't answer (heartbeat at http://b: connection refused); using http://a",
+        "the control plane at http://a doesn't answer (heartbeat at http://a: connection refused); using http://b",
+        "the control plane at http://b doesn't answer: heartbeat at http://b: connection refused",
+        "the control plane at http://a answers again",
+    ]
+    await control.aclose()
+
+
+async def test_calls_that_fail_together_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    control, release = ControlClient("http://a", "http://b", key="k"), asyncio.Event()
+
+    async def refused_later(call: Call) -> httpx.Response:
+        await release.wait()
+        return await refused(call)
+
+    script(control, 0, refused_later)
+    script(control, 1, answered)
+    beats = [asyncio.create_task(beat(control)) for _ in range(3)]
+    await asyncio.sleep(0)
+    release.set()
+    await asyncio.gather(*beats)
+    await beat(control)
+    assert len(lines(caplog, "control plane")) == 1
+    await control.aclose()
+
+
+@pytest.mark.parametrize("answers_others", [True, False])
+async def test_one_slow_call_is_no_control_plane_that_does_not_answer(
+    answers_others: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    control, slow_ended = ControlClient("http://a", "http://b", key="k"), asyncio.Event()
+
+    async def answer(call: Call) -> httpx.Response:
+        if "heartbeat" not in call.route:
+            return await answered(call)
+        await slow_ended.wait()
+        raise httpx.ReadTimeout("")
+
+    script(control, 0, answer)
+    slow = asyncio.create_task(beat(control))
+    await asyncio.sleep(0)
+    if answers_others:
+        await control.poll(Poll(worker_id="w"))
+    slow_ended.set()
+    await slow
+    assert len(lines(caplog, "doesn't answer")) == (0 if answers_others else 1)
+    assert control._url == ("http://a" if answers_others else "http://b")
+    await control.aclose()

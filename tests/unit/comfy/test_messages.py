@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from comfyfleet.comfy import messages
 from comfyfleet.comfy.answers import RECEIVED_CHARS_MAX
 from comfyfleet.comfy.events import (
     Blocked,
@@ -20,6 +21,8 @@ from comfyfleet.comfy.events import (
 )
 from comfyfleet.comfy.messages import (
     CURRENT_RUN,
+    MESSAGES_BYTES_MAX,
+    Inbox,
     NodeStates,
     QueueStatus,
     RunOver,
@@ -27,6 +30,7 @@ from comfyfleet.comfy.messages import (
     parse_log,
     parse_message,
 )
+from comfyfleet.comfy.sockets import FRAME_BYTES_MAX
 from comfyfleet.errors import UnexpectedAnswer
 
 ERROR = {
@@ -178,3 +182,19 @@ def test_the_log_of_a_run_is_read_like_its_messages() -> None:
 def test_a_log_of_another_shape_is_not_believed(log: object) -> None:
     with pytest.raises(UnexpectedAnswer):
         parse_log(log)
+
+
+async def test_previews_that_wait_have_a_limit_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert FRAME_BYTES_MAX <= MESSAGES_BYTES_MAX  # any frame fits into an empty inbox
+    monkeypatch.setattr(messages, "MESSAGES_BYTES_MAX", 10)
+    inbox, done = Inbox(), NodeDone("p", "9")
+    first, second = (Preview("p", "9", "image/png", data) for data in (b"123456", b"7890"))
+    inbox.put(first)
+    inbox.put(Preview("p", "9", "image/png", b"12345"))  # the eleventh byte
+    inbox.put(second)
+    inbox.put(Progress("p", "9", 1, 2), "{}")
+    inbox.put(done, "{}")  # is never dropped
+    assert [await inbox.get(1) for _ in range(3)] == [first, second, done]
+    large = Preview("p", "9", "image/png", b"1234567890")
+    inbox.put(large)
+    assert await inbox.get(1) == large

@@ -1,4 +1,4 @@
-"""Lookups of host names: within a deadline, a few at once for each user, in threads of their own."""
+"""Lookups of host names: within a deadline, one at a time for each tenant, in threads of their own."""
 
 import asyncio
 import socket
@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from comfyfleet.errors import InputUnavailable, InvalidInput
-from comfyfleet.transport.names import LOOKUPS_PER_USER_MAX, NameLookups, resolve_host
+from comfyfleet.transport.names import (
+    LOOKUPS_PER_TENANT_MAX,
+    THREADS_MAX,
+    NameLookups,
+    resolve_host,
+)
 from comfyfleet.transport.ssrf import address_spelled, is_public, parse_public_url, redirect_target
 
 
@@ -28,18 +33,22 @@ class SlowNames:
 
 
 async def test_a_slow_name_ends_at_the_deadline() -> None:
-    with pytest.raises(InputUnavailable, match=r"slow\.test could not be looked up within 0\.01 s"):
-        await NameLookups(SlowNames(), seconds_max=0.01).addresses("slow.test", 80, "ada")
+    lookups = NameLookups(SlowNames(), seconds_max=0.01)
+    async with asyncio.timeout(30):
+        with pytest.raises(
+            InputUnavailable, match=r"slow\.test could not be looked up within 0\.01 s"
+        ):
+            await lookups.addresses("slow.test", 80, "ada")
 
 
-async def test_a_users_slow_names_take_no_more_than_their_places() -> None:
+async def test_a_tenants_slow_names_take_no_more_than_their_places() -> None:
     """A lookup can't be interrupted, so it counts until it ends, however long ago its caller has left."""
     slow = SlowNames()
     lookups = NameLookups(slow, seconds_max=0.01)
-    for number in range(LOOKUPS_PER_USER_MAX + 3):
+    for number in range(LOOKUPS_PER_TENANT_MAX + 3):
         with pytest.raises(InputUnavailable):
             await lookups.addresses(f"slow{number}.test", 80, "ada")
-    assert len(slow.asked) == LOOKUPS_PER_USER_MAX
+    assert len(slow.asked) == LOOKUPS_PER_TENANT_MAX
     assert await lookups.addresses("fast.test", 80, "bob") == ["93.184.216.34"]
     slow.answer.set()
     while lookups._running:  # noqa: ASYNC110 - it has no event
@@ -47,17 +56,33 @@ async def test_a_users_slow_names_take_no_more_than_their_places() -> None:
     assert await lookups.addresses("fast.test", 80, "ada") == ["93.184.216.34"]
 
 
-async def test_exactly_as_many_names_as_a_user_may_look_up_are_looked_up_at_once() -> None:
+async def test_exactly_as_many_names_as_a_tenant_may_look_up_are_looked_up_at_once() -> None:
     slow = SlowNames()
     lookups = NameLookups(slow)
     asked = [
         asyncio.create_task(lookups.addresses(f"slow{number}.test", 80, "ada"))
-        for number in range(LOOKUPS_PER_USER_MAX)
+        for number in range(LOOKUPS_PER_TENANT_MAX)
     ]
-    while len(slow.asked) < LOOKUPS_PER_USER_MAX:  # noqa: ASYNC110 - it has no event
+    while len(slow.asked) < LOOKUPS_PER_TENANT_MAX:  # noqa: ASYNC110 - it has no event
         await asyncio.sleep(0)
     slow.answer.set()
-    assert await asyncio.gather(*asked) == [["93.184.216.34"]] * LOOKUPS_PER_USER_MAX
+    assert await asyncio.gather(*asked) == [["93.184.216.34"]] * LOOKUPS_PER_TENANT_MAX
+
+
+async def test_hanging_names_of_a_tenant_leave_threads_for_other_tenants(
+    blocked: threading.Event,
+) -> None:
+    """More names hang than there are threads, all of one tenant."""
+    lookups = NameLookups(resolve_host)
+    hanging = [
+        asyncio.create_task(lookups.addresses(f"slow{number}.test", 80, "ada"))
+        for number in range(THREADS_MAX + 1)
+    ]
+    while not lookups._running:  # noqa: ASYNC110 - it has no event
+        await asyncio.sleep(0)
+    assert await lookups.addresses("127.0.0.1", 80, "bob") == ["127.0.0.1"]
+    blocked.set()
+    await asyncio.gather(*hanging, return_exceptions=True)
 
 
 @pytest.fixture
@@ -83,7 +108,11 @@ async def test_names_leave_the_threads_that_read_and_write_files_alone(
     for number in range(50):
         with pytest.raises(InputUnavailable):
             await lookups.addresses(f"slow{number}.test", 80, f"user{number}")
-    assert await asyncio.to_thread(lambda: "read") == "read"
+    try:
+        async with asyncio.timeout(30):
+            assert await asyncio.to_thread(lambda: "read") == "read"
+    finally:
+        blocked.set()  # the end of the event loop waits for its threads
 
 
 @pytest.mark.parametrize(

@@ -98,13 +98,13 @@ class HeardHeartbeats:
         return HeartbeatAnswer()
 
 
-def beating(control: HeardHeartbeats) -> HeartbeatLoop:
+def beating(control: HeardHeartbeats, *, records_run: bool = True) -> HeartbeatLoop:
     async def read() -> None:
         return None
 
     return HeartbeatLoop(
         cast(ControlClient, control),
-        JOB.model_copy(update={"records_run": True}),
+        JOB.model_copy(update={"records_run": records_run}),
         seconds=3600,
         reading=read,
         on_answer=lambda _: None,
@@ -118,7 +118,7 @@ async def test_a_recorded_run_that_ends_soon_needs_no_heartbeat(
 ) -> None:
     # As if it had been leased long ago, and waited behind another.
     monkeypatch.setattr(heartbeat, "RECORD_SECONDS_MIN", 0.0)
-    monkeypatch.setattr(heartbeat, "RECORD_START_SECONDS", start_seconds)
+    monkeypatch.setattr(heartbeat, "START_SECONDS", start_seconds)
     control = HeardHeartbeats()
     loop = beating(control)
     task = asyncio.create_task(loop.beat())
@@ -135,4 +135,20 @@ async def test_a_recorded_run_that_ends_soon_needs_no_heartbeat(
             await asyncio.sleep(0)
         assert control.heard == []
         assert loop.unreported == {"1": {"image": "a.png"}}
+    task.cancel()
+
+
+async def test_a_start_is_not_reported_before_a_short_run_would_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(heartbeat, "START_SECONDS", 3600.0)
+    control = HeardHeartbeats()
+    loop = beating(control, records_run=False)
+    task = asyncio.create_task(loop.beat())
+    loop.set_filled_in({"1": {"image": "a.png"}})
+    loop.start()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert control.heard == []
+    assert loop.unreported == {"1": {"image": "a.png"}}
     task.cancel()

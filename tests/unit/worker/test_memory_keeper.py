@@ -9,7 +9,6 @@ import pytest
 from comfyfleet.comfy.backend import Device
 from comfyfleet.worker import memory_keeper
 from comfyfleet.worker.memory_keeper import (
-    JOBS_PER_RESTART,
     MemoryKeeper,
     MemoryState,
     read_memory,
@@ -74,7 +73,7 @@ async def test_it_is_asked_first_and_not_restarted_if_that_helps() -> None:
 async def test_it_is_restarted_if_asking_does_not_help_and_not_again_for_twenty_jobs() -> None:
     scene = await Scene(SHORT, SHORT).jobs(1)
     assert (scene.freed, scene.restarted) == (1, 1)
-    await scene.jobs(JOBS_PER_RESTART - 1)
+    await scene.jobs(19)
     assert scene.restarted == 1
     await scene.jobs(1)
     assert scene.restarted == scene.keeper.restarts == 2

@@ -129,6 +129,23 @@ def test_a_trial_ends_with_a_verdict_though_the_backlog_comes_and_goes(
     assert scene.decisions[-1][1].move is move
 
 
+def test_a_trial_ends_with_a_verdict_though_a_restart_interrupts_each_window() -> None:
+    """A ComfyUI that is restarted to free memory isn't ready for a moment."""
+    scene = Scene(rates=(30, 60, 60, 60)).run(200)
+    assert scene.size.rate_before is not None
+    settled = scene.look
+
+    def restarting() -> GpuSample:
+        sample = settled()
+        is_restarting = scene.at % RULES.window_seconds < 2 * RULES.sample_seconds
+        return replace(sample, ready=sample.ready - 1) if is_restarting else sample
+
+    scene.look = restarting  # type: ignore[method-assign]
+    scene.run(RULES.trial_windows_max * RULES.window_seconds)
+    assert scene.size.rate_before is None
+    assert scene.moves[-1] == (REMOVE, MoveReason.NO_GAIN, 1)
+
+
 def test_without_a_backlog_nothing_is_added() -> None:
     """Each has something to do, and nothing waits behind it."""
     look = GpuSample(0, 1, 0, 0, 0, 0, 0, GB, 80 * GB)

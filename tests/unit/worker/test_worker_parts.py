@@ -1,5 +1,7 @@
 """Small decisions of a worker."""
 
+import json
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -8,14 +10,24 @@ from tests.unit.worker.test_failures import JOB
 from comfyfleet.api.values import VALUES_MAX
 from comfyfleet.api.worker import Complete
 from comfyfleet.comfy import Description, OutputFile, Outputs, OutputValue
+from comfyfleet.comfy.backend import comfyui_variables
 from comfyfleet.comfy.events import Cached, NodeDone, NodeStarted, Preview, Progress
 from comfyfleet.errors import InvalidInput
-from comfyfleet.worker.backend_facts import backend_facts
+from comfyfleet.worker.backend_facts import backend_facts, object_info_bytes, shared_object_info
 from comfyfleet.worker.heartbeat import heartbeat_interval
 from comfyfleet.worker.job_files import choose_outputs, choose_values, content_type_of
 from comfyfleet.worker.lease_runner import LoadedModels
 from comfyfleet.worker.run_progress import advance_progress, begin_progress, reported_preview
-from comfyfleet.worker.settings import concurrency_from, heartbeat_seconds_from
+from comfyfleet.worker.settings import WorkerSettings, concurrency_from, heartbeat_seconds_from
+
+
+def test_the_variables_of_comfyui_set_the_limits_of_a_worker() -> None:
+    usual = WorkerSettings("http://plane", "gpu", "production", "w1", Path("state"))
+    given = {"COMFYUI_MAX_RETRIES": "0", "COMFYUI_POLL_INTERVAL": "7", "COMFYUI_TIMEOUT": "90"}
+    changed = usual.with_variables(comfyui_variables(given))
+    assert (changed.limits.max_retries, changed.limits.poll_seconds) == (0, 7)
+    assert changed.job_seconds == 90
+    assert usual.with_variables(comfyui_variables({})) == usual
 
 
 def test_heartbeats_come_more_than_three_times_in_a_lease() -> None:
@@ -145,8 +157,35 @@ def test_facts_list_node_types_and_model_files() -> None:
     facts = backend_facts(Description(object_info, "0.28", (), {}))
     assert facts.node_types == ("Broken", "Loader")
     assert facts.model_files == {"Loader.ckpt_name": ("a.safetensors",), "Loader.lora": ("l.pt",)}
-    other = backend_facts(Description(dict(reversed(object_info.items())), "0.28", (), {}))
-    assert facts.object_info_hash == other.object_info_hash
+
+
+def test_the_hash_of_an_object_info_depends_on_the_order_of_inputs_but_not_of_node_types() -> None:
+    inputs = {"seed": ["INT", {}], "cfg": ["FLOAT", {"max": 1.0}]}
+    first = {"B": {"input": {"required": inputs}}, "A": {"input": {}}}
+    moved = {"A": {"input": {}}, "B": {"input": {"required": inputs}}}
+    swapped = {"B": {"input": {"required": dict(reversed(inputs.items()))}}, "A": {"input": {}}}
+    hashes = [
+        backend_facts(Description(info, "0.28", (), {})).object_info_hash
+        for info in (first, moved, swapped)
+    ]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_the_uploaded_object_info_keeps_the_order_of_the_backend() -> None:
+    inputs = {"seed": ["INT", {"min": 0, "max": 2**64 - 1}], "cfg": ["FLOAT", {"max": 1.0}]}
+    object_info = {
+        "Z": {"input": {"optional": {"b": ["X"]}, "required": inputs}},
+        "A": {
+            "output": ["IMAGE"],
+            "input": {"required": {"image": [["my.png"], {"image_upload": True}]}},
+        },
+    }
+    shared = {
+        **object_info,
+        "A": {"output": ["IMAGE"], "input": {"required": {"image": [[], {"image_upload": True}]}}},
+    }
+    text = object_info_bytes(shared_object_info(object_info)).decode()
+    assert text == json.dumps(shared, separators=(",", ":"))
 
 
 @pytest.mark.parametrize("text", ["0", "x", "1.5", "65", "-1"])
@@ -160,3 +199,12 @@ def test_a_wrong_heartbeat_is_refused_by_name(text: str) -> None:
     with pytest.raises(InvalidInput, match="COMFYFLEET_HEARTBEAT_SECONDS"):
         heartbeat_seconds_from({"COMFYFLEET_HEARTBEAT_SECONDS": text})
     assert heartbeat_seconds_from({}) == 30
+
+
+def test_the_variables_of_the_original_worker_count_where_ours_are_not_set() -> None:
+    environ = {"MAX_CONCURRENCY": "2", "HEARTBEAT_INTERVAL_SECONDS": "5"}
+    assert (concurrency_from(environ), heartbeat_seconds_from(environ)) == (2, 5.0)
+    ours = {"COMFYFLEET_MAX_CONCURRENCY": "3", "COMFYFLEET_HEARTBEAT_SECONDS": "7"}
+    assert (concurrency_from(environ | ours), heartbeat_seconds_from(environ | ours)) == (3, 7.0)
+    with pytest.raises(InvalidInput, match=r"^MAX_CONCURRENCY is 'two'"):
+        concurrency_from({"MAX_CONCURRENCY": "two"})
