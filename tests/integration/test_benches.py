@@ -103,6 +103,23 @@ def test_quickly_pages_are_not_judged_by_their_times(
     assert web.judge([web.Verdict("frames", 51, 50, is_at_least=True)], times_count=True) == 0
 
 
+@pytest.mark.parametrize(
+    ("options", "is_met", "status"),
+    [
+        ((), True, 0),
+        ((), False, 0),
+        (("--check",), True, 0),
+        (("--check",), False, 1),
+        (("--check", "--quick"), False, 0),
+    ],
+)
+def test_a_missed_aim_fails_a_benchmark_only_with_check(
+    monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], is_met: bool, status: int
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["any.py", *options])
+    assert bench_of("support", monkeypatch).exit_status(is_met=is_met) == status
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in BENCHMARKS if name not in PARTS])
 def test_each_benchmark_runs_with_the_smallest_load(name: str, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def refused(body: object, status: int, **headers: str) -> Answer:
 
 @pytest.fixture
 def small() -> Iterator[SmallServer]:
-    with serving({}) as server:
+    with serving({}, "GET", "POST") as server:
         yield server
 
 
@@ -67,6 +67,38 @@ def test_a_refusal_is_not_repeated_and_says_when_to_come_again(
     result = admin("fleets", "list")
     assert (result.code, small.asked[f"{BASE}/fleets"]) == (1, 1)
     assert result.lines == ["error: the database is away", "hint: Try again in 7 s."]
+
+
+WORK = f"{BASE}/tenants/t1/work/graph_run/r1/stop"
+
+
+def test_an_unknown_run_of_a_tenant_keeps_the_servers_hint(
+    small: SmallServer, admin: Admin
+) -> None:
+    hint = "comfyfleet admin tenants work list t1 shows what there is."
+    message = "the tenant has no graph run r1"
+    error = {"code": "not_found", "message": message, "details": {"hint": hint}}
+    small.answers[WORK] = refused({"error": error}, 404)
+    small.answers[f"{BASE}/tenants"] = Answer(b'{"tenants": [{"id": "t1", "name": "Ada"}]}')
+    result = admin("tenants", "work", "stop", "t1", "--kind", "graph_run", "--id", "r1")
+    assert result.lines == [f"error: {message}", f"hint: {hint}"]
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ("cancelled", "is now cancelled"),
+        ("completed", "had already completed; nothing was changed"),
+        ("failed", "had already failed; nothing was changed"),
+    ],
+)
+def test_stopping_a_run_that_has_ended_says_that_nothing_was_changed(
+    small: SmallServer, admin: Admin, status: str, said: str
+) -> None:
+    small.answers[WORK] = Answer(json.dumps({"status": status}).encode())
+    result = admin("tenants", "work", "stop", "t1", "--kind", "graph_run", "--id", "r1")
+    assert result.code == 0, result.err
+    assert f"graph_run r1 {said}" in result.lines
 
 
 def test_a_key_that_is_refused_or_missing_is_told_which_one_it_must_be(

@@ -24,7 +24,7 @@ def test_a_tenants_key_is_all_that_is_printed(admin: Admin) -> None:
 
 def test_a_payment_is_credited_once_and_seen(admin: Admin, tenant: str) -> None:
     for _ in range(2):
-        paid = admin("tenants", "credit", tenant, "500", "--payment", "pi_1")
+        paid = admin("tenants", "credit", tenant, "500", "--payment", f"of-{tenant}")
         assert paid.code == 0, paid.err
         assert "has 500 tokens" in paid.err
     shown = admin("tenants", "show", tenant)
@@ -74,6 +74,13 @@ def test_an_effect_is_made_changed_and_withdrawn(admin: Admin) -> None:
     assert "effects publish dark" in made.err
     assert admin("effects", "publish", "dark").code == 0
     assert admin("effects", "change", "dark", "--title", "Dark", "--price", "6").code == 0
+    for flags, is_on in (
+        (("--reuse", "--keep-metadata"), True),
+        (("--no-reuse", "--no-keep-metadata"), False),
+    ):
+        assert admin("effects", "change", "dark", *flags).code == 0
+        shown = admin("effects", "show", "dark", "--json").json
+        assert (shown["reuse"], shown["keep_metadata"]) == (is_on, is_on)
     nothing = admin("effects", "change", "dark")
     assert (nothing.code, "nothing is named" in nothing.err) == (1, True)
     bad = admin("effects", "create", "Not a slug", "negative", "--price", "5")

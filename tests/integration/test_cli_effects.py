@@ -1,4 +1,4 @@
-"""`comfyfleet effects`, `jobs` and `wallet` against a control plane that runs."""
+"""`comfyfleet effects`, `jobs`, `wallet` and `webhooks` against a control plane that runs."""
 
 import runpy
 from collections.abc import Iterator
@@ -6,15 +6,31 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import httpx
 import pytest
 from tests.support.server.commands import EXAMPLES, Result, comfyfleet
 from tests.support.server.local_server import PHOTO, LocalServer, local_server_in
+from tests.support.server.small_http import Answer, SmallServer, serving
+
+HOOK, BROKEN_HOOK = "/hook", "/broken"
 
 
 @pytest.fixture(scope="module")
-def local_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    folder = tmp_path_factory.mktemp("shop")
-    with local_server_in(folder, COMFYFLEET_NO_BACKEND_SECONDS="1") as local_server:
+def receiver() -> Iterator[SmallServer]:
+    answers = {HOOK: Answer(b"{}"), BROKEN_HOOK: Answer(b"{}", status=500)}
+    with serving(answers, "POST") as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="module")
+def local_server(
+    tmp_path_factory: pytest.TempPathFactory, receiver: SmallServer
+) -> Iterator[LocalServer]:
+    settings = {
+        "COMFYFLEET_NO_BACKEND_SECONDS": "1",
+        "COMFYFLEET_WEBHOOK_PRIVATE_HOSTS": receiver.url.removeprefix("http://"),
+    }
+    with local_server_in(tmp_path_factory.mktemp("shop"), **settings) as local_server:
         yield local_server
 
 
@@ -47,11 +63,23 @@ def test_a_photo_goes_through_an_effect_and_its_result_is_saved(
     )
     saved, *_ = (Path(line) for line in done.out.splitlines())
     assert saved.parent == tmp_path
+    assert saved.name.startswith(f"{PHOTO.stem}-soften")
     assert saved.stat().st_size
     assert ada.balance() == 997
     (job,) = ada.says("jobs", "list", "--json").json["jobs"]
     assert (job["status"], job["price_tokens"]) == ("completed", 3)
-    assert saved.name in ada.says("jobs", "show", job["id"]).out
+    shown = ada.says("jobs", "show", job["id"]).out
+    assert saved.name in shown
+    assert "soften" in shown.split("\n")[1]
+    assert " soften " in ada.says("jobs", "list").out
+
+
+def test_an_unknown_property_is_answered_with_those_that_can_be_set(ada: Customer) -> None:
+    refused = ada.says("effects", "run", "soften", str(PHOTO), "--set", "nope=1", code=1)
+    assert refused.lines[-1].startswith("error: there is no property 'nope'; there are: radius")
+    assert "input" not in refused.lines[-1]
+    missing = ada.says("effects", "run", "soften", "--set", "nope=1", code=1)
+    assert "there is no property 'nope'" in missing.lines[-1]
 
 
 def test_a_failed_job_ends_the_wait_with_1(ada: Customer) -> None:
@@ -96,6 +124,24 @@ def test_mistakes_are_found_before_anything_is_uploaded(tmp_path: Path, ada: Cus
     assert ada.says("jobs", "list").lines == ["there are no such jobs"]
 
 
+def test_a_test_message_is_sent_to_a_webhook(receiver: SmallServer, ada: Customer) -> None:
+    ids = dict[str, str]()
+    for path in (HOOK, BROKEN_HOOK):
+        made = httpx.post(
+            f"{ada.environ['COMFYFLEET_URL']}/api/webhooks",
+            json={"url": f"{receiver.url}{path}"},
+            headers={"Authorization": f"Bearer {ada.environ['COMFYFLEET_KEY']}"},
+        )
+        assert made.status_code == 201, made.text
+        ids[path] = made.json()["id"]
+    listed = ada.says("webhooks", "list", "--json").json["webhooks"]
+    assert {row["id"] for row in listed} == {*ids.values()}
+    assert not any("secret" in row for row in listed)
+    assert "the receiver answered 200" in ada.says("webhooks", "test", ids[HOOK]).err
+    assert "the receiver answered 500" in ada.says("webhooks", "test", ids[BROKEN_HOOK], code=1).err
+    assert receiver.asked == {HOOK: 1, BROKEN_HOOK: 1}, "neither is repeated"
+
+
 def test_the_sign_up_example_makes_a_customer_who_can_pay(
     local_server: LocalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,8 +151,22 @@ def test_the_sign_up_example_makes_a_customer_who_can_pay(
     with example["control_plane"]() as plane:
         customer = example["sign_up"](plane, "Ada's films", "ada@example.com")
         wallet = (customer["tenant_id"], customer["user_id"])
-        assert [example["credit"](plane, *wallet, 500, "pi_1") for _ in range(2)] == [500, 500]
+        assert [example["credit"](plane, *wallet, 500, "of-the-example") for _ in range(2)] == [
+            500,
+            500,
+        ]
         key = example["read_only_key"](plane, *wallet)
     environ = {"COMFYFLEET_URL": local_server.url, "COMFYFLEET_KEY": key}
     assert comfyfleet("wallet", "--json", environ=environ).json["balance"] == 500
     assert comfyfleet("effects", "run", "words", environ=environ).code == 1
+
+
+def test_the_sign_up_example_shows_the_key_and_the_reason_when_a_credit_is_refused(
+    local_server: LocalServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operator = local_server.admin("/operators", name="shop", role="operator")
+    monkeypatch.setenv("COMFYFLEET_URL", local_server.url)
+    monkeypatch.setenv("COMFYFLEET_KEY", operator["key"])
+    with pytest.raises(SystemExit, match=r"403.*takes the role owner"):
+        runpy.run_path(str(EXAMPLES / "sign_up.py"), run_name="__main__")
+    assert "key cf_" in capsys.readouterr().out

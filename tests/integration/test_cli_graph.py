@@ -13,6 +13,8 @@ from tests.support.server.local_server import PHOTO, LocalServer, local_server_i
 from tests.support.server.processes import Process, finish
 from tests.support.server.relay import relayed
 
+from comfyfleet.cli.graph_inputs import node_lines
+
 GRAPH = """
 name: A square
 nodes:
@@ -20,6 +22,18 @@ nodes:
   - {id: picture, type: output}
 connections:
   - {from: draw.output, to: picture.value}
+"""
+INSIDE = """name: Inside
+nodes:
+  - {id: photo, type: input}
+  - id: again
+    type: loop
+    at_most: 2
+    until: round == 2
+    do:
+      nodes:
+        - {id: blur, type: workflow, workflow: soften}
+      result: blur.output
 """
 # Other steps for each test: an engine knows again what it has made.
 SLOW = """
@@ -214,8 +228,19 @@ def test_a_table_is_an_input_and_what_has_not_changed_in_it_is_reused(
 def test_problems_are_told_with_their_places(tmp_path: Path, ada: Customer) -> None:
     file = written(tmp_path, GRAPH.replace("negative", "nothing"))
     refused = ada.says("validate", file, code=1)
-    assert "draw.workflow: there is no workflow 'nothing'" in refused.out
+    line = 1 + next(
+        at for at, text in enumerate(Path(file).read_text().splitlines()) if "nothing" in text
+    )
+    assert f"{Path(file).name}:{line}: draw.workflow: there is no workflow 'nothing'" in refused.out
     assert "has 1 problem\n" in refused.err
+
+
+def test_lines_of_nodes_inside_others_are_found(tmp_path: Path) -> None:
+    file = Path(written(tmp_path, INSIDE))
+    assert node_lines(file) == {"photo": 3, "again": 4, "again/do": 9, "again/blur": 10}
+    as_json = tmp_path / "graph.json"
+    as_json.write_text(json.dumps(yaml.safe_load(INSIDE), indent=1))
+    assert node_lines(as_json).keys() == node_lines(file).keys()
 
 
 def test_a_file_that_is_no_graph_is_named(tmp_path: Path, ada: Customer) -> None:
@@ -251,7 +276,7 @@ def test_a_failed_run_is_retried_to_its_end(tmp_path: Path, local_server: LocalS
     local_server.pay(ada.tenant, 3)
     run_id = ada.says("run", written(tmp_path, IN_TURN)).out.strip()
     ada.says("run", written(tmp_path), "--watch")
-    assert "Node draw failed" in ada.says("show", run_id, "--watch").err
+    assert "Node draw failed" in ada.says("show", run_id, "--watch", code=3).err
     assert ada.run(run_id)["status"] == "failed"
     assert "Node draw failed" in ada.says("show", run_id).err
     unknown = ada.says("retry", run_id, "--backend", "worker:nobody", code=1)

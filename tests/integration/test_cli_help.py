@@ -108,3 +108,19 @@ def spoken(*command: str) -> str:
         env={**os.environ, "TERM": "dumb"},
     )
     return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ours"),
+    [
+        (("convert", "a.json", "--url", "http://127.0.0.1:8188"), "--server"),
+        (("run", "a.json", "--host=127.0.0.1"), "--server"),
+        (("up", "--comfyui-url", "http://127.0.0.1:8188"), "--backend"),
+    ],
+)
+def test_another_name_for_the_address_of_a_comfyui_is_answered_with_ours(
+    arguments: tuple[str, ...], ours: str
+) -> None:
+    refused = comfyfleet(*arguments)
+    assert refused.code == 2
+    assert refused.lines[0].endswith(f"Did you mean {ours}?")

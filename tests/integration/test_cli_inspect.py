@@ -83,7 +83,7 @@ def test_notes_go_to_stderr(tmp_path: Path) -> None:
     node = {"id": 1, "type": "EmptyImage", "widgets_values": [1]}
     path.write_text(json.dumps({"nodes": [node], "links": [], "version": 0.4}))
     result = comfyfleet("inspect", str(path), "--object-info", OBJECT_INFO)
-    assert result.lines[0].startswith("warning: node 1 EmptyImage was saved with 1 values")
+    assert result.lines[0].startswith("warning: node 1 EmptyImage was saved with 1 value, fewer")
 
 
 def test_what_repeats_is_told_with_how_to_keep_less_of_it() -> None:

@@ -211,6 +211,18 @@ def test_a_fleet_takes_prompts_on_the_terms_that_an_operator_sets(admin: Admin, 
     assert noted[0]["details"]["is_open"] is False
 
 
+def test_a_fleet_that_is_opened_below_the_price_of_a_workflow_is_warned_of(
+    admin: Admin, fleet: str
+) -> None:
+    assert admin("workflows", "register", "dear", NEGATIVE, "--price", "7").code == 0
+    assert admin("fleets", "assign", "spare", "dear").code == 0
+    for price, warns in (("6", True), ("7", False)):
+        opened = admin("fleets", "prompts", "spare", "--open", "--price", price)
+        assert opened.code == 0, opened.err
+        assert ("less than the workflow dear (7 tokens)" in opened.err) is warns, opened.err
+    assert admin("fleets", "prompts", "spare", "--close").code == 0
+
+
 def test_terms_of_prompts_that_make_no_sense_are_refused(admin: Admin, fleet: str) -> None:
     for wrong in (
         ("--price", "-1"),
@@ -223,6 +235,26 @@ def test_terms_of_prompts_that_make_no_sense_are_refused(admin: Admin, fleet: st
         refused = admin("fleets", "prompts", "spare", *wrong)
         assert (refused.code, refused.out) == (1, ""), wrong
     assert admin("fleets", "prompts", "nowhere").code == 1
+
+
+def test_the_order_of_a_clients_prompts_is_turned_off_for_a_fleet(admin: Admin, fleet: str) -> None:
+    before = admin("fleets", "prompts", "spare", "--json").json
+    assert before["in_order"] is True
+    changed = admin("fleets", "set", "spare", "--any-order", "--starts-within", "60")
+    assert changed.code == 0
+    assert "start within 60 s" in changed.err
+    assert "all messages at once" in changed.err
+    # The other terms stay.
+    shown = admin("fleets", "prompts", "spare", "--json").json
+    assert shown == {**before, "in_order": False}
+    assert (
+        admin("fleets", "prompts", "spare", "--nodes-max", "9", "--json").json["in_order"] is False
+    )
+    assert admin("fleets", "set", "spare", "--in-order", "--json").json["in_order"] is True
+    assert admin("fleets", "show", "spare", "--json").json["starts_within_seconds"] == 60
+    admin("fleets", "set", "spare", "--starts-within", "0")
+    refused = admin("fleets", "set", "spare")
+    assert (refused.code, "--any-order" in refused.err) == (1, True), refused.err
 
 
 def test_a_tenants_prompts_may_use_the_fleets_that_an_operator_names(

@@ -189,6 +189,26 @@ def test_a_pipeline_is_stored_once_and_named_by_its_name(tmp_path: Path, ada: Cu
     assert "no pipeline 'Three steps'" in ada.says("delete", "Three steps", code=1).err
 
 
+def test_runs_exported_to_one_folder_keep_their_own_index(tmp_path: Path, ada: Customer) -> None:
+    file, out = written(tmp_path), tmp_path / "out"
+    runs = [
+        ada.says(
+            "run", file, "--base", "1", *SET, "--folder", name, "--wait", "--json", code=3
+        ).json
+        for name in ("first", "second")
+    ]
+    for run in [*runs, *runs]:
+        ada.says("export", run["id"], "-o", str(out))
+    indexes = {json.loads(path.read_text())["run"]["id"] for path in out.glob("index*.json")}
+    assert indexes == {run["id"] for run in runs}
+    assert len(list(out.glob("contact-sheet*.png"))) == 2
+
+
+def test_a_missing_file_is_named_as_a_file(tmp_path: Path, ada: Customer) -> None:
+    missing = str(tmp_path / "missing.yaml")
+    assert f"there is no file {missing}" in ada.says("run", missing, code=1).err
+
+
 def test_a_file_is_run_and_exported_by_one_command(tmp_path: Path, ada: Customer) -> None:
     """As a process of its own, as people have it."""
     file = written(tmp_path, TWO_STEPS.replace("    needs_approval: true\n", ""))

@@ -28,6 +28,14 @@ def test_a_file_says_it_all_for_several_workflows() -> None:
         assert found[slug]["price_tokens"]
 
 
+def test_the_guide_shows_each_of_them() -> None:
+    guide = (EXAMPLES.parent / "docs" / "how-to" / "register-workflows.md").read_text()
+    command = "$ comfyfleet admin workflows register --from examples/properties.yaml\n"
+    shown = guide.partition(command)[2].partition("```")[0].splitlines()
+    slugs = [each["slug"] for each in registrations(PROPERTIES)]
+    assert shown == [f"workflow {slug} has version 1" for slug in slugs]
+
+
 def test_one_of_them_can_be_chosen() -> None:
     assert [each["slug"] for each in registrations(PROPERTIES, "soften")] == ["soften"]
     with pytest.raises(InvalidInput, match="has no workflow softn; it has soften"):

@@ -521,16 +521,56 @@ def test_a_file_for_all_rows_is_uploaded_once(engine: Served, folder: Path) -> N
     assert result.lines.count(f"uploaded {PHOTO}") == 1
 
 
+def test_a_missing_file_is_told_only_if_a_row_needs_it(engine: Served, folder: Path) -> None:
+    load = node("LoadImage", "Photo", image="absent.png")
+    kept = node("SaveImage", images=["1", 0], filename_prefix="x")
+    flow = saved(folder / "flow.json", n1=load, n2=kept)
+    for name in ("a.png", "absent.png"):
+        (folder / "table" / name).parent.mkdir(exist_ok=True)
+        (folder / "table" / name).write_bytes(Path(PHOTO).read_bytes())
+    (folder / "table" / "none.csv").write_text("prefix\nx\ny\n")
+    result = run(flow, "--batch", "table/none.csv", "--dry-run", served=engine)
+    assert result.err.count("absent.png neither lies") == 1
+    (folder / "table" / "full.csv").write_text("image\na.png\nabsent.png\n")
+    result = run(flow, "--batch", "table/full.csv", served=engine)
+    assert result.code == 0, result.err
+    assert "neither lies" not in result.err
+    result = run(flow, "--batch", "table/full.csv", "--dry-run", served=engine)
+    assert "neither lies" not in result.err
+
+
 @pytest.mark.parametrize(
     ("option", "value", "problem"),
     [
-        ("--timeout", "0", "--timeout takes a number of seconds above 0, not 0"),
-        ("--poll-interval", "nan", "--poll-interval takes a number of seconds above 0, not nan"),
-        ("--max-retries", "99", "--max-retries takes a whole number, 0 to 20, not 99"),
+        ("--timeout", "0", "Use a number of seconds above 0."),
+        ("--timeout", "-1", "Use a number of seconds above 0."),
+        ("--poll-interval", "nan", "Use a number of seconds above 0."),
+        ("--max-retries", "99", "Must be <= 20."),
+        ("--count", "0", "Must be >= 1."),
     ],
 )
-def test_figures_that_make_no_sense_are_refused(option: str, value: str, problem: str) -> None:
-    assert run(NEGATIVE, option, value).lines == [f"error: {problem}"]
+def test_figures_that_make_no_sense_are_wrong_usage(option: str, value: str, problem: str) -> None:
+    refused = run(NEGATIVE, option, value)
+    assert refused.code == 2
+    assert option in refused.lines[0]
+    assert problem in refused.lines[0]
+
+
+def test_a_run_that_waits_says_how_many_are_ahead(engine: Served, folder: Path) -> None:
+    """Soon, although the next poll is far away."""
+    busy = json.loads(Path(steps(folder, 600, 100)).read_text())
+    httpx.post(f"{engine.url}/prompt", json={"prompt": busy}).raise_for_status()
+    words = ("run", NEGATIVE, "--json", "--poll-interval", "600", "--server", engine.url)
+    command = [sys.executable, "-m", "comfyfleet", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        told = (json.loads(line) for line in process.stdout)
+        found = next((each for each in told if each["event"] == "queued" and each["ahead"]), None)
+        httpx.post(f"{engine.url}/interrupt")
+        process.stdout.read()
+    assert found
+    assert found["ahead"] == 1
+    assert process.returncode == 0
 
 
 def test_a_folder_that_cannot_be_is_told_before_the_run(folder: Path) -> None:

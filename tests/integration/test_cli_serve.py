@@ -22,12 +22,15 @@ def asked(running: CommandProcess, path: str) -> httpx.Response:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_serve_is_ready_and_stops_in_order(tmp_path: Path, number: int) -> None:
+def test_serve_is_ready_and_stops_in_order(tmp_path: Path, number: signal.Signals) -> None:
     with executed("serve", "--port", "0", folder=tmp_path) as running:
         running.wait_for_line(KEY)
         assert asked(running, "/readyz").status_code == 200
         assert running.stop(number) == 0
-        assert running.said[-1] == "Stopped"
+        logged = [json.loads(line) for line in running.said if line.startswith("{")]
+        messages = [line["message"] for line in logged]
+        assert messages[-1] == "stopped"
+        assert f"stopping: {number.name} received" in messages
 
 
 def test_logs_that_are_no_terminals_are_json_with_ids(tmp_path: Path) -> None:

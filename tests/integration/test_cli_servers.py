@@ -98,6 +98,22 @@ def test_choices_on_another_host_are_not_fetched(comfyui: SmallServer, remote_fl
     assert comfyui.asked == {"/object_info": 1}
 
 
+def test_a_number_alone_is_no_address() -> None:
+    """It would be read as an IP address."""
+    result = comfyfleet("convert", NEGATIVE, "--server", "21600")
+    assert result.code == 1
+    assert result.lines[0] == "error: 21600 is not the URL of a server"
+    assert "http://127.0.0.1:21600" in result.lines[1]
+
+
+def test_https_at_a_port_that_speaks_http_says_so(comfyui: SmallServer) -> None:
+    url = comfyui.url.replace("http://", "https://")
+    for command in (("convert", NEGATIVE), ("run", NEGATIVE)):
+        result = comfyfleet(*command, "--server", url)
+        assert result.code == 1
+        assert "it doesn't speak TLS; use http:// instead of https://" in result.lines[0]
+
+
 def test_nobody_listens() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

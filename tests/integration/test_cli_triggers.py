@@ -164,4 +164,21 @@ def test_it_is_fired_by_hand_listed_paused_resumed_and_deleted(
     refused = customer.says("fire", hook["id"], "--body", f"@{body}", code=1)
     assert "width" in refused.err
     plain = customer.says("create", "plain", "--graph", "A square", "--tokens-per-day", "5").out
-    assert plain.splitlines()[2].startswith("hook_")
+    trigger_id, address, secret = plain.splitlines()
+    assert address == f"{customer.url}/hooks/{trigger_id}"
+    assert secret.startswith("hook_")
+
+
+def test_a_trigger_is_found_by_its_name(customer: Customer) -> None:
+    made = customer.made("daily", "--cron", "0 0 * * *")
+    assert "daily: 0 0 * * *" in customer.says("show", "daily").out
+    customer.says("pause", "daily")
+    assert "paused" in customer.says("show", made["id"]).out
+    unknown = customer.says("show", "weekly", code=1).err
+    assert "there is no trigger 'weekly'" in unknown
+    assert "comfyfleet triggers list" in unknown
+    customer.made("daily", "--cron", "0 1 * * *")
+    assert "2 triggers are named 'daily'; use an id" in customer.says("delete", "daily", code=1).err
+    customer.says("delete", made["id"])
+    customer.says("delete", "daily")
+    assert customer.says("list", "--json").json == []

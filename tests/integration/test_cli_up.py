@@ -318,6 +318,41 @@ def test_up_takes_its_comfyui_from_the_environment(tmp_path: Path) -> None:
         running.wait_for_line(f"in fleet default/production on ComfyUI at {comfyui.url}")
 
 
+def test_up_shows_its_machines_unless_it_is_told_not_to(
+    up: CommandProcess, admin: Admin, tmp_path: Path
+) -> None:
+    assert admin("submit", "negative", "--wait").code == 0
+    assert backend_names(up) == ["worker:built-in"]
+    with started(
+        "up", "--no-worker", "--port", "0", folder=tmp_path, COMFYFLEET_SHOW_BACKENDS="no"
+    ) as hidden:
+        hidden.wait_for_line("Any program that talks to a ComfyUI")
+        assert backend_names(hidden) == ["fleet:default/production"]
+
+
+def test_the_workers_of_up_keep_to_the_limit_of_whole_jobs(tmp_path: Path) -> None:
+    steps = {"steps": 100, "step_ms": 100, "previews": False}
+    prompt = {
+        "1": {"class_type": "ComfyfleetSteps", "inputs": steps},
+        "2": {"class_type": "SaveImage", "inputs": {"images": ["1", 0], "filename_prefix": "s"}},
+    }
+    file = tmp_path / "slow.json"
+    file.write_text(json.dumps(prompt))
+    with started("up", "--port", "0", folder=tmp_path, COMFYUI_TIMEOUT="1") as running:
+        admin = admin_of(running)
+        assert admin("workflows", "register", "slow", str(file)).code == 0
+        done = admin("submit", "slow", "--wait", "--json")
+    (job,) = done.json["jobs"]
+    assert job["status"] == "failed", done.err
+    assert "limit of 1 s" in str(job)
+
+
+def backend_names(running: CommandProcess) -> list[str]:
+    """As the user who started `up` sees them."""
+    answer = httpx.get(f"{running.wait_for_line(KEY)[1]}/api/backends")
+    return [backend["name"] for backend in answer.json()["backends"]]
+
+
 @pytest.mark.parametrize(
     "name",
     ["BASE_URL", "TIMEOUT", "MAX_RETRIES", "POLL_INTERVAL", "SUBMIT_INTERVAL"],

@@ -1,9 +1,12 @@
 """What `comfyfleet worker` refuses before it starts anything, and what it then says."""
 
 import socket
+from pathlib import Path
 
 import pytest
 from tests.support.server.commands import comfyfleet
+
+from comfyfleet.cli.worker import _default_state
 
 COMMAND = ("--comfyui-command", "comfyui --port {port}")
 
@@ -58,3 +61,16 @@ def test_a_port_for_metrics_that_is_taken_is_told_with_what_to_do() -> None:
         said = said_to(*COMMAND, "--metrics", address)
     assert f"--metrics: {address} can't be listened on: Address already in use" in said
     assert "choose another port" in said
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        ({}, "~/.local/state/comfyfleet"),
+        ({"LOCALAPPDATA": "/local"}, "/local/comfyfleet"),
+        ({"LOCALAPPDATA": "/local", "XDG_STATE_HOME": "/state"}, "/state/comfyfleet"),
+    ],
+    ids=["posix", "windows", "chosen"],
+)
+def test_the_state_is_where_the_system_keeps_it(environ: dict[str, str], folder: str) -> None:
+    assert _default_state(environ) == Path(folder)

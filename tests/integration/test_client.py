@@ -81,7 +81,12 @@ async def test_bytes_and_videos_are_taken_as_well(
     assert items == [clip.id, picture.id]
 
 
-async def test_no_file_of_a_job_stays_on_the_built_in_engine(
+def files_in(engine: Path, folder: str) -> list[Path]:
+    inside = (engine / folder / "comfyfleet").rglob("*")
+    return [path.relative_to(engine) for path in inside if path.is_file()]
+
+
+async def test_only_the_input_of_a_job_stays_on_the_built_in_engine(
     local_server: LocalServer, tmp_path: Path
 ) -> None:
     async with local_server.client() as client:
@@ -91,8 +96,10 @@ async def test_no_file_of_a_job_stays_on_the_built_in_engine(
     engine = local_server.folder / "comfyfleet-data" / "engine"
     async with asyncio.timeout(20):
         # They go a moment after the job was told to be done.
-        while [each for each in engine.glob("*/comfyfleet/**/*") if each.is_file()]:  # noqa: ASYNC110
+        while files_in(engine, "output") + files_in(engine, "temp"):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
+    # It stays for the next job with the same file, under a name without the customer's.
+    assert not any("photo" in str(file) for file in files_in(engine, "input"))
     assert (engine / "output").is_dir()
 
 

@@ -139,14 +139,13 @@ async def test_a_prompt_id_that_newer_servers_refuse_is_not_sent() -> None:
 
 async def test_an_empty_history_of_a_run_in_the_queue_is_no_end() -> None:
     async def on_prompt(stub_server: StubServer, run_id: str) -> None:
-        await asyncio.sleep(0.3)
+        await until(lambda: len(stub_server.bodies("GET /queue")) > 1)
         await succeed(stub_server, run_id)
 
     stub_server = StubServer(on_prompt)
     async with client_of(stub_server) as (server, _):
         run_id, events = await run(server, PROMPT)
     assert events[-1] == Succeeded(run_id)
-    assert len(stub_server.bodies("GET /queue")) > 1
 
 
 async def test_a_run_that_a_restart_has_forgotten_is_lost_not_done() -> None:

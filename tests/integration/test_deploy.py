@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.support.server.processes import COMFYFLEET
-from tests.support.workers.aws import Aws
+from tests.support.workers.aws import REGION, Aws
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -19,6 +19,9 @@ CALLS = {
     "set_instance_protection": "autoscaling:SetInstanceProtection",
     "put_metric_data": "cloudwatch:PutMetricData",
 }
+
+# This machine, AWS's metadata service, and examples.
+KNOWN_HOSTS = {"127.0.0.1", "169.254.169.254", "example.com", "fleet.example.com"}
 
 
 def document(name: str) -> Any:
@@ -61,6 +64,34 @@ def test_aws_takes_the_scaling_policies_and_alarms(aws: Aws) -> None:
     assert len(cloudwatch.describe_alarms()["MetricAlarms"]) == 2
 
 
+def test_aws_takes_the_group_of_the_guide(aws: Aws) -> None:
+    ec2, scaling = aws.client("ec2"), aws.client("autoscaling")
+    image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+    ec2.create_launch_template(
+        LaunchTemplateName="comfyfleet-gpus", LaunchTemplateData={"ImageId": image}
+    )
+    guide = (ROOT / "docs" / "how-to" / "spot-and-autoscaling.md").read_text()
+    [named] = re.findall(r"--mixed-instances-policy file://deploy/aws/(\S+)", guide)
+    scaling.create_auto_scaling_group(
+        AutoScalingGroupName="comfyfleet-gpus",
+        MinSize=0,
+        MaxSize=20,
+        AvailabilityZones=[f"{REGION}a"],
+        MixedInstancesPolicy=document(named),
+    )
+    [group] = scaling.describe_auto_scaling_groups()["AutoScalingGroups"]
+    template = group["MixedInstancesPolicy"]["LaunchTemplate"]
+    assert len(template["Overrides"]) > 1
+
+
+def test_every_file_that_the_guide_names_is_there() -> None:
+    guide = (ROOT / "docs" / "how-to" / "spot-and-autoscaling.md").read_text()
+    named = re.findall(r"file://([\w./-]+)", guide)
+    assert named
+    for name in named:
+        assert (ROOT / name).exists() or (DEPLOY / "aws" / name).exists(), name
+
+
 @pytest.mark.parametrize("direction", ["out", "in"])
 def test_the_steps_of_a_scaling_policy_leave_no_gap(direction: str) -> None:
     steps = document(f"scale-{direction}-policy.json")["StepAdjustments"]
@@ -77,6 +108,12 @@ def test_the_user_data_are_a_script_that_bash_can_read() -> None:
         ["bash", "-n", str(DEPLOY / "aws" / "user-data.sh")], capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_files_name_no_address_of_somebody_else() -> None:
+    texts = [path.read_text() for path in DEPLOY.rglob("*") if path.is_file()]
+    hosts = {host for text in texts for host in re.findall(r"https?://([\w.-]*\w)", text)}
+    assert hosts <= KNOWN_HOSTS
 
 
 @pytest.mark.parametrize(

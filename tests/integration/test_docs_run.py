@@ -101,7 +101,7 @@ def test_the_example_of_the_python_client_is_run_as_written(
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "1000 tokens" in ran.stdout
     assert "997 tokens" in ran.stdout
-    assert len(list(tmp_path.glob("softened*.png"))) == 2
+    assert len(list(tmp_path.glob("photo-soften*.png"))) == 2
 
 
 def test_the_page_of_the_python_client_shows_that_example() -> None:

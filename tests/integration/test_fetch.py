@@ -1,8 +1,10 @@
 """Files from customers' URLs, from a real server that the made-up internet leads to."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 import pytest
@@ -223,3 +225,21 @@ async def test_a_word_can_be_sent_and_redirects_are_then_only_answers(
         assert response.status_code == 302
     assert internet.called == [(PUBLIC, "example.com")]
     assert internet.heard[0].startswith(b"POST /to-photo ")
+
+
+async def test_the_client_is_created_in_a_thread_and_once(
+    internet: Internet, outward: PublicHttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Importing the library and reading the system's certificates would stop the event loop."""
+    threads: list[int] = []
+    create = httpx.AsyncClient
+
+    def create_and_note(**options: Any) -> httpx.AsyncClient:
+        threads.append(threading.get_ident())
+        return create(**options)
+
+    monkeypatch.setattr(httpx, "AsyncClient", create_and_note)
+    urls = ("http://example.com/photo.png", "http://other.example/photo.png")
+    assert await asyncio.gather(*(fetched(outward, url) for url in urls)) == [PNG, PNG]
+    (thread,) = threads
+    assert thread != threading.get_ident()

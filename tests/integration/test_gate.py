@@ -22,6 +22,17 @@ def test_flaky():
         mark.touch()
         assert False
 """
+FAILS_THEN_SKIPS = """
+from pathlib import Path
+import pytest
+
+def test_fails_then_skips():
+    mark = Path(__file__).with_suffix(".ran")
+    if mark.exists():
+        pytest.skip("no browser")
+    mark.touch()
+    assert False
+"""
 BREAKS_OFF = """
 import os
 
@@ -92,6 +103,15 @@ def test_a_test_that_fails_twice_fails_the_gate(gate: Any, tmp_path: Path) -> No
     write(tmp_path, test_a=PASSES, test_b=FAILS)
     assert not passes(gate)
     assert "test_b.py::test_fails failed twice" in gate.lines[0]
+
+
+def test_a_failed_test_that_is_skipped_in_its_second_run_fails_the_gate(
+    gate: Any, tmp_path: Path
+) -> None:
+    write(tmp_path, test_a=PASSES, test_b=FAILS_THEN_SKIPS)
+    assert not passes(gate)
+    assert "skipped in the second run" in gate.lines[0]
+    assert gate.needed_rerun == []
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from comfyfleet.server.notifications.model import (
 from comfyfleet.server.notifications.webhooks import DELIVERY_ID, body_of, send_delivery, send_test
 from comfyfleet.settings import parse_private_hosts
 from comfyfleet.transport.fetch import Fetcher, FetchLimits, PublicHttpClient
+from comfyfleet.transport.ssrf import parse_webhook_url
 
 NOW = datetime(2026, 11, 15, 8, 30, tzinfo=UTC)
 HOOK = RegisteredWebhook(
@@ -172,3 +173,8 @@ def test_the_list_has_hosts_with_ports() -> None:
     for wrong in ("localhost", "localhost:0", "a:70000", "http://a:1", "10.0.0.0/8:1", "*:80"):
         with pytest.raises(InvalidInput, match="must be host:port"):
             parse_private_hosts(wrong)
+
+
+def test_a_port_that_is_not_listed_names_the_setting_and_the_entry() -> None:
+    with pytest.raises(InvalidInput, match=r"lists 127\.0\.0\.1:9000, .*WEBHOOK_PRIVATE_HOSTS"):
+        parse_webhook_url("http://127.0.0.1:9000/hook", {("localhost", 9000)})

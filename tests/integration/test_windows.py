@@ -23,8 +23,9 @@ SECONDS_MAX = 60
 
 
 def environ(**more: str) -> dict[str, str]:
+    """Returns an environment in which this working tree is tested, whichever one is installed."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("COMFY")}
-    return {**kept, "PYTHONPATH": str(ROOT), **more}
+    return {**kept, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src"))), **more}
 
 
 def command(*words: str, folder: Path, **more: str) -> "subprocess.CompletedProcess[str]":

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 STANDARD_STREAM = "-"
+FOLDER = "COMFYFLEET_COMFYUI_FOLDER"
 FILE_HELP = "Workflow or prompt JSON, or a picture, video or sound that ComfyUI saved; - is stdin."
 # Pipes can't be mapped into memory, so what comes through one is kept whole.
 PIPE_BYTES_MAX = 512 * 1024 * 1024
@@ -313,7 +314,17 @@ def base_url(url: str) -> str:
         urlsplit(base).port  # noqa: B018 - it is read only here
     except ValueError:
         raise _no_url(url) from None
+    if address.isdecimal():
+        raise _no_url(url, port=address)  # it would be read as an IP address
     return base
+
+
+def comfyui_folder(given: str | Path) -> Path:
+    """The absolute path of a ComfyUI's folder. Raises InvalidInput if the folder can't be one."""
+    folder = Path(given).expanduser().resolve()
+    if not (folder / "output").is_dir():
+        raise InvalidInput(f"{folder} has no folder `output`: it is not ComfyUI's folder")
+    return folder
 
 
 def url_without_password(url: str) -> str:
@@ -342,10 +353,10 @@ async def _json_of(response: "httpx.Response", base: str, deadline: float) -> An
         raise _no_comfyui(base, f"{kind} that begins with {beginning!r}") from error
 
 
-def _no_url(url: str) -> InvalidInput:
+def _no_url(url: str, *, port: str = "8188") -> InvalidInput:
     return InvalidInput(
         f"{url_without_password(url)} is not the URL of a server",
-        hint="Write it as http://HOST:PORT, for example http://127.0.0.1:8188",
+        hint=f"Write it as http://HOST:PORT, for example http://127.0.0.1:{port}",
     )
 
 

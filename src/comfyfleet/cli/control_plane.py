@@ -217,6 +217,11 @@ class ApiSession:
     def route(self, path: tuple[object, ...]) -> str:
         return "/".join(("", self._base, *(quote(str(part), safe="") for part in path)))
 
+    def public_address(self, path: str) -> str:
+        """Returns the address of a path for programs elsewhere, without a key or password."""
+        url = url_without_password(str(self.client.calls.client.base_url).rstrip("/"))
+        return _KEY_IN_PATH.sub("", url) + path
+
     @property
     def _url(self) -> str:
         url = url_without_password(str(self.client.calls.client.base_url).rstrip("/"))
@@ -238,6 +243,8 @@ class ApiSession:
 
     def _with_closest(self, error: FleetError, request: httpx.Request) -> FleetError:
         """What there is in place of what is not there: `workflows/negativ` is close to `negative`."""
+        if "hint" in error.details:
+            return error
         named = _NAMED.search(request.url.raw_path.decode().partition("?")[0])
         kind, name = map(unquote, named.groups()) if named else ("", "")
         is_no_id = error.message == "tenant_id: must be an id (a UUID)"

@@ -14,7 +14,12 @@ from comfyfleet.cli import help_texts
 from comfyfleet.cli.context import CliContext, InjectedContext, require_file
 from comfyfleet.cli.control_plane import API_DEFAULTS, PUBLIC_BASE, ApiOptions, ApiSession, connect
 from comfyfleet.cli.graph_inputs import json_or_text
-from comfyfleet.cli.job_waiter import PAUSE_SECONDS, PAUSE_SECONDS_MAX, retry_while_away
+from comfyfleet.cli.job_waiter import (
+    PAUSE_SECONDS,
+    PAUSE_SECONDS_MAX,
+    person_needed_if_refused,
+    retry_while_away,
+)
 from comfyfleet.cli.tables import print_fields, print_json, print_rows
 from comfyfleet.client import Job, JobHandle
 from comfyfleet.errors import InvalidInput, PersonNeeded, RunFailed
@@ -23,8 +28,8 @@ app = App(name="effects", help=help_texts.EFFECTS, help_format="markdown")
 jobs_app = App(name="jobs", help=help_texts.JOBS, help_format="markdown")
 control = partial(connect, base=PUBLIC_BASE)
 EFFECT_COLUMNS = ("slug", "price:price_tokens", "takes", "typical_seconds", "title")
-JOB_COLUMNS = ("id", "status", "price:price_tokens", "submitted:submitted_at", "error")
-JOB_FIELDS = ("id", "status", "why", "price_tokens", "submitted_at", "completed_at", "properties", "text", "files", "error")  # fmt: skip
+JOB_COLUMNS = ("id", "effect", "status", "price:price_tokens", "submitted:submitted_at", "error")
+JOB_FIELDS = ("id", "effect", "status", "why", "price_tokens", "submitted_at", "completed_at", "properties", "text", "files", "error")  # fmt: skip
 EffectName = Annotated[str, Parameter(metavar="EFFECT", help="The effect's slug or id.")]
 JobId = Annotated[UUID, Parameter(metavar="JOB", help="The job's id.")]
 
@@ -106,7 +111,8 @@ def run_effect(
     With --wait it ends with exit code 3 if only a person can help, such as when no worker can run the job.
     """
     with control(options, context) as plane:
-        handle = _submitted(plane, effect, media, set_)
+        with person_needed_if_refused(waits=wait or output is not None):
+            handle = _submitted(plane, effect, media, set_)
         if wait or output is not None:
             _finish(plane, handle, output, context)
         else:
@@ -215,8 +221,7 @@ class JobWait:
         self._stuck_since = now if self._stuck_since is None else self._stuck_since
         if now - self._stuck_since >= answer.person_needed_after:
             raise PersonNeeded(
-                f"job {self._handle.id} can't run: {answer.why} Start a worker that can run it; "
-                "the job then runs by itself",
+                f"job {self._handle.id} can't run: {answer.why} {answer.required_action}",
                 hint=f"Follow it with: comfyfleet jobs wait {self._handle.id}. "
                 f"Cancel it with: comfyfleet jobs cancel {self._handle.id}",
             )
@@ -236,11 +241,26 @@ def list_jobs(
     with control(options, context) as plane:
         source = plane.client.jobs(status=status, page_size=min(limit, 100))
         found = [handle.job for handle in islice(plane.iterate(source), limit)]
+        effects = {} if options.as_json else _effect_names(plane, found)
     rows = [job.model_dump(mode="json") for job in found]
     if options.as_json:
         print_json({"jobs": rows}, context)
     else:
+        rows = [
+            {**row, "effect": effects.get(job.effect_id)}
+            for job, row in zip(found, rows, strict=True)
+        ]
         print_rows(rows, JOB_COLUMNS, context, none="there are no such jobs")
+
+
+def _effect_names(plane: ApiSession, jobs: Sequence[Job]) -> dict[UUID | None, str]:
+    """Returns the slugs of the jobs' effects. Customers can't see one that is withdrawn, so its id stands for it."""
+    found: dict[UUID | None, str] = {
+        job.effect_id: str(job.effect_id) for job in jobs if job.effect_id
+    }
+    if found:
+        found |= {effect.id: effect.slug for effect in plane.run(plane.client.effects())}
+    return found
 
 
 @jobs_app.command(name="show")
@@ -253,10 +273,14 @@ def show_job(
         fields = handle.job.model_dump(mode="json")
         if handle.job.status == "queued":
             fields["why"] = plane.run(handle.why())
+        effects = {} if options.as_json else _effect_names(plane, [handle.job])
     if options.as_json:
         print_json(fields, context)
         return
-    fields["files"] = [output["filename"] for output in fields["outputs"]]
+    fields["effect"] = effects.get(handle.job.effect_id)
+    fields["files"] = [
+        output["download_name"] or output["filename"] for output in fields["outputs"]
+    ]
     print_fields({name: fields.get(name) for name in JOB_FIELDS}, context)
 
 

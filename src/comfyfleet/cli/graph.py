@@ -29,9 +29,15 @@ from comfyfleet.api.graphs import (
 from comfyfleet.cli import help_texts
 from comfyfleet.cli.context import CliContext, InjectedContext, counted, printable
 from comfyfleet.cli.control_plane import API_DEFAULTS, PUBLIC_BASE, ApiOptions, ApiSession, connect
-from comfyfleet.cli.graph_inputs import graph_inputs, json_or_text, read_graph, split_named
+from comfyfleet.cli.graph_inputs import (
+    graph_inputs,
+    json_or_text,
+    node_lines,
+    read_graph,
+    split_named,
+)
 from comfyfleet.cli.graph_reports import compare, draw, print_timeline, stored_graph
-from comfyfleet.cli.job_waiter import live_display, retry_while_away
+from comfyfleet.cli.job_waiter import live_display, person_needed_if_refused, retry_while_away
 from comfyfleet.cli.tables import print_fields, print_json, print_rows
 from comfyfleet.client import Graph, GraphRun, GraphRunHandle
 from comfyfleet.errors import (
@@ -65,6 +71,10 @@ _MARKS = {
 }
 
 
+PAUSED = "paused"
+ERRORS_SHOWN_MAX = 3  # of a node
+
+
 def run_tree(run: GraphRun) -> Tree:
     root = Tree(Text(run_summary(run), style="bold"))
     running: dict[str, list[RunningNodeSeen]] = {}
@@ -72,10 +82,13 @@ def run_tree(run: GraphRun) -> Tree:
         running.setdefault(each.node_id, []).append(each)
     seconds = _seconds_by_node(run.executions)
     reused = _reused_by_node(run.executions)
+    errors = _errors_by_node(run.executions)
     for node in run.nodes:
         branch = root.add(_node(node, seconds.get(node.id)))
         if node.id in reused:
             branch.add(Text(_reused(reused[node.id]), style="dim"))
+        for error in errors.get(node.id, ())[:ERRORS_SHOWN_MAX]:
+            branch.add(Text(printable(error), style="red"))
         for job in running.get(node.id, ()):
             branch.add(_job(job))
     for line in _remarks(run):
@@ -92,6 +105,15 @@ def _seconds_by_node(executions: Sequence[ExecutionSeen]) -> dict[str, float]:
         if each.started_at and each.ended_at:
             spans.setdefault(each.node, []).extend((each.started_at, each.ended_at))
     return {node: (max(found) - min(found)).total_seconds() for node, found in spans.items()}
+
+
+def _errors_by_node(executions: Sequence[ExecutionSeen]) -> dict[str, list[str]]:
+    """Returns the different errors of each node, also those that the run continued after."""
+    found: dict[str, dict[str, None]] = {}
+    for execution in executions:
+        if execution.error:
+            found.setdefault(execution.node, {})[execution.error] = None
+    return {node: list(errors) for node, errors in found.items()}
 
 
 def _reused_by_node(executions: Sequence[ExecutionSeen]) -> dict[str, list[ReusedFrom]]:
@@ -139,7 +161,12 @@ def run_summary(run: GraphRun) -> str:
     progress = run.progress
     counts = f"{progress.completed_nodes} of {progress.total_nodes} nodes"
     name = run.name or run.id  # an expired run has lost its name
-    return printable(f"{name}: {run.status}, {counts}, {progress.weighted_percent:.0f} %")
+    return printable(f"{name}: {_shown_status(run)}, {counts}, {progress.weighted_percent:.0f} %")
+
+
+def _shown_status(run: GraphRun) -> str:
+    """The API keeps the status of a paused run, such as running; what a person wants to know is that it is paused."""
+    return PAUSED if run.paused_at and not run.has_ended else str(run.status)
 
 
 def _node(node: NodeSeen, seconds: float | None) -> Text:
@@ -225,9 +252,12 @@ def validate(
         verdict = plane.run(plane.client.graphs.validate(document))
     if options.as_json:
         print_json(verdict, context)
+    lines = node_lines(file) if verdict.problems and not options.as_json else {}
     for each in () if options.as_json else verdict.problems:
         place = ".".join(filter(None, (each.node, each.port)))
-        context.out.print(f"{place or file.name}: {each.message}", markup=False, soft_wrap=True)
+        where = f"{file.name}:{lines[each.node]}" if each.node in lines else file.name
+        parts = filter(None, (where, place, each.message))
+        context.out.print(": ".join(parts), markup=False, soft_wrap=True)
     for each in () if options.as_json else verdict.warnings:
         context.warn(f"{each.node}: {each.message}")
     if not verdict.valid:
@@ -270,7 +300,12 @@ def runs(
     if options.as_json:
         print_json(found, context)
     else:
-        print_rows(found, RUN_COLUMNS, context, none="there are no such runs")
+        paused = {"status": PAUSED}
+        rows = [
+            {**run, **(paused if run.get("paused_at") and not run["ended_at"] else {})}
+            for run in found
+        ]
+        print_rows(rows, RUN_COLUMNS, context, none="there are no such runs")
 
 
 @app.command
@@ -326,7 +361,8 @@ def run(
     """Run a graph; prints the run's id. A file is stored with its first run."""
     with _public(options, context) as plane:
         inputs = graph_inputs(plane, graph, input)
-        handle = _started(plane, graph, inputs=inputs, max_tokens=max_tokens)
+        with person_needed_if_refused(waits=watch or output is not None):
+            handle = _started(plane, graph, inputs=inputs, max_tokens=max_tokens)
         if not options.as_json:
             context.say(f"graph {handle.run.graph_id} ({handle.run.name})")
             context.print_line(str(handle.id))
@@ -365,6 +401,26 @@ def cancel(
     """Stop a run and its jobs; jobs that did not complete are refunded."""
     with _public(options, context) as plane:
         handle = _act(plane, run_id, "cancel")
+    _told(handle.run, options, context)
+
+
+@app.command
+def pause(
+    run_id: RunId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
+    """Pause a run: it starts no more jobs; submitted jobs continue."""
+    with _public(options, context) as plane:
+        handle = _act(plane, run_id, "pause")
+    _told(handle.run, options, context)
+
+
+@app.command
+def resume(
+    run_id: RunId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+) -> None:
+    """Resume a paused run."""
+    with _public(options, context) as plane:
+        handle = _act(plane, run_id, "resume")
     _told(handle.run, options, context)
 
 
@@ -410,15 +466,27 @@ def _require_success(seen: GraphRun) -> None:
     """Raises PersonNeeded where only a person can help, and RunFailed after other failures."""
     if seen.status == "completed":
         return
+    if not seen.has_ended and seen.paused_at:
+        raise PersonNeeded(
+            f"run {seen.id} is paused. Resume it with: comfyfleet graph resume {seen.id}"
+        )
     if not seen.has_ended:
         asked = "; ".join(_question_line(seen.id, question) for question in seen.questions)
         raise PersonNeeded(
             f"the run waits for an answer: {asked}",
             hint=f"Then follow it with: comfyfleet graph show {seen.id} --watch",
         )
-    if seen.error and seen.error.action:
-        raise PersonNeeded(f"{seen.error.message.rstrip('.')}. {seen.error.action}")
+    if action := _required_action(seen):
+        raise PersonNeeded(
+            f"{_reason(seen).rstrip('.')}. {action}",
+            hint=f"Retry it, and keep what has completed, with: comfyfleet graph retry {seen.id}",
+        )
     raise RunFailed(_reason(seen))
+
+
+def _required_action(seen: GraphRun) -> str | None:
+    """What a person must do before a failed run can succeed."""
+    return seen.error.action if seen.error else None
 
 
 def _question_line(run_id: object, question: QuestionSeen) -> str:
@@ -458,13 +526,16 @@ def _watched(plane: ApiSession, handle: GraphRunHandle, context: CliContext) -> 
 
 
 def _is_stuck(run: GraphRun, context: CliContext) -> bool:
-    """Whether the run waits for an answer and nobody sits in front of this command to give one."""
-    return run.status == "waiting_for_user" and not context.err.is_terminal
+    """Whether the run is paused, or waits for an answer and nobody is at this command to give one."""
+    return run.paused_at is not None or (
+        run.status == "waiting_for_user" and not context.err.is_terminal
+    )
 
 
 def _as_seen(event: GraphEvent) -> dict[str, Any]:
     """What an event tells of a run, by the run's fields."""
-    fields = {name: getattr(event, name) for name in ("status", "nodes", "questions")}
+    names = ("status", "nodes", "questions", "paused_at")
+    fields = {name: getattr(event, name) for name in names}
     return {**fields, "progress": event}
 
 
@@ -530,6 +601,8 @@ def show(
         print_timeline(times, context)
     if seen and seen.status == "failed":
         context.say(_reason(seen))
+    if seen and watch and (not seen.has_ended or _required_action(seen)):
+        _require_success(seen)
 
 
 def _timeline(plane: ApiSession, handle: GraphRunHandle | None) -> RunTimeline | None:
@@ -571,10 +644,13 @@ def retry(
 ) -> None:
     """Continue a failed run; finished results are reused."""
     with _public(options, context) as plane:
-        handle = _act(plane, run_id, "retry", backend=backend, max_tokens=max_tokens)
+        with person_needed_if_refused(waits=watch):
+            handle = _act(plane, run_id, "retry", backend=backend, max_tokens=max_tokens)
         if watch:
             _watched(plane, handle, context)
     _told(handle.run, options, context)
+    if watch:
+        _require_success(handle.run)
 
 
 @Parameter(name="*")
@@ -632,7 +708,8 @@ def rerun(
             version=changes.version,
             max_tokens=max_tokens,
         )
-        handle = plane.run(new)
+        with person_needed_if_refused(waits=watch or output is not None):
+            handle = plane.run(new)
         if not options.as_json:
             context.print_line(str(handle.id))
         seen = _followed(plane, handle, context, watch=watch, output=output)

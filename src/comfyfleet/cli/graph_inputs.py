@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from comfyfleet.api.graph_model import MEDIA, InputNode
 from comfyfleet.api.graph_parse import parse_graph
-from comfyfleet.cli.context import read_structure
+from comfyfleet.cli.context import read_structure, read_text
 from comfyfleet.cli.control_plane import ApiSession
 from comfyfleet.cli.upload import upload
 from comfyfleet.client import rows_from
@@ -114,6 +116,34 @@ def _uploaded(plane: ApiSession, path: Path) -> str:
     if not path.is_file():
         raise InvalidInput(f"there is no file {path}")
     return upload(plane, path, "videos", "uploads")
+
+
+def node_lines(path: Path) -> dict[str, int]:
+    """Returns the line of each node of a graph in a file, by the id under which problems name it."""
+    found: dict[str, int] = {}
+    try:
+        _collect_lines(yaml.compose(read_text(path), Loader=yaml.SafeLoader), "", found)
+    except yaml.YAMLError:  # JSON with tabs; the document itself can be read
+        return {}
+    return found
+
+
+def _collect_lines(node: yaml.Node | None, prefix: str, found: dict[str, int]) -> None:
+    fields = _fields(node)
+    nodes = fields.get("nodes")
+    for entry in nodes.value if isinstance(nodes, yaml.SequenceNode) else ():
+        inside = _fields(entry)
+        if isinstance(name := inside.get("id"), yaml.ScalarNode):
+            node_id = f"{prefix}{name.value}"
+            found.setdefault(node_id, entry.start_mark.line + 1)
+            if (body := inside.get("do")) is not None:
+                found.setdefault(f"{node_id}/do", body.start_mark.line + 1)
+                _collect_lines(body, f"{node_id}/", found)
+
+
+def _fields(node: yaml.Node | None) -> dict[str, yaml.Node]:
+    pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+    return {key.value: value for key, value in pairs if isinstance(key, yaml.ScalarNode)}
 
 
 def read_graph(path: Path) -> dict[str, Any]:

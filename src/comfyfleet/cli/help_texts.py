@@ -192,7 +192,7 @@ EFFECTS = """Apply effects, as customers do: list, show, run.
 ```
 comfyfleet effects list
 comfyfleet effects show soften
-comfyfleet effects run soften photo.png --set radius=4 -o results
+comfyfleet effects run soften photo.png --set size=320 -o results
 ```
 """
 
@@ -231,3 +231,8 @@ comfyfleet triggers show TRIGGER
 comfyfleet triggers fire TRIGGER --body @order.json
 ```
 """
+
+NO_WORKER_REMEDY = (
+    "Start a worker that can run it, or ask the operator to start one or to assign the workflow to "
+    "a fleet that has one"
+)

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from comfyfleet.api.jobs import ENDED
 from comfyfleet.cli.context import CliContext, printable
 from comfyfleet.cli.control_plane import ApiSession
-from comfyfleet.errors import ServerUnavailable, Unavailable
+from comfyfleet.errors import FleetError, PersonNeeded, ServerUnavailable, Unavailable
 
 REFRESHES_PER_SECOND = 4
 T = TypeVar("T")
@@ -79,6 +79,25 @@ def retry_while_away(
             sleep(PAUSE_SECONDS)
 
 
+# What a person must do after an error that ends a wait at once.
+_REMEDIES = {
+    "insufficient_tokens": "Add tokens to the wallet, then try again.",
+    "workflow_withdrawn": "Ask the operator to offer the workflow again, or use another one.",
+}
+
+
+@contextmanager
+def person_needed_if_refused(*, waits: bool) -> Iterator[None]:
+    """Raises PersonNeeded instead of errors that only a person can solve, in a command that waits."""
+    try:
+        yield
+    except FleetError as error:
+        remedy = _REMEDIES.get(error.code)
+        if not waits or remedy is None:
+            raise
+        raise PersonNeeded(f"{error.message.rstrip('.')}. {remedy}") from error
+
+
 @dataclass
 class JobWaiter:
     """Looks at the jobs until each has ended."""
@@ -88,6 +107,7 @@ class JobWaiter:
     tenant: str | None = None
     sleep: Callable[[float], None] = time.sleep
     ended: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _stuck_since: dict[str, float] = field(default_factory=dict)
 
     def wait(self, ids: Sequence[str]) -> list[dict[str, Any]]:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[now]}"))
@@ -120,12 +140,30 @@ class JobWaiter:
         """Percents done in all, and what the first that is not done does."""
         open_ = [each for each in ids if each not in self.ended][:POLLED_JOBS_MAX]
         percents, now = 0.0, ""
+        helpless: list[dict[str, Any]] = []
         for job_id in open_:
             get = partial(self.plane.get, "jobs", job_id, tenant_id=self.tenant)
             job = retry_while_away(get, self.context, "jobs go on", self.sleep)
             if job["status"] in ENDED:
                 self.ended[job_id] = job
                 continue
+            if self._needs_person(job):
+                helpless.append(job)
             percents += (job.get("progress") or {}).get("percent") or 0.0
             now = now or str(job.get("why") or job["status"])
+        if open_ and len(helpless) == len(open_):
+            first = helpless[0]
+            raise PersonNeeded(
+                f"job {first['id']} can't run: {first['why']} {first['required_action']}",
+                hint=f"Show it with: comfyfleet admin jobs show {first['id']}",
+            )
         return len(self.ended) * 100 + percents, now
+
+    def _needs_person(self, job: dict[str, Any]) -> bool:
+        """Whether the job has had no worker that can run it for as long as its answer says."""
+        seconds = job.get("person_needed_after")
+        if seconds is None:
+            self._stuck_since.pop(job["id"], None)
+            return False
+        now = self.context.clock()
+        return now - self._stuck_since.setdefault(job["id"], now) >= float(seconds)

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 from uuid import UUID
 
-from cyclopts import App, CoercionError, CycloptsError, Group, Parameter
+from cyclopts import (
+    App,
+    CoercionError,
+    CycloptsError,
+    Group,
+    Parameter,
+    UnknownOptionError,
+)
 
 from comfyfleet import __version__
 from comfyfleet.cli import help_texts
@@ -131,7 +138,16 @@ def main() -> None:
 
 
 # What lists the ids that commands of a group take.
-ID_LISTS = {"graph": "graph runs", "triggers": "triggers list"}
+ID_LISTS = {"graph": "graph runs"}
+# Other names of the option for the address of a ComfyUI, and ours by command.
+ADDRESS_OPTIONS = frozenset({"--url", "--host", "--address", "--base-url", "--comfyui-url"})
+ADDRESS_OPTION_OF = {
+    "convert": "--server",
+    "inspect": "--server",
+    "run": "--server",
+    "up": "--backend",
+    "worker": "--backend",
+}
 
 
 def _usage_problem(error: CycloptsError) -> tuple[str, str]:
@@ -141,7 +157,18 @@ def _usage_problem(error: CycloptsError) -> tuple[str, str]:
     if isinstance(error, CoercionError) and error.target_type is UUID and listing and error.token:
         message = f"{error.token.value!r:.80} is not an id"
         return message, f"comfyfleet {listing} shows the ids that there are"
-    return str(error), " ".join(("comfyfleet", *chain, "--help shows what there is"))
+    return _usage_message(error, chain), " ".join(
+        ("comfyfleet", *chain, "--help shows what there is")
+    )
+
+
+def _usage_message(error: CycloptsError, chain: Sequence[str]) -> str:
+    ours = ADDRESS_OPTION_OF.get(chain[0]) if chain else None
+    if isinstance(error, UnknownOptionError) and ours:
+        given = error.token.keyword or error.token.value
+        if given in ADDRESS_OPTIONS:
+            return f"Unknown option: {given}. Did you mean {ours}?"
+    return str(error)
 
 
 def run(arguments: Sequence[str], context: CliContext) -> int:

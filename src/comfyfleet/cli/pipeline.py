@@ -26,15 +26,17 @@ from comfyfleet.cli.context import (
     read_text,
 )
 from comfyfleet.cli.control_plane import API_DEFAULTS, PUBLIC_BASE, ApiOptions, ApiSession, connect
+from comfyfleet.cli.help_texts import NO_WORKER_REMEDY
 from comfyfleet.cli.job_waiter import live_display, retry_while_away
 from comfyfleet.cli.pipeline_files import ExportFolder, pillow_missing
 from comfyfleet.cli.tables import TextTable, print_json, print_rows, table_cell
 from comfyfleet.cli.upload import variables_from
 from comfyfleet.client import Pipeline, PipelineRun, PipelineRunHandle
-from comfyfleet.errors import InvalidInput, PersonNeeded, RunFailed
+from comfyfleet.errors import Forbidden, InvalidInput, NotFound, PersonNeeded, RunFailed
 
 app = App(name="pipeline", help=help_texts.PIPELINE, help_format="markdown")
 control = partial(connect, base=PUBLIC_BASE)
+DOCUMENT_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 COLUMNS = ("name", "wanted", "made", "approved", "rejected", "in_flight", "failed")
 STYLES = {"approved": "green", "winner": "bold yellow", "rejected": "red"}
 CANDIDATE_COLUMNS = (
@@ -159,6 +161,8 @@ def run(
         body = given.body(plane)
         if Path(pipeline).is_file():
             pipeline = str(_made(plane, pipeline_document(plane, Path(pipeline), context)).id)
+        elif Path(pipeline).suffix in DOCUMENT_SUFFIXES:
+            raise NotFound(f"there is no file {pipeline}")
         handle = plane.run(plane.client.pipelines.run(pipeline, **body))
         if not options.as_json:
             context.print_line(str(handle.id))
@@ -252,7 +256,7 @@ def _watch(
         time.sleep,
     )
     seen: PipelineRun | None = None
-    seconds, troubled_at = LOOK_SECONDS, 0.0
+    seconds, troubled_at, is_checked = LOOK_SECONDS, 0.0, False
     with live_display(context.err) as live:
         while True:
             run = look()
@@ -265,6 +269,11 @@ def _watch(
                 _tell_changes(run, seen, context)
                 seen, seconds = run, LOOK_SECONDS
             needed = person_needed(run, context.clock() - troubled_at)
+            if needed and run.trouble and not is_checked:
+                # Somebody may have solved the problem since the control plane last looked.
+                is_checked = True
+                if _check_again(plane, run):
+                    continue
             is_asked = run.reason == JUDGEMENT and context.err.is_terminal
             if not is_asked and (needed or run.is_resting):
                 return needed
@@ -272,11 +281,21 @@ def _watch(
             seconds = min(seconds * 1.5, LOOK_SECONDS_MAX)
 
 
+def _check_again(plane: ApiSession, run: PipelineRun) -> bool:
+    """Asks the control plane to check the run's trouble now. Returns False if this key or an older control plane
+    doesn't allow that."""
+    try:
+        plane.post("pipeline-runs", str(run.id), "check")
+    except (Forbidden, NotFound):
+        return False
+    return True
+
+
 def person_needed(run: PipelineRun, troubled_seconds: float) -> PersonNeeded | None:
     """What only a person can do for a run; None while it works, and at its end."""
     seconds = run.trouble_seconds
     if run.trouble and seconds is not None and troubled_seconds >= seconds:
-        remedy = "Start a worker that can run it" if seconds else "Solve this"
+        remedy = NO_WORKER_REMEDY if seconds else "Solve this"
         return PersonNeeded(
             f"run {run.id} can't go on: {run.trouble.rstrip('.')}. {remedy}; the run then continues by itself",
             hint=f"Follow it with: comfyfleet pipeline status {run.id} --follow",

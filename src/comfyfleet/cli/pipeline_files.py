@@ -68,13 +68,21 @@ class ExportFolder:
             for candidate, path in pictures
         ]
         self.folder.mkdir(parents=True, exist_ok=True)
-        index, sheet = self.folder / INDEX, self.folder / SHEET
+        index, sheet = self._index_files()
         index.write_text(json_text({"run": self.handle.run, "candidates": rows}), "utf-8")
         if not has_pillow():
             return ExportedFiles(len(rows), index, None)
         if rows:
             write_sheet(pictures, [step.name for step in self.handle.run.steps], sheet)
         return ExportedFiles(len(rows), index, sheet)
+
+    def _index_files(self) -> tuple[Path, Path]:
+        """Returns the paths of the index and the sheet; with the run's id if another run has them."""
+        index, sheet = self.folder / INDEX, self.folder / SHEET
+        if not index.exists() or str(self.handle.id) in index.read_text("utf-8"):
+            return index, sheet
+        end = f"-{self.handle.id}"
+        return index.with_stem(index.stem + end), sheet.with_stem(sheet.stem + end)
 
 
 def path_inside(folder: Path, path: str) -> Path:

@@ -30,7 +30,8 @@ from comfyfleet.settings import Settings
 
 logger = logging.getLogger(__name__)
 PROCESSES_MAX = 64
-READY_SECONDS_MAX = 60.0
+# A start takes seconds on an idle machine, and minutes on one that is overloaded.
+SLOW_START_SECONDS = 60.0
 STOP_SECONDS_MAX = 30.0
 # One that lived for so long did not fail at its start: it is started again at once.
 STEADY_SECONDS = 30.0
@@ -89,14 +90,22 @@ class _Running:
     line: ChildLine
     began: float = field(default_factory=monotonic)
 
-    async def is_ready(self) -> bool:
-        """Waits until it is ready; False if it ends first, or takes too long."""
-        ended = asyncio.create_task(self.process.wait())
-        ready = asyncio.create_task(self.line.ready.wait())
-        await asyncio.wait(
-            {ended, ready}, timeout=READY_SECONDS_MAX, return_when=asyncio.FIRST_COMPLETED
-        )
-        for waiting in (ended, ready):
+    async def is_ready(self, stop: asyncio.Event) -> bool:
+        """Waits until it is ready; False if it ends first, or is to stop. A start that takes long is
+        logged, but never given up: another one would take as long.
+        """
+        waits = {
+            asyncio.create_task(wait())
+            for wait in (self.process.wait, self.line.ready.wait, stop.wait)
+        }
+        while not (
+            await asyncio.wait(
+                waits, timeout=SLOW_START_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+        )[0]:
+            seconds = monotonic() - self.began
+            logger.warning("process %d is not ready after %d s", self.number, seconds)
+        for waiting in waits:
             waiting.cancel()
         return self.line.ready.is_set()
 
@@ -167,8 +176,8 @@ class ProcessSupervisor:
 
     async def _first_start(self, place: int) -> None:
         running = self._places[place] = await self._started(place, greets=place == 0)
-        if not await running.is_ready() and not self._stop.is_set():
-            raise ServerUnavailable(f"process {running.number} did not get ready")
+        if not await running.is_ready(self._stop) and not self._stop.is_set():
+            raise ServerUnavailable(f"process {running.number} ended before it was ready")
 
     async def _started(self, place: int, *, greets: bool = False) -> _Running:
         number = next(each for each in range(PROCESSES_MAX * 2) if each not in self._numbers)
@@ -244,7 +253,7 @@ class ProcessSupervisor:
         """Gives it connections as soon as it is ready; if it ends first, another is started."""
 
         async def serve_when_ready() -> None:
-            if await new.is_ready():
+            if await new.is_ready(self._stop):
                 self._dispatcher.add(new.line)
 
         starting = asyncio.create_task(serve_when_ready())
@@ -262,29 +271,40 @@ class ProcessSupervisor:
         while True:
             await again.wait()
             again.clear()
-            for place in range(self._count):
-                async with self._one_at_a_time:
-                    if not await self._replace(place):
-                        break
+            logger.info("SIGHUP received: %d processes are replaced, one by one", self._count)
+            if await self._replace_all():
+                logger.info("all processes were replaced")
+            else:
+                logger.warning("not all processes were replaced; the others stay")
+
+    async def _replace_all(self) -> bool:
+        for place in range(self._count):
+            async with self._one_at_a_time:
+                if not await self._replace(place):
+                    return False
+        return True
 
     async def _replace(self, place: int) -> bool:
         """The new one serves before the old one stops; if it never does, the old one stays."""
         old, new = self._places[place], await self._started_if_possible(place)
         if new is None:
             return False
-        if not await new.is_ready():
-            logger.error("process %d did not get ready: the restart is given up", new.number)
+        if not await new.is_ready(self._stop):
+            logger.error(
+                "process %d ended before it was ready: the restart is given up", new.number
+            )
             new.signal(signal.SIGTERM)
             await new.ended()
             self._forget(new)
             return False
         self._places[place] = new
+        text = "process %d (pid %d) replaces process %d (pid %d)"
+        logger.info(text, new.number, new.process.pid, old.number, old.process.pid)
         self._dispatcher.add(new.line)
         self._dispatcher.remove(old.line)
         if old.process.returncode is None:
             old.signal(signal.SIGHUP)
             await old.ended()
-        logger.info("process %d has taken over", new.number)
         return True
 
     async def _end(self) -> None:

@@ -4,7 +4,7 @@ run to its results."""
 import asyncio
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +34,6 @@ from comfyfleet.cli.run_requirements import download_lines, missing_models, miss
 from comfyfleet.cli.run_session import (
     ANY_TARGET,
     MEDIA,
-    FileInputs,
     FileUpload,
     GivenFile,
     RunRequest,
@@ -260,7 +259,6 @@ def prepare_prompt(
         beside=input_folder(file),
         exposed=exposed,
     )
-    _tell_missing(inputs, target, context)
     shown = with_uploaded_names(
         prompt, known.object_info, [(one, one.path.name) for one in inputs.uploads]
     )
@@ -268,7 +266,13 @@ def prepare_prompt(
     for line in lines:
         context.warn(f"{target.name} lacks the model {line}")
     return RunRequest(
-        shown, inputs.uploads, known.object_info, opened.workflow, exposed, tuple(lines)
+        shown,
+        inputs.uploads,
+        known.object_info,
+        opened.workflow,
+        exposed,
+        tuple(lines),
+        inputs.missing,
     )
 
 
@@ -302,21 +306,27 @@ def prepare_row(base: RunRequest, row: BatchRow, folder: Path, context: CliConte
 
 def check_rows(
     base: RunRequest, rows: Sequence[BatchRow], folder: Path, context: CliContext
-) -> None:
-    """Raises InvalidInput for cells that fit nowhere, before the first row runs."""
+) -> list[str]:
+    """Raises InvalidInput for cells that fit nowhere, before the first row runs.
+
+    Returns the names of the files that are missing in some row.
+    """
     silent = replace(context, err=Console(quiet=True))  # the warnings follow when a row runs
-    problems = []
+    problems, missing = list[str](), dict[str, None]()
     for row in rows:
         try:
-            prepare_row(base, row, folder, silent)
+            work = prepare_row(base, row, folder, silent)
         except InvalidInput as error:
             problems.append(f"row {row.number}: {error.message}")
+        else:
+            missing |= dict.fromkeys(_still_missing(base, work))
     if problems:
         more = len(problems) - ROW_PROBLEMS_MAX
         rest = [f"… and {more} more"] if more > 0 else []
         raise InvalidInput(
             "\n".join([*problems[:ROW_PROBLEMS_MAX], *rest]), hint="Nothing was run."
         )
+    return list(missing)
 
 
 def with_seeds(
@@ -391,8 +401,21 @@ def _runnable(
     return converted
 
 
-def _tell_missing(inputs: FileInputs, target: RunTarget, context: CliContext) -> None:
-    for name in inputs.missing:
+def _still_missing(base: RunRequest, work: RunRequest) -> Iterator[str]:
+    """Yields the names of missing files for which a row uploads no other file and sets no other name."""
+    uploaded = {place for upload in work.uploads for place in upload.places}
+    for file in base.missing_files:
+        if any(
+            place not in uploaded
+            and work.prompt[place.node_id]["inputs"].get(place.input)
+            == base.prompt[place.node_id]["inputs"].get(place.input)
+            for place in file.places
+        ):
+            yield file.name
+
+
+def _tell_missing(names: Iterable[str], target: RunTarget, context: CliContext) -> None:
+    for name in dict.fromkeys(names):
         context.warn(
             f"{name} neither lies beside the file nor is on {target.name}; "
             "give one with --image, --video, --audio or --input NAME=FILE"
@@ -636,6 +659,7 @@ class _RunCommand:
 
     def tell(self, base: RunRequest) -> None:
         works = [prepare_row(base, row, self.folder, self.context) for row in self.rows] or [base]
+        self._tell_missing(name for work in works for name in _still_missing(base, work))
         for work in works:
             print_prompt(work.prompt, self.context)
             for upload in work.uploads:
@@ -645,13 +669,14 @@ class _RunCommand:
         )
 
     def run(self, base: RunRequest, title: str) -> None:
+        self._tell_missing(_still_missing(base, base))
         with reporter_for(self.results, title, self.context) as reporter:
             made = asyncio.run(self._made(base, reporter))
         if not self.results.as_json:
             print_results(made, self.target, self.context)
 
     def run_batch(self, base: RunRequest, title: str) -> None:
-        check_rows(base, self.rows, self.folder, self.context)
+        self._tell_missing(check_rows(base, self.rows, self.folder, self.context))
         reporter = reporter_for(self.results, title, self.context)
         unit = "row" if self.way.batch else "run"
         batch = BatchRun(self.rows, self.folder, reporter, self.context, unit)
@@ -665,7 +690,8 @@ class _RunCommand:
         batch.check()
 
     def leave(self, base: RunRequest) -> None:
-        check_rows(base, self.rows, self.folder, self.context)
+        missing = check_rows(base, self.rows, self.folder, self.context)
+        self._tell_missing(missing if self.rows else _still_missing(base, base))
         reporter: Reporter = (
             JsonLines(self.context) if self.results.as_json else PlainLines(self.context)
         )
@@ -674,6 +700,9 @@ class _RunCommand:
                 self.context.stdout.write(f"{run_id}\n".encode())
                 self.context.say(f"watch it with: comfyfleet watch {run_id} {self.target.options}")
         self.context.stdout.flush()
+
+    def _tell_missing(self, names: Iterable[str]) -> None:
+        _tell_missing(names, self.target, self.context)
 
     async def _made(self, base: RunRequest, reporter: Reporter) -> RunResults:
         async with aclosing(self.target.connect()) as backend:

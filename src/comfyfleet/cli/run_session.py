@@ -45,7 +45,6 @@ from comfyfleet.errors import (
     FileGone,
     FleetError,
     InvalidInput,
-    InvalidValue,
     LimitExceeded,
     OutcomeUnknown,
     PromptRefused,
@@ -187,11 +186,17 @@ class FileUpload:
 
 
 @dataclass(frozen=True, slots=True)
-class FileInputs:
-    """`missing` are file names that neither lie here nor are known to the server."""
+class MissingFile:
+    """A file that the workflow names, which is neither here nor known to the server."""
 
+    name: str
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FileInputs:
     uploads: tuple[FileUpload, ...] = ()
-    missing: tuple[str, ...] = ()
+    missing: tuple[MissingFile, ...] = ()
 
 
 def parse_given_file(text: str) -> GivenFile:
@@ -228,8 +233,11 @@ def find_inputs(
     named = list(_files_named(found, places))
     local = {name: _inside(beside, name) for name, _, _ in named}
     places |= {place: lies for name, place, _ in named if (lies := local[name])}
-    missing = [name for name, _, present in named if local[name] is None and present is False]
-    return FileInputs(_grouped(places), tuple(dict.fromkeys(missing)))
+    missing: dict[str, tuple[Place, ...]] = {}
+    for name, place, present in named:
+        if local[name] is None and present is False:
+            missing[name] = (*missing.get(name, ()), place)
+    return FileInputs(_grouped(places), tuple(MissingFile(*each) for each in missing.items()))
 
 
 def with_uploaded_names(
@@ -332,6 +340,13 @@ BUILT_IN = "the built-in engine"
 QUEUE_SECONDS_MAX = 10.0
 RUN_SECONDS_MAX = 7 * 24 * 3600.0
 SILENCE_SECONDS_MAX = 300.0
+FIRST_LOOK_SECONDS = 0.5  # people want to know soon how many prompts are ahead of theirs
+
+
+def _positive_seconds(_type: object, value: float | None) -> None:
+    """Raises ValueError, which is wrong usage, as for the other options."""
+    if value is not None and not 0 < value < float("inf"):
+        raise ValueError("Use a number of seconds above 0.")
 
 
 @Parameter(name="*")
@@ -351,15 +366,15 @@ class TargetOptions:
     ] = False
     timeout: Annotated[
         float | None,
-        Parameter(group=PATIENCE, metavar="SECONDS", help="Longest silence: a run that shows no progress for so long is given up. By default 300."),
+        Parameter(group=PATIENCE, metavar="SECONDS", validator=_positive_seconds, help="Longest silence: a run that shows no progress for so long is given up. By default 300."),
     ] = None  # fmt: skip
     max_retries: Annotated[
         int | None,
-        Parameter(group=PATIENCE, metavar="N", help="Attempts after a broken connection. By default $COMFYUI_MAX_RETRIES, or 3."),
+        Parameter(group=PATIENCE, metavar="N", validator=validators.Number(gte=0, lte=RETRIES_MAX), help="Attempts after a broken connection. By default $COMFYUI_MAX_RETRIES, or 3."),
     ] = None  # fmt: skip
     poll_interval: Annotated[
         float | None,
-        Parameter(group=PATIENCE, metavar="SECONDS", help="How often to look at a silent server. By default $COMFYUI_POLL_INTERVAL, or 5."),
+        Parameter(group=PATIENCE, metavar="SECONDS", validator=_positive_seconds, help="How often to look at a silent server. By default $COMFYUI_POLL_INTERVAL, or 5."),
     ] = None  # fmt: skip
 
 
@@ -406,15 +421,10 @@ def remote_targets(options: TargetOptions, context: CliContext) -> list[RunTarge
 
 def limits_from_options(options: TargetOptions, context: CliContext) -> BackendLimits:
     limits = limits_of(context.environ)
-    seconds = {"--timeout": options.timeout, "--poll-interval": options.poll_interval}
-    for option, value in seconds.items():
-        if value is not None and not 0 < value < float("inf"):
-            raise InvalidValue(f"{option} takes a number of seconds above 0, not {value:g}")
     retries = limits.max_retries if options.max_retries is None else options.max_retries
-    if not 0 <= retries <= RETRIES_MAX:
-        raise InvalidValue(f"--max-retries takes a whole number, 0 to {RETRIES_MAX}, not {retries}")
     return replace(
         limits,
+        first_look_seconds=FIRST_LOOK_SECONDS,
         job_seconds=RUN_SECONDS_MAX,
         # A run may take long as long as it shows that it goes on.
         stall_seconds=options.timeout or SILENCE_SECONDS_MAX,
@@ -514,6 +524,7 @@ class RunRequest:
     workflow: Mapping[str, Any] | None
     exposed: tuple[ExposedInput, ...] = ()  # what its subgraphs show, for values set later
     missing_models: tuple[str, ...] = ()  # each with its download address
+    missing_files: tuple[MissingFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import datetime
@@ -49,9 +49,9 @@ from comfyfleet.server.db.schema import (
     schema_revision,
 )
 from comfyfleet.server.db.schema import upgrade_schema as upgrade_database
-from comfyfleet.server.http.acceptor import connections_within, raise_files_limit
+from comfyfleet.server.http.acceptor import divide_files, raise_files_limit
 from comfyfleet.server.http.app import create_app
-from comfyfleet.server.http.connections import HttpConnection, with_limits
+from comfyfleet.server.http.connections import with_limits
 from comfyfleet.server.http.listener import (
     ANYWHERE,
     SharedPort,
@@ -62,6 +62,7 @@ from comfyfleet.server.http.listener import (
 )
 from comfyfleet.server.http.listener import serve as serve_app
 from comfyfleet.server.http.local_access import LocalAccess
+from comfyfleet.server.http.tallies import limit_transfers
 from comfyfleet.server.maintenance.runner import SweepRunner, run_sweeps
 from comfyfleet.server.maintenance.sweeps import all_sweeps
 from comfyfleet.server.secrets import replace_admin_key, replace_url_secret, replace_webhook_key
@@ -125,7 +126,7 @@ def serve(
             arguments += ["--no-loops"] if no_loops else []
             url = listener_url(listener)
             asyncio.run(serve_in_processes(processes, arguments, listener, url))
-    context.say("Stopped")
+    logger.info("stopped")
 
 
 async def _serve(
@@ -192,12 +193,6 @@ async def _serve_beside(
         await serve_plane(plane, None, stop, SharedPort(line, more))
 
 
-def connection_for(settings: Settings) -> type[HttpConnection]:
-    """Returns connections that stay below the process's limit of open files, after raising it."""
-    most = connections_within(raise_files_limit(), settings.max_connections)
-    return with_limits(connections_max=most)
-
-
 async def _note_waiting(plane: ControlPlane) -> None:
     """Whichever process is asked for metrics, it tells those of all."""
     while True:
@@ -212,7 +207,7 @@ async def serve_plane(
     shared: SharedPort | None = None,
     *,
     local: LocalAccess | None = None,
-    backends: Sequence[str] = (),
+    backends: Mapping[str, str] | None = None,
 ) -> None:
     """Serves the API until it is told to stop; then all that waits is answered at once."""
     limit_collections()
@@ -220,13 +215,15 @@ async def serve_plane(
     giving_back = asyncio.create_task(keep_giving_back())
     app = create_app(plane, local, backends)
     app.state.stop = stop  # for /readyz
+    shares = divide_files(raise_files_limit(), plane.settings.max_connections)
+    limit_transfers(app, downloads=shares.downloads, uploads=shares.uploads)
     try:
         await serve_app(
             app,
             listener,
             stop,
             at_stop=plane.end_waits,
-            connection=connection_for(plane.settings),
+            connection=with_limits(connections_max=shares.connections),
             shared=shared,
         )
     finally:

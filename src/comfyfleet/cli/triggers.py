@@ -21,14 +21,15 @@ from comfyfleet.cli.context import (
 from comfyfleet.cli.control_plane import API_DEFAULTS, PUBLIC_BASE, ApiOptions, ApiSession, connect
 from comfyfleet.cli.tables import print_json, print_rows
 from comfyfleet.client import Firing, Trigger
-from comfyfleet.errors import InvalidInput, RunFailed
+from comfyfleet.errors import InvalidInput, NotFound, RunFailed
 
 app = App(name="triggers", help=help_texts.TRIGGERS, help_format="markdown")
 control = partial(connect, base=PUBLIC_BASE)
 COLUMNS = ("id", "name", "kind", "cron", "next_at", "used_tokens", "tokens_per_day", "is_paused")
 FIRING_COLUMNS = ("created_at", "cause", "status", "run_id", "run:run_status", "error")
 FIRINGS_SHOWN = 10
-TriggerId = Annotated[UUID, Parameter(metavar="TRIGGER", help="The trigger's id.")]
+TRIGGERS_MAX = 1_000  # more than a user can have
+TriggerName = Annotated[str, Parameter(metavar="TRIGGER", help="The trigger's id or name.")]
 Most = Annotated[int, Parameter(help="Maximum number of rows.")]
 
 
@@ -125,16 +126,33 @@ def create(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Create a trigger. Prints its id; of a webhook also where to send to, and its secret, which is shown only now."""
+    """Create a trigger. Prints its id; for a webhook also its address and its secret, which is shown only now."""
     with control(options, context) as plane:
         made = plane.run(plane.client.triggers.create(name, **given.fields(plane)))
+        address = plane.public_address(made.path) if made.path else ""
     if options.as_json:
         print_json(made, context)
         return
     context.print_line(str(made.id))
-    if made.path:
-        context.print_line(made.path)
+    if address:
+        context.print_line(address)
         context.print_line(made.secret or "")
+
+
+def _trigger_id(plane: ApiSession, name: str) -> UUID:
+    """Finds a trigger by its id or its name. Raises NotFound or InvalidInput."""
+    try:
+        return UUID(name)
+    except ValueError:
+        pass
+    found = plane.pages("triggers", "triggers", limit=TRIGGERS_MAX)
+    ids = [row["id"] for row in found if row["name"] == name]
+    hint = "comfyfleet triggers list shows your triggers"
+    if not ids:
+        raise NotFound(f"there is no trigger {name!r}", hint=hint)
+    if len(ids) > 1:
+        raise InvalidInput(f"{len(ids)} triggers are named {name!r}; use an id", hint=hint)
+    return UUID(ids[0])
 
 
 @app.command(name="list")
@@ -153,7 +171,7 @@ def list_(
 
 @app.command
 def show(
-    trigger: TriggerId,
+    trigger: TriggerName,
     /,
     *,
     limit: Annotated[int, Parameter(help="Maximum number of firings.")] = FIRINGS_SHOWN,
@@ -162,8 +180,9 @@ def show(
 ) -> None:
     """A trigger, what it has used today, and its last firings with their runs or refusals."""
     with control(options, context) as plane:
-        found = plane.run(plane.client.triggers.get(trigger))
-        firings = plane.pages("firings", "triggers", trigger, "firings", limit=limit)
+        trigger_id = _trigger_id(plane, trigger)
+        found = plane.run(plane.client.triggers.get(trigger_id))
+        firings = plane.pages("firings", "triggers", trigger_id, "firings", limit=limit)
     if options.as_json:
         print_json({**found.model_dump(mode="json"), "firings": firings}, context)
         return
@@ -187,20 +206,22 @@ def _facts(found: Trigger) -> Iterator[str]:
 
 @app.command
 def pause(
-    trigger: TriggerId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+    trigger: TriggerName, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
     """Pause a trigger; runs that it has started go on."""
     with control(options, context) as plane:
-        _tell(plane.run(plane.client.triggers.pause(trigger)), options, context)
+        _tell(plane.run(plane.client.triggers.pause(_trigger_id(plane, trigger))), options, context)
 
 
 @app.command
 def resume(
-    trigger: TriggerId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+    trigger: TriggerName, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
     """Resume a trigger, from its next moment on."""
     with control(options, context) as plane:
-        _tell(plane.run(plane.client.triggers.resume(trigger)), options, context)
+        _tell(
+            plane.run(plane.client.triggers.resume(_trigger_id(plane, trigger))), options, context
+        )
 
 
 def _tell(found: Trigger, options: ApiOptions, context: CliContext) -> None:
@@ -212,17 +233,17 @@ def _tell(found: Trigger, options: ApiOptions, context: CliContext) -> None:
 
 @app.command
 def delete(
-    trigger: TriggerId, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
+    trigger: TriggerName, /, *, options: ApiOptions = API_DEFAULTS, context: InjectedContext
 ) -> None:
     """Delete a trigger; runs that it has started stay."""
     with control(options, context) as plane:
-        plane.run(plane.client.triggers.delete(trigger))
+        plane.run(plane.client.triggers.delete(_trigger_id(plane, trigger)))
     context.say(f"{trigger} is deleted; its runs stay")
 
 
 @app.command
 def fire(
-    trigger: TriggerId,
+    trigger: TriggerName,
     /,
     *,
     body: Annotated[
@@ -233,7 +254,7 @@ def fire(
 ) -> None:
     """Fire a trigger now, within the tokens of its day. Prints the run's id."""
     with control(options, context) as plane:
-        fired = plane.run(plane.client.triggers.fire(trigger, body=_body(body)))
+        fired = plane.run(plane.client.triggers.fire(_trigger_id(plane, trigger), body=_body(body)))
     if options.as_json:
         print_json(fired, context)
     elif fired.run_id:

@@ -18,9 +18,11 @@ import httpx
 from cyclopts import Parameter
 
 from comfyfleet.cli.context import (
+    FOLDER,
     CliContext,
     InjectedContext,
     base_url,
+    comfyui_folder,
     explain_errors,
     url_without_password,
 )
@@ -47,6 +49,7 @@ from comfyfleet.server.maintenance.embedded_fleet import (
     FLEET,
     STAGE,
     AutoAssign,
+    allow_computing_nodes,
     embedded_fleet_secret,
     local_user_key,
     open_embedded_fleet,
@@ -84,6 +87,15 @@ class UpBackendOptions:
         Parameter(
             metavar="URL",
             help="Use this ComfyUI instead of the built-in engine. Repeatable; default: `COMFYUI_BASE_URL`.",
+        ),
+    ] = ()
+    comfyui_folder: Annotated[
+        tuple[Path, ...],
+        Parameter(
+            metavar="DIR",
+            help="The folder with the `input` and `output` of that ComfyUI, if it is on this machine, so that "
+            "nodes that depend on an unchanged upload are cached and files of a job are deleted after delivery. "
+            f"One for each `--backend`, in the same order; default for a single one: `{FOLDER}`.",
         ),
     ] = ()
     no_worker: Annotated[
@@ -129,6 +141,7 @@ def up(
     variables = comfyui_variables(context.environ)
     named = backends.backend or tuple(filter(None, [variables.base_url]))
     urls = () if backends.no_worker else _backend_urls(named, port)
+    folders = _backend_folders(backends, urls, context.environ)
     with_engine = not urls and not backends.no_worker
     if with_engine:
         require_engine(". Or name a ComfyUI with --backend URL, or start without any: --no-worker")
@@ -138,7 +151,7 @@ def up(
         set_up_logs(log_level, context.err)
         # It would tell that nothing is assigned to its fleet; here that is done a moment later.
         logging.getLogger(registration.__name__).setLevel(logging.ERROR)
-        everything = _AllInOne(host, data, listener, urls, context, access, variables)
+        everything = _AllInOne(host, data, listener, urls, folders, context, access, variables)
         asyncio.run(everything.run(with_engine=with_engine))
     context.say("Stopped")
 
@@ -159,12 +172,28 @@ def _backend_urls(given: Sequence[str], own_port: int) -> tuple[str, ...]:
     return tuple(urls)
 
 
+def _backend_folders(
+    options: UpBackendOptions, urls: Sequence[str], environ: Mapping[str, str]
+) -> dict[str, Path]:
+    """The folders of the ComfyUIs on this machine, by address."""
+    folders = tuple(comfyui_folder(folder) for folder in options.comfyui_folder)
+    if not folders and environ.get(FOLDER) and len(urls) == 1:
+        folders = (comfyui_folder(environ[FOLDER]),)
+    if folders and len(folders) != len(urls):
+        raise InvalidInput(
+            f"--comfyui-folder is given {len(folders)} times, and there are {len(urls)} backends",
+            hint="Give it once for each --backend, in the same order.",
+        )
+    return dict(zip(urls, folders, strict=False))
+
+
 @dataclass(frozen=True)
 class _AllInOne:
     host: str
     data: Path
     listener: socket.socket
     backends: Sequence[str]
+    folders: Mapping[str, Path]
     context: CliContext
     access: UpAccessOptions
     variables: ComfyuiVariables
@@ -185,6 +214,7 @@ class _AllInOne:
             await open_embedded_fleet(plane)
             links = SignInLinks(self.data)
             key = await local_user_key(plane, self.data)
+            await allow_computing_nodes(plane)
             await top_up_local_user(plane)
             local = LocalAccess(key, links, trusts_local_users=self.access.trust_local_users)
             backends = [
@@ -197,11 +227,12 @@ class _AllInOne:
             await stack.enter_async_context(run_sweeps(_sweeps(plane)))
             pages = links.start(listener_url(self.listener))
             self._tell_next(backends, pages, local)
-            await self._work(plane, workers, stop, local, pages)
+            reached = {name: url for name, url in backends if name != BUILT_IN}
+            await self._work(plane, workers, stop, local, pages, reached)
 
     async def _open_worker(self, name: str, url: str, secret: str, stack: AsyncExitStack) -> Worker:
         environ = self.context.environ
-        folder = self.data / ENGINE_FOLDER if name == BUILT_IN else None
+        folder = self.data / ENGINE_FOLDER if name == BUILT_IN else self.folders.get(url)
         settings = WorkerSettings(
             control_url=listener_url(self.listener),
             fleet_slug=FLEET,
@@ -226,11 +257,12 @@ class _AllInOne:
         stop: asyncio.Event,
         local: LocalAccess,
         pages: str,
+        reached: Mapping[str, str],
     ) -> None:
         """The workers leave while the control plane still listens to them."""
         closing = asyncio.Event()
         serving = asyncio.create_task(
-            serve_plane(plane, self.listener, closing, local=local, backends=self.backends)
+            serve_plane(plane, self.listener, closing, local=local, backends=reached)
         )
         working = [asyncio.create_task(self._run_worker(worker, stop)) for worker in workers]
         asked = asyncio.create_task(stop.wait())

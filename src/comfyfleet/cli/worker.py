@@ -16,13 +16,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from comfyfleet.api.route_calls import RoutePrefixes
 from comfyfleet.cli.context import (
+    FOLDER,
     CliContext,
     InjectedContext,
     base_url,
+    comfyui_folder,
     url_without_password,
 )
 from comfyfleet.cli.logs import LogLevel, set_up_logs
-from comfyfleet.comfy.backend import ComfyuiVariables, comfyui_variables
+from comfyfleet.comfy.backend import BASE_URL, ComfyuiVariables, comfyui_variables
 from comfyfleet.errors import InvalidInput
 from comfyfleet.settings import misspelt
 from comfyfleet.worker.machine import UUID_STARTS, unknown_gpus, visible_gpus
@@ -47,7 +49,6 @@ OWN_BACKEND = "http://127.0.0.1:8188"
 PER_GPU_MAX = 16
 SECRET = "COMFYFLEET_FLEET_SECRET"  # noqa: S105  the name of a variable
 CLOUD_KEY = "COMFY_CLOUD_API_KEY"
-FOLDER = "COMFYFLEET_COMFYUI_FOLDER"
 _PREFIXES: TypeAdapter[tuple[str, ...]] = TypeAdapter(RoutePrefixes)
 
 
@@ -343,7 +344,8 @@ def _backend_url(
     if work.cloud == (backend is not None):
         raise InvalidInput(
             "a worker has one backend: give --backend URL, --comfyui-command, or --cloud",
-            hint="A ComfyUI on this machine is --backend http://127.0.0.1:8188",
+            hint="A ComfyUI on this machine is --backend http://127.0.0.1:8188, "
+            f"or {BASE_URL}=http://127.0.0.1:8188 in the environment.",
         )
     if work.cloud and not environ.get(CLOUD_KEY):
         raise InvalidInput(f"--cloud needs a key in {CLOUD_KEY}")
@@ -354,12 +356,7 @@ def _backend_url(
 
 def _folder(work: BackendOptions, environ: Mapping[str, str]) -> Path | None:
     given = work.comfyui_folder or environ.get(FOLDER)
-    if not given:
-        return None
-    folder = Path(given).expanduser().resolve()
-    if not (folder / "output").is_dir():
-        raise InvalidInput(f"{folder} has no folder `output`: it is not ComfyUI's folder")
-    return folder
+    return comfyui_folder(given) if given else None
 
 
 def _passthrough(work: BackendOptions) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Files uploaded and downloaded in pieces: no file is ever held in memory as a whole."""
 
 import mimetypes
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,8 @@ import httpx
 from comfyfleet.api.media import Upload, UploadPart, UploadSlot, UploadState
 from comfyfleet.api.values import Message
 from comfyfleet.client.transport import ApiCalls, parse_answer, refusal
-from comfyfleet.errors import FleetError, InvalidInput, ServerUnavailable
+from comfyfleet.errors import FleetError, InvalidInput, ServerUnavailable, UnexpectedAnswer
+from comfyfleet.transport.error_decoder import error_fields
 from comfyfleet.transport.files import Transferred, read_chunks, save_body
 from comfyfleet.transport.http import CONNECT_SECONDS, RETRYABLE_STATUSES, Call
 
@@ -165,7 +167,7 @@ async def _send(
             if response.is_success:
                 return
             if is_last or response.status_code not in RETRYABLE_STATUSES:
-                raise refusal(response)
+                raise _store_refusal(response, "upload")
         await calls.retry.back_off(attempt)
 
 
@@ -180,13 +182,29 @@ async def download_file(
             async with calls.client.stream("GET", url, timeout=TRANSFER_TIMEOUT) as response:
                 if not response.is_success:
                     await response.aread()
-                    raise refusal(response)
+                    raise _store_refusal(response, "download")
                 await save_body(response, path, told)
                 return path
         except httpx.TransportError as error:
             if attempt >= calls.retry.attempts_max:
                 raise _connection_lost(error) from error
         await calls.retry.back_off(attempt)
+
+
+_S3_ERROR = re.compile(r"<Code>(\w+)</Code>")
+
+
+def _store_refusal(response: httpx.Response, what: str) -> FleetError:
+    """Returns the API's error if the control plane stores files itself; otherwise an error that names
+    the store."""
+    if error_fields(response) is not None:
+        return refusal(response)
+    code = _S3_ERROR.search(response.text)
+    return UnexpectedAnswer(
+        f"the file store at {response.url.host} refused the {what}: {response.status_code} "
+        f"{code[1] if code else response.reason_phrase}",
+        hint="Ask the operator of the control plane to check its file store.",
+    )
 
 
 def _connection_lost(error: httpx.TransportError) -> ServerUnavailable:

@@ -167,6 +167,14 @@ class GraphRunHandle:
         """Stops its jobs, on the backends too; one that is over stays as it is."""
         return await self._act("cancel", {}, is_repeatable=True)
 
+    async def pause(self) -> GraphRun:
+        """Stops starting jobs; submitted jobs continue."""
+        return await self._act("pause", {}, is_repeatable=True)
+
+    async def resume(self) -> GraphRun:
+        """Continues a paused run."""
+        return await self._act("resume", {}, is_repeatable=True)
+
     async def retry(self, *, backend: str | None = None, max_tokens: int | None = None) -> GraphRun:
         """Goes on from where it failed, on `worker:ID` if named; what was done is used again.
 
@@ -262,6 +270,7 @@ def _as_event(run: GraphRun) -> GraphEvent:
         nodes=run.nodes,
         questions=run.questions,
         error=run.error.message if run.error else None,
+        paused_at=run.paused_at,
         **dict(run.progress),
     )
 

@@ -205,11 +205,11 @@ class JobHandle:
         return parse_answer(MadeShare, answer)
 
     async def download(self, folder: Path, *, progress: Transferred | None = None) -> list[Path]:
-        """Saves all that it made; nothing is overwritten."""
+        """Saves all that it made, each file under its `download_name`; nothing is overwritten."""
         job = await self.refresh()  # for URLs that are good from now on
         saved: list[Path] = []
         for output in job.outputs:
-            path = free_path(folder, output.filename)
+            path = free_path(folder, output.download_name or output.filename)
             saved.append(await download_file(self._calls, output.url, path, progress))
         return saved
 

@@ -87,3 +87,12 @@ def test_of_an_expired_run_it_is_said_that_nothing_is_left() -> None:
 
 def test_what_would_move_the_cursor_is_not_printed() -> None:
     assert shown(name="a\x1b[2Jb")[0].startswith("a?[2Jb: running")
+
+
+def test_a_failed_node_shows_its_different_errors_once() -> None:
+    failed = {"node": "soften", "status": "failed", "error": "no worker can run it"}
+    executions = [{**failed, "index": [item]} for item in range(3)]
+    executions.append({**failed, "index": [3], "error": "the picture is damaged"})
+    lines = shown(status="completed", executions=executions)
+    assert sum("no worker can run it" in line for line in lines) == 1
+    assert any("the picture is damaged" in line for line in lines)

@@ -422,10 +422,18 @@ class EffectFields:
     ] = ()
 
     keep_metadata: Annotated[
-        bool | None, Parameter(help="Keep the prompt and workflow in the result files.")
+        bool | None,
+        Parameter(
+            negative="--no-keep-metadata",
+            help="Keep the prompt and workflow in the result files, or remove them.",
+        ),
     ] = None
     reuse: Annotated[
-        bool | None, Parameter(help="Take a result that the customer has already, for nothing.")
+        bool | None,
+        Parameter(
+            negative="--no-reuse",
+            help="Take a result that the customer has already, for nothing; or compute each anew.",
+        ),
     ] = None
 
     def body(self, plane: ApiSession, workflow: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from cyclopts import App, Parameter
 from comfyfleet.cli.context import InjectedContext, counted
 from comfyfleet.cli.control_plane import API_DEFAULTS, ApiOptions, ApiSession, connect
 from comfyfleet.cli.tables import print_fields, print_json, print_rows
+from comfyfleet.errors import InvalidInput
 
 AUDIT_COLUMNS = ("id", "at", "actor", "action", "subject", "details")
 
@@ -224,23 +225,50 @@ def set_(
     /,
     *,
     starts_within: Annotated[
-        int,
+        int | None,
         Parameter(
             metavar="SECONDS",
             help="How long its machines take to start on demand: until then, graphs, pipelines and commands that "
             "wait don't give up a job that no worker can run. 0: COMFYFLEET_NO_BACKEND_SECONDS.",
         ),
-    ],
+    ] = None,
+    in_order: Annotated[
+        bool | None,
+        Parameter(
+            negative="--any-order",
+            help="Whether WebSockets show a client's prompts one after another, as with a single ComfyUI (the "
+            "default), or all messages at once. Applies to new prompts.",
+        ),
+    ] = None,
     stage: Stage = PRODUCTION,
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
     """Change the settings of a fleet."""
-    seconds = starts_within or None
+    if starts_within is None and in_order is None:
+        raise InvalidInput("name a setting: --starts-within, --in-order or --any-order")
+    answer: dict[str, Any] = {}
+    lines: list[str] = []
     with connect(options, context) as plane:
-        answer = plane.put("fleets", slug, stage, "starts-within", seconds=seconds)
-    said = f"start within {seconds} s" if seconds else "have no time of their own to start"
-    plane.tell(answer, f"the machines of fleet {slug}/{stage} {said}")
+        if starts_within is not None:
+            seconds = starts_within or None
+            answer |= plane.put("fleets", slug, stage, "starts-within", seconds=seconds)
+            said = f"start within {seconds} s" if seconds else "have no time of their own to start"
+            lines.append(f"the machines of fleet {slug}/{stage} {said}")
+        if in_order is not None:
+            answer |= _set_order(plane, slug, stage, in_order)
+            said = "its prompts one after another" if in_order else "all messages at once"
+            lines.append(f"a client of fleet {slug}/{stage} sees {said}")
+    plane.tell(answer, *lines)
+
+
+def _set_order(plane: ApiSession, slug: str, stage: str, in_order: bool) -> dict[str, Any]:
+    terms = plane.get("fleets", slug, stage, "prompts")
+    terms.pop("warning", None)
+    answer: dict[str, Any] = plane.put(
+        "fleets", slug, stage, "prompts", **{**terms, "in_order": in_order}
+    )
+    return answer
 
 
 @fleets_app.command

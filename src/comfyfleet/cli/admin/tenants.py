@@ -12,7 +12,7 @@ from cyclopts import App, Group, Parameter
 from comfyfleet.cli.admin.fleets import changed_terms, tell_terms
 from comfyfleet.cli.context import CliContext, InjectedContext, counted
 from comfyfleet.cli.control_plane import API_DEFAULTS, ApiOptions, ApiSession, connect
-from comfyfleet.cli.job_waiter import JobWaiter
+from comfyfleet.cli.job_waiter import JobWaiter, person_needed_if_refused
 from comfyfleet.cli.tables import print_fields, print_json, print_rows
 from comfyfleet.cli.upload import download, parse_files, parse_values, upload
 from comfyfleet.errors import Conflict, InvalidInput, NotFound, RunFailed, RunTimedOut, Unavailable
@@ -258,7 +258,8 @@ def submit(
         check_folder(following.output_dir)
     with connect(options, context) as plane:
         submission = _Submission(plane, placing, following, options, context)
-        submission.run(workflow, set_, file, count)
+        with person_needed_if_refused(waits=following.waits):
+            submission.run(workflow, set_, file, count)
 
 
 @dataclass(frozen=True)

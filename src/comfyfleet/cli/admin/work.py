@@ -10,6 +10,8 @@ from comfyfleet.errors import InvalidInput
 
 work_app = App(name="work", help="A tenant's runs, pipelines and triggers: list, pause, stop.")
 WORK_COLUMNS = ("kind", "id", "user_id", "status", "created_at")
+# A run with one of these had ended before: stopping it makes it cancelled.
+ENDED_BEFORE = ("completed", "failed")
 TenantId = Annotated[str, Parameter(help="The tenant's id.")]
 UserId = Annotated[str | None, Parameter(name="--user", metavar="ID", help="Only this user's.")]
 Kind = Annotated[
@@ -64,7 +66,7 @@ def pause_work(
     options: ApiOptions = API_DEFAULTS,
     context: InjectedContext,
 ) -> None:
-    """Pause pipeline runs and triggers; submitted jobs continue. Graph runs can only be stopped.
+    """Pause runs of graphs and pipelines, and triggers. Submitted jobs continue.
 
     Without --kind and --id, this applies to all of them.
     """
@@ -86,7 +88,10 @@ def _act(
     with connect(options, context) as plane:
         if kind is not None and item is not None:
             answer = plane.post("tenants", tenant, "work", kind, item, verb)
-            plane.tell(answer, f"{kind} {item} is now {answer['status']}")
+            status = answer["status"]
+            has_ended = status in ENDED_BEFORE
+            said = f"had already {status}; nothing was changed" if has_ended else f"is now {status}"
+            plane.tell(answer, f"{kind} {item} {said}")
             return
         scope = {"user_id": user} if user else {}
         total: dict[str, Any] = {"graph_runs": 0, "pipeline_runs": 0, "triggers": 0}
