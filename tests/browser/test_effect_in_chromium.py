@@ -254,6 +254,40 @@ def test_who_comes_back_finds_the_form_as_it_was(
         expect(page.get_by_label("Prefix")).to_have_value("made")
 
 
+HOLD_THE_PICTURE = """() => {
+  const held = Promise.withResolvers()
+  let isFree = false
+  const hold = event => {
+    if (isFree || !event.target.closest?.('.effect-painter')) return
+    event.stopImmediatePropagation()
+    held.resolve(event.target)
+  }
+  document.addEventListener('load', hold, true)
+  window.pictureHeld = async () => void (await held.promise)
+  window.releasePicture = async () => {
+    isFree = true
+    ;(await held.promise).dispatchEvent(new Event('load'))
+  }
+}"""
+
+
+def test_nothing_can_be_painted_on_before_the_picture_has_its_size(
+    customer: WebPage, form: str, photo: Path
+) -> None:
+    """The dialog takes the shape of the picture when it has loaded. Earlier strokes would miss."""
+    page = customer.page
+    customer.open(form)
+    give(customer, photo)
+    page.evaluate(HOLD_THE_PICTURE)
+    page.get_by_role("button", name="Paint", exact=True).click()
+    page.evaluate("() => window.pictureHeld()")
+    expect(page.get_by_role("application")).to_have_count(0)
+    page.evaluate("() => window.releasePicture()")
+    expect(page.get_by_role("application")).to_be_focused()
+    page.get_by_role("button", name="Cancel").click()
+    paint(customer)
+
+
 def with_samples(route: Route) -> None:
     """Two of them, before and after, upright."""
     picture = f"data:image/png;base64,{b64encode(png(40, 50)).decode()}"

@@ -33,6 +33,7 @@ READING = {
     "gpu_memory_total_bytes": 24 * GIGABYTE,
     "gpu_temperature_celsius": 64.0,
     "cpu_percent": 30.0,
+    "comfyui_restarts": 3,
 }
 
 
@@ -74,6 +75,14 @@ class Studio:
         assert response.status_code == 200, response.text
         found: dict[str, Any] = response.json()
         return found
+
+    def offer(self, workflow: str, price_tokens: int | None) -> None:
+        """Offers a workflow at a price, or withdraws it."""
+        terms = {"is_withdrawn": True} if price_tokens is None else {"price_tokens": price_tokens}
+        headers = {"Authorization": f"Bearer {self.web.operator_key}"}
+        path = f"{self.web.url}/api/admin/workflows/{workflow}"
+        response = httpx.patch(path, json=terms, headers=headers)
+        assert response.status_code == 200, response.text
 
     def state(self, worker: str) -> str:
         return str(self.get(f"/workers/{worker}")["state"])
@@ -233,6 +242,33 @@ def test_a_fleet_is_opened_for_prompts_on_terms(tab: WebPage, studio: Studio) ->
     assert studio.get(path)["is_open"] is False
 
 
+def test_a_fleet_opened_below_the_price_of_its_workflow_is_warned_of(
+    tab: WebPage, studio: Studio
+) -> None:
+    page, path = tab.page, "/fleets/studio/production/prompts"
+    studio.offer("moonrise", 7)
+    tab.open("/console/fleets")
+    fleet = page.get_by_role("region", name="studio/production")
+    fleet.get_by_role("button", name="Prompts").click()
+    dialog = page.get_by_role("dialog")
+    page.get_by_role("checkbox", name="It runs prompts of ComfyUI's clients").check()
+    page.get_by_role("radio", name="For each prompt").check()
+    page.get_by_label("Tokens for each prompt").fill("6")
+    page.get_by_role("button", name="Save").click()
+    warning = dialog.get_by_role("alert")
+    expect(warning).to_contain_text("less than the workflow moonrise (7 tokens)")
+    assert studio.get(path)["price_tokens"] == 6
+    page.get_by_label("Tokens for each prompt").fill("7")
+    page.get_by_role("button", name="Save").click()
+    expect(dialog).to_have_count(0)
+    fleet.get_by_role("button", name="Prompts").click()
+    expect(warning).to_have_count(0)
+    page.get_by_role("checkbox", name="It runs prompts of ComfyUI's clients").uncheck()
+    page.get_by_role("button", name="Save").click()
+    expect(dialog).to_have_count(0)
+    studio.offer("moonrise", None)
+
+
 def test_a_worker_that_joins_comes_by_itself_and_is_approved(tab: WebPage, studio: Studio) -> None:
     page = tab.page
     tab.open("/console/workers")
@@ -313,6 +349,7 @@ def test_a_worker_is_revoked_after_a_question_and_let_in_again(
     tab.open("/console/workers/gpu-4")
     expect(page.get_by_role("heading", name="gpu-4")).to_be_visible()
     expect(page.get_by_label("Facts")).to_contain_text(GPU)
+    expect(page.get_by_label("Facts")).to_contain_text("ComfyUI restarts to free memory3")
     tab.screenshot("worker desktop")
     assert tab.serious_findings() == []
     for answer in ("Keep it", "Revoke it"):

@@ -278,6 +278,7 @@ export interface Attempts {
 export interface BackendFacts {
   kind?: string
   version?: string
+  system?: BackendSystem | null
   gpu?: string | null
   gpu_memory_bytes?: number | null
   node_types?: (string)[]
@@ -301,6 +302,20 @@ export interface BackendSeen {
   /** Of the GPU; of a fleet's largest. null: not known. */
   memory_total_bytes: number | null
   memory_free_bytes: number | null
+}
+
+/** The `system` of a ComfyUI's `/system_stats`, without values that change while it runs. The names are ComfyUI's. */
+export interface BackendSystem {
+  os?: string
+  ram_total?: number | null
+  required_frontend_version?: string | null
+  installed_templates_version?: string | null
+  required_templates_version?: string | null
+  comfy_package_versions?: (PackageVersion)[]
+  python_version?: string
+  pytorch_version?: string
+  embedded_python?: boolean
+  deploy_environment?: string
 }
 
 export interface Backends {
@@ -430,6 +445,8 @@ export interface CandidateAnswer {
   /** What it was made with. */
   properties: Record<string, unknown>
   job_id: string | null
+  /** The backend's id of the run: ComfyUI's `prompt_id`. */
+  provider_job_id: string | null
   output_index: number
   /** Its name in listings and exports. */
   path: string
@@ -555,6 +572,7 @@ export interface DeliveredOutput {
   lost_manifest?: boolean
   folder?: string | null
   subfolder?: string | null
+  content?: string | null
 }
 
 export interface Deliveries {
@@ -632,6 +650,11 @@ export interface DispatchWhole {
 /** The response to complete, fail, requeue and deregister; a repeated call gets the same. */
 export interface Done {
   ok: boolean
+}
+
+export interface Drain {
+  /** False: the same as undrain. */
+  is_draining?: boolean
 }
 
 export interface Drawing {
@@ -734,6 +757,8 @@ export interface ErrorSeen {
   message: string
   /** For one that is bound to a backend. */
   alternatives: (string)[]
+  /** Of an error that no retry solves; null for all others. */
+  code: RunErrorCode | null
   /** What a person must do before a new run can succeed; null where that isn't known. */
   action: string | null
 }
@@ -815,10 +840,28 @@ export interface FaceBody {
   tags?: (string)[] | null
 }
 
+/** What the backend has, if that has changed. */
+export interface FactsReport {
+  worker_id: string
+  tokens: (string)[]
+  backend?: BackendFacts | null
+}
+
+export interface FactsReported {
+  object_info_upload: OutputSlot | null
+}
+
+/** Asks a worker to read its backend's node types and models, and to report by /facts. The tokens of the requests that came before the reading began are reported with it. An urgent request follows a call that may have changed the backend. */
+export interface FactsWanted {
+  tokens: (string)[]
+  is_urgent: boolean
+}
+
+/** Reports a failed run. Without an error, the customer sees a general message. */
 export interface Fail {
   dispatch_id: number
   lease_token: string
-  error: string | Record<string, unknown>
+  error?: string | Record<string, unknown>
   provider_job_id?: string | null
   interrupted?: boolean
   execution_seconds?: number | null
@@ -828,6 +871,12 @@ export interface Fail {
   unheard?: UnheardReport | null
   outputs?: (DeliveredOutput)[]
   told_outputs?: boolean
+}
+
+/** The response to fail. */
+export interface FailAnswer {
+  ok: boolean
+  ignored_fields: (string)[]
 }
 
 export interface FailureAnswer {
@@ -954,6 +1003,8 @@ export interface FleetPromptsAnswer {
   run_limit_seconds: number
   /** Prefixes of routes that are passed on to a worker's backend, such as /api/etn. */
   passthrough: (string)[]
+  /** Whether a client's WebSocket shows its prompts one after another, in the order in which they started, as with a single ComfyUI. If false, it shows all messages at once. */
+  in_order: boolean
   /** Set if prompts cost less than a registered workflow that the fleet runs. */
   warning: string | null
 }
@@ -989,7 +1040,7 @@ export interface FollowedJob {
   progress: number | null
   /** Percent by the effect's history, until there is a real one; null: unknown. */
   expected_progress: number | null
-  /** By the effect's history, without the wait in the queue. */
+  /** By the effect's history, without the wait in the queue; null: unknown, also once a run takes longer than usual. */
   seconds_left: number | null
   /** The node that runs now. */
   node: string | null
@@ -1101,6 +1152,8 @@ export interface GraphRunAnswer {
   /** By output node; files with fresh URLs. */
   outputs: Record<string, unknown> | null
   error: ErrorSeen | null
+  /** It starts no jobs until it is resumed; null: it isn't paused. */
+  paused_at: string | null
   questions: (QuestionSeen)[]
   progress: ProgressSeen
   nodes: (NodeSeen)[]
@@ -1141,6 +1194,8 @@ export interface GraphRunSummary {
   ended_at: string | null
   /** The run whose results it has taken. */
   rerun_of: string | null
+  /** It starts no jobs until it is resumed; null: it isn't paused. */
+  paused_at: string | null
 }
 
 export interface GraphSummary {
@@ -1183,6 +1238,7 @@ export interface HeartbeatAnswer {
   outputs: (OutputSlot)[]
   assets: (Asset)[]
   new_token: string | null
+  facts_wanted: FactsWanted | null
 }
 
 export interface HeldLease {
@@ -1208,6 +1264,7 @@ export interface Job {
   lease_seconds: number
   provider: "self_hosted" | "cloud"
   workflow_slug: string
+  tenant_id: string | null
   prompt: Record<string, unknown>
   output_node_id: string | null
   assets: (Asset)[]
@@ -1215,6 +1272,8 @@ export interface Job {
   run_limit_seconds: number
   max_output_bytes: number
   extra_data: Record<string, unknown>
+  secrets: Record<string, string>
+  has_secrets: boolean
   model_key: string | null
   model_set: string | null
   strip_metadata: boolean
@@ -1222,6 +1281,7 @@ export interface Job {
   records_run: boolean
   holds_results: boolean
   live_outputs: boolean
+  inline_bytes_max: number
   numbers_reports: boolean
   input_url: string | null
   output_url: string | null
@@ -1260,7 +1320,7 @@ export interface JobAnswer {
   idempotency_key: string | null
   /** Including default values, such as a seed. */
   properties: Record<string, unknown>
-  /** From the effect's history, without the wait in the queue. */
+  /** From the effect's history, without the wait in the queue; null: unknown, also once a run takes longer than usual. */
   estimated_seconds_left: number | null
   outputs: (Output)[]
   /** Of a job that has ended: what went in, as long as it is kept. */
@@ -1296,6 +1356,8 @@ export interface JobDetails {
   properties: Record<string, unknown>
   /** By which the ComfyUI client that sent it knows it. */
   prompt_id: string | null
+  /** The backend's id of the completed run: ComfyUI's `prompt_id`. */
+  provider_job_id: string | null
   progress: Progress | null
   values: (ShownValue)[]
   submitted_at: string
@@ -1304,6 +1366,10 @@ export interface JobDetails {
   dispatch: DispatchSeen | null
   /** Why it isn't running. */
   why: string | null
+  /** Seconds after which only a person can help; null: it needs no help. */
+  person_needed_after: number | null
+  /** What that person must do; null: the job needs no help. */
+  required_action: string | null
   user_id: string | null
   /** The slug of its effect. */
   effect: string | null
@@ -1389,6 +1455,8 @@ export interface JobSeen {
   properties: Record<string, unknown>
   /** By which the ComfyUI client that sent it knows it. */
   prompt_id: string | null
+  /** The backend's id of the completed run: ComfyUI's `prompt_id`. */
+  provider_job_id: string | null
   progress: Progress | null
   values: (ShownValue)[]
   submitted_at: string
@@ -1397,6 +1465,10 @@ export interface JobSeen {
   dispatch: DispatchSeen | null
   /** Why it isn't running. */
   why: string | null
+  /** Seconds after which only a person can help; null: it needs no help. */
+  person_needed_after: number | null
+  /** What that person must do; null: the job needs no help. */
+  required_action: string | null
   outputs: (OutputSeen)[]
 }
 
@@ -1436,6 +1508,8 @@ export interface JobWaitAnswer {
   why: string
   /** Seconds after which only a person can help, because no worker can run the job; null: it needs no help. */
   person_needed_after: number | null
+  /** What that person must do; null: the job needs no help. */
+  required_action: string | null
 }
 
 export interface Jobs {
@@ -1510,7 +1584,7 @@ export interface LineageAnswer {
 }
 
 export interface LocalPrompt {
-  /** As it was submitted; null after COMFYFLEET_PROMPT_KEEP_DAYS. */
+  /** As the last attempt sent it; null after COMFYFLEET_PROMPT_KEEP_DAYS. */
   prompt: Record<string, unknown> | null
 }
 
@@ -2014,6 +2088,8 @@ export interface Operators {
 export interface Output {
   name: string
   filename: string
+  /** The name under which a browser saves it, after what went in and the effect; null: `filename`. */
+  download_name: string | null
   content_type: string
   /** In bytes. */
   size: number | null
@@ -2114,6 +2190,12 @@ export interface OverviewTotals {
   stayed: number
   switched: number
   tokens: number
+}
+
+export interface PackageVersion {
+  name: string
+  installed?: string | null
+  required?: string | null
 }
 
 export interface PairAnswer {
@@ -2252,6 +2334,7 @@ export interface Polled {
   drain: boolean
   object_info_upload: OutputSlot | null
   new_token: string | null
+  facts_wanted: FactsWanted | null
 }
 
 export interface Problem {
@@ -2587,7 +2670,7 @@ export interface RouteAnswer {
 /** A call to send to the backend once. `target`: its path and query. */
 export interface RouteCall {
   id: string
-  method: "GET" | "HEAD" | "POST" | "PUT"
+  method: "GET" | "HEAD" | "POST" | "PUT" | "DELETE"
   target: string
   headers: Record<string, string>
   body: string
@@ -2627,6 +2710,9 @@ export interface RunComparison {
   /** Values that were too many to be listed. */
   left_out: number
 }
+
+/** Errors after which only a person can help. */
+export type RunErrorCode = "no_tokens" | "no_backend" | "withdrawn"
 
 /** A small picture of what a run has made so far; the newest replaces those before it. */
 export interface RunPreview {
@@ -3041,6 +3127,7 @@ export interface UnheardReport {
 export interface Upload {
   /** Link it with POST /api/videos after the upload. */
   file_id: string
+  file: UploadedFile | null
   /** For the whole file at once. */
   upload: UploadSlot
   /** In place of it, if in_parts was sent: each by itself, in any order, several at once. */
@@ -3079,6 +3166,14 @@ export interface UploadState {
   parts: (UploadPart)[]
   /** When the URLs expire; repeat the call for new ones. */
   expires_at: string
+}
+
+/** A file as it was announced. */
+export interface UploadedFile {
+  id: string
+  filename: string
+  content_type: string
+  size: number
 }
 
 export interface UserAnswer {
@@ -3153,7 +3248,7 @@ export interface Video {
   processed_content_type: string | null
   created_at: string
   expired_at: string | null
-  /** From the effect's history, without the wait in the queue. */
+  /** From the effect's history, without the wait in the queue; null: unknown, also once a run takes longer than usual. */
   estimated_seconds_left: number | null
   /** All its jobs, also those under way; the newest first, 100 at most. */
   results: (MediaResult)[]
@@ -3278,6 +3373,8 @@ export interface WantedPrompts {
   run_limit_seconds?: number
   /** Prefixes of routes that are passed on to a worker's backend, such as /api/etn. */
   passthrough?: (string)[]
+  /** Whether a client's WebSocket shows its prompts one after another, in the order in which they started, as with a single ComfyUI. If false, it shows all messages at once. */
+  in_order?: boolean
 }
 
 /** All of it: what is left out is the default. */

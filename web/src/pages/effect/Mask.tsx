@@ -1,6 +1,6 @@
 /** A mask, painted over the picture: white is what changes. */
 
-import { type KeyboardEvent, type PointerEvent, useRef, useState } from "react"
+import { type KeyboardEvent, type PointerEvent, useEffect, useRef, useState } from "react"
 import { Button, Choices, Dialog, FieldFrame, Slider } from "@/ui"
 import { words as common } from "@/words/en/common"
 import { words } from "@/words/en/effect"
@@ -79,6 +79,11 @@ interface Spot {
   y: number
 }
 
+interface Size {
+  width: number
+  height: number
+}
+
 /** One movement of the brush; sizes are parts of the picture. */
 interface Stroke {
   tool: "draw" | "erase"
@@ -114,7 +119,9 @@ function Painter({ picture, strokes: before, onCancel, onDone }: PainterProps) {
   const [count, setCount] = useState(before.length)
   const current = useRef<Stroke | null>(null)
   const keys = useRef<Spot>({ x: 0.5, y: 0.5 })
-  const [ratio, setRatio] = useState(1)
+  // The dialog takes the shape of the picture once that has loaded. An earlier stroke would miss, so
+  // there is no canvas until then.
+  const [size, setSize] = useState<Size | null>(null)
   const [brush, setBrush] = useState(8)
   const [tool, setTool] = useState<"draw" | "erase">("draw")
   const begin = (spot: Spot) => {
@@ -138,6 +145,11 @@ function Painter({ picture, strokes: before, onCancel, onDone }: PainterProps) {
     paper?.clearRect(0, 0, paper.canvas.width, paper.canvas.height)
     if (paper) for (const each of kept) drawStroke(paper, each)
   }
+  // biome-ignore lint/correctness/useExhaustiveDependencies: a new size clears the canvas
+  useEffect(() => {
+    redraw(strokes.current)
+    canvas.current?.focus()
+  }, [size?.width, size?.height])
   const spotOf = (event: PointerEvent<HTMLCanvasElement>): Spot => {
     const area = event.currentTarget.getBoundingClientRect()
     return { x: (event.clientX - area.left) / area.width, y: (event.clientY - area.top) / area.height }
@@ -161,36 +173,38 @@ function Painter({ picture, strokes: before, onCancel, onDone }: PainterProps) {
   }
   return (
     <>
-      <div className="effect-painter" style={{ "--ratio": ratio } as Record<string, number>}>
+      <div
+        className="effect-painter"
+        style={{ "--ratio": size ? size.width / size.height : 1 } as Record<string, number>}
+      >
         <img
           src={picture}
           alt=""
           onLoad={({ currentTarget: { naturalWidth, naturalHeight } }) => {
-            const paper = canvas.current
-            if (!paper || !naturalWidth) return
-            setRatio(naturalWidth / naturalHeight)
+            if (!naturalWidth) return
             const scale = Math.min(1, SIDE_MAX / Math.max(naturalWidth, naturalHeight))
-            paper.width = Math.round(naturalWidth * scale)
-            paper.height = Math.round(naturalHeight * scale)
-            redraw(strokes.current)
+            setSize({ width: Math.round(naturalWidth * scale), height: Math.round(naturalHeight * scale) })
           }}
         />
-        {/* biome-ignore lint/a11y/noInteractiveElementToNoninteractiveRole: keys go to what is painted on */}
-        <canvas
-          ref={canvas}
-          role="application"
-          tabIndex={0}
-          aria-label={words.paintByKeys}
-          onKeyDown={byKey}
-          onPointerDown={(event) => {
-            event.currentTarget.setPointerCapture(event.pointerId)
-            begin(spotOf(event))
-          }}
-          onPointerMove={(event) => event.buttons > 0 && goTo(spotOf(event))}
-          onPointerUp={() => {
-            current.current = null
-          }}
-        />
+        {size && (
+          // biome-ignore lint/a11y/noInteractiveElementToNoninteractiveRole: keys go to what is painted on
+          <canvas
+            ref={canvas}
+            {...size}
+            role="application"
+            tabIndex={0}
+            aria-label={words.paintByKeys}
+            onKeyDown={byKey}
+            onPointerDown={(event) => {
+              event.currentTarget.setPointerCapture(event.pointerId)
+              begin(spotOf(event))
+            }}
+            onPointerMove={(event) => event.buttons > 0 && goTo(spotOf(event))}
+            onPointerUp={() => {
+              current.current = null
+            }}
+          />
+        )}
       </div>
       <div className="effect-tools">
         <Choices
@@ -221,7 +235,7 @@ function Painter({ picture, strokes: before, onCancel, onDone }: PainterProps) {
         <Button onClick={onCancel}>{common.cancel}</Button>
         <Button
           kind="go"
-          offReason={count === 0 && words.paint}
+          offReason={(count === 0 || !size) && words.paint}
           onClick={() =>
             canvas.current && void fileOf(canvas.current).then((file) => onDone(file, strokes.current))
           }

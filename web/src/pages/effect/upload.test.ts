@@ -17,6 +17,7 @@ function store(losses: Record<number, number>, change: Partial<Transport> = {}) 
   const transport: Transport = {
     announce: async () => ({
       file_id: "f",
+      file: null,
       upload: SLOT,
       parts: [part(1), part(2), part(3)],
       expires_at: "",

@@ -97,6 +97,7 @@ function TermsForm({ terms, title, path, onClose }: TermsFormProps) {
     if ("wrong" in found) return
     const saved = await api.put<FleetPromptsAnswer>(`${path}/prompts`, found.terms)
     cache.invalidate(FLEETS)
+    cache.set<FleetPromptsAnswer>(`${path}/prompts`, () => saved)
     toast({ title: words.saved })
     setWarning(saved.warning)
     if (!saved.warning) onClose()
@@ -163,6 +164,11 @@ function TermsForm({ terms, title, path, onClose }: TermsFormProps) {
         label={words.fleet.allowsUnknown}
         checked={typed.allowsUnknown}
         onChange={(event) => set({ allowsUnknown: event.target.checked })}
+      />
+      <Check
+        label={words.fleet.inOrder}
+        checked={typed.inOrder}
+        onChange={(event) => set({ inOrder: event.target.checked })}
       />
       {number("nodes")}
       {number("bytes", bytes(Number(typed.bytes) || 0))}

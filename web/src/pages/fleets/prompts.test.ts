@@ -12,6 +12,7 @@ const TERMS: FleetPrompts = {
   prompt_bytes_max: 4_194_304,
   run_limit_seconds: 3600,
   passthrough: ["/api/etn"],
+  in_order: true,
 }
 
 test("terms that nobody changed stay as they are", () => {
@@ -20,6 +21,7 @@ test("terms that nobody changed stay as they are", () => {
     { ...TERMS, price_tokens: 0 },
     { ...TERMS, price_tokens: 0, price_per_second: 0.25 },
     { ...TERMS, is_open: false, allows_unknown: true, allow: [], deny: [], passthrough: [] },
+    { ...TERMS, in_order: false },
   ])
     expect(termsOf(typedTerms(terms))).toEqual({ terms })
 })

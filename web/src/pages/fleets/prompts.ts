@@ -16,6 +16,7 @@ export interface TypedTerms {
   deny: string
   passthrough: string
   allowsUnknown: boolean
+  inOrder: boolean
   nodes: string
   bytes: string
   seconds: string
@@ -56,6 +57,7 @@ export function typedTerms(terms: FleetPrompts): TypedTerms {
     deny: terms.deny.join("\n"),
     passthrough: terms.passthrough.join("\n"),
     allowsUnknown: terms.allows_unknown,
+    inOrder: terms.in_order,
     nodes: String(terms.nodes_max),
     bytes: String(terms.prompt_bytes_max),
     seconds: String(terms.run_limit_seconds),
@@ -92,6 +94,7 @@ export function termsOf(typed: TypedTerms): { terms: FleetPrompts } | { wrong: R
       prompt_bytes_max: Number(typed.bytes),
       run_limit_seconds: Number(typed.seconds),
       passthrough: routes,
+      in_order: typed.inOrder,
     },
   }
 }

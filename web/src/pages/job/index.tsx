@@ -156,6 +156,7 @@ function Facts({ job }: { job: JobDetails }) {
         </Fact>
       )}
       {job.prompt_id && <Fact name={facts.promptId}>{job.prompt_id}</Fact>}
+      {job.provider_job_id && <Fact name={facts.providerJobId}>{job.provider_job_id}</Fact>}
       {job.run_kind && <Fact name={facts.run}>{words.runOf(job.run_kind)}</Fact>}
       <Fact name={facts.submitted}>
         <Time at={job.submitted_at} />

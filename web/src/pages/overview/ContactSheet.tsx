@@ -110,7 +110,7 @@ const Tile = memo(function Tile({ worker, picture }: TileProps) {
       ) : (
         <Link className="overview-print" href={`/console/workers/${encodeURIComponent(name)}`}>
           <span className="overview-still">
-            {condition === "offline" && <StateIcon state="failed" />}
+            {(condition === "offline" || condition === "faulty") && <StateIcon state="failed" />}
             {STILL[condition]}
           </span>
         </Link>
@@ -125,6 +125,7 @@ const Tile = memo(function Tile({ worker, picture }: TileProps) {
 
 const STILL: Readonly<Record<Condition, string>> = {
   pending: "",
+  faulty: machines.conditions.faulty,
   busy: words.tile.preparing,
   draining: words.tile.drained,
   idle: words.tile.idle,

@@ -33,6 +33,7 @@ function made(id: string, step = 0, given: Partial<Candidate> = {}): Candidate {
     seed_text: null,
     properties: {},
     job_id: null,
+    provider_job_id: null,
     output_index: 0,
     path: `runs/${id}.png`,
     content_type: "image/png",

@@ -96,6 +96,7 @@ function Facts({ worker, seen }: { worker: WorkerDetail; seen: WorkerSeen | unde
   const { one } = words
   const { backend } = worker
   const memory = backend?.gpu_memory_bytes
+  const restarts = seen?.reading?.comfyui_restarts
   const facts: [string, ReactNode][] = [
     [
       one.fleet,
@@ -111,6 +112,7 @@ function Facts({ worker, seen }: { worker: WorkerDetail; seen: WorkerSeen | unde
     [one.at, one.atOnce(seen?.current_load ?? worker.current_load, worker.max_concurrency)],
     [one.providers, worker.providers.join(", ")],
     [one.capabilities, worker.capabilities.join(", ") || "–"],
+    ...(restarts == null ? [] : [[one.restarts, count(restarts)] satisfies [string, ReactNode]]),
     [one.since, <Time key="since" at={worker.created_at} />],
     [one.seen, <Time key="seen" at={seen?.last_seen_at ?? worker.last_seen_at} />],
   ]

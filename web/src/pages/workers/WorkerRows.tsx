@@ -112,6 +112,7 @@ const IN_WORDS: Readonly<Record<Exclude<Condition, "busy" | "silent">, string>> 
   pending: words.waitsForApproval,
   draining: words.finished,
   idle: words.waitsForWork,
+  faulty: words.conditions.faulty,
   offline: words.lost,
   revoked: words.shutOut,
 }
@@ -126,8 +127,12 @@ export function Now({ worker, condition }: { worker: WorkerSeen; condition: Cond
     )
   if (!job)
     return (
-      <span className={condition === "offline" ? "is-failed" : "faint"}>
-        {condition === "busy" || condition === "silent" ? words.preparing : IN_WORDS[condition]}
+      <span className={condition === "offline" || condition === "faulty" ? "is-failed" : "faint"}>
+        {condition === "faulty" && worker.problem
+          ? worker.problem
+          : condition === "busy" || condition === "silent"
+            ? words.preparing
+            : IN_WORDS[condition]}
       </span>
     )
   return (

@@ -84,6 +84,7 @@ test("a worker is busy while it holds a job, whatever it last said of its load",
   expect(conditionOf(worker("a", { jobs: [job("j")] }))).toBe("busy")
   expect(conditionOf(worker("a", { state: "draining", jobs: [job("j")] }))).toBe("draining")
   expect(conditionOf(worker("a", { state: "pending" }))).toBe("pending")
+  expect(conditionOf(worker("a", { state: "faulty" }))).toBe("faulty")
 })
 
 test("of a worker that was not heard when it should have been nobody says that it is idle", () => {

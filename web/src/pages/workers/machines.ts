@@ -5,11 +5,12 @@ import type { FleetAnswer, Matrix, MatrixWorker, WorkerJob, WorkerSeen } from "@
 import type { JobEvent } from "@/pages/jobs/rows"
 import type { State } from "@/ui"
 
-export type Condition = "pending" | "busy" | "draining" | "idle" | "silent" | "offline" | "revoked"
+export type Condition = "pending" | "busy" | "draining" | "idle" | "silent" | "faulty" | "offline" | "revoked"
 
 /** As they are listed: who waits for a person first, who is shut out last. */
 export const CONDITIONS: readonly Condition[] = [
   "pending",
+  "faulty",
   "offline",
   "silent",
   "busy",
@@ -24,6 +25,7 @@ export const STATE_OF: Readonly<Record<Condition, State>> = {
   draining: "running",
   idle: "queued",
   silent: "waiting",
+  faulty: "failed",
   offline: "failed",
   revoked: "cancelled",
 }

@@ -20,6 +20,7 @@ export const words = {
     retryOf: "Retry of",
     retriedAs: "Retried as",
     promptId: "Prompt id",
+    providerJobId: "Backend's job id",
     run: "Part of",
   },
   version: (name: string, version: number) => `${name} v${version}`,

@@ -20,6 +20,7 @@ export const words = {
     denyHint: "Stronger than what is allowed.",
     allowsUnknown:
       "Node types that are not ComfyUI's own may run, unless they take a path, a URL, code or a command",
+    inOrder: "WebSockets show a client's prompts one after another, as with a single ComfyUI",
     nodes: "Most nodes of a prompt",
     bytes: "Most bytes of a prompt",
     seconds: "A prompt may run, in seconds",
