@@ -119,7 +119,7 @@ def _key(deployment: Deployment, tenant_id: str, number: int) -> str:
     """Of a new user with a full wallet."""
     path = f"/api/admin/tenants/{tenant_id}"
     user = deployment.admin.ask("POST", f"{path}/users", json={"name": f"customer {number}"})
-    paid = {"amount": CREDIT, "provider_transaction_id": f"paid {number}"}
+    paid = {"amount": CREDIT, "provider_transaction_id": f"paid {user['id']}"}
     deployment.admin.ask("POST", f"{path}/wallets/{user['id']}/credits", json=paid)
     made = deployment.admin.ask("POST", f"{path}/users/{user['id']}/keys", json={"name": "storm"})
     return str(made["key"])

@@ -36,6 +36,7 @@ class Load:
         self._url, self._key, self._run_id = url, key, run_id
         self.statuses: Counter[tuple[str, int]] = Counter()
         self.last_error_at = 0.0
+        self._paths = 0
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "Load":
@@ -62,6 +63,7 @@ class Load:
                     "/api/admin/dispatches?status=queued",
                     "/api/admin/audit",
                     "/metrics",
+                    "/readyz",
                 )
             ),
             self._request("POST", "/api/admin/workers/worker-1/rotate-token", ADMIN_KEY),
@@ -71,6 +73,7 @@ class Load:
             self._socket(),
             self._hook_that_hangs_up(),
         ]
+        self._paths = len(acts) - 2  # the socket and the hook note no status
         self._tasks = [asyncio.create_task(act) for act in acts]
         return self
 
@@ -79,6 +82,12 @@ class Load:
             task.cancel()
         results = await asyncio.gather(*self._tasks, return_exceptions=True)
         assert {type(each) for each in results} == {asyncio.CancelledError}, results
+
+    async def begun(self) -> None:
+        """Waits until every path was answered."""
+        async with asyncio.timeout(RECOVERY_SECONDS_MAX):
+            while len({path for path, _ in self.statuses}) < self._paths:  # noqa: ASYNC110
+                await asyncio.sleep(ROUND_SECONDS)
 
     def errors(self) -> dict[tuple[str, int], int]:
         return {
@@ -197,7 +206,7 @@ async def test_an_outage_is_two_lines_in_the_log_and_only_503(tmp_path: Path, fa
         secret, customer = await asyncio.to_thread(prepare, deployment)
         run_id = await asyncio.to_thread(open_run, customer, deployment, secret)
         async with Load(deployment.url, customer.key, run_id) as load:
-            await asyncio.sleep(3)
+            await load.begun()
             assert load.errors() == {}
             await fault(deployment)
             await has_no_errors(load, deployment)
@@ -212,5 +221,6 @@ async def test_an_outage_is_two_lines_in_the_log_and_only_503(tmp_path: Path, fa
             ]
             assert lines in ([], ["away", "back"]), lines
         assert outage_lines(log, "away")
+        assert "not ready" not in log, "the outage is logged already"
         assert "Traceback" not in log, log[log.index("Traceback") - 2000 :][:6000]
         assert "never retrieved" not in log

@@ -4,9 +4,11 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from tests.support.server.command_process import CommandProcess, started
 from tests.support.server.commands import EXAMPLES, comfyfleet
@@ -26,17 +28,21 @@ steps:
     images_per_job: 2
     children_per_parent: 2
 """
+WAIT_SECONDS_MAX = 90.0
 COMMAND = (sys.executable, "-c", "from comfyfleet.cli import main; main()")
 pytestmark = pytest.mark.skipif(not tells_users(), reason="this system needs the printed address")
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandProcess]:
+def comfyui_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serve_in_thread(data=tmp_path_factory.mktemp("comfyui")) as comfyui:
+        yield comfyui.url
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory, comfyui_url: str) -> Iterator[CommandProcess]:
     folder = tmp_path_factory.mktemp("up")
-    with (
-        serve_in_thread(data=folder / "comfyui") as comfyui,
-        started("up", "--port", "0", folder=folder, COMFYUI_BASE_URL=comfyui.url) as running,
-    ):
+    with started("up", "--port", "0", folder=folder, COMFYUI_BASE_URL=comfyui_url) as running:
         running.wait_for_line("Any program that talks to a ComfyUI")
         yield running
 
@@ -76,14 +82,53 @@ def test_two_commands_lead_from_nothing_to_pictures(
     assert shown.json["2"]["inputs"]["width"] == 64, shown.err
 
 
+def test_the_prompt_of_a_candidate_names_the_files_that_its_backend_read(
+    url: str, comfyui_url: str, pipeline: Path, tmp_path: Path
+) -> None:
+    words = ("run", str(pipeline), "--base", "1", "--set", "width=64", "--folder", "replayed")
+    environ = {"COMFYFLEET_URL": url}
+    done = comfyfleet(
+        "pipeline", *words, "--follow", str(tmp_path), environ={**environ, "COMFYFLEET_KEY": ""}
+    )
+    assert done.code == 0, done.err
+    run_id = done.out.split()[0]
+    candidates = json.loads((tmp_path / "index.json").read_text())["candidates"]
+    child = next(candidate for candidate in candidates if candidate["parent"])
+    shown = comfyfleet("pipeline", "prompt", run_id, child["id"], environ=environ)
+    loaded = [node for node in shown.json.values() if node["class_type"] == "LoadImage"]
+    name = loaded[0]["inputs"]["image"]
+    history = httpx.get(f"{comfyui_url}/history").json()
+    assert child["provider_job_id"] in history, "ComfyUI knows the run by this id"
+    sent = history[child["provider_job_id"]]["prompt"][2]
+    assert name in [node["inputs"].get("image") for node in sent.values()]
+
+
+SLOW = {
+    "1": {
+        "class_type": "ComfyfleetSteps",
+        "inputs": {"steps": 6000, "step_ms": 100, "previews": False},
+    },
+    "2": {"class_type": "SaveImage", "inputs": {"images": ["1", 0], "filename_prefix": "slow"}},
+}
+SLOW_PIPELINE = """
+name: Slow end
+steps:
+  - name: Base
+    workflow: workflows/negative.json
+    properties: {width: 64, height: 64}
+  - name: Slow
+    workflow: slow.json
+"""
+
+
 def test_pictures_appear_while_the_run_works(
     up: CommandProcess, url: str, pipeline: Path, tmp_path: Path
 ) -> None:
-    """With a step that waits for a person, the run isn't over, and its first pictures are there."""
-    text = PIPELINE.replace("  - name: Soften", "    needs_approval: true\n  - name: Soften")
-    pipeline.write_text(text)
+    """The second step takes ten minutes. The picture of the first one is there long before the run ends."""
+    (tmp_path / "slow.json").write_text(json.dumps(SLOW))
+    pipeline.write_text(SLOW_PIPELINE)
     folder = tmp_path / "out"
-    words = ("run", str(pipeline), "--base", "20", "--set", "width=512", "--follow", str(folder))
+    words = ("run", str(pipeline), "--base", "1", "--follow", str(folder))
     process = subprocess.Popen(
         [*COMMAND, "pipeline", *words],
         env={**os.environ, "COMFYFLEET_URL": url, "COMFYFLEET_KEY": ""},
@@ -93,12 +138,19 @@ def test_pictures_appear_while_the_run_works(
     )
     with process:
         assert process.stdout is not None
-        assert process.stdout.readline()
-        while not list(folder.rglob("*.png")):
-            assert process.poll() is None, "it ended before a picture was there"
-        assert process.poll() is None
-        assert not (folder / "index.json").exists()
-        process.kill()
+        run_id = process.stdout.readline().strip()
+        deadline = time.monotonic() + WAIT_SECONDS_MAX
+        try:
+            while not list(folder.rglob("*.png")):
+                assert process.poll() is None, "it ended before a picture was there"
+                assert time.monotonic() < deadline, "no picture is there while the run works"
+                time.sleep(0.1)
+            assert process.poll() is None
+            assert not (folder / "index.json").exists()
+        finally:
+            process.kill()
+            stopped = comfyfleet("pipeline", "cancel", run_id, environ={"COMFYFLEET_URL": url})
+    assert stopped.code == 0, stopped.err
 
 
 def test_an_equal_workflow_is_registered_once(up: CommandProcess, url: str, pipeline: Path) -> None:

@@ -123,7 +123,7 @@ def _fleet(service: Service) -> str:
     slugs = [*WORKFLOWS]
     service.admin("PUT", "fleets/gpu/production/workflows", workflow_slugs=slugs)
     for slug in ("copy", "broken"):
-        given = {"slug": slug, "workflow_slug": slug, "price_tokens": PRICE}
+        given = {"slug": slug, "workflow_id": slug, "credits_cost": PRICE}
         service.admin("POST", "effects", **given, published=True)
     return secret
 
@@ -133,9 +133,12 @@ def test_a_front_end_and_a_worker_take_a_job_from_upload_to_result(service: Serv
     effect = front_end.effect("copy")
     assert effect["last_processing_time_seconds"] is None
     video_id = front_end.upload(PHOTO)
-    front_end.submit(effect["id"], video_id)
+    job = front_end.submit(effect["id"], video_id)
     video = front_end.ended(video_id)
     assert video["status"] == "completed", video
+    shown = service.admin("GET", f"jobs/{job['id']}")
+    assert re.fullmatch(r"[0-9a-f-]{36}", shown["provider_job_id"]), "ComfyUI's id of the run"
+    assert shown["prompt_id"] is None, "no client of the gateway sent it"
     result = front_end.http.get(video["processed_file_url"])
     assert result.headers["content-type"] == "image/png"
     assert result.content.startswith(saved_files.png({})[:8])
@@ -159,7 +162,12 @@ def test_a_failure_of_the_worker_reaches_the_front_end_and_is_refunded(service: 
 GRAPH = {
     "name": "Two ways",
     "nodes": [
-        {"id": "photo", "type": "INPUT", "config": {"value_type": "image"}},
+        {
+            "id": "photo",
+            "type": "INPUT",
+            "config": {"value_type": "image"},
+            "position": {"x": 40, "y": 80},
+        },
         {
             "id": "copied",
             "type": "WORKFLOW",
@@ -179,14 +187,14 @@ GRAPH = {
         {"id": "made", "type": "OUTPUT"},
     ],
     "connections": [
-        {"from": "photo.value", "to": "copied.input"},
-        {"from": "copied.output", "to": "any.input"},
-        {"from": "any.true", "to": "twice.input"},
-        {"from": "twice.output_0", "to": "first.input"},
+        {"from": "photo", "to": "copied"},
+        {"from": "copied", "to": "any"},
+        {"from": "any.true", "to": "twice"},
+        {"from": "twice.output_0", "to": "first"},
         {"from": "twice.output_1", "to": "second.input"},
-        {"from": "first.output", "to": "both.input_0"},
-        {"from": "second.output", "to": "both.input_1"},
-        {"from": "both.output", "to": "made.value"},
+        {"from": "first", "to": "both"},
+        {"from": "second", "to": "both"},
+        {"from": "both.images", "to": "made"},
     ],
 }
 
@@ -195,7 +203,9 @@ def test_a_graph_in_the_spelling_of_its_description_runs(service: Service) -> No
     call = service.front_end.call
     stored = call("POST", "graphs", **GRAPH)
     document = call("GET", f"graphs/{stored['id']}")["document"]
-    assert not re.search(r"INPUT\b|WORKFLOW|workflow_id|ASK_USER|config|expression", str(document))
+    assert not re.search(
+        r"INPUT\b|WORKFLOW|workflow_id|ASK_USER|config|expression|position", str(document)
+    )
     run = call("POST", f"graphs/{stored['id']}/runs", inputs={"photo": _file(service)})
     deadline = time.monotonic() + WAIT_SECONDS_MAX
     while (seen := call("GET", f"graph-runs/{run['id']}"))["status"] in ("pending", "running"):
@@ -222,8 +232,7 @@ steps:
     workflow: negative
     properties: {width: "{{ variables.width }}"}
   - name: Face fix
-    workflow: copy
-    properties: {input: "{{ parent.file }}"}
+    workflow_id: copy
     children_per_parent: 2
 """
 

@@ -19,7 +19,11 @@ import tempfile
 import uuid
 from pathlib import Path
 
+from tests.chaos import mutations
+from tests.chaos.guardian import INTERRUPTED, run_guarded
+
 HOOK = Path(__file__).with_name("hook")
+GUARDED, NOT_CAUGHT = "CHAOS_GUARDED", "NOT CAUGHT"
 
 
 def main() -> int:
@@ -32,27 +36,29 @@ def main() -> int:
     parser.add_argument("--report", type=Path, help="file for the report as JSON")
     parser.add_argument("--keep", type=Path, help="folder to which the logs are copied")
     options = parser.parse_args()
+    if GUARDED not in os.environ:
+        command = [sys.executable, "-m", "tests.chaos", *sys.argv[1:]]
+        return run_guarded(command, {**os.environ, GUARDED: "1"})
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         return run(options)
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; all processes of the run were ended\n")
-        return 130
+        sys.stderr.write("interrupted; all processes of the run are ended\n")
+        return INTERRUPTED
 
 
 def run(options: argparse.Namespace) -> int:
-    from tests.chaos.mutations import MUTATIONS
-
     if options.mutate == "all":
-        return _mutate_all(options, list(MUTATIONS))
+        return _mutate_all(options, list(mutations.MUTATIONS))
     # Forked processes inherit what the hook changes in the process that forks them.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HOOK), str(Path.cwd())])
     os.environ["CHAOS_MUTATION"] = options.mutate
     os.environ.setdefault("CHAOS_RUN", uuid.uuid4().hex)
+    folder = Path(tempfile.mkdtemp(prefix="run-"))
+    os.environ["CHAOS_TYPES"] = str(folder)
     from tests.chaos.driver import Plan, drive
 
-    folder = Path(tempfile.mkdtemp(prefix="comfyfleet-chaos-"))
     try:
         plan = Plan(
             options.seed,
@@ -65,8 +71,9 @@ def run(options: argparse.Namespace) -> int:
         if options.report:
             report.save(options.report)
         sys.stdout.write(report.text() + "\n")
-        is_clean = not report.violation_count and not report.problems
-        return int(is_clean if options.mutate else not is_clean)
+        if options.mutate:
+            return int(not mutations.caught_by(options.mutate, report.violations))
+        return int(bool(report.violation_count or report.problems))
     finally:
         if options.keep:
             options.keep.mkdir(parents=True, exist_ok=True)
@@ -84,16 +91,20 @@ def _mutate_all(options: argparse.Namespace, names: list[str]) -> int:
             command = [sys.executable, "-m", "tests.chaos", "--seed", str(options.seed)]
             command += ["--minutes", str(options.minutes), "--mutate", name]
             report.unlink(missing_ok=True)
-            subprocess.run([*command, "--report", str(report)], check=False)
-            checks = _violated(report) if report.exists() else []
-            lines.append((name, "; ".join(checks) or "NOT CAUGHT"))
+            environ = {name: value for name, value in os.environ.items() if name != GUARDED}
+            subprocess.run([*command, "--report", str(report)], env=environ, check=False)
+            checks = mutations.caught_by(name, _violations(report))
+            lines.append((name, "; ".join(checks) or NOT_CAUGHT))
+    sys.stdout.write("guard              check that noticed its absence\n")
     sys.stdout.write("".join(f"{name:18} {checks}\n" for name, checks in lines))
-    return int(any(checks == "NOT CAUGHT" for _, checks in lines))
+    return int(any(checks == NOT_CAUGHT for _, checks in lines))
 
 
-def _violated(report: Path) -> list[str]:
-    violations = json.loads(report.read_text("utf-8"))["violations"]
-    return [check for check, found in violations.items() if found]
+def _violations(report: Path) -> dict[str, list[str]]:
+    """Returns the violations by check; none if the run broke off."""
+    if not report.exists():
+        return {}
+    return dict(json.loads(report.read_text("utf-8"))["violations"])
 
 
 if __name__ == "__main__":

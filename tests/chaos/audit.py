@@ -11,12 +11,14 @@ from uuid import UUID
 
 import asyncpg
 from tests.chaos.load import BATCH, CANDIDATES, Accepted, Tally
+from tests.chaos.report import Moment
 from tests.chaos.world import POOLS, World
 
 REST_SECONDS_MAX = 240
 LOOK_SECONDS = 1.0
 SHOWN_MAX = 10
 GROWTH_MAX = 0.05
+MIDDLE_SECONDS, LONG_SECONDS = 20 * 60, 29 * 60
 TRACEBACK = "Traceback (most recent call last)"
 _BUSY = """
 SELECT (SELECT count(*) FROM ai_jobs WHERE status IN ('queued', 'processing'))
@@ -25,6 +27,7 @@ SELECT (SELECT count(*) FROM ai_jobs WHERE status IN ('queued', 'processing'))
      + (SELECT count(*) FROM pipeline_runs WHERE status = 'active' AND reason IS DISTINCT FROM 'complete')
      + (SELECT count(*) FROM trigger_firings WHERE status = 'starting')
      + (SELECT count(*) FROM outbox)
+     + (SELECT count(*) FROM webhook_deliveries WHERE status = 'pending')
 """
 _BUSY_QUEUE = "SELECT count(*) FROM ai_job_dispatches WHERE status IN ('queued', 'leased')"
 # Jobs whose transactions are not one reservation and one settlement that fits the job's end.
@@ -50,7 +53,7 @@ SELECT j.id, count(e.id) FILTER (WHERE e.record IS NOT NULL) AS records,
 FROM ai_jobs j LEFT JOIN run_events e ON e.job_id = j.id
 WHERE j.gateway IS NOT NULL AND j.status = 'completed' GROUP BY j.id
 HAVING count(e.id) FILTER (WHERE e.record IS NOT NULL) <> 1
-    OR count(e.id) FILTER (WHERE e.has_start) > 1 OR count(e.id) FILTER (WHERE e.has_end) > 1
+    OR count(e.id) FILTER (WHERE e.has_start) <> 1 OR count(e.id) FILTER (WHERE e.has_end) <> 1
 """
 _REPORTS = """
 SELECT job_id, lease_number, report, count(*) FROM run_events WHERE report IS NOT NULL
@@ -59,6 +62,14 @@ GROUP BY job_id, lease_number, report HAVING count(*) > 1
 _OUTPUT_NAMES = """
 SELECT user_id, folder, output, job_id, count(*) FROM gateway_files WHERE job_id IS NOT NULL
 GROUP BY user_id, folder, output, job_id HAVING count(*) > 1
+"""
+_MISSED_DELIVERIES = """
+SELECT j.id, j.status, w.id, count(d.id)
+FROM ai_jobs j JOIN webhooks w USING (tenant_id, user_id)
+LEFT JOIN webhook_deliveries d
+    ON d.webhook_id = w.id AND d.job_id = j.id AND d.event = 'job.' || j.status
+WHERE j.status IN ('completed', 'failed', 'cancelled') AND w.url <> ''
+GROUP BY j.id, j.status, w.id HAVING count(d.id) <> 1
 """
 _ENDS = """
 SELECT job_id, count(*) FROM job_events
@@ -73,7 +84,7 @@ class Audit:
 
     world: World
     tally: Tally
-    memory: Sequence[tuple[float, dict[str, int]]] = ()
+    memory: Sequence[Moment] = ()
     violations: dict[str, list[str]] = field(default_factory=dict)
     facts: dict[str, int] = field(default_factory=dict)
     _connections: dict[str, Any] = field(default_factory=dict)
@@ -89,6 +100,7 @@ class Audit:
             "files are present and have an owner": self.files,
             "a prompt has one history record": self.run_log,
             "firings are neither lost nor repeated": self.firings,
+            "each event reaches its webhook, with one id": self.webhooks,
             "no answer is 500": self.answers,
             "no log has a traceback": self.logs,
             "memory is flat": self.flat_memory,
@@ -134,6 +146,7 @@ class Audit:
             "graph": self._ended_graph,
             "pipeline": self._ended_pipeline,
             "firing": self._ended_firing,
+            "upload": self._stored_upload,
         }
         self.facts["accepted"] = len(self.tally.accepted)
         wrong = []
@@ -174,6 +187,16 @@ class Audit:
     async def _ended_firing(self, work: Accepted) -> str:
         query = "SELECT status FROM trigger_firings WHERE id = $1"
         return _problem(await self._one(work, query, UUID(work.id)), "started")
+
+    async def _stored_upload(self, work: Accepted) -> str:
+        query = (
+            "SELECT f.size FROM gateway_files g JOIN files f ON f.id = g.file_id"
+            " WHERE g.folder = 'input' AND g.path = $1"
+        )
+        row = await self._one(work, query, work.id)
+        if row is None:
+            return "it is not stored"
+        return "" if row[0] == int(work.detail) else f"it has {row[0]} bytes"
 
     async def failed(self) -> list[str]:
         query = "SELECT id, raw_error, error_message FROM ai_jobs WHERE status = 'failed'"
@@ -260,7 +283,7 @@ class Audit:
         query = "SELECT count(*) FROM trigger_firings WHERE cause = 'webhook'"
         found = sum(row[0] for row in await self._rows(query))
         # A delivery that was sent at the very end may have a firing without an answer.
-        senders = sum("hook" in name for name in self.world.senders)
+        senders = sum("hook" in customer.name for customer in self.world.customers)
         if not len(keys) <= found <= len(keys) + senders:
             wrong.append(f"{found} firings of {len(keys)} deliveries")
         query = (
@@ -275,8 +298,26 @@ class Audit:
                 wrong.append(f"schedule {trigger}: {total} moments in {minutes} minutes")
         return wrong
 
+    async def webhooks(self) -> list[str]:
+        """Checks that each ended job has one delivery, which the receiver accepted under its only id."""
+        receiver = self.world.receiver
+        rows = await self._rows(_MISSED_DELIVERIES)
+        wrong = [f"job {tuple(row)} has no delivery or several" for row in rows]
+        query = "SELECT id, event, status, last_status, last_error FROM webhook_deliveries"
+        deliveries = await self._rows(query)
+        known = {str(row["id"]) for row in deliveries}
+        wrong += [
+            f"delivery {tuple(row)} was not received"
+            for row in deliveries
+            if str(row["id"]) not in receiver.accepted
+        ]
+        wrong += [f"delivery {id} is not stored" for id in receiver.accepted.keys() - known]
+        self.facts["deliveries"] = len(known)
+        self.facts["repeated deliveries"] = sum(count > 1 for count in receiver.accepted.values())
+        return wrong + receiver.problems
+
     async def answers(self) -> list[str]:
-        return self.tally.errors
+        return self.tally.errors + self.world.operator_errors
 
     async def logs(self) -> list[str]:
         wrong = []
@@ -285,15 +326,16 @@ class Audit:
         return wrong
 
     async def flat_memory(self) -> list[str]:
-        """In runs of 30 minutes and more, compares each control plane with itself after 20 minutes."""
-        middle = next((sizes for at, sizes in self.memory if at >= 20 * 60), None)
-        if middle is None or self.memory[-1][0] < 29 * 60:
+        """Compares each process with itself after 20 minutes, in runs of 30 minutes and more."""
+        middle = next((moment for moment in self.memory if moment.at >= MIDDLE_SECONDS), None)
+        if middle is None or self.memory[-1].at < LONG_SECONDS:
             return []
-        before, after = _by_plane(middle), _by_plane(self.memory[-1][1])
         return [
-            f"{name} grew from {before[name] >> 20} to {size >> 20} MiB"
-            for name, size in after.items()
-            if size > before.get(name, size) * (1 + GROWTH_MAX)
+            f"{name} grew from {before.rss >> 20} to {after.rss >> 20} MiB"
+            for name, after in self.memory[-1].samples.items()
+            if (before := middle.samples.get(name))
+            and before.pid == after.pid
+            and after.rss > before.rss * (1 + GROWTH_MAX)
         ]
 
 
@@ -311,10 +353,3 @@ def _problem(row: Any, *wanted: str) -> str:
 
 def _size(path: Path) -> int | None:
     return path.stat().st_size if path.is_file() else None
-
-
-def _by_plane(sizes: dict[str, int]) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for name, size in sizes.items():
-        total[name.partition("/")[0]] += size
-    return total

@@ -1,6 +1,7 @@
 """Faults of processes, databases, networks, disks and clocks, and the schedule in which they come."""
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -8,8 +9,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from tests.chaos.world import Plane, Worker, World, until_ready
+from tests.support.server.polling_load import children_of
 
-STOP_SECONDS_MAX = 60.0
+STOP_SECONDS_MAX = 120.0
+RELOADS_MAX = (
+    3  # on a busy machine, a process may not be ready in time, and the restart is given up
+)
 HOLD_SECONDS = (3.0, 12.0)  # how long something stays away or silent
 STOP_SECONDS = (5.0, 30.0)  # a worker that is silent for 15 seconds loses its leases
 SKEW_SECONDS = (-600.0, 600.0)
@@ -25,10 +30,10 @@ class Skipped(Exception):
     """This machine does not allow the fault."""
 
 
-def _fault(kind: str) -> Callable[[Fault], Fault]:
-    def add(fault: Fault) -> Fault:
-        FAULTS[kind] = fault
-        return fault
+def fault(kind: str) -> Callable[[Fault], Fault]:
+    def add(inject: Fault) -> Fault:
+        FAULTS[kind] = inject
+        return inject
 
     return add
 
@@ -43,35 +48,35 @@ def schedule(seed: int, only: tuple[str, ...] = ()) -> Iterator[tuple[str, int]]
             yield kind, chance.getrandbits(32)
 
 
-async def _hold(chance: random.Random) -> None:
+async def hold(chance: random.Random) -> None:
     await asyncio.sleep(chance.uniform(*HOLD_SECONDS))
 
 
-async def _restart_worker(world: World, worker: Worker, **environ: str) -> None:
+async def restart_worker(world: World, worker: Worker, **environ: str) -> None:
     await asyncio.to_thread(world.start_worker, worker, **environ)
 
 
-async def _restart_plane(world: World, plane: Plane) -> None:
+async def restart_plane(world: World, plane: Plane) -> None:
     await asyncio.to_thread(world.start_plane, plane)
     await until_ready(world)
 
 
-@_fault("worker kill")
+@fault("worker kill")
 async def kill_worker(world: World, chance: random.Random) -> None:
     worker = chance.choice(world.workers)
     await asyncio.to_thread(worker.running.kill)
-    await _restart_worker(world, worker)
+    await restart_worker(world, worker)
 
 
-@_fault("worker away")
+@fault("worker away")
 async def keep_worker_away(world: World, chance: random.Random) -> None:
     worker = chance.choice(world.workers)
     await asyncio.to_thread(worker.running.kill)
-    await _hold(chance)
-    await _restart_worker(world, worker)
+    await hold(chance)
+    await restart_worker(world, worker)
 
 
-@_fault("worker stop")
+@fault("worker stop")
 async def stop_worker(world: World, chance: random.Random) -> None:
     worker = chance.choice(world.workers)
     worker.running.freeze()
@@ -79,25 +84,25 @@ async def stop_worker(world: World, chance: random.Random) -> None:
     worker.running.thaw()
 
 
-@_fault("worker TERM")
+@fault("worker TERM")
 async def terminate_worker(world: World, chance: random.Random) -> None:
     worker = chance.choice(world.workers)
     worker.running.terminate()
     await asyncio.to_thread(worker.running.wait, STOP_SECONDS_MAX)
-    await _restart_worker(world, worker)
+    await restart_worker(world, worker)
 
 
-@_fault("worker clock")
+@fault("worker clock")
 async def skew_worker(world: World, chance: random.Random) -> None:
     """The worker's clock is up to ten minutes fast or slow until its next restart."""
     worker = chance.choice(world.workers)
     await asyncio.to_thread(worker.running.kill)
     skew = chance.uniform(*SKEW_SECONDS)
-    await _restart_worker(world, worker, CHAOS_CLOCK_SECONDS=str(skew))
-    await _hold(chance)
+    await restart_worker(world, worker, CHAOS_CLOCK_SECONDS=str(skew))
+    await hold(chance)
 
 
-@_fault("engine kill")
+@fault("engine kill")
 async def kill_engine(world: World, chance: random.Random) -> None:
     worker = chance.choice([worker for worker in world.workers if worker.engine])
     assert worker.engine is not None
@@ -105,51 +110,71 @@ async def kill_engine(world: World, chance: random.Random) -> None:
     await asyncio.to_thread(world.start_engine, worker)
 
 
-@_fault("engine stop")
+@fault("engine away")
+async def keep_engine_away(world: World, chance: random.Random) -> None:
+    worker = chance.choice([worker for worker in world.workers if worker.engine])
+    assert worker.engine is not None
+    await asyncio.to_thread(worker.engine.kill)
+    await asyncio.sleep(chance.uniform(*STOP_SECONDS))
+    await asyncio.to_thread(world.start_engine, worker)
+
+
+@fault("own engine kill")
+async def kill_own_engine(world: World, chance: random.Random) -> None:
+    """Kills an engine that its worker started, and starts again."""
+    worker = chance.choice([worker for worker in world.workers if worker.engine_name is None])
+    _signal(children_of(worker.running.pid), signal.SIGKILL)
+
+
+@fault("engine stop")
 async def stop_engine(world: World, chance: random.Random) -> None:
     worker = chance.choice([worker for worker in world.workers if worker.engine])
     assert worker.engine is not None
     worker.engine.freeze()
-    await _hold(chance)
+    await hold(chance)
     worker.engine.thaw()
 
 
-@_fault("plane kill")
+@fault("plane kill")
 async def kill_plane(world: World, chance: random.Random) -> None:
     plane = chance.choice(world.planes)
     await asyncio.to_thread(plane.running.kill)
-    await _restart_plane(world, plane)
+    await restart_plane(world, plane)
 
 
-@_fault("plane stop")
+@fault("plane stop")
 async def stop_plane(world: World, chance: random.Random) -> None:
     plane = chance.choice(world.planes)
     pids = plane.pids()
     _signal(pids, signal.SIGSTOP)
-    await _hold(chance)
+    await hold(chance)
     _signal(pids, signal.SIGCONT)
     await until_ready(world)
 
 
-@_fault("plane TERM")
+@fault("plane TERM")
 async def terminate_plane(world: World, chance: random.Random) -> None:
     plane = chance.choice(world.planes)
     plane.running.terminate()
     await asyncio.to_thread(plane.running.wait, STOP_SECONDS_MAX)
-    await _restart_plane(world, plane)
+    await restart_plane(world, plane)
 
 
-@_fault("plane HUP")
+@fault("plane HUP")
 async def reload_plane(world: World, chance: random.Random) -> None:
     plane = world.planes[-1]
     old = set(plane.pids()[1:])
-    os.kill(plane.running.pid, signal.SIGHUP)
-    async with asyncio.timeout(STOP_SECONDS_MAX):
-        while old & set(plane.pids()):  # noqa: ASYNC110
-            await asyncio.sleep(0.2)
+    for _ in range(RELOADS_MAX):
+        os.kill(plane.running.pid, signal.SIGHUP)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS_MAX):
+                while old & set(plane.pids()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.2)
+                return
+    raise Skipped(f"no process was ready in time for {RELOADS_MAX} restarts")
 
 
-@_fault("child kill")
+@fault("child kill")
 async def kill_child(world: World, chance: random.Random) -> None:
     plane = world.planes[-1]
     children = plane.pids()[1:]
@@ -160,11 +185,11 @@ async def kill_child(world: World, chance: random.Random) -> None:
     await until_ready(world)
 
 
-@_fault("child stop")
+@fault("child stop")
 async def stop_child(world: World, chance: random.Random) -> None:
     pids = [chance.choice(world.planes[-1].pids()[1:])]
     _signal(pids, signal.SIGSTOP)
-    await _hold(chance)
+    await hold(chance)
     _signal(pids, signal.SIGCONT)
 
 
@@ -179,24 +204,24 @@ def _signal(pids: list[int], number: signal.Signals) -> None:
 def _add_database_faults(pool: str, name: str) -> None:
     """Adds the faults of one server; `a` has the central database, too."""
 
-    @_fault(f"{name} immediate")
+    @fault(f"{name} immediate")
     async def stop(world: World, chance: random.Random) -> None:
         await asyncio.to_thread(world.databases[pool].stop_at_once)
         await asyncio.to_thread(world.databases[pool].start)
 
-    @_fault(f"{name} down")
+    @fault(f"{name} down")
     async def keep_down(world: World, chance: random.Random) -> None:
         await asyncio.to_thread(world.databases[pool].stop_at_once)
-        await _hold(chance)
+        await hold(chance)
         await asyncio.to_thread(world.databases[pool].start)
 
-    @_fault(f"{name} stop")
+    @fault(f"{name} stop")
     async def freeze(world: World, chance: random.Random) -> None:
         world.databases[pool].freeze()
-        await _hold(chance)
+        await hold(chance)
         world.databases[pool].thaw()
 
-    @_fault(f"{name} terminate")
+    @fault(f"{name} terminate")
     async def terminate(world: World, chance: random.Random) -> None:
         await world.databases[pool].terminate_connections()
 
@@ -205,95 +230,95 @@ _add_database_faults("a", "central")
 _add_database_faults("b", "pool")
 
 
-@_fault("network cut")
+@fault("network cut")
 async def cut_network(world: World, chance: random.Random) -> None:
     for worker in world.workers:
         worker.relay.cut()
     world.balancer.cut()
 
 
-@_fault("network down")
+@fault("network down")
 async def take_network_down(world: World, chance: random.Random) -> None:
     relay = chance.choice(world.workers).relay
     relay.is_down = True
     relay.cut()
-    await _hold(chance)
+    await hold(chance)
     relay.heal()
 
 
-@_fault("network delay")
+@fault("network delay")
 async def delay_network(world: World, chance: random.Random) -> None:
     relay = chance.choice(world.workers).relay
     relay.delay_seconds = DELAY_SECONDS
-    await _hold(chance)
+    await hold(chance)
     relay.heal()
 
 
-@_fault("network silent")
+@fault("network silent")
 async def silence_network(world: World, chance: random.Random) -> None:
     """Connections stay open, and nothing arrives; afterwards they are dead and get cut."""
     relay = chance.choice(world.workers).relay
     relay.is_silent = True
-    await _hold(chance)
+    await hold(chance)
     relay.heal()
     relay.cut()
 
 
-@_fault("reports replayed")
+@fault("reports replayed")
 async def replay_reports(world: World, chance: random.Random) -> None:
     for worker in world.workers:
         for report in [*worker.relay.reports]:
             await worker.relay.repeat(report)
 
 
-@_fault("reports doubled")
+@fault("reports doubled")
 async def double_reports(world: World, chance: random.Random) -> None:
     for worker in world.workers:
         worker.relay.is_doubling = True
-    await _hold(chance)
+    await hold(chance)
     for worker in world.workers:
         worker.relay.heal()
 
 
-@_fault("reports late")
+@fault("reports late")
 async def delay_reports(world: World, chance: random.Random) -> None:
     for worker in world.workers:
         worker.relay.late_seconds = LATE_SECONDS
-    await _hold(chance)
+    await hold(chance)
     for worker in world.workers:
         worker.relay.heal()
 
 
-@_fault("store down")
+@fault("store down")
 async def take_store_down(world: World, chance: random.Random) -> None:
     world.s3_relay.is_down = True
     world.s3_relay.cut()
-    await _hold(chance)
+    await hold(chance)
     world.s3_relay.heal()
 
 
-@_fault("store slow")
+@fault("store slow")
 async def slow_store(world: World, chance: random.Random) -> None:
     world.s3_relay.delay_seconds = DELAY_SECONDS
-    await _hold(chance)
+    await hold(chance)
     world.s3_relay.heal()
 
 
-@_fault("store silent")
+@fault("store silent")
 async def silence_store(world: World, chance: random.Random) -> None:
     world.s3_relay.is_silent = True
-    await _hold(chance)
+    await hold(chance)
     world.s3_relay.heal()
     world.s3_relay.cut()
 
 
-@_fault("disk full")
+@fault("disk full")
 async def fill_disk(world: World, chance: random.Random) -> None:
     if world.disk is None:
         raise Skipped("no small file system can be mounted here")
     ballast = world.disk / "ballast"
     await asyncio.to_thread(_fill, str(ballast))
-    await _hold(chance)
+    await hold(chance)
     ballast.unlink()
 
 

@@ -2,9 +2,8 @@
 
 import asyncio
 import random
-import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ from uuid import UUID, uuid5
 
 import httpx
 from tests.chaos.network import jitter
+from tests.chaos.receiver import Receiver
 from tests.support.jobs.counted_jobs import PROMPT, PROPERTIES
 from tests.support.jobs.large_graph import TURN, TURN_PROPERTIES
 from tests.support.server.admin_client import Admin
@@ -21,6 +21,8 @@ OVER = frozenset({"completed", "failed", "cancelled", "succeeded", "canceled", "
 ANSWER_SECONDS_MAX = 20.0
 WAIT_SECONDS = 10
 RETRY_SECONDS, PAUSE_SECONDS = 0.5, 1.0
+# Between two submissions of a customer: the machine isn't busy, so that probes measure faults and not the load.
+IDLE_SECONDS = 6.0
 BATCH, CANDIDATES = 3, 2
 STEPS = 2
 DAY_TOKENS = 1_000_000
@@ -106,10 +108,15 @@ class Customer:
                     await self.act(f"{self.name}-{number}", self.chance.randrange(2**24))
                 except Over:
                     return
-                await asyncio.sleep(jitter(self.chance, PAUSE_SECONDS))
+                await asyncio.sleep(jitter(self.chance, IDLE_SECONDS))
 
     async def act(self, key: str, color: int) -> None:
         raise NotImplementedError
+
+    def change_key(self, key: str) -> None:
+        """Uses another key from the next request on."""
+        self.key = key
+        self.http.headers["Authorization"] = f"Bearer {key}"
 
     async def ask(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         """Repeats the request until it has an answer other than "try again"."""
@@ -122,7 +129,8 @@ class Customer:
                 self.tally.answers[str(answer.status_code)] += 1
                 if answer.status_code == 500:
                     self.tally.errors.append(f"{method} {path}: {answer.text[:300]}")
-                elif answer.status_code not in (429, 502, 503, 504):
+                # The key may have been revoked after the request was sent with it.
+                elif answer.status_code not in (401, 429, 502, 503, 504):
                     return answer
             if self.is_over:
                 raise Over
@@ -287,15 +295,20 @@ def stock(admin: Admin, fleet: str) -> tuple[str, str]:
 
 
 def new_customers(
-    admin: Admin, url: str, pools: Sequence[str], effect_id: str, chance: random.Random
+    admin: Admin,
+    kinds: Mapping[str, type[Customer]],
+    url: str,
+    pools: Sequence[str],
+    effect_id: str,
+    tally: Tally,
+    chance: random.Random,
 ) -> list[Customer]:
-    """One customer of each kind in one tenant of each pool; each is a user with tokens and a key."""
-    tally = Tally()
+    """Creates a tenant in each pool, and in each a customer of each kind: a user with tokens and a key."""
     people = []
     for number, _ in enumerate(pools):
         tenant_id = admin.create_tenant(f"tenant {number}")
         pool = str(admin.ask("GET", f"/api/admin/tenants/{tenant_id}")["pool"])
-        for kind, make in CUSTOMERS.items():
+        for kind, make in kinds.items():
             name = f"{kind}-{number}"
             user_id, key = _user(admin, tenant_id, name)
             seed = chance.getrandbits(32)
@@ -308,14 +321,14 @@ def new_customers(
 def _user(admin: Admin, tenant_id: str, name: str) -> tuple[str, str]:
     path = f"/api/admin/tenants/{tenant_id}"
     user = admin.ask("POST", f"{path}/users", json={"name": name})
-    paid = {"amount": TOKENS, "provider_transaction_id": f"paid {name}"}
+    paid = {"amount": TOKENS, "provider_transaction_id": f"paid {user['id']}"}
     admin.ask("POST", f"{path}/wallets/{user['id']}/credits", json=paid)
     key = admin.ask("POST", f"{path}/users/{user['id']}/keys", json={"name": "chaos"})
     return str(user["id"]), str(key["key"])
 
 
-def prepare(customer: Customer) -> None:
-    """Stores what the customer will run, and creates its triggers."""
+def prepare(customer: Customer, receiver: Receiver) -> None:
+    """Stores what the customer will run, and creates its triggers and its webhook."""
     headers = {"Authorization": f"Bearer {customer.key}"}
     with httpx.Client(base_url=customer.url, headers=headers, timeout=30) as http:
 
@@ -324,6 +337,8 @@ def prepare(customer: Customer) -> None:
             assert answer.is_success, f"{path}: {answer.text}"
             return dict(answer.json())
 
+        webhook = post("webhooks", {"url": receiver.url(customer.name)})
+        receiver.secrets[customer.name] = webhook["secret"]
         if isinstance(customer, GraphCustomer):
             customer.things["graph"] = post("graphs", GRAPH)["id"]
         if isinstance(customer, PipelineCustomer):
@@ -336,29 +351,3 @@ def prepare(customer: Customer) -> None:
             customer.things |= {"hook": made["id"], "hook_secret": made["secret"]}
             timed = {"name": "minute", "cron": "* * * * *", "inputs": {"color": 1}, **limits}
             customer.things["schedule"] = post("triggers", timed)["id"]
-
-
-@dataclass
-class Probes:
-    """Watches both pools: a read and a job, each of which must succeed within a few seconds."""
-
-    probes: Sequence[Customer]
-    seconds: float = 6.0
-
-    async def are_fine(self) -> bool:
-        return all(await asyncio.gather(*(self._is_fine(probe) for probe in self.probes)))
-
-    async def _is_fine(self, probe: Customer) -> bool:
-        headers = {"Authorization": f"Bearer {probe.key}"}
-        body = {
-            "effect_id": probe.things["effect"],
-            "idempotency_key": f"probe-{time.monotonic_ns()}",
-            "properties": {"color": random.randrange(2**24), "steps": 1},
-        }
-        try:
-            async with asyncio.timeout(self.seconds):
-                async with httpx.AsyncClient(base_url=probe.url, headers=headers) as http:
-                    made = await http.post("/api/ai-jobs", json=body, params={"wait": 5})
-                    return made.is_success and made.json()["status"] == "completed"
-        except (httpx.HTTPError, TimeoutError):
-            return False

@@ -31,6 +31,7 @@ class Mutation:
     central: Sequence[str] = ()
     pools: Sequence[str] = ()
     faults: Sequence[str] = field(default=())  # kinds that make the missing guard matter
+    check: str = ""  # the check that has to notice; default: any that is not about errors
 
 
 _REPORTS = ("reports doubled", "reports replayed", "reports late", "network cut", "worker stop")
@@ -39,22 +40,21 @@ CREATE FUNCTION lose_row() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN IF random() < 0.3 THEN RETURN NULL; END IF; RETURN NEW; END $$;
 CREATE TRIGGER lose_row BEFORE INSERT ON outbox FOR EACH ROW EXECUTE FUNCTION lose_row();
 """
+_NO_FENCE = (
+    Change(
+        "comfyfleet.server.jobs.store",
+        '    ai_jobs.c.status == JobStatus.PROCESSING,\n    ai_jobs.c.lease_token == bindparam("of_token"),\n',
+        '    bindparam("of_token", type_=ai_jobs.c.lease_token.type).is_not(None),\n',
+    ),
+    Change(
+        "comfyfleet.server.queue.store.writes",
+        'of.append(d.c.lease_token == bindparam("of_token"))',
+        'of.append(bindparam("of_token", type_=d.c.lease_token.type).is_not(None))',
+    ),
+)
 MUTATIONS: Mapping[str, Mutation] = {
     "lease-fence": Mutation(
-        "a worker that lost its lease can still end the job",
-        changes=(
-            Change(
-                "comfyfleet.server.jobs.store",
-                '    ai_jobs.c.status == JobStatus.PROCESSING,\n    ai_jobs.c.lease_token == bindparam("of_token"),\n',
-                '    bindparam("of_token", type_=ai_jobs.c.lease_token.type).is_not(None),\n',
-            ),
-            Change(
-                "comfyfleet.server.queue.store.writes",
-                'of.append(d.c.lease_token == bindparam("of_token"))',
-                'of.append(bindparam("of_token", type_=d.c.lease_token.type).is_not(None))',
-            ),
-        ),
-        faults=_REPORTS,
+        "a worker that lost its lease can still end the job", changes=_NO_FENCE, faults=_REPORTS
     ),
     "unique-dispatch": Mutation(
         "a job can be queued twice",
@@ -70,13 +70,15 @@ MUTATIONS: Mapping[str, Mutation] = {
         faults=("central immediate", "central terminate", "plane kill"),
     ),
     "ledger-index": Mutation(
-        "a reservation can be settled twice",
+        "a reservation can be settled twice by a worker that lost its lease",
+        changes=_NO_FENCE,  # with the fence, no second settlement gets as far as the ledger
         pools=(
             "DROP INDEX token_transactions_settled",
             "ALTER TABLE token_transactions"
             " DROP CONSTRAINT token_transactions_tenant_id_job_id_type_unique",
         ),
         faults=_REPORTS,
+        check="the ledger is exact",
     ),
     "run-log": Mutation(
         "a repeated report is logged again",
@@ -84,14 +86,13 @@ MUTATIONS: Mapping[str, Mutation] = {
             Change(
                 "comfyfleet.server.jobs.files",
                 "return state if state is not None and state.holds(token) else None",
-                "return state._replace(is_reported=False, start_lease=None, has_end=False)"
+                "return state._replace(is_reported=False)"
                 " if state is not None and state.holds(token) else None",
             ),
         ),
-        pools=tuple(
-            f"DROP INDEX run_events_{name}" for name in ("report", "start", "end", "record")
-        ),
-        faults=("reports doubled",),
+        pools=("DROP INDEX run_events_report",),
+        faults=("reports doubled", "reports replayed"),
+        check="a prompt has one history record",
     ),
     "delivery-keys": Mutation(
         "a repeated delivery starts another run",
@@ -113,6 +114,20 @@ MUTATIONS: Mapping[str, Mutation] = {
         pools=("DROP INDEX ai_jobs_key",),
     ),
 }
+
+
+# A missing guard shows in what is stored. Errors and tracebacks have many causes, and show nothing.
+ERRORS = frozenset({"no answer is 500", "no log has a traceback", "memory is flat"})
+
+
+def caught_by(name: str, violations: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns the checks that noticed that the guard is missing."""
+    check = MUTATIONS[name].check
+    return [
+        text
+        for text, wrong in violations.items()
+        if wrong and (text == check if check else text not in ERRORS)
+    ]
 
 
 async def remove_guard(world: "World", name: str) -> None:

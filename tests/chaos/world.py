@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 import psutil
 from tests.chaos.network import Balancer, Relay, ReportRelay
+from tests.chaos.receiver import Receiver
 from tests.support.databases.restartable_postgres import PostgresProcess, restartable_postgres
 from tests.support.databases.s3 import RunningS3, running_s3
 from tests.support.server.admin_client import Admin
@@ -22,10 +23,13 @@ from tests.support.server.polling_load import children_of
 from tests.support.server.ports import free_port
 from tests.support.server.processes import COMFYFLEET, Process, finish
 
+if TYPE_CHECKING:
+    from tests.chaos.load import Customer
+
 AnyRelay = TypeVar("AnyRelay", bound=Relay)
 FLEET = "gpus"
 POOLS = ("a", "b")
-READY_SECONDS_MAX = 120
+READY_SECONDS_MAX = 300
 LOOK_SECONDS = 0.2
 OWN_ENGINES, OWNED_ENGINES = 3, 2
 # The environment of everything that a run starts has its id, and below `comfyfleet` a second one.
@@ -40,7 +44,7 @@ SETTINGS = {
     "calls_per_second": "1000",
     "calls_at_once": "1000",
     "tenant_calls_per_second": "1000",
-    "max_active_jobs_per_user": "20",
+    "max_active_jobs_per_user": "50",
 }
 
 
@@ -90,7 +94,9 @@ class World:
     databases: dict[str, PostgresProcess] = field(default_factory=dict)  # by pool
     planes: list[Plane] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
-    senders: list[str] = field(default_factory=list)  # names of the customers
+    customers: list["Customer"] = field(default_factory=list)
+    receiver: Receiver = field(default_factory=Receiver)
+    operator_errors: list[str] = field(default_factory=list)
     s3: RunningS3 = field(init=False)
     s3_relay: Relay = field(init=False)
     balancer: Balancer = field(init=False)
@@ -131,6 +137,7 @@ class World:
                 "COMFYFLEET_TENANT_DATABASE_URLS": pools,
                 "COMFYFLEET_STORAGE_URL": storage,
                 "COMFYFLEET_PUBLIC_URL": self.url,
+                "COMFYFLEET_WEBHOOK_PRIVATE_HOSTS": self.receiver.host,
                 **self.s3.env,
                 **{f"COMFYFLEET_{name.upper()}": value for name, value in SETTINGS.items()},
             }
@@ -176,14 +183,15 @@ class World:
             ),
         )
 
-    def memory(self) -> dict[str, int]:
-        """Resident bytes of each process of the control planes."""
-        sizes = {}
+    def serving_pids(self) -> dict[str, int]:
+        """The processes of the control planes by name. Their child processes for pictures are left out."""
+        pids = {}
         for plane in self.planes:
-            for number, pid in enumerate(plane.pids()):
-                with contextlib.suppress(psutil.Error):
-                    sizes[f"{plane.name}/{number}"] = psutil.Process(pid).memory_info().rss
-        return sizes
+            pids[plane.name] = plane.running.pid
+            if plane.arguments:
+                children = plane.pids()[1:]
+                pids |= {f"{plane.name}/{number}": pid for number, pid in enumerate(children, 1)}
+        return pids
 
     def kill_all(self) -> None:
         """Kills every process of this run, also engines in process groups of their own."""
@@ -217,6 +225,7 @@ async def running_world(folder: Path, run_id: str) -> AsyncIterator[World]:
         await world.databases["a"].create("central", "pool_a")
         await world.databases["b"].create("pool_b")
         world.s3 = stack.enter_context(running_s3())
+        await stack.enter_async_context(world.receiver.serving())
         s3_port = urlsplit(world.s3.endpoint).port
         world.s3_relay = await _started(Relay(lambda: s3_port), stack)
         names = (("plane-a", ()), ("plane-b", ("--processes", "2")))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import random
 import sqlite3
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from asyncpg.prepared_stmt import PreparedStatement as PreparedByAsyncpg
 from sqlalchemy import bindparam, func, select, text, update
 
 from comfyfleet.errors import Unavailable
@@ -226,3 +228,28 @@ async def test_a_failed_write_is_undone_before_its_connection_is_used_again(pool
                 raise RuntimeError
     async with pool.read() as tx:
         assert await READ.first(tx, OF) == {"balance": 0}
+
+
+async def test_a_lost_connection_keeps_no_prepared_statements(central: Database) -> None:
+    """Connections are in reference cycles, and exempted objects are collected once an hour."""
+    if central.is_sqlite:
+        pytest.skip("SQLite's driver has no prepared statements of its own")
+    query = f"SELECT '{uuid.uuid4()}'"
+
+    def kept() -> int:
+        objects = (one for one in gc.get_objects() if type(one) is PreparedByAsyncpg)
+        return sum(one._query == query for one in objects)
+
+    async with central.read() as tx:
+        await tx.execute(text(query))
+    gc.collect()
+    gc.disable()
+    try:
+        assert kept() == 1
+        with contextlib.suppress(Unavailable):
+            async with central.read() as tx:
+                await tx.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+        await central.close()
+        assert kept() == 0
+    finally:
+        gc.enable()

@@ -7,6 +7,7 @@ import pytest
 from tests.support.databases.memory_objects import MemoryObjects
 from tests.support.jobs.fleets import NOW, a_fleet
 from tests.support.jobs.workflows import OBJECT_INFO, PROMPT, PROPERTIES, WHAT, drafted
+from tests.support.server.object_infos import store_object_info
 
 from comfyfleet.errors import InvalidInput, NotFound
 from comfyfleet.server.catalog import service
@@ -14,7 +15,6 @@ from comfyfleet.server.catalog import service as catalog
 from comfyfleet.server.catalog.model import WorkflowTerms
 from comfyfleet.server.catalog.service import engine_object_info, object_info_for
 from comfyfleet.server.db import Database
-from comfyfleet.server.fleets import object_info
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.object_info_parser import parse_object_info
 
@@ -159,7 +159,7 @@ async def test_a_fleets_own_object_info_goes_before_the_engines(central: Databas
     async with central.transaction() as tx:
         fleet = await a_fleet(tx)
     assert await object_info_for(objects, fleet) == engine_object_info()
-    key, content_hash = await object_info.store_object_info(objects, OBJECT_INFO)
+    key, content_hash = await store_object_info(objects, OBJECT_INFO)
     async with central.transaction() as tx:
         fleet = await fleets.set_object_info(tx, fleet, key=key, content_hash=content_hash)
     assert await object_info_for(objects, fleet) == OBJECT_INFO

@@ -4,11 +4,14 @@ import asyncio
 import inspect
 import sqlite3
 import threading
+import tomllib
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from packaging.requirements import Requirement
 from sqlalchemy import Column, Integer, MetaData, Table, bindparam, insert, select, update
 from sqlalchemy.dialects.postgresql.asyncpg import dialect as postgres
 from sqlalchemy.dialects.sqlite.aiosqlite import dialect as sqlite
@@ -205,3 +208,14 @@ async def test_uvicorns_server_has_the_names_that_ours_extends() -> None:
 def test_uvicorns_proxy_headers_tell_which_hosts_are_trusted() -> None:
     no_app: Any = None
     assert "10.1.2.3" in ProxyHeadersMiddleware(no_app, "10.0.0.0/8").trusted_hosts
+
+
+def test_each_extra_bounds_the_version_of_uvicorn() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    named = [
+        Requirement(text) for extra in project["optional-dependencies"].values() for text in extra
+    ]
+    found = [each for each in named if each.name == "uvicorn"]
+    assert len(found) >= 2
+    for requirement in found:
+        assert {"<", ">="} <= {part.operator for part in requirement.specifier}

@@ -1,17 +1,19 @@
 """The histories lead to exactly the tables that the code works with."""
 
 from typing import Any
+from uuid import UUID
 
 import pytest
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, MetaData, column, table, text, update
+from sqlalchemy import Connection, MetaData, column, insert, select, table, text, update
 from tests.support.databases.factory import Databases
 from tests.support.databases.postgres import create_database
 
+from comfyfleet.clock import utc_now
 from comfyfleet.errors import Refused
 from comfyfleet.server.db import Database, Tx, open_database
-from comfyfleet.server.db.central_tables import central_metadata
+from comfyfleet.server.db.central_tables import audit_log, central_metadata, payments
 from comfyfleet.server.db.schema import (
     MIGRATIONS_FOLDER,
     History,
@@ -75,6 +77,20 @@ async def test_a_migrated_schema_is_that_of_the_code(
     await at_once.close()
 
 
+async def test_the_schema_is_checked_by_the_same_statements_each_time(databases: Databases) -> None:
+    """Readiness is checked every few seconds, and each new statement would stay in the cache."""
+    database = await databases.open("central")
+    await require_newest_schema(database, "central")
+    # All databases of the tests share this cache.
+    cache = database.engine.sync_engine.get_execution_options()["compiled_cache"]
+    before = len(cache)
+    assert before > 0
+    for _ in range(3):
+        await require_newest_schema(database, "central")
+    assert len(cache) == before
+    await database.close()
+
+
 @pytest.mark.parametrize("history", ["central", "tenant"])
 async def test_the_newest_migration_can_be_taken_back_and_made_again(
     databases: Databases, history: History
@@ -132,6 +148,34 @@ async def test_repeated_records_of_older_versions_are_reduced_to_the_newest(
         rows = [tuple(row) for row in await tx.execute(text(query))]
     assert [record for record, _ in rows] == [None, None, None, '{"a": 2}']
     assert [bool(has_start) for _, has_start in rows] == [True, False, False, False]
+    await database.close()
+
+
+OTHER_ID = "22222222222222222222222222222222"
+
+
+async def test_payments_of_older_versions_count_once_in_all_tenants(databases: Databases) -> None:
+    database = await databases.open("central")
+    async with database.transaction() as tx:
+        await tx.run_sync(to_revision, "central", "starts_within_1")
+        for tenant_id, payment_id, amount in (
+            (OLD_ID, "pi/1", 5),
+            (OTHER_ID, "pi/1", 7),
+            (OTHER_ID, "pi_2", 9),
+        ):
+            values = {
+                "at": utc_now(),
+                "actor": "ada",
+                "action": "credit",
+                "subject": f"payment:{UUID(tenant_id)}/{payment_id}",
+                "tenant_id": UUID(tenant_id),
+                "details": {"user_id": str(UUID(tenant_id)), "amount": amount},
+            }
+            await tx.execute(insert(audit_log).values(values))
+        await tx.run_sync(to_revision, "central", "head")
+        found = await tx.execute(select(payments).order_by(payments.c.amount))
+        rows = [(row.provider_transaction_id, row.tenant_id, row.amount) for row in found]
+    assert rows == [("pi/1", UUID(OLD_ID), 5), ("pi_2", UUID(OTHER_ID), 9)]
     await database.close()
 
 

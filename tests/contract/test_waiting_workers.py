@@ -14,7 +14,7 @@ import httpx
 import pytest
 from tests.support.databases.factory import Databases
 from tests.support.jobs.bulk import counting
-from tests.support.jobs.dispatches import parked
+from tests.support.jobs.dispatches import parked, parked_requests
 from tests.support.server.control_plane import plane_on
 from tests.support.server.fleet import FleetSetup, fleet_setup_on
 from tests.support.server.tenants import AdjustableClock
@@ -49,7 +49,7 @@ class Room:
     async def look(self) -> None:
         queue = self.fleet_setup.plane.queue
         await refresh_workers(
-            self.fleet_setup.plane.context, [each.waiter for each in queue.parked_requests()]
+            self.fleet_setup.plane.context, [each.waiter for each in parked_requests(queue)]
         )
 
     async def answer(self, worker_id: str) -> httpx.Response:
@@ -93,7 +93,7 @@ async def test_one_look_wakes_those_whose_rights_have_changed(room: Room, order:
     await room.enter("w2")
     await room.look()
     await room.wait(2)
-    first = {each.waiter.worker_id: each for each in room.fleet_setup.plane.queue.parked_requests()}
+    first = {each.waiter.worker_id: each for each in parked_requests(room.fleet_setup.plane.queue)}
     await ORDERS[order](room.fleet_setup)
     await room.look()
     assert first["w1"].future.done()
@@ -106,7 +106,7 @@ async def test_one_look_wakes_those_whose_rights_have_changed(room: Room, order:
 async def test_one_that_is_held_back_waits_for_the_end_of_it(room: Room) -> None:
     await room.fleet_setup.act("maintenance", on=True)
     await room.enter("w1")
-    (held_back,) = room.fleet_setup.plane.queue.parked_requests()
+    (held_back,) = parked_requests(room.fleet_setup.plane.queue)
     await room.look()
     assert not held_back.future.done()
     await room.fleet_setup.act("maintenance", on=False)
@@ -118,7 +118,7 @@ async def test_one_that_is_held_back_waits_for_the_end_of_it(room: Room) -> None
 async def test_one_that_is_held_back_is_not_woken_by_a_job_that_is_bound_to_it(room: Room) -> None:
     await room.fleet_setup.assign()
     await room.enter("w1")
-    (held_back,) = room.fleet_setup.plane.queue.parked_requests()
+    (held_back,) = parked_requests(room.fleet_setup.plane.queue)
     assert not held_back.waiter.affinities
     assert not held_back.waiter.lanes
 
@@ -126,14 +126,14 @@ async def test_one_that_is_held_back_is_not_woken_by_a_job_that_is_bound_to_it(r
 async def test_the_last_one_that_lives_is_told_that_it_is_alone(room: Room) -> None:
     await room.enter("w1")
     await room.enter("w2")
-    alone = {each.waiter.worker_id: each for each in room.fleet_setup.plane.queue.parked_requests()}
+    alone = {each.waiter.worker_id: each for each in parked_requests(room.fleet_setup.plane.queue)}
     room.polls.pop("w2").cancel()
     await room.wait(1)
     room.clock.by = timedelta(seconds=room.fleet_setup.plane.settings.offline_after_seconds + 5)
     await room.look()
     assert not alone["w2"].waiter.is_alone
     await room.wait(1)
-    (now,) = room.fleet_setup.plane.queue.parked_requests()
+    (now,) = parked_requests(room.fleet_setup.plane.queue)
     assert now.waiter.is_alone
 
 
@@ -152,9 +152,7 @@ async def test_whoever_waits_is_seen_with_as_many_statements_as_one(room: Room) 
     assert await statements() == of_two
     for worker_id in room.polls:
         assert await room.seen_for(worker_id) < timedelta(seconds=30)
-    assert len(room.fleet_setup.plane.queue.parked_requests()) == len(room.polls), (
-        "nobody was woken"
-    )
+    assert len(parked_requests(room.fleet_setup.plane.queue)) == len(room.polls), "nobody was woken"
 
 
 async def test_whoever_has_waited_long_is_looked_at_once_in_that_time(room: Room) -> None:
@@ -164,7 +162,7 @@ async def test_whoever_has_waited_long_is_looked_at_once_in_that_time(room: Room
     with counting(room.fleet_setup.plane.central) as sent:
         await waiting.look()
     assert not sent, "both have just been let in"
-    for each in room.fleet_setup.plane.queue.parked_requests():
+    for each in parked_requests(room.fleet_setup.plane.queue):
         each.looked_at -= REFRESH_SECONDS
     await ORDERS["revoke"](room.fleet_setup)
     await waiting.look()
@@ -195,6 +193,6 @@ async def test_waits_of_the_same_length_end_apart(
     monkeypatch.setattr(poll, "_dice", Mock(random=lambda: chance))
     begun = asyncio.get_running_loop().time()
     await room.enter("w1")
-    (asked,) = room.fleet_setup.plane.queue.parked_requests()
+    (asked,) = parked_requests(room.fleet_setup.plane.queue)
     entered = asyncio.get_running_loop().time()
     assert begun + seconds <= asked.deadline <= entered + seconds

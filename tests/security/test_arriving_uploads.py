@@ -4,7 +4,7 @@ strangers are decoded in processes of their own, which know nothing of the contr
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tests.support.server.gateway import GatewayClients, clients_of
 from comfyfleet.server.gateway import uploads
 from comfyfleet.server.gateway.uploads import FORM_BYTES, UPLOADS_AT_ONCE_MAX
 from comfyfleet.server.media.picture_processes import PictureProcesses, passed_environ
+from comfyfleet.server.turns import FairTurns
 
 QUOTA = 3_000_000
 BOUNDARY = "boundary"
@@ -72,6 +73,7 @@ async def test_a_declared_size_above_the_quota_is_refused_before_the_body(
     ada: httpx.AsyncClient, path: str
 ) -> None:
     body = Body(PATHS[path], QUOTA * 20)
+    body.may_end.set()
     headers = {**FORM, "content-length": str(QUOTA + FORM_BYTES + 1)}
     refused = await ada.post(path, content=body.parts(), headers=headers)
     assert refused.status_code == 422
@@ -84,6 +86,7 @@ async def test_a_body_of_unknown_size_is_refused_where_it_passes_the_quota(
     ada: httpx.AsyncClient, path: str
 ) -> None:
     body = Body(PATHS[path], QUOTA * 20)
+    body.may_end.set()
     refused = await ada.post(path, content=body.parts(), headers=FORM)
     assert refused.status_code == 422
     assert f"{QUOTA:,} bytes" in refused.text
@@ -104,6 +107,7 @@ async def test_uploads_that_arrive_together_share_the_quota(ada: httpx.AsyncClie
     sending = asyncio.create_task(ada.post("/upload/image", content=first.parts(), headers=FORM))
     await first.waits.wait()
     second = Body("image", QUOTA * 20)
+    second.may_end.set()
     refused = await ada.post("/upload/image", content=second.parts(), headers=FORM)
     assert refused.status_code == 422
     assert second.sent < QUOTA // 2 + FORM_BYTES + 500_000
@@ -111,7 +115,16 @@ async def test_uploads_that_arrive_together_share_the_quota(ada: httpx.AsyncClie
     assert (await sending).status_code == 200
 
 
-async def test_a_user_sends_three_files_at_once_and_others_wait(ada: httpx.AsyncClient) -> None:
+async def test_a_user_sends_three_files_at_once_and_others_wait(
+    ada: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, wait = asyncio.Event(), FairTurns._wait
+
+    async def noted(turns: FairTurns, who: Hashable) -> None:
+        waits.set()
+        await wait(turns, who)
+
+    monkeypatch.setattr(FairTurns, "_wait", noted)
     bodies = [Body("image", 1_000) for _ in range(UPLOADS_AT_ONCE_MAX)]
     sending = [
         asyncio.create_task(ada.post("/upload/image", content=body.parts(), headers=FORM))
@@ -121,6 +134,8 @@ async def test_a_user_sends_three_files_at_once_and_others_wait(ada: httpx.Async
     fourth = Body("image", 1_000)
     fourth.may_end.set()
     waiting = asyncio.create_task(ada.post("/upload/image", content=fourth.parts(), headers=FORM))
+    async with asyncio.timeout(30):
+        await waits.wait()
     assert (await ada.get("/queue")).status_code == 200
     assert fourth.sent == 0
     sending.append(waiting)
@@ -159,11 +174,11 @@ async def test_an_upload_lies_beside_the_store_while_it_arrives(
     body = Body(PATHS[path], 2_000_000)
     sending = asyncio.create_task(ada.post(path, content=body.parts(), headers=FORM))
     await body.waits.wait()
-    folder = str(clients.plane.arriving)
+    folder = str(clients.plane.arriving.root)
     assert [each for each in open_files() if each.startswith(folder)]
     body.may_end.set()
     assert (await sending).status_code in (200, 201)
-    assert list(clients.plane.arriving.iterdir()) == []
+    assert list(clients.plane.arriving.root.iterdir()) == []
 
 
 def test_a_process_for_pictures_gets_no_secrets() -> None:
@@ -175,12 +190,18 @@ async def test_pictures_are_decoded_in_other_processes(
     ada: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, modules = PictureProcesses.run, list[Any]()
+    turn, turns = PictureProcesses.turn, list[Hashable]()
+
+    def noted_turn(self: PictureProcesses, tenant: Hashable) -> Any:
+        turns.append(tenant)
+        return turn(self, tenant)
 
     async def noted(self: PictureProcesses, module: str, *words: str) -> str | None:
         modules.append((module, words[0]))
         return await run(self, module, *words)
 
     monkeypatch.setattr(PictureProcesses, "run", noted)
+    monkeypatch.setattr(PictureProcesses, "turn", noted_turn)
     await ada.post("/upload/image", files={"image": ("a.png", png(16, 1), "image/png")})
     view = {"filename": "a.png", "type": "input"}
     for query, kind in (
@@ -201,6 +222,8 @@ async def test_pictures_are_decoded_in_other_processes(
     assert masked.status_code == 200, masked.text
     module = "comfyfleet.protocol.picture_process"
     assert modules == [(module, "show")] * 4 + [(module, "mask")]
+    tenant = (await ada.get("/api/account")).json()["tenant"]["id"]
+    assert turns == [tenant] * 5
 
 
 async def test_a_process_that_fails_or_takes_too_long_gives_nothing(
@@ -209,4 +232,5 @@ async def test_a_process_that_fails_or_takes_too_long_gives_nothing(
     pictures = PictureProcesses()
     assert await pictures.run("comfyfleet.protocol.picture_process", "show", *"123456") is None
     monkeypatch.setattr("comfyfleet.server.media.picture_processes.PROCESS_SECONDS_MAX", 0.0)
-    assert await pictures.run("http.server", "0") is None
+    async with asyncio.timeout(60):  # it would serve for ever
+        assert await pictures.run("http.server", "0") is None

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.backends.nodes import WORD, node_type
 from tests.support.backends.prompts import node
 from tests.support.workers.memory_plane import Dispatch, JobFile, Plane, eventually
 from tests.support.workers.plane_server import serving_plane
@@ -11,6 +12,8 @@ from tests.support.workers.prompts import passing, picture
 from tests.support.workers.workers import running_worker, settings_for
 
 from comfyfleet.engine import serve_in_thread
+from comfyfleet.engine.node import Context, EngineNodeType, NodeResult
+from comfyfleet.engine.nodes import registry
 from comfyfleet.engine.serve import Served as Engine
 
 PLAYLIST = b"#EXTM3U\n#EXTINF:1,\n../output/video/inverted_00001_.mp4\n"
@@ -49,7 +52,9 @@ async def test_inputs_and_outputs_lie_in_a_folder_that_cannot_be_guessed(backend
     assert all(len(path.parts) == 3 and path.parts[0] == "comfyfleet" for path in inputs)
     assert len({path.parts[1] for path in inputs}) == 2
     assert {path.parts[1] for path in outputs} == {path.parts[1] for path in inputs}
-    told = "".join(each.model_dump_json() for job in (first, second) for each in job.words)
+    # The control plane stores the inputs that were filled in, and shows them to operators only.
+    reports = [each for job in (first, second) for each in job.words]
+    told = "".join(each.model_dump_json(exclude={"filled_in"}) for each in reports)
     assert not any(path.parts[1] in told for path in outputs)
 
 
@@ -98,3 +103,48 @@ async def test_nothing_of_a_job_stays_where_the_worker_can_reach_it(backend: Bac
     assert backend.plane.delivered(done) == b"secret"
     assert failed.failure
     assert backend.files("input") == backend.files("output") == []
+
+
+def naming(subfolder: str) -> EngineNodeType:
+    """A node whose result names a file in a folder of its choice, as a custom node can."""
+
+    def run(_: Context, **inputs: Any) -> NodeResult:
+        file = {"filename": "made_00001_.png", "subfolder": subfolder, "type": "output"}
+        return NodeResult((), ui={"images": [file]})
+
+    return node_type("NamesFile", run, {"word": WORD}, outputs=(), output_node=True)
+
+
+@pytest.mark.parametrize(
+    ("subfolder", "is_fetched"),
+    [
+        ("comfyfleet/of-another-job", False),
+        ("COMFYFLEET\\of-another-job", False),
+        ("./comfyfleet/of-another-job", False),
+        ("x/../comfyfleet/of-another-job", False),
+        ("../../secrets", False),
+        ("/etc", False),
+        ("C:\\secrets", False),
+        ("renders", True),
+        ("", True),
+    ],
+)
+async def test_a_result_in_a_folder_of_another_job_is_not_fetched(
+    tmp_path: Path, subfolder: str, is_fetched: bool
+) -> None:
+    nodes = {**registry(), "NamesFile": naming(subfolder)}
+    with (
+        serving_plane() as served,
+        serve_in_thread(data=tmp_path / "engine", nodes=nodes) as engine,
+    ):
+        backend = Backend(served.plane, engine, tmp_path / "state")
+        for folder in ("comfyfleet/of-another-job", "renders", ""):
+            place = backend.root / "output" / folder
+            place.mkdir(parents=True, exist_ok=True)
+            (place / "made_00001_.png").write_bytes(b"a file")
+        (job,) = await backend.run({"prompt": {"1": node("NamesFile", word="")}})
+    if is_fetched:
+        assert served.plane.delivered(job) == b"a file"
+    else:
+        assert job.failure["code"] == "invalid_input"
+        assert "isn't in a folder of this job" in job.failure["exception_message"]

@@ -190,7 +190,7 @@ async def test_what_is_wrong_is_told_in_plain_words(plain_shop: EffectSetup) -> 
     ada = await plain_shop.customer()
     for body, said in (
         ("[1]", "body: must be an object"),
-        ("{", "the body is no JSON"),
+        ("{", "body: must be valid JSON"),
         ('{"effect_id": "x"}', "effect_id: must be an id (a UUID)"),
         ("{}", "effect_id: is missing"),
         (f'{{"effect_id": "{plain_shop.draw.id}", "properties": []}}', "properties: must be an object"),

@@ -10,25 +10,31 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 from tests.support.databases.factory import Databases
 from tests.support.server.asgi import free_listener
 from tests.support.server.control_plane import ADMIN_KEY, plane_on
+from tests.support.server.instant_time import run_instantly
 
+from comfyfleet.cli import serve as serve_command
+from comfyfleet.protocol.http import Handler, Route, Router, json_reply, read_json
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.http import acceptor, body_times
 from comfyfleet.server.http.acceptor import (
+    FILES_PER_UPLOAD,
     OTHER_FILES,
     Acceptor,
-    connections_within,
+    FileShares,
+    divide_files,
     raise_files_limit,
 )
 from comfyfleet.server.http.app import create_app
@@ -100,7 +106,7 @@ async def status_of(reader: asyncio.StreamReader) -> int:
 
 async def until_status(clients: Clients, header: str, status: int) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while await clients.status(header) != status:  # noqa: ASYNC110
+        while await clients.status(header, path="/") != status:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -135,7 +141,10 @@ async def test_a_connection_that_has_sent_a_valid_key_no_longer_counts(
         await clients.close()
 
 
-async def test_connections_of_this_machine_are_not_limited(plane: ControlPlane) -> None:
+async def test_connections_of_this_machine_are_not_limited(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "192.0.2.1")  # not because it is a proxy
     async with listening(plane) as address:
         clients = Clients(address)
         for _ in range(PER_ADDRESS_MAX + 10):
@@ -144,22 +153,42 @@ async def test_connections_of_this_machine_are_not_limited(plane: ControlPlane) 
         await clients.close()
 
 
+FORWARDED_UPLOAD = (
+    b"POST /editor/login HTTP/1.1\r\nHost: control.test\r\nX-Forwarded-For: 203.0.113.7\r\n"
+    b"Content-Length: 9\r\nOrigin: http://control.test\r\n\r\n"
+)
+
+
+async def test_clients_without_a_key_lock_out_no_key_and_no_health_check_of_their_address(
+    plane: ControlPlane,
+) -> None:
+    key, of_same = f"Authorization: Bearer {ADMIN_KEY}", "X-Forwarded-For: 203.0.113.7"
+    async with listening(plane, of_all(5)) as address:
+        clients = Clients(address)
+        for _ in range(PER_ADDRESS_MAX):
+            await clients.connect(FORWARDED_UPLOAD)
+        await until_status(clients, of_same, 429)
+        assert await clients.status(of_same) == 200, "a health check"
+        assert await clients.status(of_same, f"{key}x", path="/") == 429
+        assert await clients.status(of_same, f"{key}x", path="/api/admin/fleets") == 401
+        assert await clients.status(of_same, key, path="/") == 429, "a key that was never checked"
+        assert await clients.status(of_same, key, path="/api/admin/fleets") == 200
+        assert await clients.status(of_same, key, path="/") == 200
+        await clients.close()
+
+
 async def test_requests_through_a_proxy_count_by_their_forwarded_address(
     plane: ControlPlane,
 ) -> None:
     """The proxy is 127.0.0.1, which is trusted by default; its own connections are not limited."""
-    upload = (
-        b"POST /editor/login HTTP/1.1\r\nHost: control.test\r\nX-Forwarded-For: 203.0.113.7\r\n"
-        b"Content-Length: 9\r\nOrigin: http://control.test\r\n\r\n"
-    )
     async with listening(plane, of_all(5)) as address:
         clients = Clients(address)
         for _ in range(PER_ADDRESS_MAX):
-            await clients.connect(upload)
+            await clients.connect(FORWARDED_UPLOAD)
         of_same = "X-Forwarded-For: 203.0.113.7"
         await until_status(clients, of_same, 429)  # all of them were read
-        assert await clients.status("X-Forwarded-For: 203.0.113.8") == 200
-        assert await clients.status() == 200, "requests of the proxy itself"
+        assert await clients.status("X-Forwarded-For: 203.0.113.8", path="/") == 200
+        assert await clients.status(path="/") == 200, "requests of the proxy itself"
         await clients.close()
         await until_status(clients, of_same, 200)
         await clients.close()
@@ -198,9 +227,29 @@ def test_networks_of_proxies_are_trusted() -> None:
     ]
 
 
-def test_connections_stay_below_the_limit_of_open_files() -> None:
-    assert connections_within(1024, 20_000) == 1024 - OTHER_FILES
-    assert connections_within(65_536, 20_000) == 20_000
+@pytest.mark.parametrize("files", [400, 1024, 4096, 65_536, 1_048_576])
+def test_connections_and_their_files_stay_below_the_limit_of_open_files(files: int) -> None:
+    shares = divide_files(files, 20_000)
+    used = shares.connections + shares.downloads + FILES_PER_UPLOAD * shares.uploads
+    assert used + OTHER_FILES <= files
+    assert shares.connections == 20_000 or used + OTHER_FILES > files - FILES_PER_UPLOAD
+
+
+async def test_a_control_plane_divides_the_limit_that_it_has_raised(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[FileShares] = []
+
+    async def serve_app(app: Any, *_: object, connection: Any, **others: object) -> None:
+        transfers = app.state.downloads, app.state.uploads
+        limits = (limit._limit for limit in transfers)
+        served.append(FileShares(connection.connections_max, *limits))
+
+    monkeypatch.setattr(serve_command, "limit_collections", lambda: None)
+    monkeypatch.setattr(serve_command, "raise_files_limit", lambda: 1024)
+    monkeypatch.setattr(serve_command, "serve_app", serve_app)
+    await serve_command.serve_plane(plane, None, asyncio.Event())
+    assert served == [divide_files(1024, plane.settings.max_connections)]
 
 
 def test_the_limit_of_open_files_is_raised_to_the_hard_limit() -> None:
@@ -272,10 +321,10 @@ async def swallow(scope: Scope, receive: Receive, send: Send) -> None:
         await Response("wrong", 400)(scope, receive, send)
 
 
-async def status_after(
-    app: Any, path: str, chunks: list[bytes], *, seconds_between: float = 0.0, ends: bool
+def status_after(
+    app: Any, path: str, chunks: Iterable[bytes], *, seconds_between: float = 0.0, ends: bool
 ) -> int:
-    """Sends the chunks, then nothing more; returns the status."""
+    """Sends the chunks, then nothing more; returns the status. Takes no time."""
     left = list(chunks)
     statuses: list[int] = []
 
@@ -284,7 +333,7 @@ async def status_after(
             await asyncio.sleep(seconds_between)
             more = len(left) > 1 or not ends
             return {"type": "http.request", "body": left.pop(0), "more_body": more}
-        await asyncio.sleep(PATIENCE_SECONDS)
+        await asyncio.sleep(10 * body_times.FILE_SECONDS_MAX)
         return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
@@ -297,34 +346,40 @@ async def status_after(
         "path": path,
         "headers": [(b"content-length", b"100")],
     }
-    await BodyTimes(app, seconds_max=0.1, file_seconds_max=0.1)(scope, receive, send)
+
+    async def call() -> None:
+        await BodyTimes(app)(scope, receive, send)
+
+    run_instantly(call())
     (status,) = statuses
     return status
 
 
 @pytest.mark.parametrize("app", [read_all, swallow])
 @pytest.mark.parametrize("path", ["/editor/login", "/api/ai-jobs", "/hooks/x", "/prompt"])
-async def test_a_body_that_is_no_file_must_be_complete_in_time(app: Any, path: str) -> None:
-    assert await status_after(app, path, [b"key"], ends=True) == 200
-    assert await status_after(app, path, [b"key"], ends=False) == 408
-    drops = [b"k"] * 1000
-    assert await status_after(app, path, drops, seconds_between=0.01, ends=True) == 408
+def test_a_body_that_is_no_file_must_be_complete_in_a_minute(app: Any, path: str) -> None:
+    assert status_after(app, path, [b"key"], ends=True) == 200
+    assert status_after(app, path, [b"key"], ends=False) == 408
+    drops = [b"k"] * 60
+    assert status_after(app, path, drops, seconds_between=0.99, ends=True) == 200
+    assert status_after(app, path, drops, seconds_between=1.01, ends=True) == 408
 
 
 FILE_PATHS = ("/api/objects/a", "/upload/image", "/editor/api/upload/mask", "/api/v2/assets")
 
 
 @pytest.mark.parametrize("path", FILE_PATHS)
-async def test_a_file_must_keep_arriving(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_times, "FILE_BYTES_PER_SECOND_MIN", 1000)
-    fast, slow = [b"x" * 100] * 20, [b"x"] * 1000
-    assert await status_after(read_all, path, fast, seconds_between=0.01, ends=True) == 200
-    assert await status_after(read_all, path, slow, seconds_between=0.01, ends=True) == 408
-    assert await status_after(read_all, path, [b"x"], ends=False) == 408
+def test_a_file_must_keep_arriving(path: str) -> None:
+    fast, slow = [b"x" * 1024] * 300, [b"x" * 1000] * 300
+    assert status_after(read_all, path, fast, seconds_between=1, ends=True) == 200
+    assert status_after(read_all, path, slow, seconds_between=1, ends=True) == 408
+    assert status_after(read_all, path, [b"x"], ends=False) == 408
+    assert status_after(read_all, path, [b"x" * 10**5] * 2, seconds_between=59, ends=True) == 200
+    assert status_after(read_all, path, [b"x" * 10**5] * 2, seconds_between=61, ends=True) == 408
 
 
 async def test_a_half_sent_log_in_ends(
-    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(BodyTimes.__init__, "__defaults__", (0.1, 0.1))
     async with listening(plane) as address:
@@ -337,6 +392,29 @@ async def test_a_half_sent_log_in_ends(
         async with asyncio.timeout(PATIENCE_SECONDS):
             await reader.read()  # it is closed
         await clients.close()
+    assert not errors_in(caplog)
+
+
+def errors_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR]
+
+
+async def read_in_handler(state: None, request: Request) -> Response:
+    return json_reply(len(await request.body()))
+
+
+async def read_json_in_handler(state: None, request: Request) -> Response:
+    return json_reply(await read_json(request))
+
+
+@pytest.mark.parametrize("handler", [read_in_handler, read_json_in_handler])
+@pytest.mark.parametrize("path", ["/prompt", "/upload/image"])
+def test_a_slow_body_is_no_error_of_the_routes_of_the_editor_and_the_gateway(
+    path: str, handler: Handler[None], caplog: pytest.LogCaptureFixture
+) -> None:
+    router = Router(None, None, [Route("POST", path, handler)], {})
+    assert status_after(router, path, [b"[1"], ends=False) == 408
+    assert not errors_in(caplog)
 
 
 def test_the_default_limit_of_files_is_known() -> None:

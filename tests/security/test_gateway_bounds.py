@@ -168,6 +168,11 @@ async def test_settings_are_small(ada: Customer) -> None:
     assert (await ada.client.post("/settings/a", json="small")).status_code == 200
     assert (await ada.client.post("/settings/b", json=big)).status_code == 413
     assert (await ada.client.get("/settings")).json() == {"a": "small"}
+    # Each of two is small enough, and both together aren't.
+    half = "x" * (userdata.SETTINGS_BYTES_MAX // 2)
+    assert (await ada.client.post("/settings/b", json=half)).status_code == 200
+    assert (await ada.client.post("/settings/c", json=half)).status_code == 413
+    assert (await ada.client.get("/settings")).json() == {"a": "small", "b": half}
     # As a file they may be large, and are then none.
     name = f"/userdata/{userdata.SETTINGS}"
     written = await ada.client.post(name, content=json.dumps({"a": big}).encode())

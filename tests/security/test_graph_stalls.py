@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from blake3 import blake3
 from tests.support.databases.factory import Databases
 from tests.support.jobs.graphs import GraphSetup, graph_setup_on
 from tests.support.server.asgi import free_listener, served, url_of
@@ -16,14 +16,16 @@ from tests.support.server.loop_stalls import STALL_MS_MAX, LoopStalls
 from tests.support.server.outside import raw_request, send_from_outside
 
 from comfyfleet.api.graphs import GraphRunAnswer
+from comfyfleet.api.worker import object_info_hash
 from comfyfleet.errors import FleetError, InvalidInput, LimitExceeded
 from comfyfleet.server.fleets import object_info
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.object_info_parser import NODE_VALUES_MAX
-from comfyfleet.server.graphs import actions, reports
+from comfyfleet.server.graphs import actions, apply, reports
 from comfyfleet.server.graphs.actions import NewGraphRun
 from comfyfleet.server.graphs.apply import SLICE_MAX, CutRuns, GraphContext, LoadedRun
-from comfyfleet.server.graphs.run import GraphRunStatus
+from comfyfleet.server.graphs.decide import decide_cancel, next_actions
+from comfyfleet.server.graphs.run import GraphRunState, GraphRunStatus
 from comfyfleet.server.graphs.runner import continue_cut_runs, sweep_runs
 from comfyfleet.server.http.app import create_app
 from comfyfleet.server.http.public import views
@@ -170,6 +172,35 @@ async def test_a_large_run_is_read_while_the_loop_turns(setup: GraphSetup) -> No
     assert timeline.nodes
 
 
+async def test_work_on_large_runs_is_done_in_threads(
+    setup: GraphSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runs of other tests are too small to be noticed in the loop; the largest allowed take long to make."""
+    in_loop, in_threads = list[int](), list[int]()
+
+    def noted(work: Callable[..., Any]) -> Callable[..., Any]:
+        def run(first: Any, state: GraphRunState, *arguments: Any, **options: Any) -> Any:
+            is_in_loop = threading.current_thread() is threading.main_thread()
+            (in_loop if is_in_loop else in_threads).append(len(state.records))
+            return work(first, state, *arguments, **options)
+
+        return run
+
+    monkeypatch.setattr(apply, "next_actions", noted(next_actions))
+    monkeypatch.setattr(actions, "decide_cancel", noted(decide_cancel))
+    made = await actions.create_graph(setup.graphs, setup.owner, loops())
+    run = await ended(setup, await setup.run(made.id, inputs={"rows": list(range(ITEMS))}))
+    other = await setup.run(made.id, inputs={"rows": list(range(ITEMS))})
+    await actions.cancel_graph_run(setup.graphs, setup.owner, other.head.id)
+    assert max(in_loop) <= apply.IN_LOOP_EXECUTIONS_MAX
+    assert max(in_threads) > ITEMS * ROUNDS - SLICE_MAX
+    in_loop.clear()
+    in_threads.clear()
+    monkeypatch.setattr(views, "_run_answer", noted(views._run_answer))
+    await shown(setup, run, 20_000)
+    assert (in_loop, in_threads) == ([], [len(run.run.records)])
+
+
 async def shown(setup: GraphSetup, run: LoadedRun, limit: int) -> GraphRunAnswer:
     loaded, live = await actions.get_live_run(setup.graphs, setup.owner, run.head.id)
     async with setup.plane.central.read() as tx:
@@ -307,7 +338,7 @@ async def test_pipelines_with_many_templates_are_stored_while_the_loop_turns(
         {
             "name": f"s{step}",
             "workflow": "draw",
-            "properties": {f"p{number}": "{{ 1 + 2 }}" for number in range(600)},
+            "properties": {f"p{number}": "{{ 1 + 2 }}" for number in range(360)},
         }
         for step in range(50)
     ]
@@ -330,7 +361,7 @@ def node_types(values_each: int, count: int) -> bytes:
 
 async def uploaded(setup: GraphSetup, data: bytes) -> str:
     """Uploads an object_info as a worker does; returns its hash."""
-    content_hash = blake3(data).hexdigest()
+    content_hash = object_info_hash(json.loads(data))
     plane = setup.plane
     async with plane.central.read() as tx:
         fleet = (await fleets.list_fleets(tx))[0]

@@ -1,6 +1,7 @@
 """Who may use `comfyfleet up` without a key, and what makes a browser its owner."""
 
 import asyncio
+import io
 import os
 import socket
 import subprocess
@@ -11,13 +12,20 @@ from pathlib import Path
 
 import httpx
 import pytest
+from rich.console import Console
 from tests.security.test_sessions import FOREIGN
 from tests.support.databases.factory import Databases
 from tests.support.server.asgi import free_listener, url_of
+from tests.support.server.command_process import started
 from tests.support.server.control_plane import plane_on
 from tests.support.server.sessions import browser_at
 from websockets.sync.client import connect
 
+from comfyfleet.cli import up as up_command
+from comfyfleet.cli.context import CliContext
+from comfyfleet.cli.up import OWN_PROGRAMS, UpAccessOptions
+from comfyfleet.clock import utc_now
+from comfyfleet.comfy.backend import comfyui_variables
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.http import local_access
 from comfyfleet.server.http.app import create_app
@@ -89,14 +97,17 @@ async def test_a_browser_becomes_the_owner_with_the_secret_of_the_printed_addres
         assert {entry["details"]["way"] for entry in audit} == {"local"}
 
 
-async def test_nobody_becomes_the_owner_without_the_secret(up: Up) -> None:
-    async with httpx.AsyncClient(base_url=up.url) as browser:
-        for body in (None, {}, {"secret": ""}, {"secret": "0" * 64}, {"secret": "../address"}):
-            refused = await browser.post(LOCAL, json=body)
-            assert refused.status_code in (403, 422), body
-            assert "set-cookie" not in refused.headers
-        for path in ("/api/admin/fleets", "/api/admin/tenants"):
-            assert (await browser.get(path)).status_code == 401
+async def test_nobody_becomes_the_owner_without_the_secret(
+    sqlite_plane: ControlPlane, tmp_path: Path, is_trusting: bool
+) -> None:
+    async for up in _up(sqlite_plane, tmp_path, trusts=is_trusting):
+        async with httpx.AsyncClient(base_url=up.url) as browser:
+            for body in (None, {}, {"secret": ""}, {"secret": "0" * 64}, {"secret": "../address"}):
+                refused = await browser.post(LOCAL, json=body)
+                assert refused.status_code in (403, 422), body
+                assert "set-cookie" not in refused.headers
+            for path in ("/api/admin/fleets", "/api/admin/tenants"):
+                assert (await browser.get(path)).status_code == 401
 
 
 async def test_a_secret_works_once_and_not_after_a_restart(up: Up) -> None:
@@ -191,6 +202,48 @@ async def test_programs_of_other_users_of_the_machine_need_a_key(
         own = await asyncio.to_thread(statuses_as, os.getuid(), up.url, *KEYLESS)
         assert own == [200, 404, 404, 200, 200]
         assert found == (own if is_trusting else [401] * len(KEYLESS))
+
+
+@only_linux
+@only_root
+@pytest.mark.parametrize(("options", "status"), [((), 401), (("--trust-local-users",), 200)])
+def test_up_trusts_other_users_only_if_told_to(
+    tmp_path: Path, options: tuple[str, ...], status: int
+) -> None:
+    start = ("up", "--port", "0", "--no-open", "--no-worker", *options)
+    with started(*start, folder=tmp_path) as running:
+        url = running.wait_for_line(r"can talk to (\S+) instead")[1]
+        assert statuses_as(NOBODY, url, "/queue") == [status]
+        assert statuses_as(os.getuid(), url, "/queue") == [200]
+
+
+@pytest.mark.parametrize("tells", [True, False])
+@pytest.mark.parametrize("access", [OWN_PROGRAMS, UpAccessOptions(trust_local_users=True)])
+def test_up_prints_the_address_that_works_without_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, access: UpAccessOptions, tells: bool
+) -> None:
+    monkeypatch.setattr(up_command, "tells_users", lambda: tells)
+    said = io.StringIO()
+    context = CliContext(
+        stdin=io.BytesIO(),
+        stdout=io.BytesIO(),
+        out=Console(file=io.StringIO()),
+        err=Console(file=said),
+        environ={},
+        now=utc_now,
+    )
+    with free_listener() as listener:
+        up = up_command._AllInOne(
+            "127.0.0.1", tmp_path, listener, (), {}, context, access, comfyui_variables({})
+        )
+        local = LocalAccess(
+            "secret", SignInLinks(tmp_path), trusts_local_users=access.trust_local_users
+        )
+        up._tell_next([], "http://pages", local)
+        url = url_of(listener)
+    has_secret = not tells and not access.trust_local_users
+    shown = f"{url}/k/secret" if has_secret else url
+    assert f"can talk to {shown} instead" in " ".join(said.getvalue().split())
 
 
 @only_linux

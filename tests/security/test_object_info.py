@@ -7,11 +7,11 @@ from typing import Any
 
 import httpx
 import pytest
-from blake3 import blake3
 from tests.support.databases.factory import Databases
 from tests.support.server.control_plane import plane_on
 from tests.support.server.fleet import FleetSetup, fleet_setup_on
 
+from comfyfleet.api.worker import object_info_hash
 from comfyfleet.server.fleets import object_info
 from comfyfleet.server.fleets import service as fleets
 from comfyfleet.server.fleets.model import Fleet
@@ -19,7 +19,7 @@ from comfyfleet.server.maintenance.sweeps import sync_object_infos
 
 TRUE = json.dumps({"Invert": {"input": {}}}).encode()
 FORGED = json.dumps({"Other2": {"input": {}}}).encode()
-HASH = blake3(TRUE).hexdigest()
+HASH = object_info_hash(json.loads(TRUE))
 
 
 @pytest.fixture

@@ -22,16 +22,16 @@ from tests.support.server.identity_provider import (
 )
 from tests.support.server.sessions import BrowserClient, browser_at
 
-from comfyfleet.errors import InvalidInput
+from comfyfleet.errors import InvalidInput, ServerUnavailable
 from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.db import Tx
 from comfyfleet.server.http.app import create_app
-from comfyfleet.server.http.oidc import COOKIE, safe_path
+from comfyfleet.server.http.oidc import COOKIE, OidcProvider, SignInFlow, safe_path
 from comfyfleet.server.http.sessions import COOKIE as SESSION_COOKIE
 from comfyfleet.server.tenants import identities
 from comfyfleet.server.tenants import service as tenants
 from comfyfleet.server.tenants.model import DEFAULT_TENANT
-from comfyfleet.settings import parse_claim_rules
+from comfyfleet.settings import Settings, parse_claim_rules
 
 RULES = {
     "oidc_tenants": f"groups:films={DEFAULT_TENANT}",
@@ -61,6 +61,12 @@ class Stage:
         answer = await back(browser, await there(browser))
         assert (await browser.who())["signed_in"] is False
         return problem_of(answer)
+
+
+async def test_an_identity_provider_that_is_away_is_named_with_its_address() -> None:
+    settings = Settings(oidc_issuer="http://127.0.0.1:1", oidc_client_id=CLIENT_ID)
+    with pytest.raises(ServerUnavailable, match=r"at http://127\.0\.0\.1:1: connection refused"):
+        await OidcProvider(settings).authorization_url(SignInFlow("verifier", "/"))
 
 
 @pytest.fixture
@@ -351,8 +357,8 @@ async def test_settings_that_could_never_work_are_told_at_the_start(
         "oidc_client_id": "fleet",
         **settings,
     }
-    async with plane_on(sqlite_databases, tmp_path, **given) as plane:
-        with pytest.raises(InvalidInput):
+    with pytest.raises(InvalidInput):
+        async with plane_on(sqlite_databases, tmp_path, **given) as plane:
             create_app(plane)
 
 

@@ -192,15 +192,16 @@ async def test_strangers_behind_a_proxy_are_told_apart_and_ipv6_by_subscriber(
 
 
 async def test_a_connection_beyond_the_limit_is_told_to_come_again(plane: ControlPlane) -> None:
+    headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
     async with (
         listening(create_app(plane), with_limits(connections_max=1)) as url,
-        httpx.AsyncClient(base_url=url) as first,
+        httpx.AsyncClient(base_url=url, headers=headers) as first,
         httpx.AsyncClient(base_url=url) as second,
     ):
-        assert (await first.get("/healthz")).status_code == 200
+        assert (await first.get("/api/admin/fleets")).status_code == 200
         refused = await second.get("/healthz")
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
-        assert (await first.get("/healthz")).status_code == 200
+        assert (await first.get("/api/admin/fleets")).status_code == 200
 
 
 async def test_a_body_that_does_not_arrive_in_time_is_given_up() -> None:

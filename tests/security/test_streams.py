@@ -16,6 +16,7 @@ from tests.support.server.sessions import BrowserClient, browser_at
 
 from comfyfleet.server.http import middleware, streams
 from comfyfleet.server.http.admin import overview
+from comfyfleet.server.http.public import progress
 from comfyfleet.server.tenants import service as tenants
 
 GRAPH = {
@@ -34,6 +35,7 @@ async def effect_setup(
     databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[EffectSetup]:
     monkeypatch.setattr(streams, "KEY_SECONDS", 0.05)
+    monkeypatch.setattr(progress, "IDLE_REREAD_SECONDS", 0.05)
     async with (
         plane_on(databases, tmp_path, max_streams_per_key=1) as plane,
         effect_setup_on(plane) as effect_setup,
@@ -86,6 +88,7 @@ async def test_what_one_control_plane_ends_closes_streams_at_the_other(
         pytest.skip("SQLite means one process")
     for module in (streams, overview):
         monkeypatch.setattr(module, "KEY_SECONDS", 0.05)
+    monkeypatch.setattr(progress, "IDLE_REREAD_SECONDS", 0.05)
     async with AsyncExitStack() as stack:
         a = await stack.enter_async_context(plane_on(databases, tmp_path / "a"))
         names = ("central_database_url", "tenant_database_urls")

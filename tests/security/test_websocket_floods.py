@@ -1,9 +1,9 @@
 """What a client sends over its websocket keeps no other client waiting."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.databases.factory import Databases
@@ -18,7 +18,12 @@ from tests.support.server.outside import (
 )
 from websockets.asyncio.client import connect
 
-from comfyfleet.server.http.websockets import FRAME_BYTES_MAX, FRAMES_AT_ONCE_MAX
+from comfyfleet.server.http.gateway import sockets
+from comfyfleet.server.http.websockets import (
+    FRAME_BYTES_MAX,
+    FRAMES_AT_ONCE_MAX,
+    LimitedWebSocket,
+)
 
 CONT, BINARY, PING = 0, 2, 9
 DEEP = b"[" + b"[]," * 349_000
@@ -98,8 +103,56 @@ async def test_the_first_text_tells_features(user: GatewayUser) -> None:
         await socket.send(FEATURES)
         assert json.loads(await socket.recv())["type"] == "status"
         assert json.loads(await socket.recv())["type"] == "feature_flags"
-        await socket.send(FEATURES)
-        await (await socket.ping())
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0):
-                await socket.recv()
+
+
+class Texts:
+    """A websocket that receives these texts and is then closed."""
+
+    def __init__(self, *texts: str) -> None:
+        self._texts = iter(texts)
+
+    async def receive(self) -> dict[str, Any]:
+        text = next(self._texts, None)
+        return {
+            "type": "websocket.disconnect" if text is None else "websocket.receive",
+            "text": text,
+        }
+
+
+@pytest.mark.parametrize("first", [FEATURES, "no JSON"])
+async def test_no_other_text_is_parsed(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    monkeypatch.setattr(
+        sockets, "_take_features", lambda socket, text, features: parsed.append(text)
+    )
+    texts: Any = Texts(first, FEATURES, FEATURES)
+    no_socket: Any = None
+    await sockets._listen(texts, no_socket, {})
+    assert parsed == [first]
+
+
+class Clock:
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
+def test_a_socket_earns_one_frame_per_second_up_to_20() -> None:
+    clock = Clock()
+    socket = LimitedWebSocket.__new__(LimitedWebSocket)
+    socket.loop = clock  # type: ignore[assignment]
+    socket._allowed, socket._counted_at, socket._is_refused = float(FRAMES_AT_ONCE_MAX), 0.0, False
+    socket._refuse = lambda: setattr(socket, "_is_refused", True)  # type: ignore[method-assign]
+
+    def take(count: int) -> list[bool]:
+        return [socket._may_take_frame() for _ in range(count)]
+
+    assert all(take(FRAMES_AT_ONCE_MAX))
+    for _ in range(30):
+        clock.now += 1.0
+        assert take(1) == [True]
+    clock.now += 3600.0
+    assert all(take(FRAMES_AT_ONCE_MAX)), "no more than 20 are saved up"
+    clock.now += 0.9
+    assert take(1) == [False]

@@ -1,5 +1,6 @@
 """What `make` would do on a fresh clone."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -27,6 +28,15 @@ def would_do(target: str, folder: Path) -> str:
         check=True,
     )
     return done.stdout
+
+
+def test_help_lists_every_target_that_people_use(clone: Path) -> None:
+    listed = {line.split()[0] for line in subprocess.check_output(
+        ["make", "--no-print-directory", "help"], cwd=clone, text=True
+    ).splitlines()}  # fmt: skip
+    named = re.search(r"^\.PHONY: (.*)$", (clone / "Makefile").read_text(), re.MULTILINE)
+    assert named
+    assert listed == {*named[1].split()}
 
 
 def test_the_demo_installs_only_what_it_needs(clone: Path) -> None:

@@ -25,11 +25,11 @@ class FrontEnd:
         return next(effect for effect in effects if effect["slug"] == slug)
 
     def upload(self, data: bytes) -> str:
-        body = {"filename": "photo.png", "content_type": "image/png", "size": len(data)}
+        body = {"filename": "photo.png", "mime_type": "image/png", "size": len(data)}
         made = self.call("POST", "videos/uploads", **body)
         put = self.http.put(made["upload"]["url"], content=data, headers=made["upload"]["headers"])
         put.raise_for_status()
-        video = self.call("POST", "videos", original_file_id=made["file_id"])
+        video = self.call("POST", "videos", original_file_id=made["file"]["id"])
         return str(video["id"])
 
     def submit(self, effect_id: str, video_id: str) -> Any:

@@ -22,3 +22,8 @@ if os.environ.get("CHAOS_MUTATION"):
     from tests.chaos.mutations import weaken_code
 
     weaken_code(os.environ["CHAOS_MUTATION"])
+
+if os.environ.get("CHAOS_TYPES"):
+    from tests.chaos.memory import install
+
+    install()
