@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
-setup: $(VENV)/.installed
+setup: $(VENV)/.installed  ## Create .venv and install everything for development
 
 # What the tests need includes what the demo needs.
 $(VENV)/.installed: pyproject.toml constraints.txt Makefile

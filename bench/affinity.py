@@ -39,7 +39,7 @@ from comfyfleet.server.queue.queue import DispatchQueue
 from comfyfleet.server.queue.switch_costs import ModelChange, RunKind, TimedRun
 from comfyfleet.settings import Settings
 from queue_load import comfyfleet_queue
-from support import is_quick
+from support import exit_status, is_quick
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 HEAVY = ("sdxl", "flux")
@@ -367,11 +367,12 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--only", default="", help="scenes whose names have this in them")
     options.add_argument("--quick", action="store_true", help="one round, no flood")
+    options.add_argument("--check", action="store_true", help="fail if an aim is missed")
     given = options.parse_args()
     is_met = affinity(1 if given.quick else given.rounds, given.seed, given.only)
     if not given.quick and not given.only:
         asyncio.run(fairness())
-    return 0 if is_met or given.quick else 1
+    return exit_status(is_met=is_met)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from websockets.asyncio.client import connect
 
 from comfyfleet.comfy import ComfyServer, ServerSettings
 from comfyfleet.engine import serve_in_thread
-from support import is_quick
+from support import exit_status, is_quick
 
 RUNS = 10 if is_quick() else 200
 ROUNDS = 1 if is_quick() else 5
@@ -125,7 +125,7 @@ def main() -> int:
         ratio = table(seconds)
         if real_url:
             asyncio.run(beside_real(served.url, real_url.rstrip("/")))
-    return 0 if is_quick() or ratio <= SLOWER_MAX else 1
+    return exit_status(is_met=ratio <= SLOWER_MAX)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How fast the queue is, against pgqueuer and procrastinate in the same run.
 
-    make bench        or        python bench/queue.py [--quick] [--rounds N]
+    make bench        or        python bench/queue.py [--quick] [--rounds N] [--check]
 
 The measurements are described in bench/queue_load/.
 """
@@ -36,4 +36,4 @@ if __name__ == "__main__":
             "pip install -e '.[bench]'"
         ) from None
 
-    main()
+    sys.exit(main())

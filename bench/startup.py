@@ -15,7 +15,7 @@ import time
 from rich.console import Console
 from rich.table import Table
 
-from support import is_quick
+from support import exit_status, is_quick
 
 ROUNDS = 2 if is_quick() else 15
 BARE = ("-c", "pass")
@@ -38,7 +38,7 @@ def main() -> None:
             for name, arguments in commands.items():
                 times[name].append(spent(arguments, environ))
     is_fast = show({name: median(samples) for name, samples in times.items()})
-    sys.exit(0 if is_fast or is_quick() else 1)
+    sys.exit(exit_status(is_met=is_fast))
 
 
 def spent(arguments: tuple[str, ...], environ: dict[str, str]) -> tuple[float, float]:

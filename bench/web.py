@@ -31,7 +31,7 @@ from comfyfleet.server.app import open_control_plane
 from comfyfleet.server.sign_in_links import SignInLinks
 from comfyfleet.settings import Settings
 from service_load.server import UNLIMITED, running
-from support import ADMIN_KEY, COMFYFLEET, ROOT, bearer, exit_on_sigterm, wait_for
+from support import ADMIN_KEY, COMFYFLEET, ROOT, bearer, exit_on_sigterm, exit_status, wait_for
 
 sys.path.append(str(ROOT))
 from tests.support.databases.copies import copy_job
@@ -138,12 +138,14 @@ def main() -> int:
             verdicts = [*measure(browser, Path(folder), options)]
         finally:
             browser.close()
-    return judge(verdicts, times_count=not options.quick)
+    status = judge(verdicts, times_count=not options.quick)
+    return status if options.quick else exit_status(is_met=status == 0)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The pages, against what the design promises.")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--check", action="store_true", help="fail if a limit is missed")
     parser.add_argument("--jobs", type=int)
     parser.add_argument("--rows", type=int)
     parser.add_argument("--nodes", type=int)

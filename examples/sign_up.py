@@ -1,11 +1,18 @@
 """What your own sign-up and payment code calls: create a tenant, create a key, credit a payment.
 
-It runs on your server with an operator's key (role `operator` or `owner`), never in a browser. Needs `httpx`.
+It runs on your server with an operator's key, never in a browser. Only the role `owner` may credit tokens:
+`comfyfleet admin operators add shop --role owner` prints such a key. Needs `httpx`.
 """
 
 import os
+import sys
+from typing import Any
 
 import httpx
+
+
+class Refused(Exception):
+    """The control plane refused a call; the message is the API's explanation."""
 
 
 def control_plane() -> httpx.Client:
@@ -16,20 +23,25 @@ def control_plane() -> httpx.Client:
     )
 
 
+def call(plane: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Sends a POST request and returns the answer."""
+    answer = plane.post(path, json=body)
+    if answer.is_error:
+        raise Refused(f"{path} returned {answer.status_code}: {answer.text}")
+    fields: dict[str, Any] = answer.json()
+    return fields
+
+
 def sign_up(plane: httpx.Client, company: str, email: str) -> dict[str, str]:
     """Creates a tenant with its first user and key. Store the ids; the key is shown only once."""
-    answer = plane.post("/tenants", json={"name": company, "email": email})
-    answer.raise_for_status()
-    tenant = answer.json()
+    tenant = call(plane, "/tenants", {"name": company, "email": email})
     return {"tenant_id": tenant["id"], "user_id": tenant["user_id"], "key": tenant["key"]}
 
 
 def read_only_key(plane: httpx.Client, tenant_id: str, user_id: str) -> str:
     """Creates another key, such as for a page in the customer's browser."""
     body = {"name": "page", "scopes": ["read"]}
-    answer = plane.post(f"/tenants/{tenant_id}/users/{user_id}/keys", json=body)
-    answer.raise_for_status()
-    return str(answer.json()["key"])
+    return str(call(plane, f"/tenants/{tenant_id}/users/{user_id}/keys", body)["key"])
 
 
 def credit(plane: httpx.Client, tenant_id: str, user_id: str, tokens: int, payment_id: str) -> int:
@@ -38,15 +50,23 @@ def credit(plane: httpx.Client, tenant_id: str, user_id: str, tokens: int, payme
     Welcome tokens are a payment with an id of yours, such as `welcome-USER_ID`.
     """
     body = {"amount": tokens, "provider_transaction_id": payment_id}
-    answer = plane.post(f"/tenants/{tenant_id}/wallets/{user_id}/credits", json=body)
-    answer.raise_for_status()
-    return int(answer.json()["balance"])
+    return int(call(plane, f"/tenants/{tenant_id}/wallets/{user_id}/credits", body)["balance"])
 
 
-if __name__ == "__main__":
+def main() -> None:
     with control_plane() as plane:
         customer = sign_up(plane, "Ada's films", "ada@example.com")
         tenant_id, user_id = customer["tenant_id"], customer["user_id"]
+        # First of all: the key is shown only once, and a credit can be repeated.
+        print(f"tenant {tenant_id}, user {user_id}, key {customer['key']}")
         credit(plane, tenant_id, user_id, 20, f"welcome-{user_id}")
-        balance = credit(plane, tenant_id, user_id, 500, "pi_3PqK2x")
-        print(f"{tenant_id} has {balance} tokens and the key {customer['key']}")
+        # Your payment provider's id. It counts once, so that this stands for a new payment each time.
+        balance = credit(plane, tenant_id, user_id, 500, f"payment-of-{user_id}")
+        print(f"the balance is {balance} tokens")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Refused as error:
+        sys.exit(f"error: {error}")

@@ -15,6 +15,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from cyclopts import App, Parameter
 from web_types import typescript
 
 from comfyfleet import client, errors, workflow
@@ -187,10 +188,24 @@ async def _openapi() -> dict[str, Any]:
 
 
 def commands_page() -> str:
+    _inherit_defaults(commands)
     text = commands.generate_docs(heading_level=2)
     return "\n".join(
         ["# Commands", "", MADE.format(source="the commands' own help"), text.strip(), ""]
     )
+
+
+def _inherit_defaults(group: App) -> None:
+    """Gives nested commands the defaults of the whole program, which has no `--no-…` and `--empty-…` options.
+
+    Parsing and `--help` do that by themselves. `generate_docs` does it for the outermost commands only.
+    """
+    for name in group:
+        command = group[name]
+        command.default_parameter = Parameter.combine(
+            group.default_parameter, command.default_parameter
+        )
+        _inherit_defaults(command)
 
 
 def drifted() -> list[str]:

@@ -113,6 +113,8 @@ class Gate:
             print("\nThe failed tests run once more, alone:", flush=True)
             again = run_pytest([*options, *run.failed], folder=self._folder)
             reason = problem_of(again) or "; ".join(f"{test} failed twice" for test in again.failed)
+            if not reason and again.count("skipped"):
+                reason = "a test that had failed was skipped in the second run"
             if not reason and again.collected != frozenset(run.failed):
                 reason = "the second run did not collect the tests that had failed"
             if not reason:

@@ -205,7 +205,7 @@ async def set_up(connections: Connections, workers: int) -> JobLifecycle:
     for number in range(TENANTS):
         tenant = await admin("POST", "tenants", name=f"tenant {number}")
         path = f"tenants/{tenant['id']}/wallets/{tenant['user_id']}/credits"
-        await admin("POST", path, amount=TOKENS, provider_transaction_id="first")
+        await admin("POST", path, amount=TOKENS, provider_transaction_id=path)
         keys.append(tenant["key"])
     staff = await register_all(connections, secret, workers, "worker")
     videos = [await _video(connections, keys[number % TENANTS]) for number in range(VIDEOS)]

@@ -22,6 +22,7 @@ from sqlalchemy.engine import make_url
 
 from submit_load import bare_asyncpg, media_reads
 from submit_load.submit_setup import JOBS_PER_USER, SubmitSetup, submit_setup_on
+from support import exit_status
 
 sys.path.append(str(Path(__file__).parents[2]))
 from tests.support.databases.factory import Databases
@@ -37,12 +38,13 @@ console = Console()
 One = Callable[[UUID], Awaitable[object]]
 
 
-def main() -> None:
+def main() -> int:
     options = argparse.ArgumentParser(description="How fast jobs are taken in, and media shown.")
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--jobs", type=int, default=1_000, help="submitted in each round")
     options.add_argument("--quick", action="store_true", help="fewer rounds and jobs")
     options.add_argument("--hasty", action="store_true", help="synchronous_commit and fsync off")
+    options.add_argument("--check", action="store_true", help="fail if an aim is missed")
     options.add_argument("--profile", action="store_true", help="where our time goes")
     given = options.parse_args()
     with (
@@ -50,11 +52,14 @@ def main() -> None:
         tempfile.TemporaryDirectory() as folder,
     ):
         databases = Databases(Path(folder), url)
-        asyncio.run(submits(databases, Path(folder) / "data", given))
-        asyncio.run(shows(databases, Path(folder), given))
+        is_fast = asyncio.run(submits(databases, Path(folder) / "data", given))
+        is_flat = asyncio.run(shows(databases, Path(folder), given))
+    return exit_status(is_met=is_fast and is_flat)
 
 
-async def submits(databases: Databases, folder: Path, given: Any) -> None:
+async def submits(databases: Databases, folder: Path, given: Any) -> bool:
+    """Prints the table; returns whether the ratios are within the aim."""
+    is_met = True
     jobs, rounds = (40, 1) if given.quick else (given.jobs, given.rounds)
     async with submit_setup_on(databases, folder) as submit_setup:
         await _number_from_far(submit_setup)
@@ -68,6 +73,7 @@ async def submits(databases: Databases, folder: Path, given: Any) -> None:
         for clients in CLIENTS:
             ours, bares = await _in_turn(submit_setup, record, template, clients, jobs, rounds)
             ratio = statistics.median(a / b for a, b in zip(ours, bares, strict=True))
+            is_met &= ratio >= RATIO_MIN
             table.add_row(
                 str(clients),
                 f"{statistics.median(ours):,.0f}",
@@ -78,9 +84,11 @@ async def submits(databases: Databases, folder: Path, given: Any) -> None:
         console.print(table)
         if given.profile:
             await _profiled(submit_setup, jobs)
+    return is_met
 
 
-async def shows(databases: Databases, folder: Path, given: Any) -> None:
+async def shows(databases: Databases, folder: Path, given: Any) -> bool:
+    """Prints the table; returns whether many jobs are within the aim."""
     many, rounds = (1_000, 1) if given.quick else (MANY, given.rounds)
     async with AsyncExitStack() as stack:
         readers = {}
@@ -103,6 +111,7 @@ async def shows(databases: Databases, folder: Path, given: Any) -> None:
     ratio = statistics.median(b / a for a, b in zip(*p95s.values(), strict=True))
     table.add_row(f"{many:,}", f"{lots:.1f}", f"{ratio:.2f}", f"≤ {SLOWER_MAX}")
     console.print(table)
+    return bool(ratio <= SLOWER_MAX)
 
 
 async def _recorded(submit_setup: SubmitSetup) -> tuple[Record, dict[str, Any]]:
