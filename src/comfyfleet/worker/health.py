@@ -178,15 +178,18 @@ class BackendHealth:
         ):
             condition = BackendCondition.DOWN
         was_down = condition is BackendCondition.DOWN
+        pause = self._probe_seconds
+        if condition is BackendCondition.CLOSED:
+            # An account without credits still answers probes.
+            pause = CLOSED_SECONDS
+            await asyncio.sleep(pause)
         while True:
             await self._keep_process(since=began)
             answers = await self._answers()
             was_down = was_down or not answers
             if answers and await self._has_recovered(condition, was_down=was_down):
                 break
-            await asyncio.sleep(
-                CLOSED_SECONDS if condition is BackendCondition.CLOSED else self._probe_seconds
-            )
+            await asyncio.sleep(pause)
         await self._on_recovery()
         self.condition = None
         self._failed.clear()

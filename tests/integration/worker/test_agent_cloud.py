@@ -49,8 +49,13 @@ async def test_an_account_without_credits_hands_the_job_back(plane: Plane, tmp_p
     with serving_cloud({KEY: CloudAccount("alice", has_credits=False)}) as cloud:
         async with running_worker(settings_for(plane, None, tmp_path), environ(cloud.url)):
             await eventually(lambda: job.word)
+            # No poll that was sent before the worker noticed can take another job.
+            await eventually(lambda: plane.problems and not plane.waiting)
             await eventually(lambda: other.word or other.leases == 0)
             third = plane.add(picture(), provider="cloud")
+            reported = len(plane.problems)
+            plane.reason = "poll again"
+            await eventually(lambda: third.leases or len(plane.problems) > reported)
     assert job.requeue.reason == "backend_down"
     assert third.leases == 0
 
