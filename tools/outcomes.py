@@ -1,7 +1,7 @@
 """A pytest plugin that writes what became of each collected test to the file named by OUTCOMES.
 
 The gate in run_tests.py compares the two: a run that breaks off in the middle leaves tests without
-an outcome.
+an outcome. A test that was measured again within the run has one outcome, that of its last attempt.
 """
 
 import json
@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+# The property of a report that has the values of a test whose first measurement was above its limit.
+MEASURED_AGAIN = "measured again"
 
 
 class Outcomes:
@@ -21,6 +23,7 @@ class Outcomes:
         self._path = path
         self._collected: set[str] = set()
         self._outcomes: dict[str, str] = {}
+        self._measured_again: dict[str, str] = {}
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._collected.update(item.nodeid for item in session.items)
@@ -37,9 +40,16 @@ class Outcomes:
             self._outcomes[report.nodeid] = SKIPPED
         elif report.when == "call" and before is None:
             self._outcomes[report.nodeid] = PASSED
+        for name, value in report.user_properties:
+            if name == MEASURED_AGAIN:
+                self._measured_again[report.nodeid] = str(value)
 
     def pytest_sessionfinish(self) -> None:
-        record = {"collected": sorted(self._collected), "outcomes": self._outcomes}
+        record = {
+            "collected": sorted(self._collected),
+            "outcomes": self._outcomes,
+            "measured_again": self._measured_again,
+        }
         self._path.write_text(json.dumps(record), encoding="utf-8")
 
 

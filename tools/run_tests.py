@@ -1,11 +1,13 @@
 """Runs the tests, and decides whether they passed.
 
-    python tools/run_tests.py          the tests, then those in browsers
+    python tools/run_tests.py          the tests, then those that measure CPU time, then those in browsers
     python tools/run_tests.py --all    slow ones too
 
 Thousands of tests with real processes share one machine, so a few may fail because of its load. Up
 to five failed tests run once more, alone, and are listed at the very end. Unit tests and the
 contract tests of the queue, jobs, graphs and pipelines never run again: a race is what they look for.
+Tests that measure CPU time run alone, and those above their limit are measured up to three times;
+they are listed with their values.
 Every collected test must have an outcome, so that a run that breaks off cannot pass.
 """
 
@@ -17,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -33,17 +35,24 @@ NEVER_RERUN = (
 # Many tests wait for processes, so four at a time keep two cores busy. They start in the order of the
 # folders: acceptance tests, which take longest, come first.
 SIDE_BY_SIDE = ["-n", "4", "--dist", "loadfile", "--no-loadscope-reorder", "--durations=30"]
+# What these tests measure would include time in which they compete with others for a core.
+STALLS = "tests/security/stalls"
+ALONE = ["-n", "0", "--durations=10", STALLS]
 # A browser keeps a core busy, so only two run at a time, and beside nothing else.
 BROWSERS = ["-n", "2", "--dist", "loadfile", "--durations=10", "tests/browser"]
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of pytest: its exit status, the collected tests, and the outcome of each."""
+    """One run of pytest: its exit status, the collected tests, and the outcome of each.
+
+    `measured_again` has the values of the tests whose first measurement was above their limit.
+    """
 
     status: int
     collected: frozenset[str]
     outcomes: dict[str, str]
+    measured_again: dict[str, str] = field(default_factory=dict)
 
     @property
     def failed(self) -> list[str]:
@@ -70,7 +79,9 @@ def run_pytest(arguments: Sequence[str], *, folder: Path = ROOT) -> Run:
         if not record_path.exists():
             return Run(status, frozenset(), {})
         record = json.loads(record_path.read_text(encoding="utf-8"))
-        return Run(status, frozenset(record["collected"]), record["outcomes"])
+        return Run(
+            status, frozenset(record["collected"]), record["outcomes"], record["measured_again"]
+        )
 
 
 def problem_of(run: Run) -> str:
@@ -103,11 +114,13 @@ class Gate:
     def __init__(self, folder: Path = ROOT) -> None:
         self._folder = folder
         self.needed_rerun: list[str] = []
+        self.measured_again: dict[str, str] = {}
         self.lines: list[str] = []
 
     def passes(self, name: str, arguments: Sequence[str], options: Sequence[str]) -> bool:
         started = time.monotonic()
         run = run_pytest([*arguments, *options], folder=self._folder)
+        self.measured_again |= run.measured_again
         reason = problem_of(run) or refusal_of(run.failed)
         if run.failed and not reason:
             print("\nThe failed tests run once more, alone:", flush=True)
@@ -129,6 +142,9 @@ class Gate:
 
     def report(self) -> None:
         print("\n" + "\n".join(self.lines))
+        if self.measured_again:
+            print("Measured again, because the first measurement was above the limit:")
+            print("\n".join(f"  {test}: {values}" for test, values in self.measured_again.items()))
         if self.needed_rerun:
             print("Passed only in their second run. Each has a race, in the test or in the code:")
             print("\n".join(f"  {test}" for test in self.needed_rerun))
@@ -140,9 +156,11 @@ def main() -> int:
     options = parser.parse_args()
     marks = ["-m", ""] if options.all else []
     # `make check` runs tests/tidy.
-    beside = [*SIDE_BY_SIDE, "--ignore", "tests/tidy", "--ignore", "tests/browser"]
+    apart = ["tests/tidy", "tests/browser", STALLS]
+    beside = [*SIDE_BY_SIDE, *(f"--ignore={folder}" for folder in apart)]
     gate = Gate()
     is_green = gate.passes("tests", beside, marks)
+    is_green = is_green and gate.passes("stalls", ALONE, marks)
     is_green = is_green and gate.passes("browsers", BROWSERS, marks)
     gate.report()
     return 0 if is_green else 1

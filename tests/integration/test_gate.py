@@ -39,6 +39,26 @@ import os
 def test_breaks_off(): os._exit(3)
 def test_after(): pass
 """
+# Its measurement is above the limit in the first attempt, or in all.
+CONFTEST_OF_STALLS = (Path(__file__).parents[1] / "security/stalls/conftest.py").read_text()
+STALLS = """
+from tests.support.server.loop_stalls import StallRecord
+
+VALUES = {values}
+
+def test_stalls():
+    StallRecord.current.add("GET /quick", 20.0)
+    StallRecord.current.add("GET /slow", VALUES.pop(0))
+"""
+STALLS_THEN_FAILS = """
+from pathlib import Path
+from tests.support.server.loop_stalls import StallRecord
+
+def test_fails_beside_a_stall():
+    Path(__file__).with_suffix(".ran").open("a").write("x")
+    StallRecord.current.add("GET /slow", 150.0)
+    assert False
+"""
 # An internal error of pytest, after the first failed test.
 CONFTEST_THAT_BREAKS = """
 import pytest
@@ -136,6 +156,52 @@ def test_five_are(gate: Any, tmp_path: Path) -> None:
     write(tmp_path, **{f"test_{number}": FLAKY for number in range(5)})
     assert passes(gate)
     assert len(gate.needed_rerun) == 5
+
+
+@pytest.fixture
+def stalls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYTHONPATH", str(TOOLS.parent))
+    write(tmp_path / "stalls", conftest=CONFTEST_OF_STALLS)
+    return tmp_path / "stalls"
+
+
+@pytest.mark.parametrize("values", ["[150.0, 50.0]", "[250.4, 120.0, 99.0]"])
+def test_a_stall_above_the_limit_is_measured_up_to_three_times_and_listed(
+    gate: Any, stalls: Path, capsys: pytest.CaptureFixture[str], values: str
+) -> None:
+    write(stalls, test_a=STALLS.format(values=values), test_b=PASSES)
+    write(stalls.parent, test_c=PASSES)
+    assert passes(gate)
+    gate.report()
+    assert "3 passed, 0 failed, 0 skipped of 3" in gate.lines[0]
+    shown = {"[150.0, 50.0]": "150, 50", "[250.4, 120.0, 99.0]": "250, 120, 99"}[values]
+    assert capsys.readouterr().out.endswith(
+        "Measured again, because the first measurement was above the limit:\n"
+        f"  stalls/test_a.py::test_stalls: GET /slow {shown} ms\n"
+    )
+
+
+def test_several_processes_list_what_was_measured_again(gate: Any, stalls: Path) -> None:
+    write(stalls, test_a=STALLS.format(values="[150.0, 50.0]"), test_b=PASSES)
+    assert passes(gate, "-n", "2")
+    assert gate.measured_again == {"stalls/test_a.py::test_stalls": "GET /slow 150, 50 ms"}
+
+
+def test_a_stall_above_the_limit_in_three_attempts_fails(
+    gate: Any, stalls: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write(stalls, test_a=STALLS.format(values="[150.0, 120.0, 100.0, 50.0]"))
+    assert not passes(gate)
+    assert "1 failed" in gate.lines[0]
+    assert "didn't turn for 100 ms or more: GET /slow 150, 120, 100 ms" in capfd.readouterr().out
+
+
+def test_a_test_that_fails_for_another_reason_is_not_measured_again(
+    gate: Any, stalls: Path
+) -> None:
+    write(stalls, test_a=STALLS_THEN_FAILS)
+    assert not passes(gate)
+    assert (stalls / "test_a.ran").read_text() == "xx", "once, and once more by the gate"
 
 
 @pytest.mark.parametrize("sources", [{"test_b": BREAKS_OFF}, {"conftest": CONFTEST_THAT_BREAKS}])

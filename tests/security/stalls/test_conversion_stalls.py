@@ -14,7 +14,7 @@ import pytest
 from tests.support.backends.stub_server import until
 from tests.support.databases.factory import Databases
 from tests.support.server.gateway import GatewayInProcess, gateway_on
-from tests.support.server.loop_stalls import STALL_MS_MAX, LoopStalls
+from tests.support.server.loop_stalls import LoopStalls
 from tests.support.server.outside import RawAnswer, raw_request, send_from_outside
 
 from comfyfleet.engine import nodes as engine_nodes
@@ -65,21 +65,20 @@ async def server(sqlite_databases: Databases, tmp_path: Path) -> AsyncIterator[G
         yield server
 
 
-async def submitted(server: GatewayInProcess, workflow: dict[str, Any]) -> tuple[RawAnswer, float]:
+async def submitted(server: GatewayInProcess, workflow: dict[str, Any]) -> RawAnswer:
     user = await server.new_user()
     body = json.dumps({"workflow": workflow}).encode()
     request = raw_request("POST", "/api/v2/jobs", key=user.key, body=body)
-    async with LoopStalls() as stalls:
+    async with LoopStalls(f"POST /api/v2/jobs of {len(body):,} bytes"):
         (answer,) = await send_from_outside(user.url, [request])
-    return answer, stalls.worst_ms
+    return answer
 
 
 async def test_comments_without_an_end_take_one_pass(server: GatewayInProcess) -> None:
     for text in ("/*a" * 30_000, "*/" + "/*//\n" * 20_000):
-        answer, worst_ms = await submitted(server, document(node(1, TEXT, [text])))
+        answer = await submitted(server, document(node(1, TEXT, [text])))
         assert answer.status == 422
         assert "no outputs" in answer.json()["error"]["message"]
-        assert worst_ms < STALL_MS_MAX
 
 
 @pytest.mark.parametrize("marks", ["/*a", "{a|", "\\", "//", "*/ |", "|}"])
@@ -121,10 +120,9 @@ def test_patterns_produce_a_million_characters_in_all() -> None:
 
 async def test_a_job_whose_patterns_produce_more_is_refused(server: GatewayInProcess) -> None:
     """On earlier versions this body of 1 MB became a prompt of 400 MB."""
-    answer, worst_ms = await submitted(server, with_patterns("x" * 1_000_000, 400))
+    answer = await submitted(server, with_patterns("x" * 1_000_000, 400))
     assert answer.status == 422
     assert "%Node.widget% patterns have at most 1,000,000" in answer.json()["error"]["message"]
-    assert worst_ms < STALL_MS_MAX
 
 
 def primitive_of(value: str, targets: int) -> dict[str, Any]:
@@ -197,10 +195,9 @@ async def test_a_job_with_more_nodes_is_refused_before_they_are_made(
 ) -> None:
     """On earlier versions 198,000 nodes were made of this document, and then counted."""
     inside = [node(number, "EmptyImage", [8, 8, 1, 0]) for number in range(330)]
-    answer, worst_ms = await submitted(server, instances(600, inside))
+    answer = await submitted(server, instances(600, inside))
     assert answer.status == 422
     assert "levels of subgraphs when expanded" in answer.json()["error"]["message"]
-    assert worst_ms < STALL_MS_MAX
 
 
 async def test_conversions_take_turns_and_leave_the_shared_threads_alone(

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from tests.support.databases.factory import Databases
 from tests.support.server.gateway import GatewayInProcess, GatewayUser, gateway_on
-from tests.support.server.loop_stalls import STALL_MS_MAX, LoopStalls
+from tests.support.server.loop_stalls import LoopStalls
 from tests.support.server.outside import RawAnswer, raw_request, send_from_outside
 
 from comfyfleet.api.sizes import SMALL_VALUES_MAX
@@ -45,15 +45,14 @@ async def user(server: GatewayInProcess) -> GatewayUser:
 
 async def attack(
     user: GatewayUser, requests: Sequence[tuple[str, str, Any]], *, at_once: int = 1
-) -> tuple[list[RawAnswer], float]:
-    """Sends (method, path, body) and returns the answers with the worst stall in milliseconds."""
+) -> list[RawAnswer]:
+    """Sends (method, path, body) and returns the answers."""
     raw = [
         raw_request(method, path, key=user.key, body=_bytes(body))
         for method, path, body in requests
     ]
-    async with LoopStalls() as stalls:
-        answers = await send_from_outside(user.url, raw, at_once=at_once)
-    return answers, stalls.worst_ms
+    async with LoopStalls(", ".join(f"{method} {path}" for method, path, _ in requests)):
+        return await send_from_outside(user.url, raw, at_once=at_once)
 
 
 def _bytes(body: Any) -> bytes:
@@ -86,9 +85,8 @@ def of_bytes(size: int, values: int = prompts.EXTRA_VALUES_MAX) -> dict[str, Any
 async def test_a_prompt_may_have_50_000_values(user: GatewayUser) -> None:
     for nodes in (1, 1_900):
         body = {"prompt": prompt_of(prompts.VALUES_MAX, nodes=nodes)}
-        (answer,), worst_ms = await attack(user, [("POST", "/prompt", body)])
+        (answer,) = await attack(user, [("POST", "/prompt", body)])
         assert answer.status == 200, answer.raw[-500:]
-        assert worst_ms < STALL_MS_MAX
 
 
 async def test_prompts_of_more_than_2_000_values_are_matched_in_threads(
@@ -103,17 +101,16 @@ async def test_prompts_of_more_than_2_000_values_are_matched_in_threads(
     monkeypatch.setattr(prompts, "match_prompt", noted)
     for values in (SMALL_VALUES_MAX, SMALL_VALUES_MAX + 1):
         body = {"prompt": prompt_of(values)}
-        (answer,), _ = await attack(user, [("POST", "/prompt", body)])
+        (answer,) = await attack(user, [("POST", "/prompt", body)])
         assert answer.status == 200, answer.raw[-500:]
     assert in_loop == [True, False]
 
 
 @pytest.mark.parametrize("values", [prompts.VALUES_MAX + 1, 150_000])
 async def test_a_prompt_with_more_values_is_refused(user: GatewayUser, values: int) -> None:
-    (answer,), worst_ms = await attack(user, [("POST", "/prompt", {"prompt": prompt_of(values)})])
+    (answer,) = await attack(user, [("POST", "/prompt", {"prompt": prompt_of(values)})])
     assert answer.status == 400
     assert answer.json()["error"]["message"] == "The prompt has more than 50,000 values"
-    assert worst_ms < STALL_MS_MAX
 
 
 async def register(server: GatewayInProcess, **prices: int) -> None:
@@ -152,9 +149,8 @@ async def test_prompts_are_compared_with_workflows_while_the_loop_turns(
         (star_of(2_000), 3),
     ):
         balance = await balance_of(user)
-        (answer,), worst_ms = await attack(user, [("POST", "/prompt", {"prompt": prompt})])
+        (answer,) = await attack(user, [("POST", "/prompt", {"prompt": prompt})])
         assert answer.status == 200, answer.raw[-500:]
-        assert worst_ms < STALL_MS_MAX
         assert balance - await balance_of(user) >= price
 
 
@@ -169,32 +165,29 @@ async def test_extra_data_may_have_512_kib(user: GatewayUser) -> None:
         extra_data = of_bytes(prompts.EXTRA_BYTES_MAX, values)
         assert len(_bytes(extra_data)) == prompts.EXTRA_BYTES_MAX
         body = {"prompt": prompt_of(50), "extra_data": extra_data}
-        (answer,), worst_ms = await attack(user, [("POST", "/prompt", body)])
+        (answer,) = await attack(user, [("POST", "/prompt", body)])
         assert answer.status == 200, answer.raw[-500:]
-        assert worst_ms < STALL_MS_MAX
 
 
 @pytest.mark.parametrize("size", [prompts.EXTRA_BYTES_MAX + 1, 3_900_000])
 async def test_larger_extra_data_is_refused(user: GatewayUser, size: int) -> None:
     body = {"prompt": prompt_of(50), "extra_data": of_bytes(size)}
-    (answer,), worst_ms = await attack(user, [("POST", "/prompt", body)])
+    (answer,) = await attack(user, [("POST", "/prompt", body)])
     assert answer.status == 400
     error = answer.json()["error"]
     assert error["message"] == "extra_data is too large"
     assert f"{prompts.EXTRA_BYTES_MAX:,}" in error["details"]
-    assert worst_ms < STALL_MS_MAX
 
 
 @pytest.mark.parametrize("values", [prompts.EXTRA_VALUES_MAX + 1, 190_000])
 async def test_extra_data_with_more_values_is_refused(user: GatewayUser, values: int) -> None:
     extra_data = of_bytes(prompts.EXTRA_BYTES_MAX, values)
     body = {"prompt": prompt_of(50), "extra_data": extra_data}
-    (answer,), worst_ms = await attack(user, [("POST", "/prompt", body)])
+    (answer,) = await attack(user, [("POST", "/prompt", body)])
     assert answer.status == 400
     error = answer.json()["error"]
     assert error["message"] == "extra_data is too large"
     assert f"{prompts.EXTRA_VALUES_MAX:,} values" in error["details"]
-    assert worst_ms < STALL_MS_MAX
 
 
 async def large_history(server: GatewayInProcess, user: GatewayUser, count: int) -> list[str]:
@@ -221,7 +214,7 @@ async def test_a_history_of_large_prompts_is_read_in_parts(
 ) -> None:
     ids = await large_history(server, user, 12)
     server.plane.context.notifier.tell_user(user.user_id)
-    (answer,), worst_ms = await attack(user, [("GET", path, None)])
+    (answer,) = await attack(user, [("GET", path, None)])
     assert answer.status == 200
     assert len(answer.body) <= history.BODY_BYTES_MAX + 1000
     if path == "/history":
@@ -230,7 +223,6 @@ async def test_a_history_of_large_prompts_is_read_in_parts(
         assert 3 <= len(shown) < len(ids)
     else:
         assert len(answer.json()["jobs"]) == len(ids)
-    assert worst_ms < STALL_MS_MAX
 
 
 async def test_a_queue_of_large_prompts_lists_all_of_them(
@@ -241,15 +233,13 @@ async def test_a_queue_of_large_prompts_lists_all_of_them(
         for number in range(18):
             body = _bytes({"prompt": prompt_of(prompts.VALUES_MAX // 2, color=number)})
             ids.append((await http.post("/prompt", content=body)).json()["prompt_id"])
-    (answer,), worst_ms = await attack(user, [("GET", "/queue", None)])
+    (answer,) = await attack(user, [("GET", "/queue", None)])
     rows = answer.json()["queue_pending"]
     assert {row[1] for row in rows} == set(ids)
     assert any(row[2] for row in rows)
     assert not all(row[2] for row in rows)
-    assert worst_ms < STALL_MS_MAX
     for path, clears in (("/interrupt", {}), ("/queue", {"clear": True})):
-        _, worst_ms = await attack(user, [("POST", path, clears)])
-        assert worst_ms < STALL_MS_MAX
+        await attack(user, [("POST", path, clears)])
 
 
 async def put_files(server: GatewayInProcess, user: GatewayUser, paths: Sequence[str]) -> None:
@@ -270,10 +260,9 @@ async def test_a_tree_within_the_limit_is_listed(
 ) -> None:
     files = [f"folder-{number}/workflow.json" for number in range(userdata.FILES_MAX)]
     await put_files(server, user, files)
-    (answer,), worst_ms = await attack(user, [("GET", path, None)])
+    (answer,) = await attack(user, [("GET", path, None)])
     assert answer.status == 200
     assert len(answer.json()) == (LISTED_MAX if path == TREE else userdata.FILES_MAX)
-    assert worst_ms < STALL_MS_MAX
 
 
 @pytest.mark.parametrize("path", [TREE, SPLIT])
@@ -284,10 +273,9 @@ async def test_a_larger_tree_is_refused(
     deep = "/".join(["f"] * 230)
     files = [f"{number}/{deep}/w.json" for number in range(userdata.FILES_MAX)]
     await put_files(server, user, files)
-    (answer,), worst_ms = await attack(user, [("GET", path, None)])
+    (answer,) = await attack(user, [("GET", path, None)])
     assert answer.status == 413
     assert "10,000 entries" in answer.json()["error"]["message"]
-    assert worst_ms < STALL_MS_MAX
 
 
 async def test_a_file_has_at_most_20_folders_above_it(user: GatewayUser) -> None:
@@ -312,23 +300,18 @@ async def test_settings_may_have_512_kib(server: GatewayInProcess) -> None:
     text = _bytes({"x": "y" * (userdata.SETTINGS_BYTES_MAX - len('{"x":""}'))})
     for each in (text, settings_of(400_000)):
         other = await server.new_user()  # settings add up
-        (answer,), worst_ms = await attack(other, [("POST", "/settings", each)])
+        (answer,) = await attack(other, [("POST", "/settings", each)])
         assert answer.status == 200, answer.raw[-300:]
-        assert worst_ms < STALL_MS_MAX
     user = other
-    _, worst_ms = await attack(
-        user, [("POST", "/settings/small", b"1"), ("GET", "/settings", None)]
-    )
-    assert worst_ms < STALL_MS_MAX
+    await attack(user, [("POST", "/settings/small", b"1"), ("GET", "/settings", None)])
 
 
 async def test_larger_settings_are_refused(user: GatewayUser) -> None:
     text = _bytes({"x": "y" * (userdata.SETTINGS_BYTES_MAX + 1 - len('{"x":""}'))})
     for each in (text, _bytes({"x": "y" * 7_000_000})):
-        (answer,), worst_ms = await attack(user, [("POST", "/settings", each)])
+        (answer,) = await attack(user, [("POST", "/settings", each)])
         assert answer.status == 413
         assert "524,288 bytes" in answer.json()["error"]["message"]
-        assert worst_ms < STALL_MS_MAX
 
 
 IDS = [f"{number:08x}-0000-4000-8000-000000000000" for number in range(190_000)]
@@ -339,11 +322,9 @@ IDS = [f"{number:08x}-0000-4000-8000-000000000000" for number in range(190_000)]
     [("/api/jobs/cancel", "job_ids"), ("/queue", "delete"), ("/history", "delete")],
 )
 async def test_a_call_names_at_most_10_000_ids(user: GatewayUser, path: str, name: str) -> None:
-    (taken,), worst_ms = await attack(user, [("POST", path, {name: IDS[:IDS_MAX]})])
+    (taken,) = await attack(user, [("POST", path, {name: IDS[:IDS_MAX]})])
     assert taken.status == 200
-    assert worst_ms < STALL_MS_MAX
     for count in (IDS_MAX + 1, 190_000):
-        (refused,), worst_ms = await attack(user, [("POST", path, {name: IDS[:count]})])
+        (refused,) = await attack(user, [("POST", path, {name: IDS[:count]})])
         assert refused.status == 400
         assert "10,000 ids" in refused.raw.decode()
-        assert worst_ms < STALL_MS_MAX

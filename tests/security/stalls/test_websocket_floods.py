@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.support.databases.factory import Databases
 from tests.support.server.gateway import GatewayInProcess, GatewayUser, gateway_on
-from tests.support.server.loop_stalls import STALL_MS_MAX, LoopStalls
+from tests.support.server.loop_stalls import LoopStalls
 from tests.support.server.outside import (
     TEXT,
     RawAnswer,
@@ -43,32 +43,29 @@ async def user(server: GatewayInProcess) -> GatewayUser:
 
 async def attack(
     user: GatewayUser, *frames: bytes, sockets: int = 1, closes: bool = True
-) -> tuple[RawAnswer, float]:
+) -> RawAnswer:
     request = raw_websocket("/ws?clientId=attacker", frames, key=user.key, closes=closes)
-    async with LoopStalls() as stalls:
+    async with LoopStalls(f"{len(frames)} frames over {sockets} sockets"):
         answers = await send_from_outside(user.url, [request] * sockets)
-    return answers[-1], stalls.worst_ms
+    return answers[-1]
 
 
 async def test_compressed_frames_are_refused_before_they_are_unpacked(user: GatewayUser) -> None:
     frames = [websocket_frame(DEEP, is_compressed=True)] * 8
-    answer, worst_ms = await attack(user, *frames)
+    answer = await attack(user, *frames)
     assert b"permessage-deflate" not in answer.raw.partition(b"\r\n\r\n")[0]
     assert answer.close_code == 1002
-    assert worst_ms < STALL_MS_MAX
 
 
 async def test_a_frame_may_have_16_kib(user: GatewayUser) -> None:
     text = (b"[" + b"[]," * FRAME_BYTES_MAX)[:FRAME_BYTES_MAX]
-    answer, worst_ms = await attack(user, *[websocket_frame(text)] * FRAMES_AT_ONCE_MAX)
+    answer = await attack(user, *[websocket_frame(text)] * FRAMES_AT_ONCE_MAX)
     assert answer.close_code == 1000
-    assert worst_ms < STALL_MS_MAX
 
 
 async def test_a_frame_of_more_than_16_kib_closes_the_socket(user: GatewayUser) -> None:
-    answer, worst_ms = await attack(user, websocket_frame(b"x" * (FRAME_BYTES_MAX + 1)))
+    answer = await attack(user, websocket_frame(b"x" * (FRAME_BYTES_MAX + 1)))
     assert answer.close_code == 1009
-    assert worst_ms < STALL_MS_MAX
 
 
 @pytest.mark.parametrize("opcode", [TEXT, BINARY, PING], ids=["text", "bytes", "ping"])
@@ -76,9 +73,9 @@ async def test_a_socket_accepts_20_frames_at_once_and_no_more(
     user: GatewayUser, opcode: int
 ) -> None:
     frame = websocket_frame(b"x", opcode=opcode)
-    taken, _ = await attack(user, *[frame] * FRAMES_AT_ONCE_MAX)
+    taken = await attack(user, *[frame] * FRAMES_AT_ONCE_MAX)
     assert taken.close_code == 1000
-    refused, _ = await attack(user, *[frame] * (FRAMES_AT_ONCE_MAX + 3), closes=False)
+    refused = await attack(user, *[frame] * (FRAMES_AT_ONCE_MAX + 3), closes=False)
     assert refused.close_code == 1008
     assert b"20 frames at once" in refused.raw
 
@@ -92,9 +89,8 @@ async def test_a_flood_of_tiny_frames_is_not_parsed(user: GatewayUser, opcode: i
     if opcode == CONT:
         tiny[0] &= 0x7F
     first = bytes(start) if opcode == CONT else b""
-    answer, worst_ms = await attack(user, first + bytes(tiny) * 170_000, sockets=4, closes=False)
+    answer = await attack(user, first + bytes(tiny) * 170_000, sockets=4, closes=False)
     assert answer.close_code == 1008
-    assert worst_ms < STALL_MS_MAX
 
 
 async def test_the_first_text_tells_features(user: GatewayUser) -> None:

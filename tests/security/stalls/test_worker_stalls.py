@@ -14,7 +14,7 @@ from tests.support.databases.factory import Databases
 from tests.support.server.asgi import free_listener, served, url_of
 from tests.support.server.control_plane import plane_on
 from tests.support.server.customers import DRAWN, EffectSetup, effect_setup_on
-from tests.support.server.loop_stalls import STALL_MS_MAX, LoopStalls
+from tests.support.server.loop_stalls import LoopStalls
 from tests.support.server.outside import RawAnswer, raw_request, send_from_outside
 
 from comfyfleet.api.values import VALUES_BYTES_MAX, VALUES_MAX
@@ -60,11 +60,10 @@ class Desk:
 
     async def call(self, endpoint: str, body: dict[str, Any]) -> RawAnswer:
         path, data = f"/api/worker/{endpoint}", json.dumps(body, separators=(",", ":")).encode()
-        async with LoopStalls() as stalls:
+        async with LoopStalls(f"{endpoint} of {len(data):,} bytes"):
             (answer,) = await send_from_outside(
                 self.url, [raw_request("POST", path, key=self.key, body=data)]
             )
-        assert stalls.worst_ms < STALL_MS_MAX, endpoint
         return answer
 
 

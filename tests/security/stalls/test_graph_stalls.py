@@ -12,7 +12,7 @@ import pytest
 from tests.support.databases.factory import Databases
 from tests.support.jobs.graphs import GraphSetup, graph_setup_on
 from tests.support.server.asgi import free_listener, served, url_of
-from tests.support.server.loop_stalls import STALL_MS_MAX, LoopStalls
+from tests.support.server.loop_stalls import LoopStalls
 from tests.support.server.outside import raw_request, send_from_outside
 
 from comfyfleet.api.graphs import GraphRunAnswer
@@ -104,11 +104,10 @@ async def ended(setup: GraphSetup, run: LoadedRun) -> LoadedRun:
 
 async def test_a_graph_without_jobs_leaves_the_loop_turning(setup: GraphSetup) -> None:
     made = await actions.create_graph(setup.graphs, setup.owner, loops())
-    async with LoopStalls() as stalls:
+    async with LoopStalls("a run without jobs"):
         run = await setup.run(made.id, inputs={"rows": list(range(ITEMS))})
         was_cut = run.run.is_cut
         now = await ended(setup, run)
-    assert stalls.worst_ms < STALL_MS_MAX
     assert was_cut
     assert now.run.status == GraphRunStatus.COMPLETED
     assert len(now.run.records) > ITEMS * ROUNDS
@@ -132,10 +131,9 @@ async def test_after_a_restart_a_run_continues_where_it_was(setup: GraphSetup) -
         # Nobody else has changed it for long.
         now = setup.plane.context.clock
         patch.setattr("comfyfleet.server.graphs.runner.CONTINUED_ELSEWHERE", now() - now())
-        async with LoopStalls() as stalls:
+        async with LoopStalls("a run after a restart"):
             await sweep_runs(setup.graphs, setup.plane.pools["main"])
             again = await ended(setup, run)
-    assert stalls.worst_ms < STALL_MS_MAX
     assert again.run.status == GraphRunStatus.COMPLETED
 
 
@@ -150,9 +148,8 @@ async def test_a_run_that_another_process_continues_is_left_to_it(setup: GraphSe
 async def test_a_large_run_is_cancelled_while_the_loop_turns(setup: GraphSetup) -> None:
     made = await actions.create_graph(setup.graphs, setup.owner, loops())
     run = await setup.run(made.id, inputs={"rows": list(range(ITEMS * 4))})
-    async with LoopStalls() as stalls:
+    async with LoopStalls("a cancellation"):
         now = await actions.cancel_graph_run(setup.graphs, setup.owner, run.head.id)
-    assert stalls.worst_ms < STALL_MS_MAX
     assert now.run.status == GraphRunStatus.CANCELLED
     assert not now.run.is_cut
 
@@ -161,13 +158,12 @@ async def test_a_large_run_is_read_while_the_loop_turns(setup: GraphSetup) -> No
     made = await actions.create_graph(setup.graphs, setup.owner, loops())
     run = await ended(setup, await setup.run(made.id, inputs={"rows": list(range(ITEMS * 2))}))
     setup.plane.__dict__["graphs"] = GraphContext(setup.plane.context)
-    async with LoopStalls() as stalls:
+    async with LoopStalls("views of a large run"):
         answers = [await shown(setup, run, limit) for limit in (200, 20_000)]
         timeline = await reports.read_timeline(setup.graphs, setup.owner, run.head.id)
         await reports.compare_own_runs(
             setup.graphs, setup.owner, run.head.id, run.head.id, with_same=True
         )
-    assert stalls.worst_ms < STALL_MS_MAX
     assert [len(each.executions) for each in answers] == [200, answers[1].executions_total]
     assert timeline.nodes
 
@@ -219,9 +215,8 @@ async def test_a_large_run_is_sent_while_the_loop_turns(setup: GraphSetup) -> No
         for each in (path, f"{path}?executions=20000", f"{path}/timeline", "/api/graph-runs")
     ]
     listener = free_listener()
-    async with served(create_app(setup.plane), listener), LoopStalls() as stalls:
+    async with served(create_app(setup.plane), listener), LoopStalls("a large run over HTTP"):
         answers = await send_from_outside(url_of(listener), requests)
-    assert stalls.worst_ms < STALL_MS_MAX
     assert [each.status for each in answers] == [200] * len(requests)
     assert len(json.loads(answers[1].body)["executions"]) > ITEMS * ROUNDS
 
@@ -281,10 +276,9 @@ async def test_a_run_may_have_as_many_executions_as_its_limit_and_no_more(
         quote = await actions.quote_run(setup.graphs, setup.owner, made.id, {})
         fixed = quote.executions_max - 10
         most = NewGraphRun({"rows": list(range(LIMIT - fixed))})
-        async with LoopStalls() as stalls:
+        async with LoopStalls("a run at its limit"):
             run, _ = await actions.start_run(setup.graphs, setup.owner, made.id, most)
             now = await ended(setup, run)
-        assert stalls.worst_ms < STALL_MS_MAX
         assert now.run.status == GraphRunStatus.COMPLETED
         assert len(now.run.records) == LIMIT
         more = NewGraphRun({"rows": list(range(LIMIT - fixed + 1))})
@@ -308,7 +302,7 @@ async def test_a_run_whose_executions_are_not_known_before_fails_at_its_limit(
 
 async def test_many_templates_are_checked_while_the_loop_turns(setup: GraphSetup) -> None:
     document = values(450, 20)
-    async with LoopStalls() as stalls:
+    async with LoopStalls("many templates"):
         checked = await actions.check_document(setup.graphs, setup.owner, document)
         assert not checked.check.problems
         await actions.quote_checked(setup.graphs, setup.owner, checked, {})
@@ -317,7 +311,6 @@ async def test_many_templates_are_checked_while_the_loop_turns(setup: GraphSetup
         await actions.graph_ports(setup.graphs, setup.owner, made.id)
         run = await setup.run(made.id)
         await ended(setup, run)
-    assert stalls.worst_ms < STALL_MS_MAX
 
 
 async def test_more_characters_of_templates_than_allowed_are_refused_while_the_loop_turns(
@@ -325,10 +318,9 @@ async def test_more_characters_of_templates_than_allowed_are_refused_while_the_l
 ) -> None:
     document = values(450, 20)
     document["nodes"][0]["values"]["v0"] = "{{ a }}" * 30_000
-    async with LoopStalls() as stalls:
+    async with LoopStalls("too many characters of templates"):
         with pytest.raises(FleetError, match="200,000 characters"):
             await actions.create_graph(setup.graphs, setup.owner, document)
-    assert stalls.worst_ms < STALL_MS_MAX
 
 
 async def test_pipelines_with_many_templates_are_stored_while_the_loop_turns(
@@ -343,12 +335,11 @@ async def test_pipelines_with_many_templates_are_stored_while_the_loop_turns(
         for step in range(50)
     ]
     whose = (setup.owner.tenant_id, setup.owner.user_id)
-    async with LoopStalls() as stalls:
+    async with LoopStalls("a pipeline with many templates"):
         with pytest.raises(InvalidInput, match="p0"):  # the workflow has no such property
             await create_pipeline(
                 setup.plane.context, *whose, {"name": "templates", "steps": steps}
             )
-    assert stalls.worst_ms < STALL_MS_MAX
 
 
 # object_infos
@@ -375,9 +366,8 @@ async def test_a_large_object_info_is_parsed_while_the_loop_turns(setup: GraphSe
     async with setup.plane.central.read() as tx:
         fleet = (await fleets.list_fleets(tx))[0]
     cache = object_info.ObjectInfoCache()
-    async with LoopStalls() as stalls:
+    async with LoopStalls("a large object_info"):
         found = await cache.get(setup.plane.store, fleet, content_hash)
-    assert stalls.worst_ms < STALL_MS_MAX
     assert found == json.loads(data)
 
 
@@ -387,8 +377,7 @@ async def test_an_object_info_with_more_values_is_refused_while_the_loop_turns(
     content_hash = await uploaded(setup, node_types(NODE_VALUES_MAX - 10, 30))
     async with setup.plane.central.read() as tx:
         fleet = (await fleets.list_fleets(tx))[0]
-    async with LoopStalls() as stalls:
+    async with LoopStalls("too large an object_info"):
         with pytest.raises(InvalidInput, match="1,000,000 values"):
             await object_info.accept_upload(setup.plane.store, fleet, content_hash)
-    assert stalls.worst_ms < STALL_MS_MAX
     assert await setup.plane.store.head(object_info.incoming_key(fleet, content_hash)) is None

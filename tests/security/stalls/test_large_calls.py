@@ -11,7 +11,7 @@ import httpx
 import pytest
 from tests.support.databases.factory import Databases
 from tests.support.server.gateway import GatewayInProcess, GatewayUser, gateway_on
-from tests.support.server.loop_stalls import STALL_MS_MAX, LoopStalls
+from tests.support.server.loop_stalls import LoopStalls
 from tests.support.server.outside import RawAnswer, raw_request, send_from_outside
 
 from comfyfleet.api import worker as worker_api
@@ -48,12 +48,12 @@ async def user(server: GatewayInProcess) -> GatewayUser:
 
 async def call(
     user: GatewayUser, method: str, path: str, body: Any = None, **options: Any
-) -> tuple[RawAnswer, float]:
+) -> RawAnswer:
     data = b"" if body is None else json.dumps(body, separators=(",", ":")).encode()
     request = raw_request(method, path, **{"key": user.key, "body": data, **options})
-    async with LoopStalls() as stalls:
+    async with LoopStalls(f"{method} {path}"):
         (answer,) = await send_from_outside(user.url, [request])
-    return answer, stalls.worst_ms
+    return answer
 
 
 def saved_as(prefix: str) -> dict[str, Any]:
@@ -63,43 +63,39 @@ def saved_as(prefix: str) -> dict[str, Any]:
 
 async def test_a_filename_prefix_has_at_most_1_000_characters(user: GatewayUser) -> None:
     for size, status in ((1_000, 200), (1_001, 400), (3_900_000, 400)):
-        answer, worst_ms = await call(user, "POST", "/prompt", saved_as("x" * size))
+        answer = await call(user, "POST", "/prompt", saved_as("x" * size))
         assert answer.status == status, answer.raw[-500:]
-        assert worst_ms < STALL_MS_MAX
         if status == 400:
             assert "at most 1,000 characters" in answer.json()["error"]["message"]
 
 
 async def test_a_prompt_that_no_fleet_accepts_is_refused_by_its_size(user: GatewayUser) -> None:
-    answer, worst_ms = await call(user, "POST", "/prompt", saved_as("x" * 7_900_000))
+    answer = await call(user, "POST", "/prompt", saved_as("x" * 7_900_000))
     assert (answer.status, answer.json()["error"]["type"]) == (400, "prompt_too_large")
-    assert worst_ms < STALL_MS_MAX
 
 
 async def test_a_large_text_is_accepted_up_to_the_size_of_a_prompt(user: GatewayUser) -> None:
     """4 MiB by default: long texts and pictures in Base64 are what real clients send."""
     text = {"class_type": "PrimitiveString", "inputs": {"value": "x" * 4_100_000}}
     shown = {"class_type": "PreviewAny", "inputs": {"source": ["1", 0]}}
-    answer, worst_ms = await call(user, "POST", "/prompt", {"prompt": {"1": text, "2": shown}})
+    answer = await call(user, "POST", "/prompt", {"prompt": {"1": text, "2": shown}})
     assert answer.status == 200, answer.raw[-500:]
-    assert worst_ms < STALL_MS_MAX
 
 
 async def test_a_long_class_type_is_shown_in_part(user: GatewayUser) -> None:
     for size, shown in ((200, 200), (201, 200), (3_900_000, 200)):
         prompt = {"1": {"class_type": "T" * size, "inputs": {}}}
-        answer, worst_ms = await call(user, "POST", "/prompt", {"prompt": prompt})
+        answer = await call(user, "POST", "/prompt", {"prompt": prompt})
         assert answer.status == 400
         assert answer.json()["error"]["extra_info"]["class_type"] == "T" * shown
         assert len(answer.body) < 2_000
-        assert worst_ms < STALL_MS_MAX
 
 
 async def test_validation_errors_show_no_code_of_the_control_plane(user: GatewayUser) -> None:
     preview = {"class_type": "PreviewImage", "inputs": {"images": ["99", 0]}}
-    missing, _ = await call(user, "POST", "/prompt", {"prompt": {"3": preview}})
+    missing = await call(user, "POST", "/prompt", {"prompt": {"3": preview}})
     preview = {"class_type": "PreviewImage", "inputs": {"images": ["1", 77]}}
-    wrong_slot, _ = await call(user, "POST", "/prompt", {"prompt": {**DRAW, "3": preview}})
+    wrong_slot = await call(user, "POST", "/prompt", {"prompt": {**DRAW, "3": preview}})
     assert (missing.status, wrong_slot.status) == (400, 200)
     for answer in (missing, wrong_slot):
         assert ".py" not in answer.raw.decode()
@@ -110,7 +106,7 @@ async def test_validation_errors_show_no_code_of_the_control_plane(user: Gateway
 
 async def test_inputs_as_a_list_are_refused(user: GatewayUser) -> None:
     prompt = {**DRAW, "1": {"class_type": "EmptyImage", "inputs": [1]}}
-    answer, _ = await call(user, "POST", "/prompt", {"prompt": prompt})
+    answer = await call(user, "POST", "/prompt", {"prompt": prompt})
     assert answer.status == 400
     assert answer.json()["error"]["type"] == "prompt_outputs_failed_validation"
     assert list(answer.json()["node_errors"]) == ["1"]
@@ -121,25 +117,22 @@ def step(number: int, prefix: str) -> dict[str, Any]:
     return {"name": f"s{number}", "workflow": "draw", "properties": properties, "children_per_parent": 2}  # fmt: skip
 
 
-async def new_pipeline(user: GatewayUser, name: str, texts: list[str]) -> tuple[RawAnswer, float]:
+async def new_pipeline(user: GatewayUser, name: str, texts: list[str]) -> RawAnswer:
     steps = [step(number, text) for number, text in enumerate(texts)]
     return await call(user, "POST", "/api/pipelines", {"name": name, "steps": steps})
 
 
 async def test_templates_of_a_pipeline_have_200_000_characters_in_all(user: GatewayUser) -> None:
     seeds = "{{ seed }}" * 400
-    answer, worst_ms = await new_pipeline(user, "largest", [seeds] * 50)
+    answer = await new_pipeline(user, "largest", [seeds] * 50)
     assert answer.status == 201, answer.raw[-500:]
-    assert worst_ms < STALL_MS_MAX
     path = f"/api/pipelines/{answer.json()['id']}/runs"
-    answer, worst_ms = await call(user, "POST", path, {"base_candidates": 1})
+    answer = await call(user, "POST", path, {"base_candidates": 1})
     assert answer.status == 201, answer.raw[-500:]
-    assert worst_ms < STALL_MS_MAX
     for texts in ([seeds] * 49 + [seeds + "x"], ["{{ seed }}" * 1_900] * 50):
-        answer, worst_ms = await new_pipeline(user, "larger", texts)
+        answer = await new_pipeline(user, "larger", texts)
         assert answer.status == 422
         assert "at most 200,000 characters" in answer.raw.decode()
-        assert worst_ms < STALL_MS_MAX
 
 
 def variables_of(size: int, name: str = "v") -> dict[str, str]:
@@ -148,44 +141,40 @@ def variables_of(size: int, name: str = "v") -> dict[str, str]:
 
 
 async def test_variables_of_a_run_have_256_kib_in_all(user: GatewayUser) -> None:
-    answer, _ = await new_pipeline(user, "small", ["{{ seed }}"])
+    answer = await new_pipeline(user, "small", ["{{ seed }}"])
     path = f"/api/pipelines/{answer.json()['id']}/runs"
     for size, status in ((INPUT_CHARACTERS_MAX + 1, 413), (7_000_000, 413), (INPUT_CHARACTERS_MAX, 201)):  # fmt: skip
         new = {"base_candidates": 1, "variables": variables_of(size)}
-        answer, worst_ms = await call(user, "POST", path, new)
+        answer = await call(user, "POST", path, new)
         assert answer.status == status, answer.raw[-500:]
-        assert worst_ms < STALL_MS_MAX
     run = f"/api/pipeline-runs/{answer.json()['id']}"
     many = {f"v{number}": "x" * 100 for number in range(60_000)}
     for more in ({"w": 1}, many):
-        answer, worst_ms = await call(user, "PATCH", run, {"variables": more})
+        answer = await call(user, "PATCH", run, {"variables": more})
         assert answer.status == 413
         assert "variables have more than 262,144" in answer.raw.decode()
-        assert worst_ms < STALL_MS_MAX
     changed = variables_of(INPUT_CHARACTERS_MAX - 100)
-    answer, worst_ms = await call(user, "PATCH", run, {"variables": changed})
+    answer = await call(user, "PATCH", run, {"variables": changed})
     assert (answer.status, answer.json()["variables"]) == (200, changed)
-    assert worst_ms < STALL_MS_MAX
 
 
 async def test_a_list_of_runs_leaves_large_variables_out(user: GatewayUser) -> None:
-    answer, _ = await new_pipeline(user, "small", ["{{ seed }}"])
+    answer = await new_pipeline(user, "small", ["{{ seed }}"])
     path = f"/api/pipelines/{answer.json()['id']}/runs"
     large = {f"v{number}": number for number in range(15_000)}
     async with user.http_async() as http:
         for variables in [{"a": 1}, *[large] * 30]:
             new = {"base_candidates": 1, "variables": variables}
-            answer_ = await http.post(path, json=new)
-            assert answer_.status_code == 201, answer_.text
-    answer, worst_ms = await call(user, "GET", "/api/pipeline-runs?limit=100")
+            created = await http.post(path, json=new)
+            assert created.status_code == 201, created.text
+    answer = await call(user, "GET", "/api/pipeline-runs?limit=100")
     assert [run["variables"] for run in answer.json()["runs"]] == [{}] * 30 + [{"a": 1}]
-    assert worst_ms < STALL_MS_MAX
 
 
 async def test_inputs_of_a_graph_run_have_256_kib_in_all(user: GatewayUser) -> None:
     nodes = [{"id": "a", "type": "input"}, {"id": "r", "type": "output"}]
     graph = {"name": "g", "nodes": nodes, "connections": [{"from": "a.value", "to": "r.value"}]}
-    answer, _ = await call(user, "POST", "/api/graphs", graph)
+    answer = await call(user, "POST", "/api/graphs", graph)
     path = f"/api/graphs/{answer.json()['id']}/runs"
     largest = INPUT_CHARACTERS_MAX
     for inputs, status in (
@@ -195,15 +184,13 @@ async def test_inputs_of_a_graph_run_have_256_kib_in_all(user: GatewayUser) -> N
         ({"a": list(range(190_000))}, 413),
         ({"a": [{"a": 1}] * 60_000}, 413),
     ):
-        answer, worst_ms = await call(user, "POST", path, {"inputs": inputs})
+        answer = await call(user, "POST", path, {"inputs": inputs})
         assert answer.status == status, answer.raw[-500:]
-        assert worst_ms < STALL_MS_MAX
         if status == 413:
             assert "inputs have more than 262,144" in answer.raw.decode()
     new = {"document": graph, "inputs": {"a": [{"a": 1}] * 60_000}}
-    answer, worst_ms = await call(user, "POST", "/api/graph-runs", new)
+    answer = await call(user, "POST", "/api/graph-runs", new)
     assert answer.status == 413
-    assert worst_ms < STALL_MS_MAX
 
 
 async def test_a_rerun_has_inputs_of_at_most_256_kib(
@@ -211,9 +198,9 @@ async def test_a_rerun_has_inputs_of_at_most_256_kib(
 ) -> None:
     nodes = [{"id": "a", "type": "input"}, {"id": "r", "type": "output"}]
     graph = {"name": "g", "nodes": nodes, "connections": [{"from": "a.value", "to": "r.value"}]}
-    answer, _ = await call(user, "POST", "/api/graphs", graph)
+    answer = await call(user, "POST", "/api/graphs", graph)
     path = f"/api/graphs/{answer.json()['id']}/runs"
-    answer, _ = await call(user, "POST", path, {"inputs": {"a": "x"}})
+    answer = await call(user, "POST", path, {"inputs": {"a": "x"}})
     path = f"/api/graph-runs/{answer.json()['id']}/rerun"
     many = {f"n.p{number}": "x" * 70_000 for number in range(100)}
     for body, status in (
@@ -223,18 +210,16 @@ async def test_a_rerun_has_inputs_of_at_most_256_kib(
         ({"inputs": {"a": list(range(190_000))}}, 413),
         ({"set": many}, 413),
     ):
-        answer, worst_ms = await call(user, "POST", path, body)
+        answer = await call(user, "POST", path, body)
         assert answer.status == status, answer.raw[-500:]
-        assert worst_ms < STALL_MS_MAX
 
 
 async def test_a_pipeline_has_at_most_50_steps_whatever_they_are(user: GatewayUser) -> None:
     wrong: list[list[Any]] = [[1] * 195_000, ["x" * 20] * 90_000, [{}] * 51]
     for steps in wrong:
-        answer, worst_ms = await call(user, "POST", "/api/pipelines", {"name": "p", "steps": steps})
+        answer = await call(user, "POST", "/api/pipelines", {"name": "p", "steps": steps})
         assert answer.status == 422
         assert "steps" in answer.raw.decode()
-        assert worst_ms < STALL_MS_MAX
 
 
 @pytest.mark.parametrize(
@@ -257,7 +242,7 @@ async def test_long_lists_of_a_worker_are_refused_before_their_items_are_read(
 ) -> None:
     secret = await embedded_fleet_secret(server.plane, server.folder)
     joining = {"worker_id": "w1", "fleet_slug": FLEET, "stage": STAGE}
-    joined, _ = await call(
+    joined = await call(
         user, "POST", "/api/worker/register", joining, key="", headers={"X-Fleet-Secret": secret}
     )
     lease = {"dispatch_id": 1, "lease_token": str(uuid4())}
@@ -269,13 +254,12 @@ async def test_long_lists_of_a_worker_are_refused_before_their_items_are_read(
         many = ["cloud"] * 190_000
     if field == "capabilities":
         many = ["x"] * 190_000
-    answer, worst_ms = await call(
+    answer = await call(
         user, "POST", f"/api/worker/{route}", {**body, field: many}, key=joined.json()["token"]
     )
     assert answer.status == 422
     assert field in answer.raw.decode()
     assert len(answer.body) < 5_000
-    assert worst_ms < STALL_MS_MAX
 
 
 async def test_a_registration_names_a_limited_number_of_things(
@@ -288,9 +272,7 @@ async def test_a_registration_names_a_limited_number_of_things(
         body = {"worker_id": worker_id, "fleet_slug": FLEET, "stage": STAGE, **fields}
         headers = {"X-Fleet-Secret": secret}
         path = "/api/worker/register"
-        answer, worst_ms = await call(user, "POST", path, body, key="", headers=headers)
-        assert worst_ms < STALL_MS_MAX
-        return answer
+        return await call(user, "POST", path, body, key="", headers=headers)
 
     slugs = [f"c{number}" for number in range(190_000)]
     unknown = await register("w1", workflow_slugs=slugs[: worker_api.SLUGS_MAX])
@@ -318,9 +300,8 @@ async def test_a_batch_has_1_000_jobs(server: GatewayInProcess) -> None:
     for count, status in ((1_000, 201), (1_001, 422), (60_000, 422)):
         items = [long if count == 1_000 else {}] * count
         body = {"effect_id": effect_id, "items": items}
-        answer, worst_ms = await call(user, "POST", "/api/ai-jobs/batches", body)
+        answer = await call(user, "POST", "/api/ai-jobs/batches", body)
         assert answer.status == status, answer.raw[-500:]
-        assert worst_ms < STALL_MS_MAX
         assert status == 201 or b"at most 1000 entries" in answer.body
 
 
