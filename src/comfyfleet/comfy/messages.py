@@ -37,11 +37,13 @@ from comfyfleet.comfy.events import (
     Started,
     Succeeded,
 )
+from comfyfleet.comfy.system_errors import system_texts
 
 CURRENT_RUN = ""
 BLOCKED = "ExecutionBlocked"
 # Not the prompt's fault: too small a GPU, or one whose process is broken until it is restarted.
-BACKEND_FAULTS = ("OutOfMemoryError", "illegal memory access", "device-side assert")
+OUT_OF_MEMORY = "OutOfMemoryError"
+BROKEN = ("illegal memory access", "device-side assert")
 CONTENT_TYPES = {1: "image/jpeg", 2: "image/png"}
 UINT32 = struct.Struct(">I")
 
@@ -101,7 +103,8 @@ def parse_failure(data: Data) -> Failed | Blocked:
         return Blocked(run_id, node_id or "", node_type or "", message)
     trace = data.get("traceback")
     lines = tuple(map(str, trace)) if isinstance(trace, list) else ()
-    retryable = any(mark in f"{exception_type} {message}" for mark in BACKEND_FAULTS)
+    is_broken = any(text.startswith(BROKEN) for text in system_texts(exception_type, message))
+    retryable = exception_type.endswith(OUT_OF_MEMORY) or is_broken
     return Failed(run_id, message, node_id, node_type, exception_type, lines, retryable)
 
 

@@ -5,7 +5,7 @@ Pure: tables from errors and their texts to final reports.
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from comfyfleet.api.worker import LACKING_MAX, Fail, Job, Lacking, Requeue, RequeueReason
 from comfyfleet.comfy.answers import NodeProblem
 from comfyfleet.comfy.events import Failed
+from comfyfleet.comfy.system_errors import system_texts
 from comfyfleet.errors import (
     AccessDenied,
     CreditsExhausted,
@@ -70,7 +71,7 @@ DISK_FULL_TEXT = "The worker's disk is full."
 # Of the backend's own writes. Ours raise OSError; the backend may have another disk.
 BACKEND_DISK_FULL = BackendFault("disk_full")
 
-# The first that fits. Types are matched at the end of the name, texts anywhere.
+# The first that fits. Types are matched at the end of the name, the system's own texts at their beginning.
 _BY_TYPE: tuple[tuple[str, BackendFault], ...] = (
     ("OutOfMemoryError", OUT_OF_MEMORY),
     ("OOM_EXCEPTION", OUT_OF_MEMORY),
@@ -78,36 +79,38 @@ _BY_TYPE: tuple[tuple[str, BackendFault], ...] = (
     ("AcceleratorError", POISONED),
 )
 _BY_TEXT: tuple[tuple[str, BackendFault], ...] = (
-    (r"CUDA (error: )?out of memory", OUT_OF_MEMORY),
+    (r"(CUDA )?out of memory", OUT_OF_MEMORY),
     (r"(HIP|MPS backend|XPU) out of memory", OUT_OF_MEMORY),
     (r"CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED", OUT_OF_MEMORY),
     (r"Allocation on device\b", OUT_OF_MEMORY),
     (r"DefaultCPUAllocator: (can't allocate|not enough) memory", OUT_OF_MEMORY),
-    (r"Cannot allocate memory", OUT_OF_MEMORY),
+    (r"(\[Errno 12\] )?Cannot allocate memory", OUT_OF_MEMORY),
+    (r"unable to mmap \d+ bytes from file .*: Cannot allocate memory", OUT_OF_MEMORY),
     (r"CUDA error: |HIP error: |CUDA driver error: ", POISONED),
     (r"cudaError[A-Z]\w+|CUDA_ERROR_[A-Z_]+", POISONED),
     (r"device-side assert|illegal memory access|unspecified launch failure", POISONED),
     (r"CUBLAS_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED|ARCH_MISMATCH)", POISONED),
     (r"CUDNN_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED)", POISONED),
     (r"\[Errno 28\]|No space left on device", BACKEND_DISK_FULL),
-    (r"no CUDA-capable device|Found no NVIDIA driver|GPU is lost|fallen off the bus", POISONED),
+    (
+        r"no CUDA-capable device|Found no NVIDIA driver|(The )?GPU (is lost|has fallen off the bus)",
+        POISONED,
+    ),
 )
 _TEXTS = tuple((re.compile(pattern, re.IGNORECASE), fault) for pattern, fault in _BY_TEXT)
 
 
-def find_backend_fault(
-    exception_type: str | None, message: str, traceback: Sequence[str] = ()
-) -> BackendFault | None:
-    """The backend's fault that an error shows; None if the prompt is at fault.
+def find_backend_fault(exception_type: str | None, message: str) -> BackendFault | None:
+    """The backend's fault that an error shows; None if the prompt is at fault, or may be.
 
-    Only the traceback's last line is read: the lines above quote code.
+    Nobody may take a backend out of service by a text that a node quotes in its error.
     """
     for ending, fault in _BY_TYPE:
         if (exception_type or "").endswith(ending):
             return fault
-    text = "\n".join([message, *traceback[-1:]])[:TEXT_CHARACTERS_MAX]
+    texts = system_texts(exception_type, message[:TEXT_CHARACTERS_MAX])
     for pattern, fault in _TEXTS:
-        if pattern.search(text):
+        if any(pattern.match(text) for text in texts):
             return fault
     return None
 
@@ -119,6 +122,7 @@ PROBLEM_CHARACTERS_MAX = 500
 REFUSAL_MESSAGE_CHARACTERS_MAX = 5_000
 # The control plane keeps 50,000 characters of a report.
 REFUSAL_CHARACTERS_MAX = 30_000
+INVALID_PROMPT = "invalid_prompt"
 NO_SUCH_NODE = re.compile(r"because node (.+) does not exist")
 BACKEND_LACKS = BackendFault("backend_lacks", changes_lists=True)
 
@@ -208,7 +212,7 @@ def _outcome_of_failed_run(failed: object, error: RunFailed, job: Job) -> LeaseO
         # Another client interrupted it on the server.
         fault: BackendFault | None = BackendFault("backend_fault")
     else:
-        fault = find_backend_fault(failed.exception_type, failed.message, failed.traceback)
+        fault = find_backend_fault(failed.exception_type, failed.message)
         if fault is None and failed.retryable:
             fault = BackendFault("backend_fault")
     if fault is not None:
@@ -261,7 +265,8 @@ def _missing_type(problem: NodeProblem) -> str | None:
     """
     if problem.kind == "missing_node_type" and problem.class_type:
         return problem.class_type
-    match = NO_SUCH_NODE.search(problem.message)
+    # A custom node's own check may quote anything.
+    match = NO_SUCH_NODE.search(problem.message) if problem.kind == INVALID_PROMPT else None
     return match[1] if match else None
 
 

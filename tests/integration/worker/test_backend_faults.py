@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 from tests.integration.worker.test_overlap import depth
+from tests.support.backends.nodes import GPU_FAILURES
 from tests.support.backends.proxy import Fault, faulty_proxy
 from tests.support.workers.memory_plane import Plane, eventually
-from tests.support.workers.prompts import failing, picture, steps
+from tests.support.workers.prompts import failing, failing_on_gpu, picture, steps
 from tests.support.workers.workers import running_worker, settings_for
 
 from comfyfleet.comfy import ComfyServer, Fetched, OutputFile
 from comfyfleet.engine import serve_in_thread
+from comfyfleet.engine.nodes import registry
 from comfyfleet.engine.serve import Served as Engine
 from comfyfleet.worker import health, lease_runner
 from comfyfleet.worker.journal import Journal, JournalEntry
@@ -30,6 +32,15 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "IDLE_PROBE_SECONDS", 0.3)
 
 
+NODES = {**registry(), **GPU_FAILURES}
+
+
+@pytest.fixture
+def gpu_engine() -> Iterator[Engine]:
+    with serve_in_thread(nodes=NODES) as engine:
+        yield engine
+
+
 class Mortal:
     """An engine that can be killed and started again at the same address."""
 
@@ -40,7 +51,9 @@ class Mortal:
         self.engine = self.start()
 
     def start(self) -> Engine:
-        self.engine = self._stack.enter_context(serve_in_thread(data=self._data, port=self._port))
+        self.engine = self._stack.enter_context(
+            serve_in_thread(data=self._data, port=self._port, nodes=NODES)
+        )
         self._port = int(self.engine.url.rpartition(":")[2])
         return self.engine
 
@@ -129,11 +142,14 @@ async def test_a_hung_backend_hands_the_job_back(
 
 
 async def test_out_of_memory_is_the_backends_fault_and_memory_is_freed(
-    plane: Plane, engine: Engine, tmp_path: Path
+    plane: Plane, gpu_engine: Engine, tmp_path: Path
 ) -> None:
     plane.requeues_again = False
-    job = plane.add(failing("CUDA out of memory. Tried to allocate 2.00 GiB"), model_key="flux")
-    async with running_worker(settings_for(plane, engine.url, tmp_path)) as worker:
+    job = plane.add(
+        failing_on_gpu("CUDA out of memory. Tried to allocate 2.00 GiB"), model_key="flux"
+    )
+    settings = settings_for(plane, gpu_engine.url, tmp_path)
+    async with running_worker(settings) as worker:
         await eventually(lambda: job.word)
         await eventually(lambda: worker.models.keys == ())
         after = plane.add(picture())
@@ -146,7 +162,7 @@ async def test_a_poisoned_backend_gets_no_more_jobs_until_it_was_restarted(
     plane: Plane, dies_like_comfyui: Mortal, tmp_path: Path
 ) -> None:
     plane.requeues_again = False
-    job = plane.add(failing("CUDA error: an illegal memory access was encountered"))
+    job = plane.add(failing_on_gpu("CUDA error: an illegal memory access was encountered"))
     settings = settings_for(plane, dies_like_comfyui.engine.url, tmp_path / "state", max_retries=1)
     async with running_worker(settings):
         await eventually(lambda: job.word)
@@ -159,6 +175,20 @@ async def test_a_poisoned_backend_gets_no_more_jobs_until_it_was_restarted(
         await dies_like_comfyui.looked_for()
         await asyncio.to_thread(dies_like_comfyui.start)
         await eventually(lambda: after.word)
+
+
+@pytest.mark.parametrize(
+    "text", ["CUDA error: an illegal memory access was encountered", "CUDA out of memory"]
+)
+async def test_a_node_that_quotes_a_fault_fails_its_job_and_nothing_else(
+    plane: Plane, engine: Engine, tmp_path: Path, text: str
+) -> None:
+    job, after = plane.add(failing(text)), plane.add(picture())
+    async with running_worker(settings_for(plane, engine.url, tmp_path)):
+        await eventually(lambda: job.word and after.word)
+    assert job.failure["exception_message"] == text
+    assert (job.leases, after.leases) == (1, 1)
+    assert not any(plane.problems)
 
 
 async def test_a_prompt_that_may_or_may_not_have_arrived_is_never_sent_twice(

@@ -13,7 +13,7 @@ from tests.support.backends.gpu_engine import NODE, memory_command
 from tests.support.backends.prompts import node
 from tests.support.server.ports import first_of_free_ports
 from tests.support.workers.memory_plane import Plane, eventually
-from tests.support.workers.prompts import failing
+from tests.support.workers.prompts import failing_on_gpu
 from tests.support.workers.workers import settings_for
 
 from comfyfleet.worker.machine import command_memory_reader
@@ -92,7 +92,7 @@ async def test_it_grows_to_two_not_to_three_and_shrinks_when_memory_runs_out(
         }
         await eventually(lambda: len(pack.members["0"]) == 2, 30)
         feeding.cancel()
-        plane.add(failing("CUDA error: out of memory"))
+        plane.add(failing_on_gpu("CUDA error: out of memory"))
         await eventually(lambda: ("remove", "out_of_memory") in decided(pack), 30)
         await eventually(lambda: len(pack.members["0"]) == 1, 30)
         with serve_metrics(pack, "127.0.0.1", 0) as port:

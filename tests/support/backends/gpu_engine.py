@@ -11,6 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.support.backends.nodes import GPU_FAILURES
+
 from comfyfleet.engine import DataFolder, Engine
 from comfyfleet.engine.node import Context, EngineNodeType, Interface, NodeResult, integer, node
 from comfyfleet.engine.nodes import registry
@@ -54,7 +56,7 @@ def main() -> None:
     here = gpu / f"{os.getpid()}.engine"
     here.touch()
     with tempfile.TemporaryDirectory() as folder, listen("127.0.0.1", port) as listener:
-        nodes = {**registry(), NODE: gpu_steps(gpu)}
+        nodes = {**registry(), **GPU_FAILURES, NODE: gpu_steps(gpu)}
         serve(Engine(DataFolder(Path(folder)), nodes), listener)
     here.unlink()
 

@@ -54,6 +54,10 @@ def fail(context: Context, word: str) -> NodeResult:
     raise NodeFailed(f"no {word} today")
 
 
+def fail_on_gpu(context: Context, message: str) -> NodeResult:
+    raise RuntimeError(message)
+
+
 def step(context: Context, steps: int, milliseconds: int, preview: str = "") -> NodeResult:
     picture = preview.encode("latin-1") or None
     for done in range(steps):
@@ -129,6 +133,15 @@ NODES: Mapping[str, EngineNodeType] = {
         ),
         node_type("Pick", say, {"word": ["COMBO", {"options": ["red", "green"]}]}),
         node_type("Caption", caption, {"text": ["STRING", {}]}),
+    )
+}
+
+
+# Fails as PyTorch does.
+GPU_FAILURE = "GpuFailure"
+GPU_FAILURES: Mapping[str, EngineNodeType] = {
+    GPU_FAILURE: node_type(
+        GPU_FAILURE, fail_on_gpu, {"message": WORD}, outputs=(), output_node=True
     )
 }
 

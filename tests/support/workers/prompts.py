@@ -3,6 +3,7 @@
 import uuid
 from typing import Any
 
+from tests.support.backends.nodes import GPU_FAILURE
 from tests.support.backends.prompts import new_color, node
 
 
@@ -29,6 +30,11 @@ def passing() -> dict[str, Any]:
 
 def failing(message: str = "failed on demand", after_ms: int = 0) -> dict[str, Any]:
     return {"1": node("ComfyfleetFail", fail=True, message=message, after_ms=after_ms)}
+
+
+def failing_on_gpu(message: str) -> dict[str, Any]:
+    """For engines with GPU_FAILURES."""
+    return {"1": node(GPU_FAILURE, message=message)}
 
 
 def video() -> dict[str, Any]:

@@ -162,6 +162,8 @@ def test_a_shape_that_is_not_known_is_told_with_what_came(raw: str | bytes) -> N
         ("torch.OutOfMemoryError", "Allocation on device", True),
         ("RuntimeError", "CUDA error: an illegal memory access was encountered", True),
         ("ValueError", "wrong value", False),
+        ("ValueError", "no number: 'an illegal memory access'", False),
+        ("ValueError", "OutOfMemoryError", False),
     ],
 )
 def test_a_failure_of_the_gpu_may_be_tried_elsewhere(

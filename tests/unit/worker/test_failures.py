@@ -8,6 +8,7 @@ import pytest
 from comfyfleet.api.worker import Fail, Job, Lacking, Requeue
 from comfyfleet.comfy.answers import refusal_from
 from comfyfleet.comfy.events import Failed
+from comfyfleet.comfy.messages import parse_failure
 from comfyfleet.errors import (
     AccessDenied,
     CreditsExhausted,
@@ -54,8 +55,14 @@ JOB = Job(
         ("torch.AcceleratorError", "CUDA error: unknown", "backend_fault", "poisoned"),
         ("RuntimeError", "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "backend_fault", "poisoned"),
         ("RuntimeError", "Found no NVIDIA driver on your system", "backend_fault", "poisoned"),
+        ("RuntimeError", "Triton Error [CUDA]: an illegal memory access was encountered", "backend_fault", "poisoned"),
+        ("cupy_backends.cuda.api.runtime.CUDARuntimeError", "cudaErrorIllegalAddress: an illegal memory", "backend_fault", "poisoned"),
+        ("RuntimeError", "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried", "out_of_memory", None),
+        ("RuntimeError", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "out_of_memory", None),
+        ("OSError", "[Errno 28] No space left on device", "disk_full", None),
+        ("OSError", "[Errno 12] Cannot allocate memory", "out_of_memory", None),
     ],
-)
+)  # fmt: skip
 def test_the_backends_own_faults_are_known_by_what_it_says(
     exception_type: str, message: str, reason: str, condition: str | None
 ) -> None:
@@ -71,12 +78,38 @@ def test_the_backends_own_faults_are_known_by_what_it_says(
         ("RuntimeError", "mat1 and mat2 shapes cannot be multiplied"),
         ("KeyError", "'CUDA'"),
         ("RuntimeError", "the picture is out of memory of mankind"),
+        # Nodes that quote a text of the prompt.
+        ("ValueError", "Cannot convert string to number: 'CUDA error: '"),
+        ("ValueError", "CUDA error: device-side assert triggered"),
+        ("Exception", "CUDA out of memory"),
+        ("KeyError", "'No space left on device'"),
+        ("json.decoder.JSONDecodeError", "illegal memory access"),
+        ("RuntimeError", "Shader compilation failed:\nCUDA error: 700"),
+        ("RuntimeError", "no such file: CUDA_ERROR_UNKNOWN"),
+        ("", "CUDA error: device-side assert triggered"),
     ],
 )
 def test_anything_else_is_the_prompts_fault(exception_type: str, message: str) -> None:
-    assert (
-        find_backend_fault(exception_type, message, ("CUDA error: in a comment", "x = 1")) is None
+    assert find_backend_fault(exception_type, message) is None
+    failed = parse_failure(
+        {"prompt_id": "run", "exception_type": exception_type, "exception_message": message}
     )
+    assert isinstance(failed, Failed)
+    report = outcome_of_error(RunFailed(message, failed=failed), JOB).report
+    assert isinstance(report, Fail)
+
+
+def test_a_check_of_a_node_that_quotes_a_text_names_no_missing_node_type() -> None:
+    says = "Cannot execute because node KSampler does not exist."
+    error = {"type": "prompt_outputs_failed_validation", "message": "Prompt outputs failed"}
+    problem = {
+        "type": "custom_validation_failed",
+        "message": says,
+        "details": says,
+        "extra_info": {},
+    }
+    answer = {"error": error, "node_errors": {"3": {"class_type": "Custom", "errors": [problem]}}}
+    assert isinstance(outcome_of_error(refusal_from(answer, {}), JOB).report, Fail)
 
 
 @pytest.mark.parametrize(
