@@ -1,6 +1,7 @@
 """Bodies of ComfyUI's protocol: a submitted prompt, parsed as leniently as ComfyUI does and with
 its refusals; and queue and history as jobs for `/api/jobs`. Pure."""
 
+import re
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -296,8 +297,9 @@ def _is_previewable(media: str, value: Mapping[str, Any]) -> bool:
 
 
 SECRETS = ("auth_token_comfy_org", "api_key_comfy_org")
-# Anything shorter is no key, and could be a part of other texts, in which keys are hidden.
+# Keys are hidden wherever they are quoted, so none may be a common text or a name, or look different where it is quoted.
 SECRET_CHARACTERS_MIN, SECRET_CHARACTERS_MAX = 16, 2_000
+_SECRET = re.compile(r"(?=.*[0-9])[A-Za-z0-9._~+/=:-]+")
 ABSENT: Final = object()
 
 NO_PROMPT = fault("no_prompt", "No prompt provided", "No prompt provided")
@@ -433,8 +435,8 @@ def _read_secrets(body: object) -> Mapping[str, str]:
 
 
 def _is_key(text: str) -> bool:
-    is_plain = text.isascii() and text.isprintable() and " " not in text
-    return is_plain and SECRET_CHARACTERS_MIN <= len(text) <= SECRET_CHARACTERS_MAX
+    is_fitting = SECRET_CHARACTERS_MIN <= len(text) <= SECRET_CHARACTERS_MAX
+    return is_fitting and _SECRET.fullmatch(text) is not None
 
 
 def _read_targets(value: Any) -> Collection[str] | None:

@@ -173,13 +173,34 @@ async def test_a_key_of_a_prompt_without_such_nodes_goes_nowhere(
     assert KEY not in json.dumps(received)
 
 
+async def test_a_key_is_forgotten_however_its_prompt_ends(server: GatewayInProcess) -> None:
+    await allow(server, PAID)
+    user = await server.new_user()
+    kept = server.plane.context.partner_keys
+    async with user.http_async() as http:
+        steps = {"steps": 100, "step_ms": 50, "previews": False}
+        slow = {"1": {"class_type": "EmptyImage", "inputs": {"width": 8, "height": 8, "batch_size": 1, "color": 0}},
+                "2": {"class_type": "ComfyfleetSteps", "inputs": {**steps, "image": ["1", 0]}},
+                "3": {"class_type": "PreviewImage", "inputs": {"images": ["2", 0]}}}  # fmt: skip
+        await http.post("/prompt", json={"prompt": slow})
+        answers = [await http.post("/prompt", json=body(str(n), **{FIELD: KEY})) for n in range(3)]
+        first, second, _ = [answer.json()["prompt_id"] for answer in answers]
+        assert len(kept._kept) == 3
+        await http.post("/queue", json={"delete": [first]})
+        assert len(kept._kept) == 2
+        await http.post(f"/api/jobs/{second}/cancel")
+        assert len(kept._kept) == 1
+        await asyncio.to_thread(server.admin, f"/tenants/{user.tenant_id}/work/stop")
+        await until(lambda: nothing_is_kept(server))
+
+
 async def test_a_prompt_whose_key_is_gone_fails_with_a_reason(
     server: GatewayInProcess, received: list[dict[str, Any]]
 ) -> None:
     await allow(server, PAID)
     async with (await server.new_user()).http_async() as http:
         # As after a restart of the control plane.
-        server.plane.context.partner_keys.keep = lambda job_id, keys: True  # type: ignore[method-assign]
+        server.plane.context.partner_keys.keep = lambda tenant_id, job_id, keys: True  # type: ignore[method-assign]
         entry = await post(http, body(**{FIELD: KEY}))
     assert entry["status"]["status_str"] == "error"
     assert "submit again" in json.dumps(entry)

@@ -8,9 +8,10 @@ from uuid import uuid4
 import pytest
 
 from comfyfleet.api.worker import Fail, Job, Requeue
+from comfyfleet.protocol.payloads import parse_submission
 from comfyfleet.worker.control_client import ControlClient
 from comfyfleet.worker.journal import Journal, JournalEntry
-from comfyfleet.worker.secrets import HIDDEN
+from comfyfleet.worker.secrets import HIDDEN, hide, hide_in_values
 
 KEY = "comfyui-0123456789-secret"
 
@@ -67,3 +68,23 @@ def test_reports_of_the_job_hide_its_keys_and_those_of_others_stay_as_they_are(j
 
 def test_the_keys_are_not_in_the_jobs_own_description(job: Job) -> None:
     assert KEY not in repr(job)
+
+
+def test_names_of_fields_and_cut_off_texts_hide_keys_too() -> None:
+    told = {"output": {KEY: [f"bad key {KEY[:20]}", f"{KEY[:14]}… is no key"]}, "kind": KEY[:9]}
+    hidden = {"output": {HIDDEN: [f"bad key {HIDDEN}", f"{HIDDEN}… is no key"]}, "kind": KEY[:9]}
+    assert hide_in_values(told, [KEY]) == hidden
+    assert hide(f"{KEY[:16]}{KEY[:16]}{KEY}", [KEY]) == HIDDEN * 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["execution_success", "exception_message", 'comfyui-0123"456789', "comfyui-0123\\456789", "comfyui-0123 456789", "0" * 2_001],
+)  # fmt: skip
+def test_what_would_break_a_report_or_be_quoted_otherwise_is_no_key(text: str) -> None:
+    body = {"prompt": {}, "extra_data": {"api_key_comfy_org": text}}
+    submission = parse_submission(body)
+    assert not submission.secrets
+    assert text not in str(submission.extra_data)
+    longest = {"prompt": {}, "extra_data": {"api_key_comfy_org": "0" * 2_000}}
+    assert parse_submission(longest).secrets

@@ -232,7 +232,7 @@ async def _add_with_keys(
     if not keys:
         return await _add(plane, caller, job_id, priced)
     kept, added = plane.context.partner_keys, list[Job]()
-    is_new = kept.keep(job_id, keys)
+    is_new = kept.keep(caller.tenant.id, job_id, keys)
     try:
         added += await _add(plane, caller, job_id, priced)
     finally:

@@ -10,7 +10,7 @@ from comfyfleet.server.db import Database, Tx
 from comfyfleet.server.db.outages import log_failure
 from comfyfleet.server.jobs import store
 from comfyfleet.server.jobs.context import JobContext
-from comfyfleet.server.jobs.model import Job, dispatch_for, dispatch_status_of
+from comfyfleet.server.jobs.model import Job, dispatch_for, dispatch_status_of, needs_key
 from comfyfleet.server.jobs.progress import ALL_CHANGED, UserChange
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import ENDED, ActiveDispatch, Dispatch, DispatchStatus
@@ -28,6 +28,7 @@ async def flush(
     """
     for job in jobs:
         notify(context, job)
+    _drop_keys(context, jobs)
     await asyncio.gather(pool.persist(), sync_dispatches(context, jobs))
     context.deferred.delete_outbox(pool, outbox_ids)
 
@@ -41,6 +42,13 @@ def notify(context: JobContext, job: Job, change: UserChange = ALL_CHANGED) -> N
         context.notifier.tell_user(job.asked.user_id, change)
     if job.asked.run_kind and not job.status.is_active:
         context.notifier.notify_run(job.asked.run_kind)
+
+
+def _drop_keys(context: JobContext, jobs: Sequence[Job]) -> None:
+    """Forgets the keys for paid services of jobs that have ended."""
+    ended = [job.id for job in jobs if needs_key(job.asked) and not job.status.is_active]
+    if ended:
+        context.partner_keys.drop(*ended)
 
 
 async def sync_dispatches(context: JobContext, jobs: Sequence[Job]) -> None:

@@ -8,7 +8,7 @@ import base64
 import contextlib
 import json
 import os
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any, NamedTuple
@@ -18,6 +18,8 @@ KEPT_MAX = 10_000
 KEPT_SECONDS = 24 * 3600.0
 ANSWER_SECONDS = 3.0
 NONCE_BYTES = 12
+# In one message to other control planes, which has at most 8,000 characters.
+DROPPED_MAX = 100
 WANTED, FOUND, DROPPED = "partner_keys_wanted", "partner_keys_found", "partner_keys_dropped"
 
 Keys = Mapping[str, str]  # by the field of extra_data that had them
@@ -26,6 +28,7 @@ Keys = Mapping[str, str]  # by the field of extra_data that had them
 class _Kept(NamedTuple):
     until: float
     keys: Keys
+    tenant_id: UUID
 
 
 class _Asking(NamedTuple):
@@ -41,27 +44,44 @@ class PartnerKeys:
     ) -> None:
         self._announce = announce
         self._has_others = has_others
-        self._kept: OrderedDict[UUID, _Kept] = OrderedDict()
+        self._kept: dict[UUID, _Kept] = {}  # the oldest first
+        self._counts: Counter[UUID] = Counter()  # by tenant
         self._asking: dict[UUID, _Asking] = {}
 
-    def keep(self, job_id: UUID, keys: Keys) -> bool:
-        """Keeps the keys until the job has ended, a day at most. Returns whether it had none here."""
-        now, is_new = monotonic(), job_id not in self._kept
-        self._kept[job_id] = _Kept(now + KEPT_SECONDS, dict(keys))
-        self._kept.move_to_end(job_id)
-        old = [job for job, kept in self._kept.items() if kept.until < now]
-        for job in old or list(self._kept)[: len(self._kept) - KEPT_MAX]:
-            del self._kept[job]
+    def keep(self, tenant_id: UUID, job_id: UUID, keys: Keys) -> bool:
+        """Keeps the keys until the job has ended, a day at most. Returns whether it had none here.
+
+        If there are too many, the tenant with the most of them loses its oldest.
+        """
+        now, is_new = monotonic(), self._take_out(job_id) is None
+        self._kept[job_id] = _Kept(now + KEPT_SECONDS, dict(keys), tenant_id)
+        self._counts[tenant_id] += 1
+        while self._kept and next(iter(self._kept.values())).until < now:
+            self._take_out(next(iter(self._kept)))
+        if len(self._kept) > KEPT_MAX:
+            ((largest, _),) = self._counts.most_common(1)
+            self._take_out(
+                next(job for job, kept in self._kept.items() if kept.tenant_id == largest)
+            )
         return is_new
+
+    def _take_out(self, job_id: UUID) -> _Kept | None:
+        kept = self._kept.pop(job_id, None)
+        if kept is not None:
+            self._counts[kept.tenant_id] -= 1
+            if not self._counts[kept.tenant_id]:
+                del self._counts[kept.tenant_id]
+        return kept
 
     def forget(self, job_id: UUID) -> None:
         """Forgets keys that were kept here for a job that was not submitted."""
-        self._kept.pop(job_id, None)
+        self._take_out(job_id)
 
-    def drop(self, job_id: UUID) -> None:
-        """Forgets the keys of a job that has ended, at whichever control plane they are."""
-        if self._kept.pop(job_id, None) is None:
-            self._announce({DROPPED: str(job_id)})
+    def drop(self, *job_ids: UUID) -> None:
+        """Forgets the keys of jobs that have ended, at whichever control plane they are."""
+        elsewhere = [str(job_id) for job_id in job_ids if self._take_out(job_id) is None]
+        for start in range(0, len(elsewhere), DROPPED_MAX):
+            self._announce({DROPPED: elsewhere[start : start + DROPPED_MAX]})
 
     async def get(self, job_id: UUID) -> Keys | None:
         """Returns the keys of a job; None if no control plane has them any more."""
@@ -91,7 +111,8 @@ class PartnerKeys:
     def heard(self, message: Mapping[str, Any]) -> None:
         """Handles a message of another control plane."""
         if DROPPED in message:
-            self._kept.pop(UUID(message[DROPPED]), None)
+            for job_id in message[DROPPED]:
+                self._take_out(UUID(job_id))
         if WANTED in message:
             self._answer(message[WANTED])
         if FOUND in message:

@@ -46,7 +46,7 @@ from comfyfleet.server.jobs.diagnosis import (
     requirements_of_job,
 )
 from comfyfleet.server.jobs.idempotency import hash_request, require_same_request
-from comfyfleet.server.jobs.model import Job, JobSpec, JobStatus, Shortage, needs_key
+from comfyfleet.server.jobs.model import Job, JobSpec, JobStatus, Shortage
 from comfyfleet.server.jobs.outbox import flush, sync_dispatches
 from comfyfleet.server.jobs.reuse import fingerprint_of
 from comfyfleet.server.media import service as media
@@ -564,8 +564,6 @@ async def cancel_job(context: JobContext, tenant_id: UUID, job_id: UUID) -> Job:
         )
     if outbox_ids:
         await flush(context, pool, [job], outbox_ids)
-    if needs_key(job.asked) and not job.status.is_active:
-        context.partner_keys.drop(job.id)
     return job
 
 
@@ -603,9 +601,6 @@ async def take_back_prompts(
             await run_log.log_removed(tx, run, count=len(gone), tells=tells, now=now)
     if gone:
         await flush(context, pool, gone, outbox)
-    for job in gone:
-        if needs_key(job.asked):
-            context.partner_keys.drop(job.id)
     return len(gone)
 
 
