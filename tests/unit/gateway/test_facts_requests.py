@@ -7,7 +7,7 @@ import pytest
 
 from comfyfleet.server.fleets import facts_requests
 from comfyfleet.server.fleets.facts_requests import FactsRequests
-from comfyfleet.server.gateway.freshness import FleetQueries
+from comfyfleet.server.gateway.freshness import QUERY_SECONDS_APART, FleetQueries
 
 
 class Backends:
@@ -17,7 +17,11 @@ class Backends:
         self.now = 100.0
         self.asked: list[bool] = []
         self.answers = asyncio.Event()
-        self.queries = FleetQueries(self.ask, lambda: self.now)
+        self.queries = FleetQueries(self.ask, lambda: self.now, self.sleep)
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        await asyncio.sleep(0)
 
     async def ask(self, is_urgent: bool) -> None:
         self.asked.append(is_urgent)
@@ -72,6 +76,25 @@ async def test_an_urgent_query_does_not_wait_for_another() -> None:
     assert backends.asked == [False, True]
     backends.answers.set()
     await asyncio.gather(first, *urgent)
+
+
+@pytest.mark.parametrize("is_urgent", [True, False])
+async def test_queries_of_a_fleet_begin_some_time_apart_however_many_ask(is_urgent: bool) -> None:
+    """As many clients send prompts with unknown models, or upload and list in turn; no worker answers."""
+    backends = Backends()
+    backends.answers.set()
+    began = backends.now
+    for number in range(100):
+        asked_at = began + number / 100
+        backends.now = max(backends.now, asked_at)
+        await backends.queries.wait(began_after=backends.now, is_urgent=is_urgent)
+    assert len(backends.asked) <= (backends.now - began) / QUERY_SECONDS_APART + 1
+    together = [
+        backends.queries.wait(began_after=backends.now, is_urgent=is_urgent) for _ in range(100)
+    ]
+    before = len(backends.asked)
+    await asyncio.gather(*together)
+    assert len(backends.asked) <= before + 2
 
 
 class Orders:
@@ -151,3 +174,15 @@ async def test_another_control_plane_tells_the_workers_there() -> None:
     for message in there.announced:
         here.facts.heard(message)
     await asking
+
+
+def test_orders_for_workers_that_ask_elsewhere_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    orders = Orders()
+    monkeypatch.setattr(facts_requests, "DELIVERY_SECONDS", -1.0)
+    for number in range(1_000):
+        orders.facts.heard(
+            {"facts_wanted": {"workers": [f"w{number}"], "token": "t", "is_urgent": False}}
+        )
+    assert len(orders.facts._wanted) == 1

@@ -75,9 +75,11 @@ class FactsRequests:
 
     def _want(self, order: Mapping[str, Any]) -> None:
         now = monotonic()
+        # Workers that ask at another control plane don't take theirs.
+        self._wanted = {name: each for name, each in self._wanted.items() if each.until >= now}
         for worker_id in order["workers"]:
             wanted = self._wanted.get(worker_id)
-            if wanted is None or wanted.until < now:
+            if wanted is None:
                 wanted = self._wanted[worker_id] = _Wanted(now + DELIVERY_SECONDS)
             wanted.until = now + DELIVERY_SECONDS
             wanted.tokens = [*wanted.tokens, order["token"]][-FACTS_TOKENS_MAX:]

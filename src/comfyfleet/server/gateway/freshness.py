@@ -4,7 +4,7 @@ Each backend is asked every few seconds at most, however many clients come."""
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic
@@ -21,6 +21,8 @@ FRESH_SECONDS = 5.0
 LIST_WAIT_SECONDS = 2.0
 # How long a query waits for the workers: one that has just been asked asks its backend after 5 s.
 QUERY_SECONDS = 10.0
+# Queries of one fleet begin this far apart, whoever asks: each ends the polls of its workers.
+QUERY_SECONDS_APART = 0.5
 # Of one fleet.
 WORKERS_ASKED_MAX = 100
 KEY = "freshness"
@@ -41,34 +43,43 @@ class FleetQueries:
         self,
         ask: Callable[[bool], Coroutine[Any, Any, None]],
         clock: Callable[[], float] = monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._ask = ask
         self._clock = clock
+        self._sleep = sleep
         self._latest: _Query | None = None
         self._running: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
 
     async def wait(self, *, began_after: float, is_urgent: bool = False) -> None:
-        """Waits for a query that began after this moment. An urgent one is not delayed by another."""
+        """Waits for a query that began after this moment. An urgent one is not delayed by another that runs."""
         while True:
             latest = self._latest
-            if latest is None or (is_urgent and latest.began_at < began_after):
-                latest = self._start(is_urgent=is_urgent)
-            if latest.began_at >= began_after:
+            if latest is not None and latest.began_at >= began_after:
                 await asyncio.shield(latest.work)
                 return
+            if latest is None or is_urgent:
+                await self._start_next(latest, is_urgent=is_urgent)
+                continue
             async with self._turn:
                 if self._latest is latest:
                     await asyncio.shield(latest.work)
-                if self._latest is latest:
-                    self._start()
+                await self._start_next(latest, is_urgent=False)
 
-    def _start(self, *, is_urgent: bool = False) -> _Query:
+    async def _start_next(self, latest: _Query | None, *, is_urgent: bool) -> None:
+        """Starts a query a moment after the latest one, unless somebody else has started one by then."""
+        pause = 0.0 if latest is None else latest.began_at + QUERY_SECONDS_APART - self._clock()
+        if pause > 0:
+            await self._sleep(pause)
+        if self._latest is latest:
+            self._start(is_urgent=is_urgent)
+
+    def _start(self, *, is_urgent: bool) -> None:
         query = _Query(self._clock(), asyncio.create_task(self._ask(is_urgent)))
         self._latest = query
         self._running.add(query.work)
         query.work.add_done_callback(self._running.discard)
-        return query
 
 
 class Freshness:
