@@ -116,10 +116,8 @@ def polled(body: Polled) -> Handler:
 
     @wraps(body)
     async def answer(call: GatewayCall, request: Request) -> Response:
-        # By a hash: the query may contain a key.
-        query = hashlib.sha256(request.scope.get("query_string", b"")).digest()
         sees = sees_backends(call.plane, call.caller.tenant)
-        what = body.__name__, request.scope["path"].removeprefix("/api"), query, sees
+        what = body.__name__, _hash_of_target(request), sees
 
         async def made() -> bytes:
             found = await body(call, request)
@@ -134,6 +132,13 @@ def polled(body: Polled) -> Handler:
         return Response(found.body, 200, {**headers, "content-type": JSON})
 
     return answer
+
+
+def _hash_of_target(request: Request) -> bytes:
+    """Hashes path and query, which may be long, and may contain a key."""
+    path = request.scope["path"].removeprefix("/api").encode("utf-8", "surrogateescape")
+    query: bytes = request.scope.get("query_string", b"")
+    return hashlib.sha256(b"%d %b%b" % (len(path), path, query)).digest()
 
 
 @polled
