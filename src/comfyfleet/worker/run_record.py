@@ -39,6 +39,18 @@ UNTOLD_BYTES_MAX = 64 * 1024 * 1024
 # Of these many can be left out: the next one tells all that they told.
 REPLACEABLE = frozenset({"progress_state", "progress"})
 NOT_OF_THE_RUN = frozenset({"status", "feature_flags", "crystools.monitor"})
+# ComfyUI's own messages of how a run goes on. In any other, a node may show what it has made.
+OF_PROGRESS = ENDS | {
+    "execution_start",
+    "execution_cached",
+    "executing",
+    "progress",
+    "progress_state",
+}
+# Of an error's text that a client reads of a failed run which it doesn't pay for: a node may quote a result in it.
+UNPAID_CHARACTERS_MAX = 1_000
+EXECUTED = "executed"
+KEPT_ALWAYS = OF_PROGRESS | {EXECUTED}
 
 
 # Where a run's own folder on the backend has a file: output or temp, subfolder, name.
@@ -185,6 +197,7 @@ class RunRecord:
 
     def refuse(self, error: PromptRefused, at: float) -> None:
         """Records that the backend refused the prompt, with its own reason. The prompt never ran."""
+        self._holds_results = False  # there are none
         timestamp = int(at * 1000)
         self._add(("execution_start", {"prompt_id": "", "timestamp": timestamp}), 0)
         data = {"prompt_id": "", **_refusal(error), "timestamp": timestamp}
@@ -276,7 +289,8 @@ class RunRecord:
 
     def drop_results(self) -> None:
         """Nobody pays for them."""
-        self._keep([each for each in self._untold if not each.is_held])
+        left = [each for each in self._untold if not each.is_held]
+        self._keep([_without_values(each) for each in left] if self._holds_results else left)
 
     def put_back(self, events: Sequence[RunEvent]) -> None:
         """Those that could not be told."""
@@ -331,13 +345,14 @@ class RunRecord:
         if is_much and new.is_replaceable:
             self._keep([each for each in self._untold if each.event[0] != event[0]])
         is_all = count > UNTOLD_EVENTS_MAX or self._bytes > UNTOLD_BYTES_MAX
-        if not is_all or event[0] not in (TEXT, PICTURE):
+        if not is_all or event[0] in KEPT_ALWAYS:
             self._untold.append(new)
             self._bytes += size
 
     def _recorded(self, event: RunEvent, size: int, *, is_held: bool = False) -> RecordedEvent:
-        """Where results are to be paid for, what an `executed` shows is held, too."""
-        shows = event[0] == "executed" and bool(event[1].get("output"))
+        """Where results are to be paid for, whatever may show one is held."""
+        kind, data = event
+        shows = bool(data.get("output")) if kind == EXECUTED else kind not in OF_PROGRESS
         held = is_held or (self._holds_results and shows)
         return RecordedEvent(event, size, held, self._clock(), files_in(event))
 
@@ -367,6 +382,25 @@ def _reason(problem: NodeProblem) -> str:
     if problem.kind == "value_not_in_list":
         details = details.partition(" not in ")[0]
     return f"{problem.message}: {details}" if details else problem.message
+
+
+def _without_values(recorded: RecordedEvent) -> RecordedEvent:
+    """Shortens an error, and leaves out the inputs and outputs of its node."""
+    kind, data = recorded.event
+    if kind != "execution_error":
+        return recorded
+    message = str(data.get("exception_message") or "")
+    brief = {
+        **data,
+        "exception_message": _cut(message, UNPAID_CHARACTERS_MAX),
+        "current_inputs": {},
+        "current_outputs": [],
+    }
+    return recorded._replace(event=(kind, brief), size=len(json.dumps(brief)))
+
+
+def _cut(text: str, characters_max: int) -> str:
+    return text if len(text) <= characters_max else f"{text[:characters_max]}…"
 
 
 def _is_large(picture: bytes) -> bool:

@@ -217,3 +217,60 @@ def test_a_restarted_worker_does_not_repeat_numbers() -> None:
         assert report is not None
         numbers.add(report.number)
     assert len(numbers) == 100
+
+
+def priced() -> RunRecord:
+    return RunRecord(SENDER, "folder-of-the-job", holds_results=True)
+
+
+def show_results(run: RunRecord) -> None:
+    run.note(NodeText("run", "1", "a poem"))
+    run.take(told("pack-shows-text", text="a poem"))
+    run.take(told("executed", node="2", output={"text": ["a poem"]}))
+    run.take(told("progress", value=1))
+
+
+def test_what_may_show_a_result_waits_until_it_is_paid_for() -> None:
+    run = priced()
+    show_results(run)
+    run.tell_all()
+    assert [kind for kind, _ in run.pop_live()] == ["progress"]
+    run.release_results()
+    assert json.dumps(run.pop_last().events).count("a poem") == 3
+    free = record()
+    show_results(free)
+    assert json.dumps(free.pop_last().events).count("a poem") == 3
+
+
+def test_a_run_that_is_not_paid_for_quotes_little_of_its_results() -> None:
+    poem = "a poem " * 1_000
+    failed = told(
+        "execution_error",
+        node_id="1",
+        exception_message=f"no number: {poem}",
+        exception_type="ValueError",
+        traceback=["line 1"],
+        current_inputs={"value": [poem]},
+        current_outputs=[poem],
+    )
+    run, free = priced(), record()
+    for each in (run, free):
+        show_results(each)
+        each.take(failed)
+        each.drop_results()
+    events = run.pop_last().events
+    ((_, error),) = [event for event in events if event[0] == "execution_error"]
+    assert len(json.dumps(events)) < 1_500
+    assert error["exception_message"].startswith("no number: a poem")
+    assert (error["node_id"], error["traceback"]) == ("1", ["line 1"])
+    assert (error["current_inputs"], error["current_outputs"]) == ({}, [])
+    assert len(json.dumps(free.pop_last().events)) > 3 * len(poem)
+
+
+def test_messages_of_custom_nodes_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_record, "UNTOLD_BYTES_MAX", 10_000)
+    run = priced()
+    for _ in range(1_000):
+        run.take(told("pack-shows-text", text="z" * 1_000))
+    run.release_results()
+    assert len(run.pop_all()) <= 11
