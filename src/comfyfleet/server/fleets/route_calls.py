@@ -5,8 +5,8 @@ A call that has been handed out is never handed out again: whether its backend a
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from time import monotonic
@@ -28,8 +28,12 @@ ANSWER_SECONDS = 60.0
 # What the worker's answer takes on its way, beyond the time that its backend has.
 DELIVERY_SECONDS = 10.0
 PER_TENANT_MAX = 8
-# At one control plane: each may hold a body, or an answer.
+# At one control plane, without copies: each may hold a body, or an answer.
 AT_ONCE_MAX = 32
+# A larger body is on its way to so few workers at once, of one tenant and of all: each needs several times its
+# size, in the database and as text.
+LARGE_BODY_BYTES = 256 * 1024
+LARGE_PER_TENANT_MAX, LARGE_AT_ONCE_MAX = 4, 16
 WAITING_PER_WORKER_MAX = 4
 # Where no hint came.
 LOOK_SECONDS = 1.0
@@ -86,6 +90,33 @@ class RouteWaiter:
         return is_ours and any(is_below(each, call.path) for each in self.prefixes)
 
 
+class LargeCalls:
+    """Turns of calls with large bodies."""
+
+    def __init__(self) -> None:
+        self._all = asyncio.Semaphore(LARGE_AT_ONCE_MAX)
+        self._of_tenants: dict[UUID, asyncio.Semaphore] = {}
+        self._counts: Counter[UUID] = Counter()  # those that wait or have a turn, by tenant
+
+    @asynccontextmanager
+    async def turn(self, call: NewRouteCall) -> AsyncIterator[None]:
+        """Waits for a turn. One tenant's calls don't keep those of others waiting."""
+        if len(call.body) <= LARGE_BODY_BYTES:
+            yield
+            return
+        tenant_id = call.tenant_id
+        new = asyncio.Semaphore(LARGE_PER_TENANT_MAX)
+        of_tenant = self._of_tenants.setdefault(tenant_id, new)
+        self._counts[tenant_id] += 1
+        try:
+            async with of_tenant, self._all:
+                yield
+        finally:
+            self._counts[tenant_id] -= 1
+            if not self._counts[tenant_id]:
+                del self._counts[tenant_id], self._of_tenants[tenant_id]
+
+
 class RouteCalls:
     def __init__(self, central: Database, clock: Clock) -> None:
         self._central = central
@@ -93,6 +124,8 @@ class RouteCalls:
         self._hints = NotifyChannel(central, store.CHANNEL)
         self._waiters: list[RouteWaiter] = []
         self._answered: dict[UUID, asyncio.Event] = {}
+        self._at_once = 0  # without copies
+        self._large = LargeCalls()
         self._is_new = asyncio.Event()
 
     async def run(self) -> None:
@@ -119,8 +152,16 @@ class RouteCalls:
         OutcomeUnknown if one did, and did not answer.
         """
         pickup_seconds = PICKUP_SECONDS if call.pickup_seconds is None else call.pickup_seconds
-        if len(self._answered) >= AT_ONCE_MAX and not call.is_copy:
+        if self._at_once >= AT_ONCE_MAX and not call.is_copy:
             raise _too_many()
+        self._at_once += not call.is_copy
+        try:
+            async with self._large.turn(call):
+                return await self._send(call, pickup_seconds)
+        finally:
+            self._at_once -= not call.is_copy
+
+    async def _send(self, call: NewRouteCall, pickup_seconds: float) -> RouteAnswer:
         event = self._answered[call.id] = asyncio.Event()
         try:
             await self._add(call, pickup_seconds)
