@@ -529,7 +529,7 @@ def test_what_cannot_be_converted_is_inspected_as_far_as_it_goes() -> None:
     ]
     found = look(workflow(*loop, links=[[1, 9, 0, 1, 0, "X"], [2, 9, 0, 2, 0, "IMAGE"]]))
     assert len(found.notes) == 1
-    assert found.notes[0].startswith("It can't be converted: ")
+    assert found.notes[0].startswith("The workflow can't be converted: ")
     assert [made.node.id for made in found.makes] == ["2"]
 
 

@@ -138,7 +138,7 @@ def test_a_large_seed_stays_exact() -> None:
         ("layers=10", "10 is above the maximum of 9"),
         ("glow=maybe", '"maybe" is neither true nor false'),
         ("size=3", '"3" is not among the choices: "1", "2", "4"'),
-        ("box=wide", '"wide" is not JSON, as BOUNDING_BOX wants it'),
+        ("box=wide", '"wide" is not JSON, which BOUNDING_BOX requires'),
         ("color=\ud83d", "the text holds half a character (a lone surrogate)"),
     ],
 )

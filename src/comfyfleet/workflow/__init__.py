@@ -1,4 +1,5 @@
-"""Workflows as ComfyUI's editor saves them, and the prompts it makes of them. Pure: no I/O, no clock.
+"""Workflows in the format of ComfyUI's editor, and their conversion to prompts. Pure: uses no I/O
+and no clock.
 
 Public: the names in `__all__`.
 """

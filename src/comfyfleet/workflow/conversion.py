@@ -1,5 +1,5 @@
 """Converts a workflow to a prompt, pass by pass, and lists the inputs that subgraphs expose on
-their instances, by the names that the author sees."""
+their instances, with the names that the author sees."""
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -26,7 +26,7 @@ from comfyfleet.workflow.wire import WiredNode, settle_types
 
 
 class ShownAt(NamedTuple):
-    """An instance that shows an input of a node inside it; `around` is the graph that contains the
+    """An instance that exposes an input of an inner node. `around` is the graph that contains the
     instance."""
 
     around: GraphScope
@@ -41,9 +41,8 @@ class ShownAt(NamedTuple):
 
 
 def exposed_inputs(scopes: list[GraphScope], prompt: Prompt) -> Iterator[ExposedInput]:
-    """Returns one entry for each input of the prompt that an instance shows, at each level that
-    shows it.
-    """
+    """Yields one entry for each input of the prompt that an instance exposes, at each level that
+    exposes it."""
     for scope in scopes:
         if scope.instance is None:
             continue
@@ -64,10 +63,9 @@ def exposed_inputs(scopes: list[GraphScope], prompt: Prompt) -> Iterator[Exposed
 
 
 def instances_showing(scope: GraphScope, slot: Input) -> list[ShownAt]:
-    """Returns the instances that show an input, innermost first; none if a link feeds it in the
-    end.
-    """
-    found: list[ShownAt] = []
+    """Returns the instances that expose an input, innermost first. Returns an empty list if the
+    input is eventually fed by a link."""
+    instances: list[ShownAt] = []
     while slot.link is not None and slot.link.origin == SUBGRAPH_INPUT_ID:
         instance, place = scope.instance, slot.link.origin_slot
         if instance is None or scope.parent is None or place >= len(instance.inputs):
@@ -75,33 +73,34 @@ def instances_showing(scope: GraphScope, slot: Input) -> list[ShownAt]:
         ports, slot = scope.wired.graph.inputs, instance.inputs[place]
         label = ports[place].label if place < len(ports) else ""
         title = instance.node.title or scope.wired.graph.name
-        found.append(ShownAt(scope.parent, instance, title, slot, label or slot.name))
+        instances.append(ShownAt(scope.parent, instance, title, slot, label or slot.name))
         scope = scope.parent
-    return [] if slot.link is not None else found
+    return [] if slot.link is not None else instances
 
 
 class Options(TypedDict, total=False):
-    """Options of a conversion; the default is exactly what the editor does.
+    """Options of a conversion. The defaults match the editor exactly.
 
-    Time and randomness are arguments: without `now` date patterns stay as they are, without `rng`
-    the first of {a|b} is taken.
+    Time and randomness are arguments: without `now`, date patterns are not filled in, and without
+    `rng`, the first option of {a|b} is used.
     """
 
     now: datetime | None
     rng: Random | None
-    # Nodes of a type that the server lacks: left out, or emitted as the editor does.
+    # How to handle nodes of a type that the server lacks: drop them, or emit them as the editor
+    # does.
     unknown: Literal["drop", "keep"]
-    # … or refused, all of them at once.
+    # Raise an error that lists all unknown node types, or all required links that are missing.
     strict: bool
-    # Drop what no output node needs.
+    # Drop nodes that no output node needs.
     reachable_only: bool
-    # Choices that a server keeps outside of object_info, by route.
+    # Choices that a server provides outside of object_info, by route.
     remote_choices: Mapping[str, list[Any]] | None
     limits: Limits
 
 
 class Conversion(NamedTuple):
-    """The result of a conversion: the prompt, its warnings, and the inputs that subgraphs expose by name."""
+    """The result of a conversion: the prompt, warnings, and the inputs that subgraphs expose."""
 
     prompt: Prompt
     warnings: tuple[Warning, ...] = ()
@@ -111,7 +110,7 @@ class Conversion(NamedTuple):
 def convert(
     workflow: Mapping[str, Any], object_info: Mapping[str, Any], **options: Unpack[Options]
 ) -> Prompt:
-    """Returns the prompt as a new dict; the workflow is never modified."""
+    """Returns the prompt as a new dict. The workflow is never modified."""
     prompt, _, _ = _convert(workflow, object_info, options)
     return prompt
 
@@ -119,7 +118,8 @@ def convert(
 def convert_with_report(
     workflow: Mapping[str, Any], object_info: Mapping[str, Any], **options: Unpack[Options]
 ) -> Conversion:
-    """Converts, and reports what was left out and why, and what the server is likely to refuse."""
+    """Converts a workflow, and reports which parts were left out and why, and which values the
+    server is likely to refuse."""
     prompt, scopes, types = _convert(workflow, object_info, options)
     warnings = tuple(warnings_of(prompt, scopes, types))
     return Conversion(prompt, warnings, tuple(exposed_inputs(scopes, prompt)))

@@ -1,5 +1,5 @@
-"""Pass 6: every node that is executed becomes an entry of the prompt, in topological order, with %Node.widget% patterns
-filled in; others are left out."""
+"""Emits every executed node as an entry of the prompt, in topological order and with %Node.widget%
+patterns filled in. Other nodes are left out."""
 
 import json
 import math
@@ -29,7 +29,8 @@ SEARCH_NAME = "Node name for S&R"
 
 
 class Budgets:
-    """What one conversion may still read and produce, as texts refer to texts and subgraphs repeat them."""
+    """The amounts that one conversion may still read and produce. They are limited because texts
+    can refer to texts, and subgraphs repeat them."""
 
     def __init__(self, limits: Limits) -> None:
         self.choices = choice_budget(limits)
@@ -38,7 +39,8 @@ class Budgets:
         self._nodes_left = limits.nodes_max
 
     def take_nodes(self, nodes: Iterable[WiredNode]) -> Iterator[WiredNode]:
-        """Counts nodes that are searched for the names in patterns: each graph has those of its subgraphs, too."""
+        """Counts the nodes that are searched for names in patterns. Each graph also searches the
+        nodes of its subgraphs."""
         for node in nodes:
             self._nodes_left -= 1
             if self._nodes_left < 0:
@@ -47,7 +49,7 @@ class Budgets:
 
 
 class Patterns:
-    """Fills in patterns from the nodes of a graph and those inside it."""
+    """Fills in patterns with values of the nodes of a graph and its subgraphs."""
 
     def __init__(
         self, graphs: Mapping[str, WiredGraph], now: datetime | None, budgets: "Budgets"
@@ -73,14 +75,13 @@ class Patterns:
 
 
 def _by_name(nodes: list[WiredNode]) -> dict[str | None, WiredNode]:
-    """Indexes nodes by name; the first of a name counts, and names for search and replace before
-    titles.
-    """
-    found: dict[str | None, WiredNode] = {}
+    """Indexes nodes by name. Names for search and replace take precedence over titles, and the
+    first node with a name counts."""
+    nodes_by_name: dict[str | None, WiredNode] = {}
     for name_of in (_search_name, title_of):
         for node in nodes:
-            found.setdefault(name_of(node), node)
-    return found
+            nodes_by_name.setdefault(name_of(node), node)
+    return nodes_by_name
 
 
 def title_of(node: WiredNode) -> str:
@@ -114,13 +115,13 @@ def _search_name(node: WiredNode) -> str | None:
 
 
 FILE_NAME_INPUT = "filename_prefix"
-# For each entry of a prompt: its linked inputs, and the entries that those lead to.
+# The linked inputs of each entry of a prompt, with the entries that they are linked to.
 Links = dict[str, list[tuple[str, str]]]
 PACK_KEYS = frozenset(("cnr_id", "aux_id", "ver"))
 
 
 class Emission(NamedTuple):
-    """The parameters of emitting, beside the graph."""
+    """The parameters of emitting, except for the graph."""
 
     resolver: Resolver
     patterns: Patterns
@@ -144,7 +145,8 @@ def emit(scopes: list[GraphScope], emission: Emission) -> Prompt:
 
 
 def _is_kept(node: WiredNode, emission: Emission) -> bool:
-    """Whether a node is emitted; those that the server doesn't know are so only on request."""
+    """Checks whether a node that the server doesn't know is emitted, which is only done on
+    request."""
     if not emission.keep_unknown or node.type is not None:
         return False
     return not node.is_virtual and not node.node.is_inactive
@@ -159,7 +161,7 @@ def _entry(
         if link is None:
             continue
         origin = scope.wired.nodes.get(link.origin)
-        if origin is not None and origin.is_executed:  # most links end at once
+        if origin is not None and origin.is_executed:  # the usual case: the link needs no resolving
             origin_id = scope.prefix + link.origin
             inputs[slot.name] = [origin_id, link.origin_slot]
             links.append((slot.name, origin_id))
@@ -244,7 +246,8 @@ def _filled_text(value: str, widget: Widget, node: WiredNode, emission: Emission
 
 
 def _unknown_widgets(node: WiredNode) -> Iterator[tuple[str, Any]]:
-    """The editor shows the values of a node that it doesn't know under names of its own."""
+    """Yields the values of a node that the editor doesn't know, under the names that the editor
+    makes up for them."""
     values = node.node.values
     for index, value in enumerate(values if isinstance(values, list) else ()):
         name = "UNKNOWN" if index == 0 else f"UNKNOWN_{index}"
@@ -258,7 +261,7 @@ def javascript_json(value: Any) -> str:
 
 
 def _wrapped(value: Any) -> Any:
-    """Wraps a list, which would be taken for a link; the server unwraps it."""
+    """Wraps a list, which could be mistaken for a link. The server unwraps it."""
     return {"__value__": value} if isinstance(value, list) else value
 
 
@@ -269,7 +272,8 @@ def _set_option_index(node: WiredNode, inputs: dict[str, Any]) -> None:
 
 
 def _checked(value: Any, scope: GraphScope, node: WiredNode, name: str, emission: Emission) -> Any:
-    """Returns a copy of the value that may stand in JSON: finite, and text that can be encoded."""
+    """Returns a copy of the value that is valid in JSON: numbers are finite, and texts can be
+    encoded."""
     if isinstance(value, int) or value is None or (isinstance(value, str) and value.isascii()):
         return value
     try:
@@ -292,7 +296,7 @@ def _json_value(value: Any, depth_left: int) -> Any:
             _refuse_half_characters(value)
         return value
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is not a number that JSON knows")
+        raise ValueError(f"{value} is not a valid JSON number")
     if depth_left == 0:
         raise ValueError("the value is nested too deeply")
     if isinstance(value, list):
@@ -303,9 +307,10 @@ def _json_value(value: Any, depth_left: int) -> Any:
 
 
 def in_topological_order(prompt: Prompt, links: Links) -> Prompt:
-    """Sorts entries after those that feed them; entries of a cycle stay in the order they came.
+    """Sorts entries after the entries that feed them. Entries of a cycle, and those behind it, come
+    last in their original order.
 
-    An input that leads to a missing node is removed.
+    An input that is linked to a missing node is removed.
     """
     waiting = dict.fromkeys(prompt, 0)
     feeds: dict[str, list[str]] = {key: [] for key in prompt}
@@ -331,12 +336,12 @@ def in_topological_order(prompt: Prompt, links: Links) -> Prompt:
 def only_reachable(prompt: Prompt, types: NodeTypes) -> Prompt:
     reached = needed_by_outputs(prompt, types)
     if not reached:
-        raise InvalidWorkflow("nothing would be made: the workflow has no active output node")
+        raise InvalidWorkflow("the workflow has no active output node, so it would produce nothing")
     return {key: entry for key, entry in prompt.items() if key in reached}
 
 
 def needed_by_outputs(prompt: Prompt, types: NodeTypes) -> set[str]:
-    """Returns ids of the output nodes and of all nodes that feed them."""
+    """Returns the ids of the output nodes and of all nodes that feed them."""
     reached = {key for key, entry in prompt.items() if _is_output(entry.get("class_type"), types)}
     pending = list(reached)
     while pending:

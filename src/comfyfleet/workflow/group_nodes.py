@@ -1,5 +1,4 @@
-"""Pass 2, before subgraphs: group nodes, the predecessors of subgraphs, become subgraphs as the editor
-makes them."""
+"""Converts group nodes, the predecessors of subgraphs, to subgraphs as the editor does."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -29,7 +28,7 @@ SEED_NAMES = ("seed", "noise_seed")
 
 
 class InnerLink(NamedTuple):
-    """Between inner nodes, by their index in the group."""
+    """A link between inner nodes, which are identified by their index in the group."""
 
     source: int
     source_slot: int
@@ -40,23 +39,23 @@ class InnerLink(NamedTuple):
 class GroupDefinition(NamedTuple):
     nodes: tuple[Node, ...]
     links: tuple[InnerLink, ...]
-    # Outputs (node, slot) that are shown although they are linked inside.
+    # Outputs (node, slot) that are exposed although they are linked inside the group.
     shown: frozenset[tuple[int, int]]
-    labels: tuple[Mapping[str, str], ...]  # per node: names that a person gave to its inputs
+    # for each node: the labels that the user gave to its inputs
+    labels: tuple[Mapping[str, str], ...]
     config: Mapping[str, Any]
 
 
 class GroupInterface(NamedTuple):
-    definition: dict[str, Any]  # as an entry of object_info
-    widgets: list[dict[str, str]]  # per inner node: its widget → the group's
-    inputs: list[dict[str, int]]  # per inner node: its input → the group's slot
-    outputs: dict[int, tuple[int, int]]  # the group's output → inner node and slot
+    definition: dict[str, Any]  # in the format of object_info
+    widgets: list[dict[str, str]]  # for each inner node: the group's widget for each of its widgets
+    inputs: list[dict[str, int]]  # for each inner node: the group's slot for each of its inputs
+    outputs: dict[int, tuple[int, int]]  # the inner node and slot for each output of the group
 
 
 def read_group(saved: Any) -> GroupDefinition | None:
-    """Parses a group; None if it is not well-formed, and an instance is then a node of an unknown
-    type.
-    """
+    """Parses a group definition. Returns None if it is malformed, in which case its instances are
+    nodes of an unknown type."""
     if not isinstance(saved, dict):
         return None
     nodes, links = saved.get("nodes"), saved.get("links")
@@ -79,7 +78,8 @@ def read_group(saved: Any) -> GroupDefinition | None:
 
 
 def _inner_links(saved: list[Any], count: int) -> Iterator[InnerLink]:
-    """Returns the links inside; one from outside of the group has no source here."""
+    """Yields the links inside the group. Links from outside have no source in the group and are
+    skipped."""
     for entry in saved:
         numbers = entry[:4] if isinstance(entry, list) else []
         if len(numbers) == 4 and all(type(number) is int and number >= 0 for number in numbers):
@@ -103,7 +103,8 @@ def _labels(saved: Any) -> Iterator[tuple[str, str]]:
 
 
 class _Declared(NamedTuple):
-    """What an inner node offers: from its class, or made up for the editor's own nodes."""
+    """The inputs and outputs of an inner node: from its class, or derived for the editor's own
+    nodes."""
 
     inputs: dict[str, Any]
     widgets: set[str]
@@ -190,7 +191,8 @@ class _Builder:
     def _add_widgets(
         self, index: int, node: Node, declared: _Declared, shown: dict[str, str]
     ) -> Iterator[tuple[int, int, str, Any]]:
-        """Ordinary widgets are shown; those that were turned into inputs come after all nodes."""
+        """Adds the ordinary widgets. Yields those that were converted to inputs, which come after
+        all nodes."""
         converted = {
             slot.name: place for place, slot in enumerate(node.inputs) if slot.widget == slot.name
         }
@@ -234,10 +236,11 @@ class _Builder:
         return outer
 
     def _name_for(self, index: int, name: str) -> str:
-        """The inner name, with the node's title before it where that is taken."""
+        """Returns the outer name of an input: its configured name, label or inner name. The node's
+        title is added if that name is already used, or if the node is a primitive with a title."""
         node = self._group.nodes[index]
-        given = self._config(index, "input", name).get("name")
-        key = outer = str(given or self._group.labels[index].get(name) or name)
+        configured = self._config(index, "input", name).get("name")
+        key = outer = str(configured or self._group.labels[index].get(name) or name)
         if (node.type == PRIMITIVE and node.title) or outer in self._seen:
             prefix = node.title or node.type
             key = outer = f"{prefix} {name}"
@@ -247,11 +250,11 @@ class _Builder:
         return outer
 
     def _config(self, index: int, part: str, name: str) -> Mapping[str, Any]:
-        """What a person set for one input or output."""
-        found: Any = self._group.config
+        """Returns the user's settings for one input or output."""
+        settings: Any = self._group.config
         for key in (str(index), part, name):
-            found = found.get(key) if isinstance(found, dict) else None
-        return found if isinstance(found, dict) else {}
+            settings = settings.get(key) if isinstance(settings, dict) else None
+        return settings if isinstance(settings, dict) else {}
 
     def _take_slot(self) -> int:
         self._slots += 1
@@ -264,7 +267,7 @@ def _spec_entry(spec: InputSpec) -> list[Any]:
 
 
 PREFIX, OLD_PREFIX = "workflow>", "workflow/"
-MINTED_LINKS = 1_000_000_000  # ids for links that we make, far from any in a file
+MINTED_LINKS = 1_000_000_000  # base id of generated links, far above the ids in any file
 
 
 def expand_group_nodes(
@@ -276,7 +279,7 @@ def expand_group_nodes(
     instances = [node for node in workflow.root.nodes if groups.get(_group_name(node))]
     if len(instances) > limits.group_nodes_max:
         raise LimitExceeded(
-            f"the workflow has {len(instances)} group nodes, at most {limits.group_nodes_max} are taken"
+            f"the workflow has {len(instances)} group nodes; the limit is {limits.group_nodes_max}"
         )
     for node in instances:
         group = groups[_group_name(node)]
@@ -293,12 +296,13 @@ def _group_name(node: Node) -> str:
 
 
 def _is_known(group: GroupDefinition, types: NodeTypes) -> bool:
-    """A group with a node type that is not known stays an unknown node itself."""
+    """Checks whether all nodes of a group have a known type. Otherwise, the group stays an unknown
+    node itself."""
     return all(types.get(node.type) is not None or is_virtual(node.type) for node in group.nodes)
 
 
 class _Inner(NamedTuple):
-    """The inner nodes of one instance, and how each is laid out."""
+    """The inner nodes of one instance, and their layouts."""
 
     nodes: tuple[Node, ...]
     laid_out: tuple[WiredNode, ...]
@@ -306,7 +310,7 @@ class _Inner(NamedTuple):
 
 
 class _Outside:
-    """The nodes around a group, for the types at the far ends of its links."""
+    """The nodes outside a group, to look up the types at the far ends of its links."""
 
     def __init__(self, root: WorkflowGraph, types: NodeTypes) -> None:
         self.links = root.links
@@ -358,11 +362,11 @@ def _expand(workflow: Workflow, node: Node, group: GroupDefinition, types: NodeT
             for port, link in zip(inputs, feeding, strict=True)
         ),
     )
-    kept = {
+    remaining = {
         key: link for key, link in root.links.items() if node.id not in (link.origin, link.target)
     }
     root_links = {
-        **kept,
+        **remaining,
         **{link.id: link._replace(target=str(last)) for link in feeding},
         **{link.id: link for link in fed},
     }
@@ -382,15 +386,15 @@ def _make_inner(
     types: NodeTypes,
 ) -> _Inner:
     names = [widget.name for widget in instance.widgets if widget.is_widget]
-    taken: set[int] = set()
+    used: set[int] = set()
     nodes = []
     for index, saved in enumerate(group.nodes):
         node = saved._replace(id=str(last_id + 1 + index))
         overrides = {}
         for inner_name, outer_name in interface.widgets[index].items():
-            place = _next_place(names, outer_name, taken)
+            place = _next_place(names, outer_name, used)
             if place is not None:
-                taken.add(place)
+                used.add(place)
                 overrides[inner_name] = instance.values[names[place]]
         node = _with_values(node, overrides)
         nodes.append(node._replace(inputs=tuple(slot._replace(link=None) for slot in node.inputs)))
@@ -398,21 +402,24 @@ def _make_inner(
     return _Inner(tuple(nodes), laid_out, tuple(_links_between(group.links, laid_out)))
 
 
-def _next_place(names: Sequence[str], wanted: str | None, taken: set[int]) -> int | None:
+def _next_place(names: Sequence[str], outer_name: str | None, used: set[int]) -> int | None:
     return next(
-        (index for index, name in enumerate(names) if name == wanted and index not in taken), None
+        (index for index, name in enumerate(names) if name == outer_name and index not in used),
+        None,
     )
 
 
 def _with_values(node: Node, overrides: dict[str, Any]) -> Node:
-    """Sets values; a primitive loses its own and takes that of the widget that it is linked to."""
+    """Sets the values of an inner node. A primitive loses its own value and takes the value of the
+    widget that it is linked to."""
     if node.type == PRIMITIVE:
         return node._replace(values=None)
     return node._replace(overrides=overrides)
 
 
 def _links_between(saved: Sequence[InnerLink], nodes: Sequence[WiredNode]) -> Iterator[Link]:
-    """By slot number, where the types fit."""
+    """Yields the links between inner nodes, by slot number. Links between incompatible types are
+    skipped."""
     for number, (source, out_slot, target, in_slot) in enumerate(saved):
         link = _link(nodes[source], out_slot, nodes[target], in_slot, MINTED_LINKS + number)
         if link is not None:
@@ -433,18 +440,23 @@ def _link(
 def _input_ports(
     instance: WiredNode, interface: GroupInterface, inner: _Inner, outside: _Outside
 ) -> tuple[tuple[Port, ...], list[Link], list[Link]]:
-    """One port for each output outside that feeds the group, however many inner inputs it feeds.
-    The editor connects them anew, so a link between types that don't fit is lost."""
+    """Returns the input ports, their inner links, and the links that feed the ports.
+
+    There is one port for each outer output that feeds the group, regardless of how many inner
+    inputs it feeds. The editor recreates these links, so links between incompatible types are lost.
+    """
     ends: dict[tuple[str, int], list[tuple[WiredNode, int]]] = {}
     for index, slots in enumerate(interface.inputs):
         for name, place in slots.items():
             link = instance.inputs[place].link if place < len(instance.inputs) else None
             node = inner.laid_out[index]
-            found = [i for i, slot in enumerate(node.inputs) if slot.name == name]
-            if link is None or not found:
+            slots_of_name = [i for i, slot in enumerate(node.inputs) if slot.name == name]
+            if link is None or not slots_of_name:
                 continue
-            if are_compatible(outside.origin_type(link), node.inputs[found[0]].type):
-                ends.setdefault((link.origin, link.origin_slot), []).append((node, found[0]))
+            if are_compatible(outside.origin_type(link), node.inputs[slots_of_name[0]].type):
+                ends.setdefault((link.origin, link.origin_slot), []).append(
+                    (node, slots_of_name[0])
+                )
     ports: list[Port] = []
     links: list[Link] = []
     feeding: list[Link] = []
@@ -464,6 +476,7 @@ def _input_ports(
 def _output_ports(
     old_id: str, new_id: str, interface: GroupInterface, inner: _Inner, outside: _Outside
 ) -> tuple[tuple[Port, ...], list[Link], list[Link]]:
+    """Returns the output ports, their inner links, and the links that the ports feed."""
     ports: dict[tuple[int, int], int] = {}
     fed = []
     for link in outside.links.values():
@@ -474,13 +487,13 @@ def _output_ports(
             place = ports.setdefault(source, len(ports))
             fed.append(link._replace(origin=new_id, origin_slot=place))
     links: list[Link] = []
-    made: list[Port] = []
+    result: list[Port] = []
     for (index, slot), place in ports.items():
         node = inner.laid_out[index]
         link = Link(MINTED_LINKS * 4 + place, node.node.id, slot, SUBGRAPH_OUTPUT_ID, place)
         links.append(link)
-        made.append(Port(f"output {place}", _output_type(inner, index, slot), (link.id,)))
-    return tuple(made), links, fed
+        result.append(Port(f"output {place}", _output_type(inner, index, slot), (link.id,)))
+    return tuple(result), links, fed
 
 
 def _output_type(inner: _Inner, index: int, slot: int) -> str:

@@ -1,5 +1,5 @@
-"""A workflow as saved, parsed once into frozen values; size limits; and descriptions of places in
-it for messages."""
+"""A saved workflow, parsed once into frozen values. Also defines size limits, and describes places
+in a workflow for messages."""
 
 from collections.abc import Mapping
 from enum import IntEnum
@@ -7,32 +7,33 @@ from typing import Any, NamedTuple
 
 from comfyfleet.errors import LimitExceeded
 
-# `made(Slot, (name, …))` is `Slot(name, …)` in half the time: without the constructor, which is
-# written in Python. For the few values that a conversion makes by the thousand; all fields in order.
+# `made(Slot, (name, …))` is equal to `Slot(name, …)`, but takes half the time, because it skips the
+# constructor, which is written in Python. It is used for values that a conversion creates by the
+# thousand, and needs all fields in order.
 made = tuple.__new__
 
-# The two ends of a subgraph are drawn as nodes with these fixed ids.
+# The input and output ends of a subgraph are drawn as nodes with these fixed ids.
 SUBGRAPH_INPUT_ID = "-10"
 SUBGRAPH_OUTPUT_ID = "-20"
-# The id of a node that has none yet. Nothing can be linked to it.
+# The id of a node that has no id yet. It can't be linked.
 UNASSIGNED = "-1"
 
 ANY_TYPE = "*"
 
 
 class Mode(IntEnum):
-    """The editor's mode numbers; the others (1, 3) behave like ALWAYS."""
+    """The editor's mode numbers. The other numbers (1 and 3) behave like ALWAYS."""
 
     ALWAYS = 0
     MUTED = 2
     BYPASSED = 4
 
 
-INACTIVE = frozenset((2, 4))  # plain numbers: asked once per node and link
+INACTIVE = frozenset((2, 4))  # plain numbers for speed: this is checked once per node and link
 
 
 class NodeSlot(NamedTuple):
-    """An input of a node as saved."""
+    """An input of a saved node."""
 
     name: str
     type: str
@@ -50,7 +51,7 @@ class Link(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A node as saved. `values` is its `widgets_values`, whatever shape that has."""
+    """A saved node. `values` is its `widgets_values`, which can have any shape."""
 
     id: str
     type: str
@@ -60,7 +61,8 @@ class Node(NamedTuple):
     outputs: tuple[str, ...] = ()
     values: Any = None
     properties: Mapping[str, Any] = {}
-    # Values by widget name that win over `values`: what a group node hands to its inner nodes.
+    # Values by widget name that take precedence over `values`: the values that a group node passes
+    # to its inner nodes.
     overrides: Mapping[str, Any] = {}
 
     @property
@@ -69,9 +71,9 @@ class Node(NamedTuple):
 
 
 class Port(NamedTuple):
-    """An input or output of a subgraph definition; `links` are the inner links, in saved order.
+    """An input or output of a subgraph definition. `links` are the inner links, in saved order.
 
-    `label` is the author's name for it, which the editor shows instead of the name.
+    `label` is the author's name for the port, which the editor shows instead of its name.
     """
 
     name: str
@@ -102,7 +104,7 @@ class Workflow(NamedTuple):
     root: WorkflowGraph
     definitions: Mapping[str, WorkflowGraph] = {}
     last_node_id: int = 0
-    # Definitions of group nodes, the predecessors of subgraphs, as saved.
+    # The saved definitions of group nodes, the predecessors of subgraphs.
     group_nodes: Mapping[str, Any] = {}
 
 
@@ -111,36 +113,39 @@ ObjectInfo = Mapping[str, Any]
 
 
 class Limits(NamedTuple):
-    """Limits on the size of a workflow. Real workflows stay a hundred times below these; a hostile file hits them early."""
+    """Limits on the size of a workflow. Real workflows are a hundred times smaller. A hostile file
+    hits the limits early."""
 
     nodes_max: int = 200_000  # after expansion of all subgraphs
     links_max: int = 1_000_000
     subgraph_depth_max: int = 100
-    group_nodes_max: int = 1_000  # of the old kind, which take longer the more there are
+    group_nodes_max: int = 1_000  # group nodes take more time per node the more there are
     value_depth_max: int = 100
     dynamic_rows_max: int = 1_000
-    # Characters of a whole prompt: instances of a subgraph repeat the texts that it holds.
+    # Characters of a whole prompt. Instances of a subgraph repeat the texts inside it.
     text_characters_max: int = 64 * 1024**2
-    choice_depth_max: int = 100  # of {a|{b|c}} in one text
-    choice_characters_max: int = 2_000_000  # read inside of choices, once for each level
-    filled_characters_max: int = 1_000_000  # put in for all %Node.widget% patterns together
+    choice_depth_max: int = 100  # nesting of {a|{b|c}} in one text
+    choice_characters_max: int = 2_000_000  # characters read inside choices, counted once per level
+    # characters inserted for all %Node.widget% patterns together
+    filled_characters_max: int = 1_000_000
 
 
 class CharacterBudget:
-    """Characters that one step of a conversion may still read or produce."""
+    """The number of characters that one step of a conversion may still read or produce."""
 
     def __init__(self, characters_max: int, what: str) -> None:
         self._left = self._max = characters_max
         self._what = what
 
     def take(self, characters: int) -> None:
-        """Raises LimitExceeded if more characters than the maximum are taken."""
+        """Takes characters from the budget. Raises LimitExceeded if it is exhausted."""
         self._left -= characters
         if self._left < 0:
             raise LimitExceeded(f"{self._what} have at most {self._max:,} characters")
 
     def take_value(self, value: Any) -> None:
-        """Takes the texts and names in a JSON value, and one character for each other value."""
+        """Takes the lengths of all texts and names in a JSON value, and one character for each
+        other value."""
         pending = [value]
         while pending:
             item = pending.pop()

@@ -1,6 +1,6 @@
-"""The one table of node classes for which the editor itself, or an extension of it, has behaviour.
+"""A table of all node classes for which the editor or one of its extensions has special behavior.
 
-Everything else follows from `object_info`. Each row says why it is here.
+The rest follows from `object_info`. Each row has a reason.
 """
 
 from collections.abc import Mapping
@@ -9,32 +9,34 @@ from typing import Any, NamedTuple
 
 class Behaviour(NamedTuple):
     reason: str
-    # Drawn in the editor only: never emitted, its output is what comes into the same input slot.
+    # Exists only in the editor and is never emitted. Its output is whatever feeds the same input
+    # slot.
     virtual: bool = False
-    # Names its wire; a getter continues where the setter of the same name is fed.
+    # Names the link that it receives. A getter continues at the input of the setter with the same
+    # name.
     setter: bool = False
     getter_of: str = ""
-    # May a getter look for its setter in the graphs around its own?
+    # Whether a getter also looks for its setter in the enclosing graphs.
     looks_outward: bool = False
-    # `filename_prefix` may hold %date:…% and %Node.widget% patterns.
+    # `filename_prefix` can contain %date:…% and %Node.widget% patterns.
     saves_files: bool = False
-    # The name of its one widget, for patterns in file names.
+    # The name of its only widget, for patterns in file names.
     shows: str = ""
-    # Inputs that the editor adds to what the server declares.
+    # Inputs that the editor adds to the server's declaration.
     extra_inputs: Mapping[str, Any] = {}
-    # Buttons behind the widgets: they have no value, and yet are sent.
+    # Buttons after the widgets. They have no value, but are sent.
     buttons: tuple[str, ...] = ()
-    # Numbers without a widget to see that it counts up by itself, and what they start with.
+    # Numbers without a widget that count up automatically, and their initial values.
     counters: Mapping[str, int] = {}
-    # Shows the pictures of its last run, and sends their addresses under this name.
+    # Shows the images of its last run, and sends their URLs under this name.
     compares_as: str = ""
-    # Its widgets are as many LoRAs as were added to it.
+    # Its widgets are the LoRAs that were added to it.
     lists_loras: bool = False
     # Saves its values by name instead of in a list.
     named_values: bool = False
 
 
-_ONLY_IN_EDITOR = "an aid for reading the graph, known to the editor only"
+_ONLY_IN_EDITOR = "helps to read the graph; exists only in the editor"
 _SAVES = "the editor fills in patterns in its filename_prefix"
 _AUDIO = {"audioUI": ["AUDIO_UI", {}]}
 _VIEW_3D = {"image": ["PREVIEW_3D"]}
@@ -51,19 +53,19 @@ def _growing_by_button() -> Behaviour:
 BEHAVIOURS: Mapping[str, Behaviour] = {
     "Note": Behaviour(_ONLY_IN_EDITOR, virtual=True, shows="text"),
     "MarkdownNote": Behaviour(_ONLY_IN_EDITOR, virtual=True, shows="text"),
-    "Reroute": Behaviour("a bend in a wire, known to the editor only", virtual=True),
+    "Reroute": Behaviour("a bend in a link; exists only in the editor", virtual=True),
     "PrimitiveNode": Behaviour("writes its value into the widgets it is linked to", virtual=True),
-    "SetNode": Behaviour("KJNodes: names the wire that comes in", virtual=True, setter=True),
+    "SetNode": Behaviour("KJNodes: names the link that it receives", virtual=True, setter=True),
     "GetNode": Behaviour(
-        "KJNodes: goes on at the SetNode of that name, in its own graph or one around it",
+        "KJNodes: continues at the SetNode of that name, in its own graph or an enclosing one",
         virtual=True, getter_of="SetNode", looks_outward=True,
     ),
-    "easy setNode": Behaviour("Easy-Use: names the wire that comes in", virtual=True, setter=True),
+    "easy setNode": Behaviour("Easy-Use: names the link that it receives", virtual=True, setter=True),
     "easy getNode": Behaviour(
-        "Easy-Use: goes on at the easy setNode of that name in its own graph",
+        "Easy-Use: continues at the easy setNode of that name in its own graph",
         virtual=True, getter_of="easy setNode",
     ),
-    "Reroute (rgthree)": Behaviour("rgthree: a bend in a wire", virtual=True),
+    "Reroute (rgthree)": Behaviour("rgthree: a bend in a link", virtual=True),
     "Label (rgthree)": Behaviour(_ONLY_IN_EDITOR, virtual=True),
     "Bookmark (rgthree)": Behaviour(_ONLY_IN_EDITOR, virtual=True),
     "Fast Muter (rgthree)": Behaviour("rgthree: switches nodes while editing", virtual=True),
@@ -73,7 +75,7 @@ BEHAVIOURS: Mapping[str, Behaviour] = {
     "Fast Actions Button (rgthree)": Behaviour("rgthree: acts while editing", virtual=True),
     "Mute / Bypass Relay (rgthree)": Behaviour("rgthree: switches nodes while editing", virtual=True),
     "Mute / Bypass Repeater (rgthree)": Behaviour("rgthree: switches nodes while editing", virtual=True),
-    "Node Collector (rgthree)": Behaviour("rgthree: gathers wires while editing", virtual=True),
+    "Node Collector (rgthree)": Behaviour("rgthree: bundles links while editing", virtual=True),
     "Random Unmuter (rgthree)": Behaviour("rgthree: switches nodes while editing", virtual=True),
     "SaveImage": _saving(),
     "SaveImageAdvanced": _saving(),
@@ -113,7 +115,7 @@ BEHAVIOURS: Mapping[str, Behaviour] = {
         "KJNodes: listens while editing", buttons=("Start mic capture", "Stop mic capture")
     ),
     "Image Comparer (rgthree)": Behaviour(
-        "rgthree: remembers the pictures that it compared", compares_as="rgthree_comparer"
+        "rgthree: remembers the images that it compared", compares_as="rgthree_comparer"
     ),
     "Power Lora Loader (rgthree)": Behaviour(
         "rgthree: a list of LoRAs to which lines are added while editing", lists_loras=True
@@ -131,21 +133,21 @@ BEHAVIOURS: Mapping[str, Behaviour] = {
 }  # fmt: skip
 
 PRIMITIVE = "PrimitiveNode"
-# Classes that hand on the one value they hold. Servers of older versions lack them.
+# Classes that pass on the one value that they hold. Older servers lack them.
 VALUE_CLASSES = frozenset(
     (
         "PrimitiveString", "PrimitiveStringMultiline", "PrimitiveInt", "PrimitiveFloat",
         "PrimitiveBoolean",
     )
 )  # fmt: skip
-# Its first widget chooses among the option widgets behind it, which grow as they are filled.
+# A class whose first widget chooses among option widgets, which are added as they are filled.
 CUSTOM_COMBO = "CustomCombo"
-# Sampler names were once saved with this prefix; the editor cuts it when it opens a file.
+# Sampler names used to be saved with this prefix. The editor removes it when it opens a file.
 SAMPLER_CLASSES = ("KSampler", "KSamplerAdvanced")
 OLD_SAMPLER_PREFIX = "sample_"
 
 
-# VideoHelperSuite: every node of that pack keeps its values by name.
+# Every node of VideoHelperSuite saves its values by name.
 NAMED_VALUES_PREFIX = "VHS_"
 _NAMED_VALUES = Behaviour("VideoHelperSuite: saves values by name", named_values=True)
 

@@ -1,5 +1,5 @@
-"""Inputs of a node: as the server declares them in `object_info`, as the editor draws them (sockets and widgets of
-every type), and which link ends at which of them."""
+"""The inputs of a node: how the server declares them in `object_info`, which sockets and widgets
+the editor draws for them, and which link ends at which input."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,8 +17,8 @@ class InputSpec(NamedTuple):
     type: str
     options: Mapping[str, Any] = NO_OPTIONS
     choices: list[Any] | None = None
-    forced: bool = False  # to be a socket, whatever its type
-    widget_type: str = ""  # the type that decides about its widget
+    forced: bool = False  # declared as a socket, regardless of its type
+    widget_type: str = ""  # the type that determines the widget
 
     def option(self, name: str, default: Any) -> Any:
         value = self.options.get(name)
@@ -26,7 +26,7 @@ class InputSpec(NamedTuple):
 
 
 def input_spec(name: str, declared: Any, *, optional: bool = False) -> InputSpec:
-    """Parses `[type or choices, options]`; the choices of a combo are in either place."""
+    """Parses `[type or choices, options]`. The choices of a combo are in either place."""
     if not isinstance(declared, list) or not declared:
         return InputSpec(name, UNKNOWN, widget_type=UNKNOWN)
     kind = declared[0]
@@ -44,13 +44,13 @@ def input_spec(name: str, declared: Any, *, optional: bool = False) -> InputSpec
         choices = listed if isinstance(listed, list) else []
     elif not isinstance(kind, str):
         kind = UNKNOWN
-    # In older declarations, an optional input that is a socket by default means the same.
+    # In older declarations, `defaultInput` on an optional input means the same as `forceInput`.
     forced = bool(options.get("forceInput") or (optional and options.get("defaultInput")))
     widget_type = options.get("widgetType") or kind
     return made(InputSpec, (name, kind, options, choices, forced, widget_type))
 
 
-# Classes whose 3D view keeps its state under this name instead of `image`.
+# Classes whose 3D view stores its state under this name instead of `image`.
 VIEWPORT_STATE_CLASSES = frozenset(
     (
         "Preview3DAdvanced",
@@ -61,7 +61,7 @@ VIEWPORT_STATE_CLASSES = frozenset(
         "SavePointCloud",
     )
 )
-# What such a view sends until somebody rotates it: the camera's initial position.
+# The value that such a view sends until the user rotates it: the initial camera position.
 VIEWPORT_STATE: Mapping[str, Any] = {
     "image": "",
     "mask": "",
@@ -88,12 +88,12 @@ VIEWPORT_STATE: Mapping[str, Any] = {
 }
 SEED_NAMES = ("seed", "noise_seed")
 VALUE_TYPES = frozenset(("INT", "FLOAT", "BOOLEAN", "STRING", "COMBO"))
-# What the editor shows, and sends, while a list that is kept elsewhere has not come.
+# The value that the editor shows and sends while the choices of a remote list are loading.
 LOADING = "Loading..."
 
 
 class _Absent:
-    """A value that JavaScript calls undefined: such an input is left out of the prompt."""
+    """Represents JavaScript's `undefined`. An input with this value is left out of the prompt."""
 
     def __repr__(self) -> str:
         return "ABSENT"
@@ -103,16 +103,18 @@ ABSENT = _Absent()
 
 
 class Growth(NamedTuple):
-    """A group of sockets `<group>.<name>` that grows as its last one is linked."""
+    """A group of sockets named `<group>.<name>` that gets another socket when its last one is
+    linked."""
 
     group: str
     type: str
-    names: tuple[str, ...]  # fixed names, or none and then prefix + number
+    names: tuple[str, ...]  # fixed names; if empty, names are the prefix and a number
     prefix: str
     sockets_max: int
 
     def following(self, name: str) -> str | None:
-        """Returns the socket after this one, if there may be one more."""
+        """Returns the name of the socket after this one, or None if the group can't grow
+        further."""
         own = name[len(self.group) + 1 :]
         if self.names:
             ordinal = self.names.index(own) if own in self.names else None
@@ -128,13 +130,15 @@ class Growth(NamedTuple):
         return f"{self.group}.{own}"
 
 
-# Fields of a widget from `kind` on and after `input_type`: of a plain socket, of most widgets.
+# The fields of a Widget before and after `input_type`: SOCKET holds those from `kind` to `socket`
+# for a plain socket, PLAIN holds the remaining ones for most widgets.
 SOCKET: tuple[Any, ...] = ("socket", None, False, False, True)
 PLAIN: tuple[Any, ...] = (None, {}, None, None)
 
 
 class Widget(NamedTuple):
-    """`stored`: has a place in `widgets_values`; `sent`: is put into the prompt."""
+    """A widget or a socket of a node. `stored` means that it has a place in `widgets_values`,
+    `sent` that its value goes into the prompt."""
 
     name: str
     kind: str
@@ -146,11 +150,11 @@ class Widget(NamedTuple):
     choices: list[Any] | None = None
     options: Mapping[str, Any] = {}
     children: Callable[[Any], list["Widget"]] | None = None
-    growth: "Growth | None" = None  # of the group of sockets that this one belongs to
+    growth: "Growth | None" = None  # how its group of sockets grows, if it belongs to one
 
     @classmethod
     def socket_only(cls, name: str, slot_type: str) -> "Widget":
-        """A plain socket, so that sockets and widgets can stand in one list of slots."""
+        """Returns a plain socket, so that one list can hold both sockets and widgets."""
         return made(cls, (name, *SOCKET, slot_type, *PLAIN))
 
     @property
@@ -175,10 +179,10 @@ _REFRESH_BUTTON = _companion("refresh", "button", "refresh")
 
 
 def drawn_type(spec: InputSpec) -> str:
-    """Returns the type whose widget an input gets.
+    """Returns the type that determines which widget an input gets.
 
-    A `widgetType` that only the JavaScript of a node pack knows gives way to the type of its value:
-    the pack's widget holds such a value, too.
+    If only the JavaScript of a node pack knows the `widgetType`, the type of the value is used,
+    because the pack's widget holds such a value as well.
     """
     if spec.type in VALUE_TYPES and spec.widget_type not in WIDGET_TYPES:
         return spec.type
@@ -216,7 +220,7 @@ def _string(spec: InputSpec, _: str) -> Sequence[Widget]:
 
 
 def _markdown(spec: InputSpec, _: str) -> Sequence[Widget]:
-    return (_plain(spec, "multiline", ""),)  # the declared default is shown but not sent
+    return (_plain(spec, "multiline", ""),)  # the declared default is shown, but not sent
 
 
 def _combo(spec: InputSpec, _: str) -> Sequence[Widget]:
@@ -229,11 +233,11 @@ def _combo(spec: InputSpec, _: str) -> Sequence[Widget]:
 
 
 def _special_combo(spec: InputSpec) -> Sequence[Widget]:
-    """With companions, with choices that are kept elsewhere, or with several chosen at once."""
+    """Returns the widgets of a combo with companions, remote choices or multiple selection."""
     options = spec.options
     control = (_CONTROL, _FILTER) if options.get("control_after_generate") else ()
     if options.get("multi_select") is not None:
-        return (_plain(spec, "multiselect", []), *control)  # its declared default is not used
+        return (_plain(spec, "multiselect", []), *control)  # the declared default is not used
     kind = "remote" if options.get("remote") else "combo"
     widget = _plain(spec, kind, _combo_default(spec))._replace(choices=spec.choices)
     return (widget, *_refreshing(options.get("remote")), *control)
@@ -287,7 +291,7 @@ def _load_3d(spec: InputSpec, class_name: str) -> Sequence[Widget]:
     return (*_LOAD_3D_BUTTONS, view) if class_name == "Load3D" else (view,)
 
 
-# The view of a file to choose has buttons for choosing it.
+# Buttons for choosing a file, which the editor shows with the view of a Load3D node.
 _LOAD_3D_BUTTONS = (
     _companion("upload 3d model", "button", "upload3dmodel"),
     _companion("upload extra resources", "button", "uploadExtraResources"),
@@ -381,7 +385,7 @@ class Input(NamedTuple):
 def link_inputs(
     inputs: Sequence[Input], saved: Sequence[NodeSlot], links: Sequence[Link]
 ) -> list[Input]:
-    """Links the inputs of a node whose inputs are fixed."""
+    """Links the inputs of a node that has a fixed set of inputs."""
     if not links:
         return list(inputs)
     by_name = {slot.name: index for index, slot in enumerate(inputs)}
@@ -407,10 +411,10 @@ def link_dynamic_inputs(
     final: Sequence[Input],
     saved: Sequence[NodeSlot],
 ) -> list[Input]:
-    """Links the inputs of a node with choices that bring inputs, or groups that grow.
+    """Links the inputs of a node with choices that add inputs, or with groups that grow.
 
-    `linker` has its inputs as first laid out, with every choice at its default; `final` are those
-    that its choices bring.
+    `linker` holds the inputs of the initial layout, with every choice at its default. `final` are
+    the inputs after the saved choices were applied.
     """
     choices = {widget.name for widget in widgets if widget.children is not None}
     if linker.has_branch_of(choices):
@@ -425,7 +429,7 @@ def link_dynamic_inputs(
 
 
 class _InputSlot:
-    """One input slot on the bench."""
+    """An input slot of a node and the link that is currently attached to it."""
 
     __slots__ = ("link", "slot")
 
@@ -435,11 +439,11 @@ class _InputSlot:
 
 
 class InputLinker:
-    """The inputs of one node while links are attached to them."""
+    """The inputs of a node while links are attached to them."""
 
     def __init__(self, inputs: Iterable[Input], links: Sequence[Link]) -> None:
         self._places = [_InputSlot(slot) for slot in inputs]
-        self._loose: dict[int, Link] = {}  # at a slot number that no input has
+        self._loose: dict[int, Link] = {}  # links to a slot number that no input has
         self._growth: dict[str, Growth] = {}
         for link in links:
             if 0 <= link.target_slot < len(self._places):
@@ -463,19 +467,23 @@ class InputLinker:
         return any(place.slot.name.rpartition(".")[0] in choices for place in self._places)
 
     def switch_branch(self, prefix: str, branch: Sequence[Input]) -> None:
-        """Recreates the inputs of a branch; only links on an input of the same name survive."""
-        kept = {place.slot.name: place.link for place in self._places if place.link is not None}
+        """Recreates the inputs of a branch. A link survives only if the new branch has an input of
+        the same name."""
+        links_by_name = {
+            place.slot.name: place.link for place in self._places if place.link is not None
+        }
         rest = [place for place in self._places if not place.slot.name.startswith(prefix)]
         fresh = [_InputSlot(slot) for slot in branch]
         self._places = [*rest, *fresh]
         for place in fresh:
-            place.link = kept.get(place.slot.name)
+            place.link = links_by_name.get(place.slot.name)
         for place in fresh:
             if place.link is not None:
                 self._grow(place.slot.name)
 
     def realign(self, saved: Sequence[NodeSlot]) -> None:
-        """Moves each link to the input that is saved with it, repeatedly if that makes inputs grow."""
+        """Moves each link to the input whose saved name it has. Repeats this as long as moved links
+        make groups grow."""
         named = self._named_links(saved)
         skipped: set[int] = set()
         passes = 0
@@ -519,7 +527,8 @@ class InputLinker:
     def _displaced(
         self, named: dict[int, tuple[Link, list[str]]], moves: list[tuple[Link, _InputSlot]]
     ) -> list[Link]:
-        """Links whose own input is gone give way to those that are moved to where they sit."""
+        """Returns the links to remove: their own input no longer exists, and another link is moved
+        to the input where they are now."""
         names_here = {place.slot.name for place in self._places}
         homeless = {link.id for link, names in named.values() if not names_here.intersection(names)}
         return [
@@ -527,7 +536,11 @@ class InputLinker:
         ]
 
     def _stuck(self, moves: list[tuple[Link, _InputSlot]], removals: list[Link]) -> set[int]:
-        """Moves onto an input that is held by a link which stays. All of one pass go together."""
+        """Returns the ids of links that can't be moved.
+
+        If an input is held by a link that stays, these are the links that would move there. If two
+        links would move to the same input, these are all links of the pass.
+        """
         free = {link.id for link, _ in moves} | {link.id for link in removals}
         blocked = {
             link.id for link, place in moves if place.link is not None and place.link.id not in free
@@ -549,7 +562,7 @@ class InputLinker:
             self._grow(place.slot.name)
 
     def _grow(self, name: str) -> None:
-        """Adds the next socket of a growing group when its last one is linked."""
+        """Adds the next socket of a growing group once its last one is linked."""
         growth = self._growth.get(name.rpartition(".")[0])
         following = growth.following(name) if growth else None
         if growth is None or following is None:

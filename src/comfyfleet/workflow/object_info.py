@@ -1,7 +1,8 @@
-"""What node classes look like in the editor: sockets, widgets and outputs, read from a server's `object_info`; and which
-lists of choices have to be fetched from the server.
+"""Describes how the editor draws node classes (their sockets, widgets and outputs) according to a
+server's `object_info`, and which lists of choices must be fetched from the server.
 
-Read strictly where a value decides what is sent; whatever else is unknown there is left alone."""
+Values that determine what is sent are read strictly. Unknown values are ignored.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -31,12 +32,12 @@ DYNAMIC = frozenset((DYNAMIC_COMBO, DYNAMIC_GROUP, AUTOGROW))
 UNUSUAL = DYNAMIC | {MATCH_TYPE}
 WITH_WIDGET = frozenset((*WIDGET_TYPES, DYNAMIC_COMBO, DYNAMIC_GROUP))
 UPLOAD_FLAGS = frozenset(("image_upload", "video_upload", "animated_image_upload"))
-# Widgets whose values are not simply dealt out in order.
+# Kinds of widgets whose values can't simply be assigned in order.
 SPECIAL_KINDS = frozenset(("remote", "viewport", "comparer", "multiselect"))
 
 
 class MatchGroups(NamedTuple):
-    """Inputs and outputs that take on the type of what is connected to them."""
+    """Inputs and outputs that adopt the type of whatever is connected to them."""
 
     inputs: Mapping[str, tuple[str, str]]  # input name → (group, allowed types)
     outputs: Mapping[int, str]  # output slot → group
@@ -46,16 +47,17 @@ class NodeType(NamedTuple):
     name: str
     display_name: str
     specs: tuple[InputSpec, ...]
-    widgets: tuple[Widget, ...]  # and, in a dynamic class, sockets: neither stored nor sent
+    # in a dynamic class also sockets, which are neither stored nor sent
+    widgets: tuple[Widget, ...]
     inputs: tuple[Input, ...]
-    slots: Mapping[str, int]  # of the inputs, by name
+    slots: Mapping[str, int]  # the index of each input by its name
     stored: tuple[str, ...]  # names of the widgets in the order of widgets_values
     outputs: tuple[str, ...]
     match: MatchGroups | None
     behaviour: Behaviour | None
     is_output: bool
     is_dynamic: bool  # its inputs depend on its values or links
-    is_plain: bool  # its values need nothing but to be dealt out
+    is_plain: bool  # its values can simply be assigned in order
     pack: str
     required_sockets: tuple[str, ...] = ()  # inputs that must be linked for the node to run
 
@@ -65,7 +67,8 @@ class NodeType(NamedTuple):
 
 
 class ObjectInfo(dict[str, Any]):
-    """A server's object_info that caches what was read from it, for converting many workflows. It must not change afterwards."""
+    """A server's object_info that caches the parsed node classes, for converting many workflows. It
+    must not change afterwards."""
 
     def __init__(self, classes: Mapping[str, Any]) -> None:
         super().__init__(classes)
@@ -73,7 +76,8 @@ class ObjectInfo(dict[str, Any]):
 
 
 class NodeTypes:
-    """Reads node classes on demand: of the thousands that a server has, a workflow uses a dozen."""
+    """Reads node classes on demand, because a workflow uses only a dozen of a server's thousands of
+    classes."""
 
     def __init__(
         self, object_info: Mapping[str, Any], remote_choices: Mapping[str, list[Any]] | None = None
@@ -108,7 +112,7 @@ class NodeTypes:
 
 
 def _read_safely(name: str, entry: Mapping[str, Any]) -> NodeType:
-    """Reads a class; what a server declares may have any shape."""
+    """Reads a class. Raises InvalidInput if the server's declaration is malformed."""
     try:
         return read_node_type(name, entry)
     except (TypeError, ValueError, AttributeError, LookupError) as problem:
@@ -160,7 +164,7 @@ def _required_sockets(entry: Mapping[str, Any], specs: Iterable[InputSpec]) -> t
 
 
 def _plain_slots(specs: Iterable[InputSpec], class_name: str) -> tuple[list[Input], list[Widget]]:
-    """Lays out the inputs of most classes, whose sockets need to be no more than inputs."""
+    """Lays out the inputs of an ordinary class, whose sockets don't depend on anything."""
     inputs: list[Input] = []
     widgets: list[Widget] = []
     for spec in specs:
@@ -177,7 +181,8 @@ def _plain_slots(specs: Iterable[InputSpec], class_name: str) -> tuple[list[Inpu
 def _unusual_slots(
     specs: Iterable[InputSpec], class_name: str, match: dict[str, tuple[str, str]]
 ) -> list[Widget]:
-    """Lays out inputs that come and go or match each other: sockets and widgets in one list."""
+    """Lays out inputs that change dynamically or match each other's types, with sockets and widgets
+    in one list."""
     sockets: list[Widget] = []
     widgets: list[Widget] = []
     for spec in specs:
@@ -198,7 +203,8 @@ def _is_plain(
     widgets: Iterable[Widget],
     behaviour: Behaviour | None,
 ) -> bool:
-    """Whether no input is a forced socket, not stored in widgets_values, or of a special kind."""
+    """Checks whether saved values can be assigned in order: no input is a forced socket, and every
+    widget is stored and of an ordinary kind."""
     if name == CUSTOM_COMBO:
         return False
     if behaviour is not None and (behaviour.named_values or behaviour.lists_loras):
@@ -227,7 +233,8 @@ def inputs_of(widgets: Iterable[Widget]) -> list[Input]:
 
 
 def _ordered_specs(entry: Mapping[str, Any], behaviour: Behaviour | None) -> tuple[InputSpec, ...]:
-    """In `input_order`, then whatever that leaves out; the editor's own additions come last."""
+    """Returns the inputs in the order of `input_order`, followed by unlisted ones. An upload button
+    that the editor adds comes after all required inputs that are unlisted."""
     declared = entry.get("input") or {}
     required = declared.get("required") or {}
     optional = declared.get("optional") or {}
@@ -269,7 +276,8 @@ def _may_upload(options: Mapping[str, Any]) -> bool:
 
 
 def _upload_button(specs: Sequence[InputSpec]) -> InputSpec | None:
-    """Returns the button that a choice of uploadable files adds behind all other inputs."""
+    """Returns the button that the editor adds if an input is a choice of uploadable files, or
+    None."""
     for spec in specs:
         if spec.choices is None:
             continue
@@ -289,7 +297,8 @@ def widgets_of_spec(spec: InputSpec, class_name: str = "") -> Sequence[Widget]:
 
 
 def _dynamic_combo(spec: InputSpec, class_name: str) -> Widget:
-    """A choice whose selected option brings inputs of its own, named `<choice>.<input>`."""
+    """Returns the widget of a choice whose options have inputs of their own, named
+    `<choice>.<input>`."""
     options = [option for option in spec.options.get("options") or () if isinstance(option, dict)]
     keys = [option.get("key") for option in options]
     by_key = {option.get("key"): option.get("inputs") or {} for option in options}
@@ -305,7 +314,8 @@ def _dynamic_combo(spec: InputSpec, class_name: str) -> Widget:
 
 
 def _dynamic_group(spec: InputSpec, class_name: str) -> Widget:
-    """A number of rows, each with the same fields, named `<group>.<row>.<field>`."""
+    """Returns the widget for the number of rows in a group. All rows have the same fields, named
+    `<group>.<row>.<field>`."""
     minimum = spec.options.get("min") or 0
     template = spec.options.get("template") or {}
 
@@ -321,16 +331,16 @@ def _dynamic_group(spec: InputSpec, class_name: str) -> Widget:
 
 
 def _children(prefix: str, inputs: Mapping[str, Any], class_name: str) -> list[Widget]:
-    found: list[Widget] = []
+    children: list[Widget] = []
     for part in ("required", "optional"):
         declared = inputs.get(part)
         for name, entry in declared.items() if isinstance(declared, dict) else ():
             spec = input_spec(f"{prefix}.{name}", entry)
             if is_widget(spec):
-                found.extend(widgets_of_spec(spec, class_name))
+                children.extend(widgets_of_spec(spec, class_name))
             else:
-                found.extend(_sockets(spec, {}))
-    return found
+                children.extend(_sockets(spec, {}))
+    return children
 
 
 def _sockets(spec: InputSpec, match: dict[str, tuple[str, str]]) -> Iterator[Widget]:
@@ -352,7 +362,7 @@ def _socket_type(spec: InputSpec) -> str:
 
 
 def _autogrow_sockets(spec: InputSpec) -> Iterator[Widget]:
-    """The sockets shown before anything is linked."""
+    """Yields the sockets that are shown before anything is linked."""
     template = spec.options.get("template") or {}
     inputs = template.get("input") or {}
     fields = [*(inputs.get("required") or {}).items(), *(inputs.get("optional") or {}).items()]
@@ -365,8 +375,8 @@ def _autogrow_sockets(spec: InputSpec) -> Iterator[Widget]:
         growth = Growth(spec.name, _socket_type(field), names, prefix, most)
         for ordinal in range(min(most, max(1, least + 1))):
             child = field._replace(name=growth.name_of(ordinal))
-            made = widgets_of_spec(child) if is_widget(child) else _sockets(child, {})
-            for widget in made:
+            child_widgets = widgets_of_spec(child) if is_widget(child) else _sockets(child, {})
+            for widget in child_widgets:
                 yield widget._replace(growth=growth)
 
 
@@ -385,16 +395,16 @@ def _output_types(declared: Iterable[Any]) -> tuple[str, ...]:
 
 
 def remote_lists(opened: Opened, object_info: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Returns, by route, what the server declares of each remote list that a document needs."""
+    """Returns the server's declaration of each remote list that a document needs, by route."""
     types = NodeTypes(object_info)
-    found: dict[str, Mapping[str, Any]] = {}
+    declarations: dict[str, Mapping[str, Any]] = {}
     for name in sorted(set(_types_in(opened))):
         known = types.get(name)
         for widget in known.widgets if known else ():
             remote = widget.options.get("remote")
             if isinstance(remote, dict) and isinstance(remote.get("route"), str):
-                found[remote["route"]] = remote
-    return found
+                declarations[remote["route"]] = remote
+    return declarations
 
 
 def _types_in(opened: Opened) -> Iterator[str]:

@@ -1,7 +1,8 @@
-"""Pass 1: a document as the editor saves it (version 0.4 or 1.0) becomes frozen values.
+"""Parses a document that the editor saved (version 0.4 or 1.0) into frozen values.
 
-The two versions differ in how links are written: arrays in 0.4 (root graph), objects in 1.0 and in
-every subgraph. Each entry is read by its own shape, so a mixed file is fine too.
+The versions differ in how links are written: as arrays in 0.4 (root graph), and as objects in 1.0
+and in every subgraph. The format of each entry is detected separately, so files that mix both work
+as well.
 """
 
 import math
@@ -27,11 +28,12 @@ from comfyfleet.workflow.model import (
 
 
 class _Malformed(Exception):
-    """Says what is wrong, without the place, which the caller adds."""
+    """Describes a problem without its location, which the caller adds."""
 
 
 def parse(document: Any, *, limits: Limits = DEFAULT_LIMITS) -> Workflow:
-    """Parses a document; raises InvalidWorkflow, naming the place, if it has another shape."""
+    """Parses a document. Raises InvalidWorkflow with the location of the problem if it is
+    malformed."""
     if not isinstance(document, dict):
         raise InvalidWorkflow(f"a workflow is a JSON object, this is {shape_of(document)}")
     if document.get("nodes") is None:
@@ -49,15 +51,16 @@ def parse(document: Any, *, limits: Limits = DEFAULT_LIMITS) -> Workflow:
 
 
 def parse_groups(graph: Mapping[str, Any]) -> tuple[Group, ...]:
-    """Returns the titled rectangles of a graph; ill-formed ones are decoration and skipped."""
-    found = []
+    """Returns the titled rectangles of a graph. Malformed ones are skipped, because they are only
+    decoration."""
+    result = []
     groups = graph.get("groups")
     for group in groups if isinstance(groups, list) else ():
         bounding = group.get("bounding") if isinstance(group, dict) else None
         if isinstance(bounding, list) and len(bounding) == 4 and all(map(_is_number, bounding)):
             left, top, width, height = map(float, bounding)
-            found.append(Group(str(group.get("title", "")), (left, top, width, height)))
-    return tuple(found)
+            result.append(Group(str(group.get("title", "")), (left, top, width, height)))
+    return tuple(result)
 
 
 def parse_node(data: Any, place: str) -> Node:
@@ -70,7 +73,7 @@ def parse_node(data: Any, place: str) -> Node:
 
 
 def node_id(value: Any, place: str) -> str:
-    """Returns an id as text, so that 7, 7.0 and "7" are one id, as in the editor."""
+    """Returns an id as a string, so that 7, 7.0 and "7" are the same id, as in the editor."""
     try:
         return _id(value)
     except _Malformed as problem:
@@ -78,15 +81,14 @@ def node_id(value: Any, place: str) -> str:
 
 
 def shape_of(value: Any) -> str:
-    """A JSON value's kind in words, for messages."""
+    """Describes the type of a JSON value for messages."""
     names: dict[type, str] = {dict: "an object", list: "a list", str: "a text", bool: "a boolean"}
     return "null" if value is None else names.get(type(value), "a number")
 
 
 def slot_type(value: Any) -> str:
-    """Returns a slot's type as text. Lists are choices of old combos, which the editor joins by
-    commas.
-    """
+    """Returns a slot's type as a string. In old combos, it is a list of choices, which the editor
+    joins with commas."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -95,16 +97,17 @@ def slot_type(value: Any) -> str:
 
 
 def _definitions(document: Mapping[str, Any], limits: Limits) -> dict[str, WorkflowGraph]:
-    """Returns all subgraph definitions; one that holds others comes right before them."""
-    found: dict[str, WorkflowGraph] = {}
+    """Returns all subgraph definitions. A definition comes right before the definitions nested in
+    it."""
+    definitions: dict[str, WorkflowGraph] = {}
     pending = _nested_definitions(document)
     while pending:
         entry = pending.pop()
         key = _id(entry.get("id"))
-        if key not in found:
-            found[key] = _graph(entry, key, limits)
+        if key not in definitions:
+            definitions[key] = _graph(entry, key, limits)
         pending.extend(_nested_definitions(entry))
-    return found
+    return definitions
 
 
 def _nested_definitions(owner: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -127,7 +130,7 @@ def _graph(data: Mapping[str, Any], graph_id: str, limits: Limits) -> WorkflowGr
     if len(nodes) > limits.nodes_max or len(links) > limits.links_max:
         raise LimitExceeded(
             f"{place or 'the workflow'} has {len(nodes)} nodes and {len(links)} links; "
-            f"at most {limits.nodes_max} and {limits.links_max} are taken"
+            f"the limits are {limits.nodes_max} and {limits.links_max}"
         )
     return WorkflowGraph(
         graph_id, name, _nodes(nodes, place), _links(links, place), inputs=inputs, outputs=outputs
@@ -216,7 +219,8 @@ def _ports(data: Mapping[str, Any], key: str) -> tuple[Port, ...]:
 
 
 def _links(entries: list[Any], place: str) -> dict[int, Link]:
-    """Returns links by id; of two links with one id the first counts, as in the editor."""
+    """Returns links by id. If two links have the same id, the first one counts, as in the
+    editor."""
     links: dict[int, Link] = {}
     for index, entry in enumerate(entries):
         if entry is None:  # very old files have holes

@@ -16,13 +16,14 @@ from comfyfleet.workflow.subgraphs import GraphScope
 from comfyfleet.workflow.wire import WiredNode
 
 PACK_PROPERTIES = ("cnr_id", "aux_id")
-# The type of an instance is the id of its subgraph.
+# The type of a node that is an instance of a subgraph: the subgraph's id.
 SUBGRAPH_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 REFUSED_VALUES_MAX = 100
 
 
 class Warning(NamedTuple):
-    """A warning of a conversion. `code` is stable, for programs; `message` is for people and names the place."""
+    """A warning about a conversion. `code` is stable and intended for programs. `message` is
+    intended for people and includes the location."""
 
     code: str
     message: str
@@ -45,20 +46,20 @@ def warnings_of(prompt: Prompt, scopes: list[GraphScope], types: NodeTypes) -> I
                 reported.add((warning.node_id, warning.input))
                 yield warning
     missing = missing_inputs(prompt, scopes, types)
-    yield from (each for each in missing if (each.node_id, each.input) not in reported)
+    yield from (warning for warning in missing if (warning.node_id, warning.input) not in reported)
     yield from _refused_values(prompt, scopes, types)
 
 
 def refuse_missing_inputs(prompt: Prompt, scopes: list[GraphScope], types: NodeTypes) -> None:
-    missing = [each.message for each in missing_inputs(prompt, scopes, types)]
+    missing = [warning.message for warning in missing_inputs(prompt, scopes, types)]
     if missing:
         raise InvalidWorkflow("\n".join(missing), problems=missing)
 
 
 def missing_inputs(prompt: Prompt, scopes: list[GraphScope], types: NodeTypes) -> Iterator[Warning]:
-    """Warns of inputs that need a link and have none.
+    """Yields warnings about inputs that need a link but have none.
 
-    Only of nodes that some output node needs: the server ignores all others.
+    Only nodes that an output node needs are checked, because the server ignores all others.
     """
     needed = needed_by_outputs(prompt, types)
     for scope in scopes:
@@ -89,7 +90,7 @@ def refuse_unknown_types(scopes: list[GraphScope]) -> None:
 
 
 def unknown_nodes(scopes: list[GraphScope]) -> Iterator[UnknownNode]:
-    """Returns active nodes of a type that neither the server nor the editor has."""
+    """Yields active nodes of a type that neither the server nor the editor knows."""
     for scope in scopes:
         for node in scope.wired.nodes.values():
             if _is_lacking(node):
@@ -103,7 +104,7 @@ def _is_lacking(node: WiredNode) -> bool:
 
 
 def pack_of(node: WiredNode) -> str:
-    """The node pack that a file names for a node, if it does."""
+    """Returns the node pack that the file names for a node, or an empty string."""
     for key in PACK_PROPERTIES:
         value = node.node.properties.get(key)
         if isinstance(value, str) and value:
@@ -141,7 +142,7 @@ def _node_warnings(scope: GraphScope, node: WiredNode, prompt: Prompt) -> Iterat
 
 def _unknown_type(node: WiredNode, place: str, key: str, *, is_sent: bool) -> Warning:
     if is_inlined(node) and not is_sent:
-        message = f"{place}: the server has no such node type; its value is written where it leads"
+        message = f"{place}: the server has no such node type; its value is written to the inputs that it feeds"
         return Warning("inlined", message, key)
     verb = "is emitted without a class" if is_sent else "is left out"
     if SUBGRAPH_ID.fullmatch(node.node.type):
@@ -154,9 +155,10 @@ def _unknown_type(node: WiredNode, place: str, key: str, *, is_sent: bool) -> Wa
 
 
 def _value_count(node: WiredNode, key: str, place: str) -> Iterator[Warning]:
-    """Warns of values that may be read into other widgets than they were saved from.
+    """Warns if values may be assigned to other widgets than those that they were saved from.
 
-    A class without widgets, such as PreviewAny, has none to confuse: the editor saves what such a node showed.
+    Classes without widgets, such as PreviewAny, are skipped: for these, the editor saves the
+    displayed value.
     """
     saved = node.node.values
     if not isinstance(saved, list) or node.value_slots in (0, len(saved)):
@@ -172,7 +174,8 @@ def _value_count(node: WiredNode, key: str, place: str) -> Iterator[Warning]:
 
 
 def _lost_inputs(node: WiredNode, key: str, place: str) -> Iterator[Warning]:
-    """Warns of inputs that were linked when the file was saved and lead nowhere now."""
+    """Warns about inputs that were linked when the file was saved, and have lost their link or
+    their declaration."""
     names = {slot.name for slot in node.inputs}
     declared = node.type.slots if node.type else {}
     linked = {slot.link.id for slot in node.inputs if slot.link is not None}
@@ -192,7 +195,7 @@ def _only_in_editor(node: WiredNode, key: str, place: str) -> Iterator[Warning]:
     for widget in node.widgets:
         where = join_places(place, f"input {widget.name}")
         if widget.kind == "remote" and node.values.get(widget.name) == LOADING:
-            message = f"{where}: its choices are kept by a server that was not asked"
+            message = f"{where}: its choices come from a server that was not queried"
             yield Warning("unknown_choices", message, key, widget.name)
         if widget.kind == "view" and widget.sent and widget.input_type in ("LOAD_3D", "WEBCAM"):
             message = f"{where}: only the editor can render it; the server may refuse the node"
@@ -202,23 +205,22 @@ def _only_in_editor(node: WiredNode, key: str, place: str) -> Iterator[Warning]:
 def _refused_values(
     prompt: Prompt, scopes: list[GraphScope], types: NodeTypes
 ) -> Iterator[Warning]:
-    """Warns of values that the server would refuse; limited, as finding the closest choices is
-    slow.
-    """
+    """Warns about values that the server would refuse. The number is limited, because finding the
+    closest choices is slow."""
     nodes = {
         scope.prefix + key: (scope, node)
         for scope in scopes
         for key, node in scope.wired.nodes.items()
     }
-    found = 0
+    count = 0
     for key, entry in prompt.items():
         known = types.get(entry.get("class_type", ""))
-        if known is None or known.name == CUSTOM_COMBO:  # its choices are widgets of its own
+        if known is None or known.name == CUSTOM_COMBO:  # its choices are its own widgets
             continue
         for spec, problem in _problems(known, entry["inputs"]):
-            found += 1
-            if found > REFUSED_VALUES_MAX:
-                yield Warning("refused_value", "there are more values that the server refuses", key)
+            count += 1
+            if count > REFUSED_VALUES_MAX:
+                yield Warning("refused_value", "the server would refuse more values", key)
                 return
             where = join_places(nodes[key][0].place_of(nodes[key][1]), f"input {spec.name}")
             yield Warning("refused_value", f"{where}: {problem}", key, spec.name)

@@ -1,10 +1,11 @@
-"""Passes 3 and 4: primitives write their values into the widgets that they are linked to; then, where an input is really
-fed from, through everything that only the editor knows.
+"""Writes the values of primitives to the widgets that they are linked to, and finds the nodes that
+feed inputs through everything that only the editor knows.
 
-A link is followed backwards through reroutes, Set/Get, the edges of subgraphs and bypassed nodes
-until it ends at a node that is executed, at a value that an instance holds, or at nothing. It is one
-loop without recursion, so a chain of any length is fine; one that comes back to where it was is
-refused, as the editor refuses it."""
+A link is followed backwards through reroutes, Set and Get nodes, the edges of subgraphs, and
+bypassed nodes. It ends at a node that is executed, at a value of an instance, or at nothing. This
+is a loop without recursion, so the length of a chain doesn't matter. A chain that returns to its
+start is refused, as in the editor.
+"""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,15 +27,14 @@ from comfyfleet.workflow.subgraphs import GraphScope
 from comfyfleet.workflow.widget_values import rebranched
 from comfyfleet.workflow.wire import WiredGraph, WiredNode, are_compatible
 
-# What the editor assumes where the server states no range.
+# The range and step that the editor assumes if the server declares none.
 DEFAULT_MIN, DEFAULT_MAX, DEFAULT_FLOAT_STEP = 0, 2048, 0.5
 RUN_REPLACE = "Run widget replace on values"
 
 
 def apply_primitives(wired: WiredGraph, fill: Callable[[str], str]) -> WiredGraph:
-    """Writes values of primitives to their targets; `fill` fills in patterns where a primitive is
-    set to.
-    """
+    """Writes the values of primitives to their targets. `fill` fills in patterns for primitives
+    that have this enabled."""
     primitives = [node for node in wired.nodes.values() if node.node.type == PRIMITIVE]
     if not primitives:
         return wired
@@ -56,17 +56,20 @@ def apply_primitives(wired: WiredGraph, fill: Callable[[str], str]) -> WiredGrap
 def _targets(
     primitive_ids: Collection[str], wired: WiredGraph
 ) -> dict[str, list[tuple[WiredNode, Input]]]:
-    """Returns the targets of each primitive in the order of the file's links: the first decides about its type."""
+    """Returns the targets of each primitive, in the order of the file's links. The first target
+    determines the primitive's type."""
     order = {link_id: index for index, link_id in enumerate(wired.graph.links)}
-    found: dict[str, list[tuple[int, WiredNode, Input]]] = {}
+    targets_by_id: dict[str, list[tuple[int, WiredNode, Input]]] = {}
     for node in wired.nodes.values():
         for slot in node.inputs:
             if slot.link is not None and slot.link.origin in primitive_ids:
                 place = order.get(slot.link.id, 0)
-                found.setdefault(slot.link.origin, []).append((place, node, slot))
-    for targets in found.values():
+                targets_by_id.setdefault(slot.link.origin, []).append((place, node, slot))
+    for targets in targets_by_id.values():
         targets.sort(key=lambda target: target[0])
-    return {key: [(node, slot) for _, node, slot in targets] for key, targets in found.items()}
+    return {
+        key: [(node, slot) for _, node, slot in targets] for key, targets in targets_by_id.items()
+    }
 
 
 def _value_of(primitive: WiredNode, node: WiredNode, slot: Input) -> Any:
@@ -82,7 +85,7 @@ def _value_of(primitive: WiredNode, node: WiredNode, slot: Input) -> Any:
         return value
     least, most = widget.options.get("min"), widget.options.get("max")
     typed = as_typed(widget, _within(value, least, most))
-    return math.nan if typed is None else typed  # as no number: null would count as zero
+    return math.nan if typed is None else typed  # NaN rather than null, which would count as zero
 
 
 def _within(value: Any, least: Any, most: Any) -> Any:
@@ -111,7 +114,7 @@ def _with_value(node: WiredNode, slot: Input, value: Any) -> WiredNode:
 
 
 def as_typed(widget: Widget, value: Any) -> Any:
-    """Returns the value that a widget takes when one is entered by hand."""
+    """Returns the value that a widget has after a user enters `value`."""
     if widget.kind == "int":
         number = _as_number(value)
         return None if number is None else _rounded_int(number, widget.options)
@@ -119,7 +122,7 @@ def as_typed(widget: Widget, value: Any) -> Any:
 
 
 def _as_number(value: Any) -> int | float | None:
-    """Converts a value to a number as JavaScript does; None where it can't."""
+    """Converts a value to a number like JavaScript, or returns None if that is impossible."""
     if value is None or value == "":
         return 0
     if isinstance(value, str):
@@ -148,7 +151,7 @@ def _rounded_float(value: Any, options: Mapping[str, Any]) -> Any:
     number = _as_number(value)
     if not unit or number is None:
         return value
-    # Half goes up, on the exact binary value, as JavaScript does it.
+    # Halves are rounded up, based on the exact binary value, as in JavaScript.
     exact = Decimal(_half_up(number / unit) * unit)
     rounded = float(exact.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
     least: float = options.get("min", DEFAULT_MIN)
@@ -172,33 +175,34 @@ class InputSource(NamedTuple):
 
 
 class HostValue(NamedTuple):
-    """A value held by an instance of a subgraph for one of its inputs."""
+    """A value that an instance of a subgraph has for one of its inputs."""
 
     value: Any
 
 
 class _At(NamedTuple):
-    """A step on the way: an input (to be followed) or an output (to be looked through)."""
+    """A step while following a link: an input, whose link is followed, or an output, whose node is
+    passed through."""
 
     scope: GraphScope
     node: WiredNode
     slot: int
     is_output: bool
-    wanted: str  # type of the input that asks; "" where the next input says it itself
+    wanted: str  # type of the input that is resolved; empty if the next input determines it
 
 
 Resolved = InputSource | HostValue | None
 
 
 def is_inlined(node: WiredNode) -> bool:
-    """Whether a node only holds a value and is unknown to the server: its value is written where it
-    leads.
-    """
+    """Checks whether a node only holds a value and is unknown to the server. Its value is then
+    written to the inputs that it feeds."""
     return node.type is None and node.node.type in VALUE_CLASSES
 
 
 class Resolver:
-    """`inline_values`: whether values of primitives that the server lacks are written where they lead."""
+    """Finds the sources of inputs. `inline_values` controls whether values of primitives that the
+    server lacks are written to the inputs that they feed."""
 
     def __init__(self, scopes: Sequence[GraphScope], *, inline_values: bool = True) -> None:
         self._inline_values = inline_values
@@ -221,8 +225,8 @@ class Resolver:
                 raise InvalidWorkflow(f"{where}: the links through this node form a loop")
             seen[key] = at.wanted
             at = self._through_output(at) if at.is_output else self._along_link(at)
-        # Whoever comes to one of these places later gets the answer at once: a long chain with
-        # many consumers is walked once, not once for each.
+        # Cache the result for all visited steps, so that a long chain with many consumers is only
+        # walked once.
         self._known.update(((*key, wanted), at) for key, wanted in seen.items())
         return at
 
@@ -237,7 +241,9 @@ class Resolver:
         origin = at.scope.wired.nodes.get(slot.link.origin)
         if origin is None:
             where = join_places(at.scope.place_of(at.node), f"input {slot.name}")
-            raise InvalidWorkflow(f"{where}: linked to node {slot.link.origin}, which is not there")
+            raise InvalidWorkflow(
+                f"{where}: linked to node {slot.link.origin}, which doesn't exist"
+            )
         wanted = at.wanted or slot.type
         return _At(at.scope, origin, slot.link.origin_slot, is_output=True, wanted=wanted)
 
@@ -245,7 +251,7 @@ class Resolver:
         host = scope.instance
         if host is None or scope.parent is None or not 0 <= link.origin_slot < len(host.inputs):
             raise InvalidWorkflow(
-                f"{slot.name} is linked to input {link.origin_slot} of its subgraph, which is not there"
+                f"{slot.name} is linked to input {link.origin_slot} of its subgraph, which doesn't exist"
             )
         outer = host.inputs[link.origin_slot]
         if outer.link is not None:
@@ -293,8 +299,8 @@ class Resolver:
         origin = inner.wired.nodes.get(link.origin)
         if origin is None:
             where = join_places(at.scope.place_of(at.node), f"output {ports[at.slot].name}")
-            reason = "its own input" if link.origin == SUBGRAPH_INPUT_ID else "a node that is gone"
-            raise InvalidWorkflow(f"{where}: is wired straight to {reason}")
+            reason = "its own input" if link.origin == SUBGRAPH_INPUT_ID else "a missing node"
+            raise InvalidWorkflow(f"{where}: is linked directly to {reason}")
         return _At(inner, origin, link.origin_slot, is_output=True, wanted=at.wanted)
 
     def _past_virtual(self, at: _At) -> _At | None:
@@ -306,7 +312,8 @@ class Resolver:
         return _At(at.scope, at.node, at.slot, is_output=False, wanted=at.wanted)
 
     def _past_getter(self, at: _At, setter_type: str, *, outward: bool) -> _At | None:
-        """Goes on at the input of the setter, or, out of a subgraph, at what feeds that input."""
+        """Continues at the input of the setter. If the setter is outside the subgraph, continues at
+        the node that feeds that input."""
         name = first_value(at.node)
         if not name or not isinstance(name, str):
             return None
@@ -315,13 +322,16 @@ class Resolver:
             at_setter = _At(at.scope, setter, at.slot, is_output=False, wanted=at.wanted)
             return at_setter if has_input else None
         around = at.scope.parent if outward else None
-        found: list[tuple[GraphScope, WiredNode]] = []
+        candidates: list[tuple[GraphScope, WiredNode]] = []
         while around is not None:
-            found.extend((around, node) for node in self._setters_in(around, setter_type, name))
+            candidates.extend(
+                (around, node) for node in self._setters_in(around, setter_type, name)
+            )
             around = around.parent
-        if len(found) != 1:  # of several around it the editor takes none
+        # if several enclosing graphs have a setter of this name, the editor uses none
+        if len(candidates) != 1:
             return None
-        scope, setter = found[0]
+        scope, setter = candidates[0]
         return self._at_source(scope, setter, at)
 
     def _setters_in(self, scope: GraphScope, setter_type: str, name: str) -> list[WiredNode]:
@@ -335,20 +345,20 @@ class Resolver:
         origin = scope.wired.nodes.get(link.origin) if link else None
         if link is None or origin is None:
             return None
-        # The editor finds the node, not the instance: the first one is meant.
+        # The editor identifies the node, but not the instance, so the first instance is used.
         first = self._first_scope[scope.wired.graph.id]
         return _At(first, origin, link.origin_slot, is_output=True, wanted=at.wanted)
 
 
 def _setters(scope: GraphScope) -> dict[tuple[str, str], list[WiredNode]]:
-    """The nodes of a graph that name a wire, by their type and that name."""
-    found: dict[tuple[str, str], list[WiredNode]] = {}
+    """Returns the setter nodes of a graph by their type and the name that they set."""
+    setters: dict[tuple[str, str], list[WiredNode]] = {}
     for node in scope.wired.nodes.values():
         behaviour = BEHAVIOURS.get(node.node.type)
         name = first_value(node)
         if behaviour is not None and behaviour.setter and isinstance(name, str):
-            found.setdefault((node.node.type, name), []).append(node)
-    return found
+            setters.setdefault((node.node.type, name), []).append(node)
+    return setters
 
 
 def first_value(node: WiredNode) -> Any:
@@ -359,7 +369,8 @@ def first_value(node: WiredNode) -> Any:
 def bypass_slot(inputs: Sequence[Input], slot: int, output_type: str, wanted: str) -> int | None:
     """Returns the input that stands in for output `slot` of a bypassed node.
 
-    It is chosen by type, never by slot alone, and whether or not it is linked.
+    The input is chosen by type, whether or not it is linked. The slot number alone only decides if
+    the type is unknown.
     """
     if wanted in (ANY_TYPE, ""):
         return slot if len(inputs) > slot else 0

@@ -1,5 +1,6 @@
-"""Pass 2: subgraphs. Node ids become unique, instances get the widgets that their definition promotes (or
-that the older `proxyWidgets` name), and the tree of graphs is laid out as it is executed."""
+"""Expands subgraphs. Makes node ids unique, gives instances the widgets that their definition
+promotes (or that the older `proxyWidgets` list), and lays out the tree of graphs in which they are
+executed."""
 
 import json
 import re
@@ -30,7 +31,7 @@ from comfyfleet.workflow.wire import WiredGraph, WiredNode, wire
 
 
 class GraphDraft:
-    """One graph under construction."""
+    """A graph under construction."""
 
     def __init__(
         self, graph: WorkflowGraph, nodes: dict[str, WiredNode], ports: list[Port]
@@ -39,14 +40,15 @@ class GraphDraft:
         self.nodes = nodes
         self.ports = ports
         self.links = dict(graph.links)
-        self.replaced: dict[str, str] = {}  # primitives by the ports that took their place
+        # for each replaced primitive, the name of the port that replaced it
+        self.replaced: dict[str, str] = {}
 
     def frozen(self) -> WiredGraph:
         graph = self.graph._replace(inputs=tuple(self.ports), links=self.links)
         return WiredGraph(graph, self.nodes)
 
     def ends_of(self, port: Port) -> Iterator[tuple[WiredNode, Input]]:
-        """Returns the inner inputs that a port feeds, in saved order."""
+        """Yields the inner inputs that a port feeds, in saved order."""
         for link_id in port.links:
             link = self.links.get(link_id)
             node = self.nodes.get(link.target) if link else None
@@ -57,7 +59,7 @@ class GraphDraft:
                     yield node, slot
 
     def promoted_widget(self, port: Port) -> tuple[Widget, Any] | None:
-        """Returns the inner widget behind a port, and its value there."""
+        """Returns the inner widget that a port feeds, and its value."""
         for node, slot in self.ends_of(port):
             if slot.widget is not None and slot.widget in node.values:
                 widget = next(widget for widget in node.widgets if widget.name == slot.widget)
@@ -65,9 +67,8 @@ class GraphDraft:
         return None
 
     def source_of(self, port: Port) -> tuple[str, str] | None:
-        """Returns the inner node id and widget name (or input name of an inner instance) behind a
-        port.
-        """
+        """Returns the inner node id and the widget name that a port feeds. For a nested instance,
+        the name is that of its input."""
         for node, slot in self.ends_of(port):
             if node.definition is not None:
                 return node.node.id, slot.name
@@ -76,7 +77,8 @@ class GraphDraft:
         return None
 
     def connect_port(self, name: str, slot_type: str, ends: Iterable[tuple[str, int]]) -> Port:
-        """Adds a port, linked to inner (node id, slot)s in place of what was linked there."""
+        """Adds a port and links it to inner inputs, given as (node id, slot). Existing links of
+        these inputs are replaced."""
         links = []
         for node_id, slot in ends:
             link = Link(
@@ -100,7 +102,7 @@ class GraphDraft:
 
 
 class GraphDrafts:
-    """All graphs so far, innermost first."""
+    """The graphs that were created so far, innermost first."""
 
     def __init__(self) -> None:
         self._drafts: dict[str, GraphDraft] = {}
@@ -115,7 +117,8 @@ class GraphDrafts:
         return self._drafts.values()
 
     def add_input_to_instances(self, definition: GraphDraft, port: Port) -> None:
-        """Adds a new port of a definition to every instance wired so far, with the inner value."""
+        """Adds a new port of a definition to every instance that was wired so far, with the inner
+        value."""
         source = definition.promoted_widget(port)
         for draft in self._drafts.values():
             for node_id, node in draft.nodes.items():
@@ -181,7 +184,7 @@ def _rename_inner(
     nodes: dict[str, Node] = {}
     for node in graph.nodes:
         if node.id in nodes:
-            continue  # of two nodes with one id in a definition the editor keeps the first
+            continue  # if two nodes of a definition have the same id, the editor uses the first one
         nodes[node.id] = node
         if node.id in id_allocator.used:
             names[node.id] = id_allocator.allocate()
@@ -201,7 +204,8 @@ def _renamed_link(link: Link, names: Mapping[str, str]) -> Link:
 
 
 def _rename_repeated(root: WorkflowGraph, id_allocator: _IdAllocator) -> WorkflowGraph:
-    """Gives a new id to a second node under one id, or one without; links stay with the first."""
+    """Gives a new id to nodes without an id and to nodes whose id is already used. Links stay with
+    the first node."""
     for node in root.nodes:
         id_allocator.take(node.id)
     if _all_unique(root):
@@ -217,7 +221,7 @@ def _rename_repeated(root: WorkflowGraph, id_allocator: _IdAllocator) -> Workflo
 def _follow_renamed(
     graph: WorkflowGraph, renamed: Mapping[str, Mapping[str, str]]
 ) -> WorkflowGraph:
-    """`proxyWidgets` of an instance name inner nodes by id."""
+    """Updates node ids in the `proxyWidgets` of instances."""
     nodes = []
     for node in graph.nodes:
         names = renamed.get(node.type)
@@ -243,7 +247,8 @@ def _number(node_id: str) -> int | None:
 
 
 class GraphScope:
-    """A graph in its place. `prefix` starts the ids of its nodes: `57:` for instance 57."""
+    """A graph and its location in the tree. `prefix` is the prefix of its nodes' ids, such as `57:`
+    for instance 57."""
 
     __slots__ = ("children", "instance", "parent", "prefix", "wired")
 
@@ -264,10 +269,12 @@ class GraphScope:
 
 
 def expand(graphs: Mapping[str, WiredGraph], limits: Limits) -> list[GraphScope]:
-    """Returns all scopes in the order of the file, the root first.
+    """Returns all scopes. The root comes first, and the instances of each graph are in the order of
+    the file.
 
-    What is inside a muted or bypassed instance at the root is left out. Deeper down such an
-    instance only stops feeding others: its inner nodes are still sent, as the editor does it.
+    The contents of a muted or bypassed instance in the root graph are left out. At deeper levels,
+    such an instance only stops feeding other nodes: its inner nodes are still sent, as in the
+    editor.
     """
     scopes = [GraphScope(graphs[""])]
     budget = limits.nodes_max
@@ -307,8 +314,8 @@ _NUMBERED = re.compile(r"^\s*(\d+)\s*:\s*(.+)$")
 class ProxyEntry(NamedTuple):
     source: str
     widget: str
-    within: str | None  # id of the node inside the source, where its name alone is ambiguous
-    value: Any  # ABSENT where the instance holds none
+    within: str | None  # id of the node inside the source, if the name alone is ambiguous
+    value: Any  # ABSENT if the instance has no value
 
 
 def migrate_proxies(host: Node, draft: GraphDraft, drafts: GraphDrafts) -> None:
@@ -345,7 +352,7 @@ def _entries(host: Node, definition: GraphDraft, drafts: GraphDrafts) -> list[Pr
 
 
 def _tuples(saved: Any) -> Sequence[list[str]]:
-    """All of them, or none if one is ill-formed, as the editor has it."""
+    """Returns all entries, or none if one of them is malformed, as the editor does."""
     if isinstance(saved, str):
         try:
             saved = json.loads(saved)
@@ -363,7 +370,7 @@ def _tuples(saved: Any) -> Sequence[list[str]]:
 
 
 def _without_prefixes(name: str) -> tuple[str, str | None]:
-    """`12: 7: steps` is `steps` of node 7."""
+    """Splits a name with prefixes: `12: 7: steps` is the widget `steps` of node 7."""
     deepest = None
     while match := _NUMBERED.match(name):
         deepest, name = match.groups()
@@ -390,13 +397,14 @@ def _resolves(definition: GraphDraft, source: str, name: str, drafts: GraphDraft
 
 
 def _linked_sources(host: WiredNode, definition: GraphDraft) -> dict[tuple[str, str], str]:
-    """Inner node and widget → the instance's input that shows it; the first of several counts."""
-    found: dict[tuple[str, str], str] = {}
+    """Maps inner nodes and widgets to the instance's input that exposes them. If there are several,
+    the first one counts."""
+    input_names: dict[tuple[str, str], str] = {}
     for slot, port in zip(host.inputs, definition.ports, strict=False):
         source = definition.source_of(port)
         if source is not None:
-            found.setdefault(source, slot.name)
-    return found
+            input_names.setdefault(source, slot.name)
+    return input_names
 
 
 def _plan(
@@ -420,7 +428,7 @@ def _plan(
 
 
 def _widget_slot(source: WiredNode, entry: ProxyEntry, drafts: GraphDrafts) -> int | None:
-    """Which input slot of the source stands for the widget."""
+    """Returns the index of the source's input that represents the widget, or None."""
     if source.definition is not None:
         inner = drafts.get(source.definition)
         for index, slot in enumerate(source.inputs):
@@ -481,7 +489,7 @@ def _replace_primitives(
 
 
 def _targets(definition: GraphDraft, primitive: Node) -> list[Link]:
-    """Links from the primitive's output, at the slots where they have ended up."""
+    """Returns the links from the primitive's output, with their current target slots."""
     return [
         slot.link._replace(target_slot=index)
         for node in definition.nodes.values()
@@ -495,11 +503,11 @@ def _fits(definition: GraphDraft, link: Link, slot_type: str) -> bool:
     return target_type == slot_type or ANY_TYPE in (target_type, slot_type)
 
 
-def _unique_name(wanted: str, definition: GraphDraft) -> str:
+def _unique_name(base: str, definition: GraphDraft) -> str:
     names = {port.name for port in definition.ports}
-    name, number = wanted, 1
+    name, number = base, 1
     while name in names:
-        name, number = f"{wanted}_{number}", number + 1
+        name, number = f"{base}_{number}", number + 1
     return name
 
 
@@ -512,7 +520,7 @@ def _set_host_value(host: Node, name: str, value: Any, draft: GraphDraft) -> Non
 def wire_all(
     workflow: Workflow, types: NodeTypes, *, limits: Limits = DEFAULT_LIMITS
 ) -> dict[str, WiredGraph]:
-    """All graphs by id; the root graph's id is the empty text."""
+    """Wires all graphs. Returns them by id, where the root graph's id is the empty string."""
     definitions = workflow.definitions
     if not definitions:
         return {"": wire(workflow.root, types, definitions, limits=limits)}
@@ -535,7 +543,7 @@ def wire_all(
 
 
 def _without_empty_choices(instance: WiredNode) -> WiredNode:
-    """Replaces a choice that is null by the first one, as on any node."""
+    """Replaces null choices by the first choice, as on any node."""
     first = {
         widget.name: widget.choices[0]
         for widget in instance.widgets
@@ -545,7 +553,8 @@ def _without_empty_choices(instance: WiredNode) -> WiredNode:
 
 
 def innermost_first(workflow: Workflow) -> list[WorkflowGraph]:
-    """Definitions that use others come after those; the file's order decides otherwise."""
+    """Returns the definitions ordered so that each one comes after the definitions that it uses.
+    Otherwise, the order of the file is preserved."""
     used_by: dict[str, list[str]] = {key: [] for key in workflow.definitions}
     waiting: dict[str, int] = dict.fromkeys(workflow.definitions, 0)
     for key, graph in workflow.definitions.items():
@@ -566,7 +575,8 @@ def innermost_first(workflow: Workflow) -> list[WorkflowGraph]:
 
 
 def _refuse_endless(workflow: Workflow) -> None:
-    """Refuses definitions that contain themselves, if anything instantiates one of them."""
+    """Refuses definitions that contain themselves, if the root graph uses one of them directly or
+    indirectly."""
     reached: list[tuple[WorkflowGraph, tuple[str, ...]]] = [(workflow.root, ())]
     seen = set()
     while reached:
@@ -588,7 +598,7 @@ def _with_host_values(instance: WiredNode, drafts: GraphDrafts) -> WiredNode:
     if definition is None:
         return instance
     saved = instance.node.values if isinstance(instance.node.values, list) else []
-    kept_aside = dict(_unplaced_values(instance.node))
+    quarantined = dict(_unplaced_values(instance.node))
     inputs, widgets, values = [], [], {}
     position = 0
     for slot, port in zip(instance.inputs, definition.ports, strict=False):
@@ -597,8 +607,8 @@ def _with_host_values(instance: WiredNode, drafts: GraphDrafts) -> WiredNode:
             inputs.append(slot)
             continue
         widget, value = source
-        if slot.name in kept_aside:
-            value = kept_aside[slot.name]
+        if slot.name in quarantined:
+            value = quarantined[slot.name]
         elif position < len(saved):
             value = saved[position]
         position += 1
@@ -611,7 +621,8 @@ def _with_host_values(instance: WiredNode, drafts: GraphDrafts) -> WiredNode:
 
 
 def _unplaced_values(node: Node) -> Iterator[tuple[str, Any]]:
-    """Returns values that an earlier migration could not place and kept by the name of the input."""
+    """Yields values that an earlier migration could not assign, and stored under the name of the
+    input."""
     entries = node.properties.get("proxyWidgetErrorQuarantine")
     for entry in reversed(entries if isinstance(entries, list) else []):
         original = entry.get("originalEntry") if isinstance(entry, dict) else None

@@ -1,4 +1,5 @@
-"""Texts that the editor changes before it sends them: {a|b} choices and %…% patterns."""
+"""Replacements that the editor makes in texts before it sends them: {a|b} choices and %…%
+patterns."""
 
 import re
 from collections.abc import Callable
@@ -35,7 +36,7 @@ def choose(
     limits: Limits = DEFAULT_LIMITS,
     budget: CharacterBudget | None = None,
 ) -> str:
-    """Removes comments and picks one of each {a|b}; without `rng` the first.
+    """Removes comments and picks one option of each {a|b}. Without `rng`, picks the first one.
 
     `budget` is shared by the texts of one conversion.
     """
@@ -66,13 +67,13 @@ def _choose(text: str, rng: Random | None, depth_left: int, budget: CharacterBud
 
 
 def _without_comments(text: str) -> str:
-    """Removes comments in one pass; a block comment without an end stays."""
+    """Removes comments in one pass. A block comment without an end is preserved."""
     parts: list[str] = []
     position = 0
     while match := _COMMENT_START.search(text, position):
         is_block = match.group() == "/*"
         end = text.find("*/", match.end()) if is_block else match.end()
-        if end < 0:  # from here on no block comment ends
+        if end < 0:  # no later block comment ends either
             break
         parts.append(text[position : match.start()])
         position = end + 2 if is_block else end
@@ -80,7 +81,8 @@ def _without_comments(text: str) -> str:
 
 
 def _options(text: str, position: int) -> tuple[list[str], int]:
-    """Returns the options of the block that starts here, and where it ends. An unclosed one goes to the end."""
+    """Returns the options of the block that starts here, and the position after it. An unclosed
+    block extends to the end."""
     options: list[str] = []
     start, depth = position, 0
     while match := _CHOICE_PART.search(text, position):
@@ -103,7 +105,7 @@ def _options(text: str, position: int) -> tuple[list[str], int]:
 
 
 def _escape(text: str, position: int) -> str:
-    # A lone backslash at the end: JavaScript appends the word for a missing character.
+    # After a lone backslash at the end, JavaScript appends "undefined" for the missing character.
     return "\\" + (text[position] if position < len(text) else "undefined")
 
 
@@ -119,8 +121,10 @@ def fill_patterns(
     *,
     budget: CharacterBudget | None = None,
 ) -> str:
-    """Fills in `%date:yyyy-MM-dd%` and `%Node.widget%`; `find_value(node, widget)` may return
-    `missing`. `budget` is shared by the texts of one conversion.
+    """Fills in `%date:yyyy-MM-dd%` and `%Node.widget%`. `find_value(node, widget)` may return
+    `missing`.
+
+    `budget` is shared by the texts of one conversion.
     """
     budget = budget or fill_budget(DEFAULT_LIMITS)
 
@@ -154,7 +158,7 @@ def format_date(pattern: str, now: datetime) -> str:
 
 
 def javascript_text(value: Any) -> str:
-    """Formats a JSON value as JavaScript writes it into a text."""
+    """Formats a JSON value like JavaScript's string conversion."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):

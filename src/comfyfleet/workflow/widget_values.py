@@ -1,5 +1,5 @@
-"""Pass 5: the saved `widgets_values` are assigned to a node's widgets, strictly in order; nodes of widely used
-packs whose JavaScript saves them otherwise are read as that JavaScript does."""
+"""Assigns the saved `widgets_values` to a node's widgets, strictly in order. Nodes of popular packs
+whose JavaScript saves values differently are read in the same way as that JavaScript does."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from comfyfleet.workflow.node_behaviours import CUSTOM_COMBO, OLD_SAMPLER_PREFIX
 from comfyfleet.workflow.node_inputs import LOADING, Widget, input_spec
 from comfyfleet.workflow.object_info import DYNAMIC_GROUP, NodeType, widgets_of_spec
 
-# VideoHelperSuite saves values by name. What it saved as a list in its early days, by position:
+# VideoHelperSuite saves values by name. Early versions saved a list, with these names by position.
 _OLD_LISTS: Mapping[str, tuple[str | None, ...]] = {
     "VHS_LoadImages": (
         "directory", None, "image_load_cap", "skip_first_images", "select_every_nth",
@@ -47,7 +47,8 @@ def named_values(node_type: NodeType, saved: Any) -> dict[str, Any] | None:
 def assign_named_values(
     node_type: NodeType, named: Mapping[str, Any]
 ) -> tuple[tuple[Widget, ...], dict[str, Any]]:
-    """Assigns each widget the value of its name; a format adds widgets of its own behind it."""
+    """Assigns values to widgets by name. A chosen format adds its own widgets after the format
+    widget."""
     widgets: list[Widget] = []
     values: dict[str, Any] = {}
     pending = list(reversed(node_type.widgets))
@@ -65,7 +66,7 @@ def assign_named_values(
 
 
 def _in_range(value: Any, options: Mapping[str, Any]) -> Any:
-    """Clamps a number: this pack's widgets keep their range even for saved values."""
+    """Clamps a number. The widgets of this pack enforce their range even for saved values."""
     least, most = options.get("min"), options.get("max")
     if not isinstance(value, int | float) or isinstance(value, bool):
         return value
@@ -78,9 +79,9 @@ def _format_widgets(widget: Widget, chosen: Any) -> list[Widget]:
     formats = widget.options.get("formats")
     entries = formats.get(chosen) if isinstance(formats, dict) and isinstance(chosen, str) else None
     return [
-        made
+        format_widget
         for entry in (entries if isinstance(entries, list) else ())
-        for made in widgets_of_spec(input_spec(str(entry[0]), entry[1:]))
+        for format_widget in widgets_of_spec(input_spec(str(entry[0]), entry[1:]))
     ]
 
 
@@ -111,7 +112,8 @@ def _leading_number(text: str) -> int | None:
 def listed_loras(
     node_type: NodeType, saved: Any, properties: Mapping[str, Any]
 ) -> tuple[tuple[Widget, ...], dict[str, Any]]:
-    """Returns the widgets of rgthree's Power Lora Loader: a header, a line for each LoRA, a button."""
+    """Returns the widgets and values of rgthree's Power Lora Loader: a header, one line per LoRA,
+    and a button."""
     separate = properties.get("Show Strengths") == "Separate Model & Clip"
     values: dict[str, Any] = {_LORA_HEADER: {"type": _LORA_HEADER}}
     for entry in saved if isinstance(saved, list) else ():
@@ -122,8 +124,8 @@ def listed_loras(
                 lora["strengthTwo"] = 1 if second is None else second
             values[f"lora_{len(values)}"] = lora
     values[_LORA_BUTTON] = ""
-    made = [Widget(name, "lora", socket=False) for name in values]
-    return (*node_type.widgets, *made), values
+    lora_widgets = [Widget(name, "lora", socket=False) for name in values]
+    return (*node_type.widgets, *lora_widgets), values
 
 
 _LORA_HEADER = "PowerLoraLoaderHeaderWidget"
@@ -131,9 +133,8 @@ _LORA_BUTTON = "➕ Add Lora"
 
 
 def compared_images(saved: Any) -> dict[str, Any]:
-    """Returns what rgthree's Image Comparer sends: the pictures it showed last, two of them
-    selected.
-    """
+    """Returns the value that rgthree's Image Comparer sends: the images that it showed last, with
+    two of them selected."""
     listed = saved if isinstance(saved, list) else []
     if isinstance(saved, dict) and isinstance(saved.get("images"), list):
         listed = saved["images"]
@@ -155,11 +156,11 @@ def _has_name(images: list[dict[str, Any]], letter: str) -> bool:
 
 
 class WidgetValues(NamedTuple):
-    """The widgets that a node has, given its values, and the value of each."""
+    """The widgets that a node has with its values, and the value of each widget."""
 
     widgets: tuple[Widget, ...]
     values: dict[str, Any]
-    slots: int  # places in widgets_values that the widgets take
+    slots: int  # number of entries in widgets_values that the widgets use
 
 
 def assign_widget_values(
@@ -190,7 +191,7 @@ def assign_widget_values(
 def _assign_special(
     node_type: NodeType, node: Node, positional: Sequence[Any]
 ) -> WidgetValues | None:
-    """For the classes that have their own way with values."""
+    """Assigns the values of classes with special rules. Returns None for other classes."""
     if node_type.name == CUSTOM_COMBO:
         return _assign_custom_combo(node_type, positional)
     behaviour = node_type.behaviour
@@ -242,13 +243,15 @@ def _assign(
 
 
 def _listed(value: Any, widget: Widget) -> Any:
-    """Replaces a value by the first choice if it isn't among choices that come from elsewhere."""
+    """Replaces a value with the first choice if it isn't one of the choices of a remote list."""
     choices = widget.choices or ()
     return value if value in choices else choices[0] if choices else LOADING
 
 
 def _children(widget: Widget, value: Any, *, assigned: bool, limits: Limits) -> list[Widget]:
-    """A null choice becomes the first one only after all values are dealt: its branch gets none."""
+    """Returns the widgets that a choice or number adds. If it had no saved value, its children
+    don't consume saved values either, because the editor replaces a null choice with the first one
+    only after assigning all values."""
     if isinstance(value, int | float) and value > limits.dynamic_rows_max:
         raise LimitExceeded(f"{widget.name}: {value} rows, at most {limits.dynamic_rows_max}")
     children = widget.children(value) if widget.children else []
@@ -258,7 +261,8 @@ def _children(widget: Widget, value: Any, *, assigned: bool, limits: Limits) -> 
 def rebranched(
     widgets: Sequence[Widget], values: Mapping[str, Any], choice: Widget
 ) -> tuple[tuple[Widget, ...], dict[str, Any]]:
-    """Returns the widgets and values of a node after a choice changed: its branch starts anew."""
+    """Returns the widgets and values of a node after a choice changed. The widgets of its branch
+    are recreated with their defaults."""
     prefix = f"{choice.name}."
     before = [widget for widget in widgets if not widget.name.startswith(prefix)]
     place = before.index(choice) + 1
@@ -266,16 +270,16 @@ def rebranched(
     fresh: dict[str, Any] = {}
     children = choice.children(values[choice.name]) if choice.children else []
     _assign(children[::-1], (), branch, fresh, DEFAULT_LIMITS)
-    kept = {name: value for name, value in values.items() if not name.startswith(prefix)}
-    return (*before[:place], *branch, *before[place:]), {**kept, **fresh}
+    others = {name: value for name, value in values.items() if not name.startswith(prefix)}
+    return (*before[:place], *branch, *before[place:]), {**others, **fresh}
 
 
 def positional_values(node_type: NodeType, saved: Any) -> Sequence[Any]:
-    """Returns `widgets_values` as a list, without the slots of inputs that became sockets."""
+    """Returns `widgets_values` as a list, without the entries of inputs that became sockets."""
     if isinstance(saved, list) and not _may_hold_sockets(node_type, saved):
         return saved
     if isinstance(saved, str):
-        return list(saved)  # what JavaScript makes of a text where a list should be
+        return list(saved)  # JavaScript splits a string like this when it expects a list
     if not isinstance(saved, list | dict):
         return ()
     aligned = _without_sockets(node_type, saved)
@@ -291,9 +295,8 @@ def _may_hold_sockets(node_type: NodeType, saved: list[Any]) -> bool:
 
 
 def _without_sockets(node_type: NodeType, saved: list[Any] | dict[str, Any]) -> list[Any] | None:
-    """Removes values that old files keep for inputs which are now forced sockets, if the lengths
-    tell so.
-    """
+    """Removes values that old files store for inputs that are now forced sockets. The lengths of
+    the lists reveal whether the file is that old; returns None if it isn't clear."""
     if any(spec.type == DYNAMIC_GROUP for spec in node_type.specs):
         return None
     widgets = _initial_widgets(node_type)
@@ -316,7 +319,7 @@ def _without_sockets(node_type: NodeType, saved: list[Any] | dict[str, Any]) -> 
 
 
 def _forced_sockets(node_type: NodeType, widgets: Sequence[Widget]) -> list[bool]:
-    """Returns for each place of an old list whether its input is now forced to be a socket."""
+    """Returns for each entry of an old list whether its input is now a forced socket."""
     names = {widget.name for widget in widgets}
     not_stored = {widget.name for widget in widgets if not widget.stored}
     places: list[bool] = []
@@ -335,8 +338,9 @@ def _initial_widgets(node_type: NodeType) -> list[Widget]:
 
 
 def as_laid_out(node_type: NodeType) -> list[Widget]:
-    """Sockets and widgets of a new node, every choice at its default and before its branch's
-    inputs are moved behind it: at first they stand in front."""
+    """Returns the sockets and widgets of a new node, with every choice at its default. The inputs
+    of a choice's branch come before the choice, because the editor moves them behind it only
+    later."""
     laid_out: list[Widget] = []
     pending = list(reversed(node_type.widgets))
     while pending:
@@ -356,7 +360,8 @@ def _cut_old_prefix(values: dict[str, Any]) -> None:
 
 
 def _assign_custom_combo(node_type: NodeType, positional: Sequence[Any]) -> WidgetValues:
-    """Its options are widgets that the editor adds one by one, as long as the last is filled."""
+    """Assigns the values of a custom combo. Its options are widgets, and the editor adds another
+    one as long as the last one is filled."""
     choice = next(widget for widget in node_type.widgets if widget.is_widget)
     values: dict[str, Any] = {choice.name: positional[0] if positional else choice.default}
     widgets = [choice, Widget("index", "index", socket=False)]
@@ -373,6 +378,6 @@ def _assign_custom_combo(node_type: NodeType, positional: Sequence[Any]) -> Widg
 
 
 def option_index(values: Mapping[str, Any], choice: Any) -> int:
-    """Returns which option of a custom combo is chosen; -1 if none."""
+    """Returns the index of the chosen option of a custom combo, or -1 if no option is chosen."""
     options = [value for name, value in values.items() if name.startswith("option")]
     return options.index(choice) if choice in options else -1

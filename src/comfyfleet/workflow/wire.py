@@ -1,4 +1,5 @@
-"""Pass 4: every node of a graph gets its inputs in slot order, their links, types and widget values."""
+"""Wires graphs: gives every node its inputs in slot order, with their links, types and widget
+values."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -28,7 +29,10 @@ from comfyfleet.workflow.widget_values import WidgetValues, as_laid_out, assign_
 
 
 class WiredNode(NamedTuple):
-    """`definition` is set on instances of a subgraph, `type` on nodes that the server knows."""
+    """A node with its inputs, outputs and widget values.
+
+    `definition` is set for instances of a subgraph, and `type` for nodes that the server knows.
+    """
 
     node: Node
     inputs: tuple[Input, ...]
@@ -45,7 +49,7 @@ class WiredNode(NamedTuple):
         return self.definition is not None or (self.type is None and is_virtual(self.node.type))
 
 
-Links = Mapping[int, Link]  # that end at one node, by their id
+Links = Mapping[int, Link]  # the links that end at one node, by id
 NO_LINKS: Links = {}
 
 
@@ -96,7 +100,7 @@ def wire_node(
     if node_type is None:
         saved = [Input(slot.name, slot.type, slot.widget) for slot in node.inputs]
         outputs = node.outputs
-        if is_virtual(node.type):  # such a node has its slots even where they were not saved
+        if is_virtual(node.type):  # a virtual node has its slots even if they were not saved
             saved = saved or [Input("", ANY_TYPE)]
             outputs = outputs or (ANY_TYPE,)
         linked = tuple(link_inputs(saved, node.inputs, list(links.values())))
@@ -113,7 +117,8 @@ def wire_node(
 
 
 def _linked_by_name(node: Node, node_type: NodeType, links: Links) -> tuple[Input, ...] | None:
-    """Links by name, the fast path; None if the saved inputs are not those of the class."""
+    """Links inputs by name, which is the fast path. Returns None if the saved inputs don't match
+    those of the class."""
     if node_type.is_dynamic:
         return None
     if not links:
@@ -126,10 +131,10 @@ def _linked_by_name(node: Node, node_type: NodeType, links: Links) -> tuple[Inpu
             return None
         if slot.link is None:
             continue
-        name, kind, widget, taken = inputs[index]
+        name, kind, widget, existing = inputs[index]
         link = links.get(slot.link)
         if link is not None:
-            if taken is not None:
+            if existing is not None:
                 return None
             placed += 1
             inputs[index] = made(Input, (name, kind, widget, link))
@@ -156,44 +161,49 @@ def _linked_step_by_step(
 
 
 def _shown_value(node: Node) -> Mapping[str, Any]:
-    """The one widget of a node that only the editor knows, where it has a name."""
+    """Returns the value of the widget of a node that only the editor knows, if the widget has a
+    name."""
     name = BEHAVIOURS[node.type].shows if node.type in BEHAVIOURS else ""
     shown = node.values[0] if isinstance(node.values, list) and node.values else None
     return {name: shown} if name else {}
 
 
 def _extra_inputs(saved: tuple[NodeSlot, ...], known: list[Input]) -> list[Input]:
-    """Saved inputs that the class doesn't declare: extensions add such, and groups that grow."""
+    """Returns saved inputs that the class doesn't declare, which come from extensions and from
+    groups that grow."""
     names = {slot.name for slot in known}
     return [Input(slot.name, slot.type, slot.widget) for slot in saved if slot.name not in names]
 
 
 def _without_lost_widgets(inputs: list[Input], widgets: tuple[Widget, ...]) -> list[Input]:
-    """Removes inputs that stood for a widget which is gone, with their links."""
+    """Removes inputs of widgets that no longer exist, together with their links."""
     names = {widget.name for widget in widgets if widget.is_widget}
     return [slot for slot in inputs if slot.widget is None or slot.widget in names]
 
 
 def one_link_per_input(graph: WorkflowGraph) -> WorkflowGraph:
-    """Keeps the first of several links to one input slot, unless only a later one is saved there.
+    """Keeps only the first of several links to one input, or a later one if the node was saved with
+    that one.
 
-    Saved inputs that name a removed link follow the one that stays.
+    Saved inputs that refer to a removed link are updated to the remaining link.
     """
     places = {(link.target, link.target_slot) for link in graph.links.values()}
     if len(places) == len(graph.links):
         return graph
     saved = {slot.link for node in graph.nodes for slot in node.inputs}
-    kept: dict[tuple[str, int], Link] = {}
+    remaining: dict[tuple[str, int], Link] = {}
     for link in graph.links.values():
         place = (link.target, link.target_slot)
-        other = kept.setdefault(place, link)
+        other = remaining.setdefault(place, link)
         same_origin = (other.origin, other.origin_slot) == (link.origin, link.origin_slot)
         if not same_origin and link.id in saved and other.id not in saved:
-            kept[place] = link
-    stays = {link.id: kept[(link.target, link.target_slot)].id for link in graph.links.values()}
+            remaining[place] = link
+    stays = {
+        link.id: remaining[(link.target, link.target_slot)].id for link in graph.links.values()
+    }
     return graph._replace(
         nodes=tuple(_renumbered(node, stays) for node in graph.nodes),
-        links={link.id: link for link in kept.values()},
+        links={link.id: link for link in remaining.values()},
     )
 
 
@@ -212,9 +222,8 @@ CIRCLE: End = ("", -1)
 
 
 def are_compatible(one: str, other: str) -> bool:
-    """Whether types fit: any type fits all; else they are equal but for case, or share one of a
-    list.
-    """
+    """Checks whether two types fit. They fit if one of them is any type, if they are equal except
+    for case, or if their lists have a type in common."""
     if one in (ANY_TYPE, "") or other in (ANY_TYPE, "") or one == other:
         return True
     ones, others = set(one.lower().split(",")), set(other.lower().split(","))
@@ -222,7 +231,7 @@ def are_compatible(one: str, other: str) -> bool:
 
 
 def common_type(types: Sequence[str]) -> str | None:
-    """Returns the types that all of them admit, or None if there are none."""
+    """Returns the types that are in all given lists, or None if there are none."""
     lists = [one.split(",") for one in types if one != ANY_TYPE]
     if not lists:
         return ANY_TYPE
@@ -286,7 +295,8 @@ def _output_type(graph: WiredGraph, node: WiredNode, slot: int, chain_left: int)
 
 
 def _narrowed(slot: Input, match: MatchGroups, connected: Mapping[str, str]) -> str:
-    """What still fits: the allowed types, and those of the other connected inputs of the group."""
+    """Returns the types that still fit: the allowed types that the other connected inputs of the
+    group also have."""
     group, allowed = match.inputs[slot.name]
     others = [
         other_type
@@ -325,7 +335,7 @@ def _misfits_behind_reroutes(nodes: Mapping[str, WiredNode]) -> Iterator[End]:
     roots = _roots_of_reroutes(nodes)
     for node_id, root in roots.items():
         if root == CIRCLE:
-            yield node_id, 0  # reroutes in a circle are cut open
+            yield node_id, 0  # reroutes in a cycle are cut open
     for node in nodes.values():
         for index, slot in enumerate(node.inputs):
             root = roots.get(slot.link.origin) if slot.link is not None else None
@@ -338,7 +348,7 @@ def _misfits_behind_reroutes(nodes: Mapping[str, WiredNode]) -> Iterator[End]:
 
 
 def _roots_of_reroutes(nodes: Mapping[str, WiredNode]) -> dict[str, End | None]:
-    """Returns for each reroute the output that feeds its chain, if any. Each is visited once."""
+    """Returns the output that feeds each reroute's chain, or None. Each reroute is visited once."""
     roots: dict[str, End | None] = {}
     for start in [key for key in nodes if _is_reroute(nodes, key)]:
         path: dict[str, None] = {}

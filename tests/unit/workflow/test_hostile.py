@@ -147,7 +147,7 @@ def test_any_part_of_an_object_info_replaced_by_anything(data: st.DataObject) ->
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (float("nan"), "node 1 Source › input size: nan is not a number that JSON knows"),
+        (float("nan"), "node 1 Source › input size: nan is not a valid JSON number"),
         ("\ud800", "half a character"),
         (json.loads("[" * 200 + "]" * 200), "nested too deeply"),
     ],

@@ -126,7 +126,7 @@ def test_an_output_wired_straight_to_an_input_is_refused() -> None:
     straight = subgraph(
         "sub", [], [[1, -10, 0, -20, 0]], [("image", "IMAGE", [1])], [("out", "IMAGE", [1])]
     )
-    with pytest.raises(InvalidWorkflow, match="wired straight to its own input"):
+    with pytest.raises(InvalidWorkflow, match="linked directly to its own input"):
         convert(hosted(node(10, "sub", ("image", 1)), straight), CLASSES)
 
 

@@ -1,5 +1,5 @@
-"""Sets values of a prompt by name, and switches parts of a workflow on and off. Document in, new document
-out; no I/O.
+"""Sets values of a prompt by name, and switches parts of a workflow on and off. Every function
+takes a document and returns a new one. There is no I/O.
 
 Internal: may change without notice.
 """

@@ -1,4 +1,5 @@
-"""Keeps the first segments of a chain and reconnects what follows: first a plan, then a new document."""
+"""Keeps the first segments of a chain and reconnects the nodes after it. First creates a plan, and
+then a new document."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -49,7 +50,8 @@ from comfyfleet.workflow.resolve import InputSource
 
 
 def find_chain(chains: Sequence[Chain], name: str | None) -> Chain:
-    """Finds a chain by its name, or by kind and name (`group:Extend`) if two have the same."""
+    """Returns the chain with a name, or with kind and name (`group:Extend`) if two chains have the
+    same name."""
     if not chains:
         raise InvalidInput("this workflow has no chain of numbered segments")
     matching = [chain for chain in chains if name is None or _is_called(chain, name)]
@@ -62,10 +64,10 @@ def find_chain(chains: Sequence[Chain], name: str | None) -> Chain:
 
 
 def check_count(chain: Chain, count: int) -> None:
-    there = len(chain.segments)
+    segment_count = len(chain.segments)
     if count < 1:
         raise InvalidInput("at least one segment must be kept")
-    if count > there + len(chain.off):
+    if count > segment_count + len(chain.off):
         off = f" and {len(chain.off)} more that are off" if chain.off else ""
         raise InvalidInput(f"there are no {count} segments: there is {described(chain)}{off}")
 
@@ -88,22 +90,23 @@ def _listed(chains: Sequence[Chain]) -> str:
 class TruncationPlan(NamedTuple):
     off: frozenset[str]
     moves: dict[End, InputSource]  # inputs that get another source
-    cuts: frozenset[End]  # inputs that lose theirs, as they should
+    cuts: frozenset[End]  # inputs that intentionally lose their source
     lost: tuple[End, ...]  # inputs for which no other source was found
-    staying: tuple[str, ...]  # nodes that stand in a segment that goes, and stay: others need them
+    # nodes of a removed segment that stay on, because other nodes need them
+    staying: tuple[str, ...]
 
 
 def plan_truncation(
     level: GraphLevel, segments: Sequence[Sequence[str]], keep: int
 ) -> TruncationPlan:
-    """Keeps the first `keep` of the segments."""
+    """Plans how to keep the first `keep` segments."""
     closing = _Truncation(level, segments, keep)
     closing.run()
     return closing.plan()
 
 
 class _Truncation:
-    """The state of one truncation, decided node by node in the order of execution."""
+    """The state of one truncation, which decides about the nodes in the order of execution."""
 
     def __init__(self, level: GraphLevel, segments: Sequence[Sequence[str]], keep: int) -> None:
         self.level = level
@@ -121,7 +124,7 @@ class _Truncation:
         followers = self._twins(self.last, self.last - 1)
         self.followers = {node for node in followers if node not in self.owners}
         self.off: set[str] = set()
-        self.passed: set[str] = set()  # off, and what came in is passed on
+        self.passed: set[str] = set()  # nodes that are off and pass their input on
         self.replacements: dict[InputSource, InputSource] = {}
         self.moves: dict[End, InputSource] = {}
         self.cuts: set[End] = set()
@@ -155,8 +158,11 @@ class _Truncation:
         )
 
     def _release_tail(self) -> None:
-        """Moves nodes out of the last segment that come after the chain, such as the final saver:
-        those without a counterpart in the segment before that feed no node with one."""
+        """Removes nodes from the last segment that come after the chain, such as the final saver.
+
+        These are nodes without a counterpart in the previous segment that don't feed a node with
+        one.
+        """
         *_, before, own = _by_segment(self.owners, len(self.members))
         known = counterparts(self.level, own, before)
         feeding = set(known)
@@ -168,12 +174,13 @@ class _Truncation:
                 del self.owners[node]
 
     def _followers(self) -> dict[int, set[str]]:
-        """Nodes of the rest that follow one segment only, by the mask of that segment."""
-        found: dict[int, set[str]] = {}
+        """Returns the nodes outside the segments that follow only one segment, by the mask of that
+        segment."""
+        nodes_by_mask: dict[int, set[str]] = {}
         for node, mask in self.masks.items():
             if mask.bit_count() == 1 and node not in self.owners:
-                found.setdefault(mask, set()).add(node)
-        return found
+                nodes_by_mask.setdefault(mask, set()).add(node)
+        return nodes_by_mask
 
     def _twins(self, ours: int, theirs: int) -> dict[str, str]:
         pairs = counterparts(self.level, self.nodes[ours], self.nodes[theirs])
@@ -182,20 +189,21 @@ class _Truncation:
         return follow(self.level, pairs, followers, others)
 
     def _counterpart(self, node: str, segment: int) -> str | None:
-        """The counterpart in the last kept segment, or behind it."""
+        """Returns the counterpart of a node in the last kept segment or after it."""
         if segment not in self._pairs:
             self._pairs[segment] = self._twins(segment, self.keep - 1)
         return self._pairs[segment].get(node)
 
     def _decide(self, node: str) -> None:
-        """Decides about a node that is in no segment."""
+        """Decides whether a node outside the segments stays on, and which sources its inputs
+        get."""
         mask = self.masks[node]
-        gone = [end for end, source in self.level.inputs_of(node) if source.node_id in self.off]
-        if gone and (node in self.followers or self._is_idle(node)):
+        unfed = [end for end, source in self.level.inputs_of(node) if source.node_id in self.off]
+        if unfed and (node in self.followers or self._is_idle(node)):
             self._switch_off(node, self.last)
             return
-        surplus = {end for end in gone if self._is_surplus(end)}
-        missing = [end for end in gone if end not in surplus]
+        surplus = {end for end in unfed if self._is_surplus(end)}
+        missing = [end for end in unfed if end not in surplus]
         is_extra = not mask >> self.last & 1 and node != SUBGRAPH_OUTPUT_ID
         if is_extra and any(not self._passes_kept_data(end) for end in missing):
             self._switch_off(node, self._first_gone(mask))
@@ -206,7 +214,8 @@ class _Truncation:
             self._reduce(node, surplus)
 
     def _is_idle(self, node: str) -> bool:
-        """Whether it makes nothing and feeds nothing: a link to a segment that was never added."""
+        """Checks whether a node has no output to save and feeds nothing. Such a node links to a
+        segment that was never added."""
         node_type = self.level.nodes[node].type
         known = node_type is not None and not node_type.is_output
         return known and not self.level.consumers.get(node)
@@ -215,9 +224,10 @@ class _Truncation:
         return self.level.sources[end].node_id in self.passed
 
     def _is_surplus(self, end: End) -> bool:
-        """Whether another input of the node takes the output of the segment before.
+        """Checks whether another input of the node takes the output of the previous segment.
 
-        Then the node merges segments, and this input is not needed when its segment is gone.
+        In that case, the node merges segments, and this input isn't needed once its segment is
+        removed.
         """
         source = self.level.sources[end]
         segment = self._first_gone(self._mask(source))
@@ -230,9 +240,9 @@ class _Truncation:
         )
 
     def _first_gone(self, mask: int) -> int | None:
-        """The first segment of a mask that is not kept."""
-        gone = mask >> self.keep
-        return self.keep + (gone & -gone).bit_length() - 1 if gone else None
+        """Returns the first segment of a mask that isn't kept, or None if all are kept."""
+        removed = mask >> self.keep
+        return self.keep + (removed & -removed).bit_length() - 1 if removed else None
 
     def _mask(self, source: InputSource) -> int:
         return mask_of(source.node_id, self.owners, self.masks)
@@ -246,7 +256,7 @@ class _Truncation:
         if now is not None:
             self.moves[end] = now
         elif not self.behind[source.node_id] and source.node_id in self.owners:
-            self.staying.add(source.node_id)  # a loader: nothing that its segment made
+            self.staying.add(source.node_id)  # a loader, which doesn't depend on its segment
         else:
             self.lost.append(end)
 
@@ -254,9 +264,10 @@ class _Truncation:
         return source if source.node_id not in self.off else self.replacements.get(source)
 
     def _reduce(self, node: str, surplus: set[End]) -> None:
-        """Removes inputs from a node that merges; with one input left there is nothing to merge."""
+        """Removes inputs from a node that merges. If only one input remains, there is nothing to
+        merge, so the node is switched off."""
         kind = self.level.type_of(self.level.sources[min(surplus)])
-        left = [
+        remaining = [
             now
             for end, source in self.level.inputs_of(node)
             if end not in surplus
@@ -264,14 +275,16 @@ class _Truncation:
             and (now := self._current_source(source)) is not None
         ]
         outputs = self._used_outputs(node)
-        if len(left) > 1 or (left and not any(self.level.type_of(out) == kind for out in outputs)):
+        if len(remaining) > 1 or (
+            remaining and not any(self.level.type_of(out) == kind for out in outputs)
+        ):
             self.cuts.update(surplus)
             return
         self.off.add(node)
         self.passed.add(node)
         for output in outputs:
-            if left and self.level.type_of(output) == kind:
-                self.replacements[output] = left[0]
+            if remaining and self.level.type_of(output) == kind:
+                self.replacements[output] = remaining[0]
 
     def _used_outputs(self, node: str) -> list[InputSource]:
         ends = self.level.consumers.get(node, ())
@@ -281,15 +294,18 @@ class _Truncation:
         self.off.add(node)
         twin = None if segment is None else self._counterpart(node, segment)
         for output in self._used_outputs(node):
-            found = corresponding_output(self.level, output, twin) if twin is not None else None
-            found = found or self._passing(node, output)
-            if found is not None:
-                self.replacements[output] = found
+            replacement = (
+                corresponding_output(self.level, output, twin) if twin is not None else None
+            )
+            replacement = replacement or self._passing(node, output)
+            if replacement is not None:
+                self.replacements[output] = replacement
 
     def _passing(self, node: str, output: InputSource) -> InputSource | None:
-        """Without a counterpart: the input of the same type that the node would pass on.
+        """Returns the input that a node without a counterpart would pass on: one with the same type
+        as the output.
 
-        Inputs from along the chain go before others.
+        Inputs that come from the chain take precedence over others.
         """
         if self.level.type_of(output) in (ANY_TYPE, ""):
             return None
@@ -310,7 +326,8 @@ class _Truncation:
                     pending.append(source.node_id)
 
     def _drop_unneeded(self) -> None:
-        """Switches off nodes of the rest that only fed what is off, such as texts per segment.
+        """Switches off nodes outside the segments that only fed nodes that are off, such as texts
+        for single segments.
 
         Nodes of an unknown class stay on, because they might save something.
         """
@@ -334,14 +351,14 @@ def _by_segment(owners: Mapping[str, int], count: int) -> list[list[str]]:
     return nodes
 
 
-# A node with this button has as many inputs as its first value says.
+# A node with this button has as many inputs as its first value specifies.
 GROWS_BY_BUTTON = "Update inputs"
 LAST_NUMBER = re.compile(r"[0-9]{1,6}$")
 
 
 class AppliedPlan(NamedTuple):
     document: JsonObject
-    only_cut: JsonObject  # the document before, but without the links that are surplus
+    only_cut: JsonObject  # the original document without the surplus links
     modes: Mapping[str, Mode]
     moves: Mapping[End, InputSource]
 
@@ -355,17 +372,21 @@ def apply_plan(
     level: GraphLevel,
     types: NodeTypes,
 ) -> AppliedPlan:
-    """Applies a plan. Moves a link only where bypassing everything that is off would not do the same."""
+    """Applies a plan. Moves a link only if bypassing all nodes that are off would not have the same
+    effect."""
     graph = workflow.definitions[graph_id] if graph_id else workflow.root
     edited = partial(_edited, document, graph, level, plan)
     bypassed = edited(dict.fromkeys(plan.off, Mode.BYPASSED), {})
-    found = read_level(parse(bypassed), graph_id, types).sources
-    moves = {end: source for end, source in plan.moves.items() if found.get(end) != source}
+    bypassed_sources = read_level(parse(bypassed), graph_id, types).sources
+    moves = {
+        end: source for end, source in plan.moves.items() if bypassed_sources.get(end) != source
+    }
     through = _passed_through(level, plan.off, plan.moves.keys() - moves.keys())
     modes = {node: Mode.BYPASSED if node in through else Mode.MUTED for node in plan.off}
     result = edited(modes, moves)
     if graph_id:
-        # Inside a subgraph the nodes of an instance are sent even if it is off, as the editor does it.
+        # Inside a subgraph, the nodes of an instance are sent even if the instance is off, as in
+        # the editor.
         for index, node in enumerate(graph.nodes):
             if node.id in modes and node.type in workflow.definitions:
                 result = with_all_inside(
@@ -375,15 +396,16 @@ def apply_plan(
 
 
 def _passed_through(level: GraphLevel, off: Collection[str], ends: Collection[End]) -> set[str]:
-    """The nodes that are off and feed one of the inputs, also through others that are off."""
-    found: set[str] = set()
+    """Returns the nodes that are off and feed one of the inputs, directly or through other nodes
+    that are off."""
+    through: set[str] = set()
     pending = [level.sources[end].node_id for end in ends]
     while pending:
         node = pending.pop()
-        if node in off and node not in found:
-            found.add(node)
+        if node in off and node not in through:
+            through.add(node)
             pending.extend(source.node_id for _, source in level.inputs_of(node))
-    return found
+    return through
 
 
 def _edited(
@@ -411,13 +433,13 @@ def _edited(
 
 
 def _counts_of_inputs(level: GraphLevel, cuts: Collection[End]) -> Iterator[tuple[str, int]]:
-    """The new number of inputs of each node that stores that number in a widget."""
+    """Yields the new number of inputs of each node that stores this number in a widget."""
     for node in {end.node for end in cuts}:
         behaviour = behaviour_of(level.nodes[node].node.type)
         if behaviour is None or GROWS_BY_BUTTON not in behaviour.buttons:
             continue
         names = [level.input_name(end) for end, _ in level.inputs_of(node) if end not in cuts]
-        numbers = [int(found.group()) for name in names if (found := LAST_NUMBER.search(name))]
+        numbers = [int(match.group()) for name in names if (match := LAST_NUMBER.search(name))]
         if numbers:
             yield node, max(numbers)
 
@@ -432,17 +454,18 @@ def keep_segments(
     chain: str | None = None,
     object_info: Mapping[str, Any] | None = None,
 ) -> Switched:
-    """Switches off all segments but the first `count`; what came after the chain is fed by the last one that
-    is kept. If fewer than `count` are on, the next ones that are off are switched on.
+    """Switches off all segments except the first `count`, and feeds the nodes after the chain from
+    the last kept segment. If fewer than `count` segments are on, switches on the next ones.
 
-    Nodes that lead to what comes after the chain are bypassed, dead branches muted. A link is moved
-    only where a bypass would pass on nothing, or the wrong thing; nodes behind a moved link are
-    muted. Nodes that are never executed (reroutes, Set and Get, notes) are left as they are.
-    Without `object_info` the saved slot types are used.
+    Nodes that lead to the nodes after the chain are bypassed, and dead branches are muted. A link
+    is moved only if a bypass would pass on nothing or the wrong value. Nodes behind a moved link
+    are muted. Nodes that are never executed (reroutes, Set and Get, notes) don't change. Without
+    `object_info`, the saved slot types are used.
 
-    Segments at the end that are off already are part of the chain, which is closed behind the last kept segment;
-    others that are off, and dead shells, count only where they are needed. Raises InvalidInput if an input would
-    lose its link without a replacement, or if an output that depends on the chain isn't fed.
+    Segments at the end that are already off are part of the chain, which then ends after the last
+    kept segment. Other segments that are off, and instances with nothing active inside, count only
+    if they are needed. Raises InvalidInput if an input would lose its link without a replacement,
+    or if an output that depends on the chain isn't fed.
     """
     workflow = parse(document)
     types = NodeTypes(object_info or {})
@@ -466,21 +489,23 @@ def keep_segments(
 
 
 def _ends_off(chain: Chain) -> bool:
-    """Whether all segments that are off come after those that are on."""
+    """Checks whether all segments that are off come after the segments that are on."""
     if not chain.off or not chain.segments:
         return False
-    return min(each.number for each in chain.off) > max(each.number for each in chain.segments)
+    return min(segment.number for segment in chain.off) > max(
+        segment.number for segment in chain.segments
+    )
 
 
 class _ChainOutputs(NamedTuple):
-    """The outputs that depend on a chain. `level` is its graph as if everything were on."""
+    """The outputs that depend on a chain. `level` is the chain's graph as if all nodes were on."""
 
     chain: Chain
     level: GraphLevel
     types: NodeTypes
 
     def unfed(self, document: JsonObject, object_info: Mapping[str, Any]) -> list[str]:
-        """Returns required inputs of these outputs that have a link and no source."""
+        """Returns the required inputs of these outputs that have a link but no source."""
         workflow = parse(document)
         now = read_level(workflow, self.chain.graph, self.types)
         report = _Report(now, workflow)
@@ -492,7 +517,7 @@ class _ChainOutputs(NamedTuple):
         ]
 
     def _outputs(self) -> set[str]:
-        segments = [each.nodes for each in (*self.chain.segments, *self.chain.off)]
+        segments = [segment.nodes for segment in (*self.chain.segments, *self.chain.off)]
         owners = owners_of(self.level, segments)
         masks = gathered(self.level, owners)
         return {
@@ -535,13 +560,14 @@ def _enable_then_truncate(
     object_info: Mapping[str, Any] | None,
     level: GraphLevel,
 ) -> Switched:
-    """Switches all segments on first, so that the chain is complete, then truncates it."""
+    """Switches on all segments to make the chain complete, then truncates it."""
     nodes = _nodes_to_enable(document, chain, level)
     enabled = enable_nodes(document, chain.graph, nodes, chain.name)
     workflow = parse(enabled.document)
     chains = chains_of(enabled.document, workflow, NodeTypes(object_info or {}))
     complete = find_chain(
-        [each for each in chains if each.graph == chain.graph], f"{chain.kind}:{chain.name}"
+        [candidate for candidate in chains if candidate.graph == chain.graph],
+        f"{chain.kind}:{chain.name}",
     )
     check_count(complete, count)
     if count >= len(complete.segments):
@@ -556,17 +582,18 @@ def _enable_then_truncate(
     )
 
 
-COMPARED_SEGMENTS = 3  # with so many that are on, those that are off are compared
+COMPARED_SEGMENTS = 3  # how many segments that are on are compared with those that are off
 
 
 def _nodes_to_enable(document: JsonObject, chain: Chain, level: GraphLevel) -> set[str]:
-    """Returns the nodes of segments that are off, without those that are off in the other segments, too."""
+    """Returns the nodes of segments that are off, except for nodes whose counterparts are also off
+    in the segments that are on."""
     workflow = parse(document)
     graph = workflow.definitions[chain.graph] if chain.graph else workflow.root
     inactive = {node.id for node in graph.nodes if node.is_inactive}
     step = max(1, len(chain.segments) // COMPARED_SEGMENTS)
     compared = chain.segments[::step][:COMPARED_SEGMENTS]
-    found: set[str] = set()
+    enabled: set[str] = set()
     for segment in chain.off:
         ours = [node for node in segment.nodes if node in level.nodes]
         twins: dict[str, list[str]] = {}
@@ -574,16 +601,16 @@ def _nodes_to_enable(document: JsonObject, chain: Chain, level: GraphLevel) -> s
             theirs = [node for node in other.nodes if node in level.nodes]
             for node, twin in counterparts(level, ours, theirs).items():
                 twins.setdefault(node, []).append(twin)
-        found |= {
+        enabled |= {
             node
             for node in segment.nodes
             if node not in twins or not all(twin in inactive for twin in twins[node])
         }
-    return found
+    return enabled
 
 
 def _missing(applied: AppliedPlan, object_info: Mapping[str, Any]) -> list[str]:
-    """Inputs of the prompt that had a link before and have none now."""
+    """Returns the inputs of the prompt that had a link before and have none now."""
     before = convert(applied.only_cut, object_info, unknown="keep")
     after = convert(applied.document, object_info, unknown="keep")
     return [

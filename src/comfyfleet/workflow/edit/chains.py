@@ -1,4 +1,5 @@
-"""Finds the chains of a workflow: families of numbered parts that repeat each other and flow together."""
+"""Finds the chains of a workflow. A chain is a family of similar, numbered parts that are connected
+with each other."""
 
 import re
 from collections import Counter
@@ -35,15 +36,16 @@ class End(NamedTuple):
 
 
 class GraphLevel(NamedTuple):
-    """One graph: `nodes` are those that are executed, and instances, in the order of the file; in a
-    definition also its input and output ports.
+    """One graph. `nodes` are the executed nodes and the instances in the order of the file. In a
+    definition, they include its input and output ports.
 
-    `order` lists each node after those that feed it; a cycle is cut somewhere.
+    `order` lists each node after the nodes that feed it. A cycle is cut at an arbitrary point.
     """
 
     nodes: Mapping[str, WiredNode]
     sources: Mapping[End, InputSource]
-    links: Mapping[End, int]  # the link that ends there, whatever it comes through
+    # the link that ends at the input, even if it comes from a virtual node
+    links: Mapping[End, int]
     consumers: Mapping[str, tuple[End, ...]]
     order: tuple[str, ...]
 
@@ -64,13 +66,13 @@ class GraphLevel(NamedTuple):
 def read_level(
     workflow: Workflow, graph_id: str, types: NodeTypes, *, all_on: bool = False
 ) -> GraphLevel:
-    """Reads a graph. `all_on` reads it as if nothing in it were switched off."""
+    """Reads a graph. `all_on` reads it as if no node were switched off."""
     graph = workflow.definitions[graph_id] if graph_id else workflow.root
     if all_on:
         graph = graph._replace(nodes=tuple(node._replace(mode=Mode.ALWAYS) for node in graph.nodes))
     wired = settle_types(wire(graph, types, workflow.definitions))
     nodes = {**wired.nodes, **_ends(wired.graph)}
-    # Without its definition an instance is a node like others: where a wire ends.
+    # Without its definition, an instance is a node like any other, so links end there.
     scope = GraphScope(
         WiredGraph(graph, {key: node._replace(definition=None) for key, node in nodes.items()})
     )
@@ -113,23 +115,23 @@ def _sources(
     resolver = Resolver([scope])
     for key, node in nodes.items():
         for slot, entry in enumerate(node.inputs):
-            found = _resolved(resolver, scope, key, slot) if entry.link else None
-            if isinstance(found, InputSource) and found.node_id in nodes:
-                yield End(key, slot), found
+            source = _resolved(resolver, scope, key, slot) if entry.link else None
+            if isinstance(source, InputSource) and source.node_id in nodes:
+                yield End(key, slot), source
 
 
 def _resolved(resolver: Resolver, scope: GraphScope, node: str, slot: int) -> Resolved:
     try:
         return resolver.resolve(scope, scope.wired.nodes[node], slot)
-    except InvalidWorkflow:  # the conversion reports it, if it matters for what is executed
+    except InvalidWorkflow:  # the conversion reports the error if it affects an executed node
         return None
 
 
 def _consumers(sources: Mapping[End, InputSource]) -> dict[str, tuple[End, ...]]:
-    found: dict[str, list[End]] = {}
+    ends_by_source: dict[str, list[End]] = {}
     for end, source in sources.items():
-        found.setdefault(source.node_id, []).append(end)
-    return {key: tuple(ends) for key, ends in found.items()}
+        ends_by_source.setdefault(source.node_id, []).append(end)
+    return {key: tuple(ends) for key, ends in ends_by_source.items()}
 
 
 def _in_order(
@@ -153,10 +155,10 @@ def _in_order(
 NUMBER = re.compile(r"[0-9]{1,9}")
 DECORATION = re.compile(r"[\s_#.:,;()\[\]{}/|–—-]+")
 NUMBERS_PER_TITLE_MAX = 4
-# Per graph, and segments of each. Real workflows have a handful of a few dozen.
+# Limits per graph and family. Real workflows have a few families with a few dozen segments.
 FAMILIES_MAX = 100
 SEGMENTS_MAX = 1_000
-NODES_EXAMINED_MAX = 2_000_000  # all nodes of the graph, once for each family
+NODES_EXAMINED_MAX = 2_000_000  # all nodes of the graph, counted once per family
 
 
 class Family(NamedTuple):
@@ -166,7 +168,7 @@ class Family(NamedTuple):
 
 
 class _TitledPart(NamedTuple):
-    """A group, an instance or a node: something with a title."""
+    """A group, an instance or a node with a title."""
 
     kind: Kind
     title: str
@@ -174,7 +176,7 @@ class _TitledPart(NamedTuple):
 
 
 def find_families(graph: WorkflowGraph, saved: JsonObject, workflow: Workflow) -> list[Family]:
-    """Returns families of numbered parts, the largest first."""
+    """Returns the families of numbered parts, largest first."""
     families = [
         *_families(_groups(graph, saved)),
         *_families(_titled_nodes(graph, workflow)),
@@ -185,12 +187,13 @@ def find_families(graph: WorkflowGraph, saved: JsonObject, workflow: Workflow) -
 
 
 def base_of(title: str) -> str:
-    """Returns a title without its numbers, to compare those of repeated nodes."""
+    """Returns a title without its numbers, to compare the titles of repeated nodes."""
     return tidy(NUMBER.sub(" ", title)).casefold()
 
 
 def _groups(graph: WorkflowGraph, saved: JsonObject) -> list[_TitledPart]:
-    """The groups, smallest first: a node inside two groups belongs to the inner one."""
+    """Returns the groups, smallest first, so that a node inside two groups belongs to the inner
+    one."""
     groups = [group for group in parse_groups(saved) if NUMBER.search(group.title)]
     groups.sort(key=lambda group: abs(group.bounding[2] * group.bounding[3]))
     canvas = Canvas(nodes_of(saved) if groups else ())
@@ -213,13 +216,13 @@ def _titled_nodes(graph: WorkflowGraph, workflow: Workflow) -> Iterator[_TitledP
 
 
 def _families(parts: Iterable[_TitledPart]) -> Iterator[Family]:
-    found: dict[str, list[tuple[int, _TitledPart]]] = {}
+    members_by_name: dict[str, list[tuple[int, _TitledPart]]] = {}
     names: dict[str, str] = {}
     for thing in parts:
         for name, number in _numbered(thing.title):
             names.setdefault(name.casefold(), name)
-            found.setdefault(name.casefold(), []).append((number, thing))
-    for key, members in found.items():
+            members_by_name.setdefault(name.casefold(), []).append((number, thing))
+    for key, members in members_by_name.items():
         if len({number for number, _ in members}) > 1:
             kinds = {thing.kind for _, thing in members}
             kind: Kind = kinds.pop() if len(kinds) == 1 else "title"
@@ -227,7 +230,8 @@ def _families(parts: Iterable[_TitledPart]) -> Iterator[Family]:
 
 
 def _segments(members: Sequence[tuple[int, _TitledPart]]) -> Iterator[Segment]:
-    """The segments in the order of their numbers. A node in several belongs to the first."""
+    """Yields the segments, ordered by number. A node in several segments belongs to the first
+    one."""
     titles: dict[int, str] = {}
     owners: dict[str, int] = {}
     for number, thing in members:
@@ -242,7 +246,7 @@ def _segments(members: Sequence[tuple[int, _TitledPart]]) -> Iterator[Segment]:
 
 
 def _numbered(title: str) -> Iterator[tuple[str, int]]:
-    """The family names that a title may belong to, and its number there."""
+    """Yields the family names that a title may belong to, and its number in each."""
     for match in _first(NUMBER.finditer(title)):
         name = tidy(title[: match.start()])
         if not any(character.isalpha() for character in name):
@@ -260,14 +264,16 @@ def tidy(text: str) -> str:
     return DECORATION.sub(" ", text).strip()
 
 
-Owners = Mapping[str, int]  # the segment that a node belongs to; the rest of the graph has none
+# The index of the segment that a node belongs to. Nodes outside the segments ("the rest") have
+# none.
+Owners = Mapping[str, int]
 
 
 def owners_of(level: GraphLevel, segments: Sequence[Collection[str]]) -> dict[str, int]:
     """Returns the segment of each node.
 
-    A node that also feeds an earlier segment is not part of its own, for example a loader that
-    happens to be drawn there. It belongs to the rest.
+    A node that also feeds an earlier segment, such as a loader that happens to be drawn in this
+    one, doesn't belong to its segment but to the rest.
     """
     owners = {
         node: index
@@ -283,7 +289,8 @@ def owners_of(level: GraphLevel, segments: Sequence[Collection[str]]) -> dict[st
 
 
 def gathered(level: GraphLevel, owners: Owners) -> dict[str, int]:
-    """For each node the segments whose output reaches it through nodes of the rest only."""
+    """Returns for each node a bit mask of the segments whose output reaches it through nodes of the
+    rest only."""
     masks: dict[str, int] = {}
     for node in level.order:
         mask = 0
@@ -294,7 +301,8 @@ def gathered(level: GraphLevel, owners: Owners) -> dict[str, int]:
 
 
 def needed_by(level: GraphLevel, owners: Owners) -> dict[str, int]:
-    """For each node the segments that it reaches through nodes of the rest only."""
+    """Returns for each node a bit mask of the segments that it reaches through nodes of the rest
+    only."""
     masks: dict[str, int] = {}
     for node in reversed(level.order):
         mask = 0
@@ -305,13 +313,14 @@ def needed_by(level: GraphLevel, owners: Owners) -> dict[str, int]:
 
 
 def mask_of(node: str, owners: Owners, masks: Mapping[str, int]) -> int:
-    """The segment of a node as a bit mask; for a node of the rest, the segments behind it."""
+    """Returns the segment of a node as a bit mask. For a node of the rest, returns its entry in
+    `masks`."""
     owner = owners.get(node)
     return masks.get(node, 0) if owner is None else 1 << owner
 
 
 def behind(level: GraphLevel, owners: Owners) -> dict[str, int]:
-    """For each node all segments that it depends on, except its own."""
+    """Returns for each node a bit mask of all segments that it depends on, except its own."""
     masks: dict[str, int] = {}
     for node in level.order:
         mask = 0
@@ -325,90 +334,94 @@ def behind(level: GraphLevel, owners: Owners) -> dict[str, int]:
 
 
 def leading_out(level: GraphLevel, owners: Owners) -> set[str]:
-    """Nodes of the rest that lead to something other than segments: a saver, or a node that merges segments.
+    """Returns the nodes of the rest that lead to something other than segments, such as a saver or
+    a node that merges segments.
 
-    The others only pass data from one segment to the next.
+    Other nodes of the rest only pass data from one segment to the next.
     """
-    found: set[str] = set()
+    leading: set[str] = set()
     for node in reversed(level.order):
         ends = level.consumers.get(node, ())
-        if node not in owners and (not ends or any(end.node in found for end in ends)):
-            found.add(node)
-    return found
+        if node not in owners and (not ends or any(end.node in leading for end in ends)):
+            leading.add(node)
+    return leading
 
 
-ROUNDS = 4  # how far around a node is looked
+ROUNDS = 4  # maximum distance between a node and the nodes that are compared
 Looks = Mapping[str, Hashable]
 
 
 def counterparts(
     level: GraphLevel, ours: Collection[str], theirs: Collection[str]
 ) -> dict[str, str]:
-    """Pairs each of our nodes with its counterpart among theirs, if it has one."""
-    found: dict[str, str] = {}
-    taken: set[str] = set()
+    """Pairs each node in `ours` with its counterpart in `theirs`, if it has one."""
+    pairs: dict[str, str] = {}
+    paired: set[str] = set()
     for looks in reversed(_rounds(level, ours, theirs)):
         waiting: dict[Hashable, list[str]] = {}
         for node in theirs:
-            if node not in taken:
+            if node not in paired:
                 waiting.setdefault(looks[node], []).append(node)
         for node in ours:
             same = waiting.get(looks[node])
-            if node not in found and same:
-                found[node] = same.pop(0)
-                taken.add(found[node])
-    return found
+            if node not in pairs and same:
+                pairs[node] = same.pop(0)
+                paired.add(pairs[node])
+    return pairs
 
 
 def follow(
     level: GraphLevel, pairs: Mapping[str, str], ours: Collection[str], theirs: Collection[str]
 ) -> dict[str, str]:
-    """The pairs, extended to nodes outside that follow one segment only, such as its saver.
+    """Returns the pairs, extended to nodes outside the segments that follow only one segment, such
+    as its saver.
 
-    `ours` and `theirs` are the nodes that may be paired.
+    Only nodes in `ours` and `theirs` are added.
     """
-    found = dict(pairs)
-    taken = set(found.values())
+    twins = dict(pairs)
+    paired = set(twins.values())
     pending = list(pairs.items())
     for one, other in pending:
         candidates = [end for end in level.consumers.get(other, ()) if end.node in theirs]
         for end in level.consumers.get(one, ()):
-            if end.node in found or end.node not in ours:
+            if end.node in twins or end.node not in ours:
                 continue
             same = [
                 twin.node
                 for twin in candidates
-                if twin.node not in taken and _way(level, twin) == _way(level, end)
+                if twin.node not in paired and _way(level, twin) == _way(level, end)
             ]
             if same:
-                found[end.node] = _likest(level, end.node, same)
-                taken.add(found[end.node])
-                pending.append((end.node, found[end.node]))
-    return found
+                twins[end.node] = _likest(level, end.node, same)
+                paired.add(twins[end.node])
+                pending.append((end.node, twins[end.node]))
+    return twins
 
 
 def corresponding_output(level: GraphLevel, source: InputSource, node: str) -> InputSource | None:
-    """The same output of a counterpart. Instances may have different definitions."""
+    """Returns the corresponding output of a counterpart. Two instances may have different
+    definitions, so the output is then found by type and position."""
     ours, theirs = level.nodes[source.node_id], level.nodes[node]
     if ours.definition == theirs.definition and source.slot < len(theirs.outputs):
         return InputSource(node, source.slot)
-    wanted = level.type_of(source)
-    place = ours.outputs[: source.slot].count(wanted)
-    fitting = [slot for slot, output in enumerate(theirs.outputs) if output == wanted]
+    output_type = level.type_of(source)
+    place = ours.outputs[: source.slot].count(output_type)
+    fitting = [slot for slot, output in enumerate(theirs.outputs) if output == output_type]
     return InputSource(node, fitting[min(place, len(fitting) - 1)]) if fitting else None
 
 
 def kind_of(level: GraphLevel, node: str) -> Hashable:
-    """Returns the class of a node; for an instance, whose definition may be one of many copies, its
-    outputs.
-    """
+    """Returns the class of a node. An instance is represented by the types of its outputs, because
+    its definition may be one of many copies."""
     wired = level.nodes[node]
     return wired.node.type if wired.definition is None else ("subgraph", wired.outputs)
 
 
 def _rounds(level: GraphLevel, ours: Collection[str], theirs: Collection[str]) -> list[Looks]:
-    """Labels of the nodes from ever larger neighbourhoods; equal labels mean equal neighbourhoods."""
-    # A node that feeds both segments distinguishes their nodes: the model of one sampler, say.
+    """Labels nodes by the classes and titles of increasingly large neighborhoods. Nodes with equal
+    labels have equal neighborhoods."""
+    # Nodes that feed both segments, such as a shared model loader, help to tell the nodes of a
+    # segment apart.
     shared = _feeding(level, ours) & _feeding(level, theirs)
     segments: Owners = {**dict.fromkeys(ours, 0), **dict.fromkeys(theirs, 1)}
     kinds = {node: (kind_of(level, node), _purpose(level, node)) for node in segments}
@@ -424,15 +437,15 @@ def _feeding(level: GraphLevel, nodes: Collection[str]) -> set[str]:
 
 
 def _purpose(level: GraphLevel, node: str) -> Hashable:
-    """For a node without outputs the class of what feeds it: a saver may belong to its segment or
-    to the whole."""
+    """Returns the classes of the nodes that feed a node without outputs, because a saver may belong
+    to a segment or to the whole workflow. Returns None for other nodes."""
     if level.nodes[node].outputs:
         return None
     return frozenset(kind_of(level, source.node_id) for _, source in level.inputs_of(node))
 
 
 class _Neighbours(NamedTuple):
-    """The labels of a node's neighbours so far."""
+    """The current labels of a node's neighbors."""
 
     level: GraphLevel
     segments: Owners
@@ -456,7 +469,7 @@ class _Neighbours(NamedTuple):
 
 
 def _numbers(seen: _Neighbours) -> Looks:
-    """Replaces labels by numbers, or they would grow with each round."""
+    """Replaces labels by numbers, because nested labels would grow with each round."""
     numbers: dict[Hashable, int] = {}
     result = {}
     for node in seen.segments:
@@ -466,7 +479,7 @@ def _numbers(seen: _Neighbours) -> Looks:
 
 
 def _way(level: GraphLevel, end: End) -> Hashable:
-    """The output, the input and the class that a link connects."""
+    """Returns the output, the class and the input that a link connects."""
     return level.sources[end].slot, kind_of(level, end.node), level.input_name(end)
 
 
@@ -477,33 +490,34 @@ def _likest(level: GraphLevel, node: str, candidates: list[str]) -> str:
 
 
 KINDS = ("group", "instance", "title")
-LIKENESS_MIN = 0.5  # of two segments in a row: how much of the smaller one is in the larger
+# minimum share of a segment's nodes that its neighbor must also have, relative to the smaller one
+LIKENESS_MIN = 0.5
 
 
 class _Candidate(NamedTuple):
     family: Family
     owners: Mapping[str, int]
-    before: Mapping[str, int]  # segments that reach a node, and
+    before: Mapping[str, int]  # segments that reach a node
     behind: Mapping[str, int]  # segments that a node reaches
-    is_direct: bool  # each segment feeds the next; else they are only gathered by something
+    is_direct: bool  # each segment feeds the next one; otherwise, other nodes merge them
 
 
 def find_segments(document: dict[str, Any]) -> tuple[Chain, ...]:
-    """All chains of numbered segments, those of the root graph first."""
+    """Returns all chains of numbered segments, those of the root graph first."""
     return chains_of(document, parse(document), NodeTypes({}))
 
 
 def chains_of(document: JsonObject, workflow: Workflow, types: NodeTypes) -> tuple[Chain, ...]:
     paths = graph_paths(document)
     dead = dead_definitions(workflow)
-    found: list[Chain] = []
+    result: list[Chain] = []
     for graph in (workflow.root, *workflow.definitions.values()):
         families = find_families(graph, graph_at(document, paths[graph.id]), workflow)
         if families:
             level = read_level(workflow, graph.id, types, all_on=True)
             chains = _chains(families, level)
-            found.extend(_chain(family, graph, dead) for family in chains)
-    return tuple(found)
+            result.extend(_chain(family, graph, dead) for family in chains)
+    return tuple(result)
 
 
 def _chains(families: Sequence[Family], level: GraphLevel) -> Iterator[Family]:
@@ -538,7 +552,8 @@ def _candidate(family: Family, level: GraphLevel) -> _Candidate | None:
 
 
 def _are_alike(segments: Sequence[Sequence[str]], level: GraphLevel) -> bool:
-    """Whether at least half of the neighbouring segments are alike: the first and the last may differ."""
+    """Checks whether at least half of the adjacent segments are alike, because the first and last
+    one may differ."""
     kinds = [Counter(kind_of(level, node) for node in nodes) for nodes in segments]
     alike = sum(_likeness(one, other) >= LIKENESS_MIN for one, other in pairwise(kinds))
     return 2 * alike >= len(kinds) - 1
@@ -554,7 +569,7 @@ def _is_direct(
     before: Mapping[str, int],
     level: GraphLevel,
 ) -> bool:
-    """Whether each segment is fed by the one before it."""
+    """Checks whether each segment is fed by the previous one."""
     for index in range(1, len(segments)):
         feeding = 0
         for node in segments[index]:
@@ -568,7 +583,8 @@ def _is_direct(
 def _is_gathered(
     segments: Sequence[Sequence[str]], before: Mapping[str, int], level: GraphLevel
 ) -> bool:
-    """Whether the segments are more than a few loaders, and some node merges each two neighbours."""
+    """Checks whether each segment contains more than loaders, and some node merges each pair of
+    adjacent segments."""
     if not all(any(_is_fed(node, level) for node in nodes) for nodes in segments):
         return False
     masks = {mask for node, mask in before.items() if node != SUBGRAPH_OUTPUT_ID}
@@ -580,14 +596,16 @@ def _is_fed(node: str, level: GraphLevel) -> bool:
 
 
 def _rank(candidate: _Candidate, level: GraphLevel) -> tuple[bool, int, int, int]:
-    """Which of two candidates names the same parts better: by data flow, by kind, by size."""
+    """Returns a sort key to decide which of two candidates describes the same parts better: by data
+    flow, kind and size."""
     first = next(index for index, node in enumerate(level.order) if node in candidate.owners)
     kind = KINDS.index(candidate.family.kind)
     return not candidate.is_direct, kind, -len(candidate.owners), first
 
 
 def _contains(container: _Candidate, candidate: _Candidate) -> bool:
-    """Whether every node of the candidate is in a segment, or fed by only one, or feeds only one."""
+    """Checks whether every node of the candidate is in a segment, is fed by only one segment or
+    feeds only one."""
     return all(
         node in container.owners
         or container.before[node].bit_count() == 1
@@ -597,7 +615,7 @@ def _contains(container: _Candidate, candidate: _Candidate) -> bool:
 
 
 def _merged(container: _Candidate, candidate: _Candidate) -> Family:
-    """Adds nodes with their own titles that follow the segment of the same number."""
+    """Adds titled nodes that follow the segment with the same number."""
     ours, theirs = container.family, candidate.family
     numbers = [segment.number for segment in ours.segments]
     if theirs.kind != "title" or numbers != [segment.number for segment in theirs.segments]:
@@ -621,7 +639,8 @@ def _chain(family: Family, graph: WorkflowGraph, dead: frozenset[str]) -> Chain:
 
 
 def _makes_something(nodes: Sequence[Node], dead: frozenset[str]) -> bool:
-    """Whether a node with inputs is switched on; loaders count only if there are no such nodes."""
+    """Checks whether a node with inputs is switched on. Loaders count only if there are no such
+    nodes."""
     executed = [node for node in nodes if not is_virtual(node.type)]
     fed = [node for node in executed if any(slot.link is not None for slot in node.inputs)]
     return any(not node.is_inactive and node.type not in dead for node in fed or executed)

@@ -1,4 +1,5 @@
-"""Changes to a saved document: each returns a new, consistent one and copies only what it changes."""
+"""Changes to a saved document. Each function returns a new, consistent document and copies only the
+parts that it changes."""
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -12,16 +13,17 @@ from comfyfleet.workflow.resolve import InputSource
 
 JsonObject = dict[str, Any]
 Edit = Callable[[JsonObject], JsonObject]
-# Where a graph is: the index of a definition in the list of each level. Empty for the root graph.
+# The position of a graph: at each level, the index of a definition in its list. The path of the
+# root graph is empty.
 Path = tuple[int, ...]
 
 
 def graph_paths(document: JsonObject) -> dict[str, Path]:
-    """Returns the paths of the root graph (its id is the empty text) and of all definitions.
+    """Returns the paths of the root graph (under the empty id) and of all definitions.
 
-    Of two definitions with the same id the first counts, as everywhere.
+    If two definitions have the same id, the first one counts, as everywhere else.
     """
-    found: dict[str, Path] = {"": ()}
+    paths: dict[str, Path] = {"": ()}
     pending: list[tuple[JsonObject, Path]] = [(document, ())]
     while pending:
         owner, path = pending.pop()
@@ -30,10 +32,10 @@ def graph_paths(document: JsonObject) -> dict[str, Path]:
                 f"definitions are nested more than {DEFAULT_LIMITS.subgraph_depth_max} levels deep"
             )
         if path:
-            found.setdefault(node_id(owner.get("id"), "definitions"), path)
+            paths.setdefault(node_id(owner.get("id"), "definitions"), path)
         inner = [(entry, (*path, index)) for index, entry in enumerate(_subgraphs(owner))]
         pending.extend(reversed(inner))
-    return found
+    return paths
 
 
 def graph_at(document: JsonObject, path: Path) -> JsonObject:
@@ -57,12 +59,12 @@ def with_graph(document: JsonObject, path: Path, edit: Edit) -> JsonObject:
 
 
 def with_definition(document: JsonObject, definition: JsonObject) -> JsonObject:
-    """Adds a definition behind all others, so that the ids they lead to stay as they are."""
+    """Adds a definition after all others, so that the existing paths don't change."""
     return _with_subgraphs(document, [*_subgraphs(document), definition])
 
 
 def with_nodes(graph: JsonObject, changes: Mapping[int, Mapping[str, Any]]) -> JsonObject:
-    """`changes` are new members of nodes, by the index of the node."""
+    """Changes nodes of a graph. `changes` has the new members of each node, by the node's index."""
     nodes = [
         {**node, **changes[index]} if index in changes else node
         for index, node in enumerate(nodes_of(graph))
@@ -79,16 +81,15 @@ def _with_subgraphs(owner: JsonObject, entries: list[JsonObject]) -> JsonObject:
 
 
 def with_own_definition(document: JsonObject, graph: str, index: int) -> tuple[JsonObject, str]:
-    """Gives the instance at `index` a definition of its own; returns the document and that
-    definition's id.
-    """
+    """Gives the instance at `index` its own copy of its definition if it shares it with other
+    instances. Returns the document and the definition's id."""
     paths = graph_paths(document)
     instance = nodes_of(graph_at(document, paths[graph]))[index]
     shared: str = instance["type"]
     if count_instances(document, shared, paths) < 2:
         return document, shared
     own = _free_id(shared, node_id(instance.get("id", -1), "instance"), paths)
-    # Definitions inside it stay where they are: they are found from anywhere in the document.
+    # Inner definitions stay where they are, because they can be used from anywhere in the document.
     copy = {**graph_at(document, paths[shared]), "id": own}
     copy.pop("definitions", None)
     document = with_graph(
@@ -100,9 +101,8 @@ def with_own_definition(document: JsonObject, graph: str, index: int) -> tuple[J
 def with_all_inside(
     document: JsonObject, graph: str, index: int, mode: Mode, definitions: Collection[str]
 ) -> JsonObject:
-    """Sets the mode of everything inside an instance, and inside inner ones of one of the
-    `definitions`.
-    """
+    """Sets the mode of all nodes inside an instance, and inside nested instances of
+    `definitions`."""
     pending = [(graph, index, 0)]
     while pending:
         around, at, depth = pending.pop()
@@ -121,7 +121,8 @@ def with_all_inside(
 
 
 def count_instances(document: JsonObject, definition: str, paths: dict[str, Path]) -> int:
-    """Counts instances in the root graph and in every definition that it leads to."""
+    """Counts the instances of a definition in the root graph and in every definition that the root
+    graph uses."""
     reached, pending, count = {""}, [""], 0
     while pending:
         for node in nodes_of(graph_at(document, paths[pending.pop()])):
@@ -133,17 +134,18 @@ def count_instances(document: JsonObject, definition: str, paths: dict[str, Path
     return count
 
 
-def _free_id(shared: str, instance: str, taken: dict[str, Path]) -> str:
-    """Returns an unused id, the same for the same document: nothing is random. Editors want a UUID."""
+def _free_id(shared: str, instance: str, used_ids: dict[str, Path]) -> str:
+    """Returns an unused id. It is a UUID, because editors expect one, and depends only on the
+    document, so that results are reproducible."""
     candidates = (
         str(uuid5(NAMESPACE_OID, f"{shared} {instance} {number}"))
-        for number in range(len(taken) + 1)  # one more than can be taken
+        for number in range(len(used_ids) + 1)  # one more than the number of used ids
     )
-    return next(own for own in candidates if own not in taken)
+    return next(own for own in candidates if own not in used_ids)
 
 
 def with_links_moved(graph: JsonObject, moves: Mapping[int, InputSource]) -> JsonObject:
-    """Makes each link, by id, start at the given output and end where it ended."""
+    """Makes each link in `moves` (by its id) start at the given output. Its end doesn't change."""
     if not moves:
         return graph
     raw_ids = {node_id(node.get("id", -1), "node"): node.get("id") for node in nodes_of(graph)}
@@ -157,17 +159,18 @@ def with_links_moved(graph: JsonObject, moves: Mapping[int, InputSource]) -> Jso
     return _with_starts(graph, moves)
 
 
-def without_links(graph: JsonObject, gone: Collection[int]) -> JsonObject:
-    if not gone:
+def without_links(graph: JsonObject, removed: Collection[int]) -> JsonObject:
+    if not removed:
         return graph
-    links = [link for link in graph["links"] if _link_id(link) not in gone]
-    nodes = [_without_inputs(node, gone) for node in nodes_of(graph)]
+    links = [link for link in graph["links"] if _link_id(link) not in removed]
+    nodes = [_without_inputs(node, removed) for node in nodes_of(graph)]
     graph = {**graph, "links": links, "nodes": nodes}
-    return _without_bends(_without_starts(graph, gone), gone)
+    return _without_bends(_without_starts(graph, removed), removed)
 
 
 def _link_id(link: Any) -> int:
-    """Returns a link's id; -1 for a hole in the list, as very old files have them."""
+    """Returns the id of a link, or -1 for a hole in the list of links, which very old files
+    contain."""
     value = link.get("id") if isinstance(link, dict) else link and link[0]
     return -1 if value is None else int(value)
 
@@ -179,23 +182,25 @@ def _starting_at(link: Any, origin: Any, slot: int) -> Any:
     return [link[0], origin, slot, *link[3:]]
 
 
-def _without_inputs(node: JsonObject, gone: Collection[int]) -> JsonObject:
+def _without_inputs(node: JsonObject, removed: Collection[int]) -> JsonObject:
     inputs = node.get("inputs")
-    if not inputs or not any(entry.get("link") in gone for entry in inputs):
+    if not inputs or not any(entry.get("link") in removed for entry in inputs):
         return node
-    entries = [{**entry, "link": None} if entry.get("link") in gone else entry for entry in inputs]
+    entries = [
+        {**entry, "link": None} if entry.get("link") in removed else entry for entry in inputs
+    ]
     return {**node, "inputs": entries}
 
 
-def _without_starts(graph: JsonObject, gone: Collection[int]) -> JsonObject:
+def _without_starts(graph: JsonObject, removed: Collection[int]) -> JsonObject:
     nodes = [
-        {**node, "outputs": _without(node["outputs"], "links", gone)}
+        {**node, "outputs": _without(node["outputs"], "links", removed)}
         if node.get("outputs")
         else node
         for node in nodes_of(graph)
     ]
     graph = {**graph, "nodes": nodes}
-    return _with_ports(graph, _without(graph.get("inputs"), "linkIds", gone))
+    return _with_ports(graph, _without(graph.get("inputs"), "linkIds", removed))
 
 
 def _with_starts(graph: JsonObject, moves: Mapping[int, InputSource]) -> JsonObject:
@@ -216,13 +221,14 @@ def _with_ports(graph: JsonObject, ports: Any) -> JsonObject:
     return {**graph, "inputs": ports} if isinstance(ports, list) else graph
 
 
-def _without(entries: Any, key: str, gone: Collection[int]) -> Any:
-    """Returns the same list if nothing is removed."""
-    if not isinstance(entries, list) or not any(_names(entry, key, gone) for entry in entries):
+def _without(entries: Any, key: str, removed: Collection[int]) -> Any:
+    """Removes link ids from a member of all entries. Returns the same list if nothing was
+    removed."""
+    if not isinstance(entries, list) or not any(_names(entry, key, removed) for entry in entries):
         return entries
     return [
-        {**entry, key: [link for link in entry[key] if not _is_in(link, gone)]}
-        if _names(entry, key, gone)
+        {**entry, key: [link for link in entry[key] if not _is_in(link, removed)]}
+        if _names(entry, key, removed)
         else entry
         for entry in entries
     ]
@@ -243,29 +249,29 @@ def _listed(links: Any) -> list[Any]:
     return links if isinstance(links, list) else []
 
 
-def _names(entry: Any, key: str, gone: Collection[int]) -> bool:
+def _names(entry: Any, key: str, removed: Collection[int]) -> bool:
     links = entry.get(key) if isinstance(entry, dict) else None
-    return isinstance(links, list) and any(_is_in(link, gone) for link in links)
+    return isinstance(links, list) and any(_is_in(link, removed) for link in links)
 
 
-def _is_in(link: Any, gone: Collection[int]) -> bool:
-    return isinstance(link, int | float | str) and link in gone
+def _is_in(link: Any, removed: Collection[int]) -> bool:
+    return isinstance(link, int | float | str) and link in removed
 
 
-def _without_bends(graph: JsonObject, gone: Collection[int]) -> JsonObject:
-    """Removes the reroute points of moved links, which were drawn from the old start."""
+def _without_bends(graph: JsonObject, removed: Collection[int]) -> JsonObject:
+    """Removes the reroute points of moved links, because they were drawn for the old start."""
     if isinstance(graph.get("reroutes"), list):
-        graph = {**graph, "reroutes": _without(graph["reroutes"], "linkIds", gone)}
+        graph = {**graph, "reroutes": _without(graph["reroutes"], "linkIds", removed)}
     extra = graph.get("extra")
     if not isinstance(extra, dict):
         return graph
     changed = {}
     if isinstance(extra.get("reroutes"), list):
-        changed["reroutes"] = _without(extra["reroutes"], "linkIds", gone)
+        changed["reroutes"] = _without(extra["reroutes"], "linkIds", removed)
     if isinstance(extra.get("linkExtensions"), list):
         changed["linkExtensions"] = [
             entry
             for entry in extra["linkExtensions"]
-            if not (isinstance(entry, dict) and _is_in(entry.get("id"), gone))
+            if not (isinstance(entry, dict) and _is_in(entry.get("id"), removed))
         ]
     return {**graph, "extra": {**extra, **changed}} if changed else graph

@@ -1,5 +1,6 @@
-"""Finds the input that `3.seed`, `Main sampler.seed` or `KSampler.seed` names, among the nodes of a
-prompt and the server's declarations of their classes; and formats values and names for messages."""
+"""Finds the input that a name such as `3.seed`, `Main sampler.seed` or `KSampler.seed` refers to,
+using the nodes of a prompt and the server's declarations of their classes. Also formats values and
+names for messages."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,16 +12,16 @@ from comfyfleet.workflow.model import ObjectInfo
 from comfyfleet.workflow.object_info import AUTOGROW, DYNAMIC_COMBO, DYNAMIC_GROUP
 
 TEXT_CHARACTERS_MAX = 60
-NUMBER_BITS_MAX = 256  # Python refuses to write out numbers of thousands of digits
+NUMBER_BITS_MAX = 256  # Python refuses to print integers with thousands of digits
 CLOSEST_MAX = 3
-LISTED_MAX = 8  # so few names are all listed: none is far from what was meant
+LISTED_MAX = 8  # up to this many names are all listed, instead of only the closest ones
 COMPARED_NAMES_MAX = 5_000
 COMPARED_CHARACTERS_MAX = 100
 CLOSENESS_MIN = 0.5
 
 
 def shown_value(value: Any) -> str:
-    """The value as JSON, but never long and never nested."""
+    """Returns a value as JSON for a message. The result is never long and never nested."""
     match value:
         case str():
             return quoted(value)
@@ -39,7 +40,8 @@ def shown_value(value: Any) -> str:
 def quoted(text: str) -> str:
     cut = text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[: TEXT_CHARACTERS_MAX - 1]}…"
     text = json.dumps(cut, ensure_ascii=False)
-    # Half a character could not be printed, and a control character would speak to the terminal.
+    # Replace lone surrogates, which can't be printed, and control characters, which a terminal
+    # would interpret.
     return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 
@@ -49,21 +51,23 @@ def listed(names: Iterable[str], total: int) -> str:
     return ", ".join(some) + more
 
 
-def closest(wanted: str, names: Sequence[str]) -> list[str]:
-    """The names that were probably meant, best first."""
-    key = wanted[:COMPARED_CHARACTERS_MAX].lower()
+def closest(name_or_part: str, names: Sequence[str]) -> list[str]:
+    """Returns the names that the user most likely meant, best match first."""
+    key = name_or_part[:COMPARED_CHARACTERS_MAX].lower()
     by_key: dict[str, str] = {}
     for name in names[:COMPARED_NAMES_MAX]:
         by_key.setdefault(name[:COMPARED_CHARACTERS_MAX].lower(), name)
     inside = [known for known in by_key if key and (key in known)]
     alike = get_close_matches(key, by_key, n=CLOSEST_MAX, cutoff=CLOSENESS_MIN)
-    # A part of a name is the better hint: people leave out folders and endings.
+    # A name that contains the input is the better hint, because people leave out folders and
+    # extensions.
     keys = dict.fromkeys([*(known for known in alike if known in inside), *inside, *alike])
     return [by_key[known] for known in keys][:CLOSEST_MAX]
 
 
 def hint(wanted: str, names: Sequence[str], what: str = "known") -> str:
-    """The text after "not known": the closest names, or all of them if they are few."""
+    """Returns the text to append to a "not known" message: all names if there are few, otherwise
+    the closest ones."""
     if not names:
         return ""
     if len(names) <= LISTED_MAX:
@@ -75,11 +79,11 @@ def hint(wanted: str, names: Sequence[str], what: str = "known") -> str:
 BRANCH_DEPTH_MAX = 20
 _NOTHING: Mapping[str, Any] = {}
 
-Link = tuple[str, int]  # id of the node that gives, and which of its outputs
+Link = tuple[str, int]  # id of the source node, and the index of its output
 
 
 class PromptEntry(NamedTuple):
-    """A node of a prompt. `info` is its class in object_info, empty if unknown."""
+    """A node of a prompt. `info` is its class in object_info, empty if the class is unknown."""
 
     id: str
     class_name: str
@@ -89,7 +93,8 @@ class PromptEntry(NamedTuple):
 
     @property
     def name(self) -> str:
-        """`3 KSampler "Main sampler"`; a title equal to the class name is left out."""
+        """Returns a name such as `3 KSampler "Main sampler"`. A title equal to the class name is
+        omitted."""
         new = self.title not in ("", self.class_name, self.info.get("display_name"))
         return f"{self.id} {self.class_name}" + (f" {quoted(self.title)}" if new else "")
 
@@ -99,7 +104,8 @@ class PromptEntry(NamedTuple):
         return tuple(map(_type_name, outputs)) if isinstance(outputs, list) else ()
 
     def declared(self) -> dict[str, Any]:
-        """The inputs that the node has with its current values: `[type or choices, options]` by name."""
+        """Returns the inputs that the node has with its current values, as `[type or choices,
+        options]` by name."""
         return dict(_declared(_table(self.info, "input"), "", self.inputs, BRANCH_DEPTH_MAX))
 
     def link(self, name: str) -> Link | None:
@@ -131,7 +137,8 @@ def read_entry(key: str, raw: Any, object_info: ObjectInfo) -> PromptEntry:
 
 
 def missing_required(entry: PromptEntry) -> list[str]:
-    """Returns the required inputs that a node doesn't have. Inputs that grow with use may be empty."""
+    """Returns the required inputs that a node doesn't have. Growing groups are skipped, because
+    they may be empty."""
     required = _table(_table(entry.info, "input"), "required")
     return [
         name
@@ -142,7 +149,8 @@ def missing_required(entry: PromptEntry) -> list[str]:
 
 
 def _title(raw: Mapping[str, Any], info: Mapping[str, Any]) -> str:
-    """The title as the editor shows it: a node without its own title shows the name of its class."""
+    """Returns the title that the editor shows. A node without its own title shows the name of its
+    class."""
     title = _table(raw, "_meta").get("title")
     name = title if isinstance(title, str) and title else info.get("display_name")
     return name if isinstance(name, str) else ""
@@ -151,8 +159,8 @@ def _title(raw: Mapping[str, Any], info: Mapping[str, Any]) -> str:
 def _declared(
     sections: Mapping[str, Any], prefix: str, inputs: Mapping[str, Any], depth_left: int
 ) -> Iterator[tuple[str, Any]]:
-    """The declared inputs. A choice with branches adds the inputs of the chosen branch, named
-    `<choice>.<input>`."""
+    """Yields the declared inputs. A choice with branches adds the inputs of the chosen branch,
+    named `<choice>.<input>`."""
     for section in ("required", "optional"):
         for own_name, declared in _table(sections, section).items():
             name = f"{prefix}{own_name}"
@@ -179,7 +187,8 @@ def _branch(options: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
 def _grown(
     group: str, options: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    """The inputs of a growing group that the prompt has, matched by the beginning of their names."""
+    """Yields the inputs of a growing group that the prompt has. The prefix of an input's name
+    determines which declared field it repeats."""
     template = _table(options, "template")
     template = _table(template, "input") or template
     fields = {**_table(template, "required"), **_table(template, "optional")}
@@ -217,9 +226,9 @@ class Place(NamedTuple):
 
 
 class ExposedInput(NamedTuple):
-    """An input that a subgraph shows on its instance, and one inner input that it feeds.
+    """An input that a subgraph exposes on its instance, and one inner input that it feeds.
 
-    `label` is the author's name for it, which the editor shows; `name` is its name in the file.
+    `label` is the author's name for it, which the editor shows. `name` is its name in the file.
     """
 
     instance_id: str
@@ -236,7 +245,7 @@ class ExposedInput(NamedTuple):
 class NodeIndex:
     """Indexes nodes by id, title and class.
 
-    Built once for all assignments, because assignments change none of these.
+    One index serves all assignments, because assignments don't change ids, titles or classes.
     """
 
     def __init__(
@@ -244,9 +253,9 @@ class NodeIndex:
     ) -> None:
         self.entries = entries
         self._exposed: dict[str, list[ExposedInput]] = {}
-        for each in exposed:
-            for name in {each.instance_id, each.title}:
-                self._exposed.setdefault(name, []).append(each)
+        for entry in exposed:
+            for name in {entry.instance_id, entry.title}:
+                self._exposed.setdefault(name, []).append(entry)
         self._titles = _grouped((entry.title, entry) for entry in entries.values())
         self._classes = _grouped((entry.class_name, entry) for entry in entries.values())
 
@@ -256,7 +265,8 @@ class NodeIndex:
         return self._titles.get(name) or self._classes.get(name) or ()
 
     def exposed(self, name: str) -> Sequence[ExposedInput]:
-        """The inputs that an instance of a subgraph exposes, by the id or the title of the instance."""
+        """Returns the inputs that a subgraph instance exposes, by the id or title of the
+        instance."""
         return self._exposed.get(name, ())
 
     def names(self) -> list[str]:
@@ -266,16 +276,17 @@ class NodeIndex:
         near = closest(name, self.names())
         if not near:
             return _some_nodes(list(self.entries.values()), "the prompt has")
-        found = {entry.id: entry for one in near for entry in self.named(one)}
+        nodes_by_id = {entry.id: entry for one in near for entry in self.named(one)}
         instances = [one for one in near if one in self._exposed and not self.named(one)]
-        names = [*(entry.name for entry in found.values()), *map(quoted, instances)]
+        names = [*(entry.name for entry in nodes_by_id.values()), *map(quoted, instances)]
         return f"; closest: {listed(names[:LISTED_MAX], len(names))}"
 
 
 def find_places(
     directory: NodeIndex, entries: Mapping[str, PromptEntry], target: str
 ) -> tuple[Place, ...]:
-    """The inputs that a target names: one input of a node, or all that an input of a subgraph feeds."""
+    """Returns the inputs that a target names: one input of a node, or all inputs that an exposed
+    input of a subgraph feeds."""
     try:
         return (find_place(directory, entries, target),)
     except InvalidInput:
@@ -288,25 +299,25 @@ def find_places(
 def _exposed_places(directory: NodeIndex, target: str) -> tuple[Place, ...]:
     for name, input_name in _splits(target):
         shown = directory.exposed(name)
-        found = [each for each in shown if each.is_called(input_name)]
-        instances = {(each.instance_id, each.name): None for each in found}
+        matching = [entry for entry in shown if entry.is_called(input_name)]
+        instances = {(entry.instance_id, entry.name): None for entry in matching}
         if len(instances) > 1:
             texts = [f"{one}.{own}" for one, own in instances]
             some = listed(texts[:LISTED_MAX], len(texts))
             raise InvalidInput(f"{quoted(target)} is ambiguous: {some}")
-        if found:
-            return tuple(each.place for each in found)
+        if matching:
+            return tuple(entry.place for entry in matching)
         if shown and not directory.named(name):
-            labels = list(dict.fromkeys(each.label for each in shown))
+            labels = list(dict.fromkeys(entry.label for entry in shown))
             missing = f"the subgraph {quoted(name)} shows no input {quoted(input_name)}"
             raise InvalidInput(missing + hint(input_name, labels, "it shows"))
     return ()
 
 
 def find_place(directory: NodeIndex, entries: Mapping[str, PromptEntry], target: str) -> Place:
-    """The one input that a target names.
+    """Returns the one input that a target names.
 
-    `entries` are the current nodes: an earlier assignment may have added inputs.
+    `entries` are the current nodes, since an earlier assignment may have added inputs.
     """
     named = [(name, input_name, directory.named(name)) for name, input_name in _splits(target)]
     places = {
@@ -330,7 +341,7 @@ def has_input(entry: PromptEntry, name: str) -> bool:
 
 
 def _splits(target: str) -> Iterator[tuple[str, str]]:
-    """Splits the target at each dot, the longest node name first."""
+    """Yields the target split at each dot, the longest node name first."""
     end = len(target)
     for _ in range(SPLITS_MAX):
         end = target.rfind(".", 0, end)
@@ -342,7 +353,7 @@ def _splits(target: str) -> Iterator[tuple[str, str]]:
 def _unknown_node(directory: NodeIndex, target: str, names: Sequence[str]) -> str:
     if not names:
         return f"{quoted(target)} names no input: write node.input, such as 3.seed"
-    # The split at the first dot would give most of a dotted title away, the last most of a dotted input name.
+    # Report the longest node name: a shorter one would cut off most of a title that contains dots.
     return f"no node has the id, title or class {quoted(names[0])}{directory.candidates(names[0])}"
 
 

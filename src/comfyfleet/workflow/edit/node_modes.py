@@ -1,4 +1,5 @@
-"""Bypasses, mutes and enables nodes by id, title or group, and finds instances in which nothing is left on."""
+"""Bypasses, mutes and enables nodes by id, title or group, and finds instances in which all nodes
+are switched off."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
@@ -31,7 +32,7 @@ from comfyfleet.workflow.subgraphs import innermost_first
 
 
 class Switched(NamedTuple):
-    """A new document, what was done, and notes for the person."""
+    """A new document, the changes, and warnings for the user."""
 
     document: dict[str, Any]
     done: tuple[str, ...] = ()
@@ -39,15 +40,15 @@ class Switched(NamedTuple):
 
 
 class DeadShell(NamedTuple):
-    """An instance that can make nothing, because everything in its definition is switched off."""
+    """An instance that has no effect, because all nodes in its definition are switched off."""
 
-    id: str  # as in a prompt: `57`, or `57:3` inside instance 57
+    id: str  # the id in a prompt: `57`, or `57:3` for an instance inside instance 57
     title: str
     definition: str
 
 
 class Segment(NamedTuple):
-    """One of several repeated parts. `nodes` are ids as saved, in the order of the file."""
+    """One of several repeated parts. `nodes` are saved ids in the order of the file."""
 
     number: int
     title: str
@@ -58,11 +59,11 @@ Kind = Literal["group", "instance", "title"]
 
 
 class Chain(NamedTuple):
-    """Numbered segments, each fed by the one before it or merged with it.
+    """Numbered segments. Each one is fed by the previous one, or merged with it.
 
-    `segments` are those that make something, in the order of their numbers. `off` are those that
-    are switched off already, or dead shells: they don't count. `graph` is the id of the definition
-    that contains the chain; empty for the root graph.
+    `segments` are the segments that have an effect, ordered by number. `off` are the segments that
+    don't count, because they are switched off or consist of dead shells. `graph` is the id of the
+    definition that contains the chain, or empty for the root graph.
     """
 
     kind: Kind
@@ -75,11 +76,11 @@ class Chain(NamedTuple):
 def dead_shells(
     document: dict[str, Any], *, limits: Limits = DEFAULT_LIMITS
 ) -> tuple[DeadShell, ...]:
-    """Returns dead instances; whether an instance itself is on doesn't matter."""
+    """Returns the instances of dead definitions, whether or not the instance itself is on."""
     workflow = parse(document, limits=limits)
     dead = dead_definitions(workflow)
     worth_entering = _leading_to(dead, workflow)
-    found: list[DeadShell] = []
+    shells: list[DeadShell] = []
     pending: list[tuple[WorkflowGraph, str, int]] = [(workflow.root, "", 0)]
     budget = limits.nodes_max
     while pending:
@@ -91,17 +92,17 @@ def dead_shells(
         for node in graph.nodes:
             if node.type in dead:
                 definition = workflow.definitions[node.type].name
-                found.append(DeadShell(prefix + node.id, name_of(node, workflow), definition))
+                shells.append(DeadShell(prefix + node.id, name_of(node, workflow), definition))
             elif node.type in worth_entering:
                 inner.append((workflow.definitions[node.type], f"{prefix}{node.id}:", depth + 1))
         pending.extend(reversed(inner))
-    return tuple(found)
+    return tuple(shells)
 
 
 def dead_definitions(workflow: Workflow) -> frozenset[str]:
-    """Returns ids of definitions whose executable nodes are all muted or bypassed.
+    """Returns the ids of definitions whose executable nodes are all muted or bypassed.
 
-    An inner instance is as dead as its own definition.
+    A nested instance is dead if its definition is.
     """
     dead: set[str] = set()
     for graph in innermost_first(workflow):
@@ -112,7 +113,7 @@ def dead_definitions(workflow: Workflow) -> frozenset[str]:
 
 
 def _leading_to(dead: frozenset[str], workflow: Workflow) -> frozenset[str]:
-    """Returns living definitions that have a dead instance somewhere inside."""
+    """Returns the definitions that aren't dead, but have a dead instance at some level."""
     leading: set[str] = set()
     for graph in innermost_first(workflow):
         if graph.id not in dead and any(_is_in(node, dead, leading) for node in graph.nodes):
@@ -124,7 +125,7 @@ def _is_in(node: Node, *ids: frozenset[str] | set[str]) -> bool:
     return any(node.type in some for some in ids)
 
 
-NODES_LISTED_MAX = 12  # in one message
+NODES_LISTED_MAX = 12  # limit per message
 MODE_TEXTS = {Mode.ALWAYS: "enabled", Mode.MUTED: "muted", Mode.BYPASSED: "bypassed"}
 
 
@@ -141,16 +142,16 @@ def switch(
     mute: Iterable[str] = (),
     enable: Iterable[str] = (),
 ) -> Switched:
-    """Switches nodes. All selectors (see `selectors`) are looked up first: if one is wrong, nothing is
-    changed.
+    """Switches nodes. All selectors (see `selectors`) are resolved first: if one is invalid,
+    nothing changes.
 
-    If two contradict each other, an id wins over a title and a title over a group, so all of a
-    group but one node can be switched.
+    If two selectors contradict each other, an id wins over a title, and a title over a group. So it
+    is possible to switch all nodes of a group except one.
 
-    A node named through its instance (`57:3`) changes in that instance only, which gets its own
-    copy of the definition if it shares it with others. A title or a group in a definition applies
-    to all instances. A dead shell that is enabled is enabled with all that is in it, unless nodes
-    in it are named: otherwise it could still make nothing.
+    A node that is selected through its instance (`57:3`) changes only in that instance, which gets
+    its own copy of a shared definition. A title or a group in a definition applies to all
+    instances. Enabling a dead shell also enables all nodes inside it, because otherwise it would
+    still have no effect. This doesn't happen if nodes inside it are selected.
     """
     workflow = parse(document)
     catalogue = SelectorIndex(document, workflow)
@@ -166,7 +167,8 @@ def switch(
 def enable_nodes(
     document: dict[str, Any], graph: str, nodes: Collection[str], reason: str
 ) -> Switched:
-    """Enables nodes of one graph, by their ids as saved; dead shells among them with all their nodes."""
+    """Enables nodes of one graph by their saved ids. Dead shells are enabled with all their
+    nodes."""
     workflow = parse(document)
     within = workflow.definitions[graph] if graph else workflow.root
     spots = [NodeLocation(graph, at) for at, node in enumerate(within.nodes) if node.id in nodes]
@@ -192,21 +194,21 @@ def _mode_changes(
 
 def _contradictions(mode_changes: list[_ModeChange], workflow: Workflow) -> list[str]:
     first: dict[tuple[int, tuple[int, ...], NodeLocation], _ModeChange] = {}
-    found = []
+    contradictions = []
     for mode_change in mode_changes:
         for spot in mode_change.selection.spots:
             key = (mode_change.selection.meaning, mode_change.selection.through, spot)
             other = first.setdefault(key, mode_change)
             if other.mode != mode_change.mode:
-                found.append(
+                contradictions.append(
                     f"{_place(spot, workflow)} is to be {MODE_TEXTS[other.mode]} "
                     f"({other.selector}) and {MODE_TEXTS[mode_change.mode]} ({mode_change.selector})"
                 )
-    return found
+    return contradictions
 
 
 def _revived(document: JsonObject, mode_changes: list[_ModeChange], workflow: Workflow) -> Switched:
-    """The document with all nodes inside the enabled dead shells enabled, too."""
+    """Enables all nodes inside the dead shells that are to be enabled."""
     dead = dead_definitions(workflow)
     enabling = [
         mode_change.selection for mode_change in mode_changes if mode_change.mode == Mode.ALWAYS
@@ -249,7 +251,8 @@ def _apply_change(result: Switched, mode_change: _ModeChange, workflow: Workflow
 
 
 def _switch_all(document: JsonObject, mode_change: _ModeChange) -> JsonObject:
-    """Returns the same document if all nodes have that mode already."""
+    """Switches nodes in all instances. Returns the same document if all nodes already have the
+    mode."""
     by_graph: dict[str, list[int]] = {}
     for spot in mode_change.selection.spots:
         by_graph.setdefault(spot.graph, []).append(spot.at)
@@ -263,7 +266,8 @@ def _switch_all(document: JsonObject, mode_change: _ModeChange) -> JsonObject:
 
 
 def _switch_inside(document: JsonObject, mode_change: _ModeChange) -> tuple[JsonObject, list[str]]:
-    """Switches the one selected node in its own instance; also returns the instances that got a copy."""
+    """Switches a node in one instance only. Also returns notes about the instances that got a copy
+    of their definition."""
     graphs = _graphs_on_the_way(document, mode_change.selection.through)
     (spot,) = mode_change.selection.spots
     if _saved_node(document, graphs[-1], spot.at).get("mode", Mode.ALWAYS) == mode_change.mode:
@@ -274,8 +278,8 @@ def _switch_inside(document: JsonObject, mode_change: _ModeChange) -> tuple[Json
 
 
 def _entered(document: JsonObject, through: tuple[int, ...]) -> tuple[JsonObject, str, list[str]]:
-    """Gives every instance on the path its own definition; returns the graph at the end of the
-    path, and the instances that got a copy."""
+    """Gives every instance on the path its own definition. Returns the document, the graph at the
+    end of the path, and notes about the instances that got a copy."""
     notes, graph = [], ""
     for index in through:
         instance = _saved_node(document, graph, index)
@@ -289,7 +293,8 @@ def _entered(document: JsonObject, through: tuple[int, ...]) -> tuple[JsonObject
 
 
 def _graphs_on_the_way(document: JsonObject, through: tuple[int, ...]) -> list[str]:
-    """The graphs on the path as they are now: an instance may have got a copy before."""
+    """Returns the graphs on the path. They are read from the document, because an instance may have
+    got a copy before."""
     graphs = [""]
     for index in through:
         graphs.append(_saved_node(document, graphs[-1], index)["type"])

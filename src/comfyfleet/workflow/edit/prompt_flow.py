@@ -1,4 +1,4 @@
-"""Follows the links of a prompt backwards: where a node's inputs come from."""
+"""Follows the links of a prompt backwards, from a node's inputs to the nodes that feed them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,12 +9,12 @@ from comfyfleet.workflow.model import ANY_TYPE
 from comfyfleet.workflow.node_inputs import input_spec
 from comfyfleet.workflow.object_info import MATCH_TYPE
 
-STEPS_MAX = 500_000  # inputs looked at in one search; of all workflows we know none takes 10,000
+STEPS_MAX = 500_000  # inputs examined per search; no known workflow needs 10,000
 _GENERIC = frozenset({ANY_TYPE, "", MATCH_TYPE})
 
 
 class Origin(NamedTuple):
-    """An output that feeds something."""
+    """An output of a node that feeds another node."""
 
     entry: PromptEntry
     slot: int
@@ -33,7 +33,8 @@ class Origin(NamedTuple):
 
 
 class Flow:
-    """The nodes of one prompt and their links. One object per search: it counts its steps."""
+    """The nodes of one prompt and their links. Create one object per search, because it limits the
+    number of steps."""
 
     def __init__(self, entries: Mapping[str, PromptEntry]) -> None:
         self.entries = entries
@@ -43,7 +44,8 @@ class Flow:
         self.needed = self._needed()
 
     def once(self, name: str, find: Callable[["Flow"], list[PromptEntry]]) -> list[PromptEntry]:
-        """What is found; looked for once in this prompt, however many searches need it."""
+        """Returns the result of a search, which runs only once per prompt, even if several searches
+        need it."""
         if name not in self._found:
             self._found[name] = find(self)
         return self._found[name]
@@ -57,11 +59,11 @@ class Flow:
         return input_spec(name, self.declared(entry).get(name)).type
 
     def inputs_of(self, entry: PromptEntry, *kinds: str) -> list[str]:
-        """The names of the inputs of these types, linked or not."""
+        """Returns the names of the inputs with these types, linked or not."""
         return [name for name in self.declared(entry) if self.type_of(entry, name) in kinds]
 
     def linked(self, entry: PromptEntry, *kinds: str) -> list[str]:
-        """The names of the linked inputs that receive these types."""
+        """Returns the names of the linked inputs that receive these types."""
         return [
             name for name in entry.inputs if any(self._brings(entry, name, kind) for kind in kinds)
         ]
@@ -71,13 +73,13 @@ class Flow:
         return Origin(self.entries[link[0]], link[1]) if link and link[0] in self.entries else None
 
     def carriers(self, origin: Origin, *kinds: str) -> list[str]:
-        """The inputs that a node passes on to this output."""
+        """Returns the names of the inputs that a node passes on to this output."""
         names = self._switched(origin.entry, self.linked(origin.entry, *kinds))
         side = side_of(origin.name)
         return [name for name in names if side_of(name) == side] or names if side else names
 
     def chain(self, start: Origin | None, *kinds: str) -> Iterator[Origin]:
-        """Returns the start and the nodes that feed it with the same type, the nearest first."""
+        """Yields the start and the outputs that feed it with the same type, nearest first."""
         waiting = [start] if start else []
         seen = {(origin.entry.id, origin.slot) for origin in waiting}
         for origin in waiting:
@@ -89,14 +91,14 @@ class Flow:
                     waiting.append(above)
 
     def ends(self, start: Origin | None, *kinds: str) -> list[Origin]:
-        """Returns the nodes at which the chain begins."""
+        """Returns the outputs at which the chain begins."""
         return [one for one in self.chain(start, *kinds) if not self.carriers(one, *kinds)]
 
     def is_linked(self, place: Place) -> bool:
         return self.entries[place.node_id].link(place.input) is not None
 
     def texts_in(self, entry: PromptEntry) -> list[str]:
-        """The names of the inputs that hold a text, or could."""
+        """Returns the names of the unlinked inputs that hold a text or could hold one."""
         names = [
             name
             for name, declared in self.declared(entry).items()
@@ -113,7 +115,8 @@ class Flow:
         return kind in types if _GENERIC.isdisjoint(types) else kind == self._given_type(origin)
 
     def _given_type(self, origin: Origin) -> str:
-        """The type of an output; a node that passes on any type gives the type it receives."""
+        """Returns the type of an output. For a node that passes on any type, this is the type that
+        it receives."""
         current: Origin | None = origin
         seen: set[str] = set()
         while current is not None and current.type in _GENERIC:
@@ -133,7 +136,8 @@ class Flow:
         return next((self.origin(entry, name) for name in self._switched(entry, names)), None)
 
     def _switched(self, entry: PromptEntry, names: Sequence[str]) -> list[str]:
-        """Of two inputs that a boolean selects, only the selected one, if that is known."""
+        """Returns only the selected one of two inputs that a boolean switches between, if its value
+        is known."""
         context = {name: name.lower().endswith("true") for name in names if _is_switch_side(name)}
         if not context:
             return list(names)
@@ -152,28 +156,30 @@ class Flow:
         return value if isinstance(value, bool) else None
 
     def _needed(self) -> Mapping[str, PromptEntry]:
-        """The nodes that an output node needs; all nodes if there is no output node."""
-        found = {key: entry for key, entry in self.entries.items() if entry.info.get("output_node")}
-        waiting = list(found.values())
+        """Returns the nodes that output nodes need, or all nodes if there are no output nodes."""
+        needed = {
+            key: entry for key, entry in self.entries.items() if entry.info.get("output_node")
+        }
+        waiting = list(needed.values())
         for entry in waiting:
             for name in entry.inputs:
                 origin = self.origin(entry, name)
-                if origin is not None and origin.entry.id not in found:
-                    found[origin.entry.id] = origin.entry
+                if origin is not None and origin.entry.id not in needed:
+                    needed[origin.entry.id] = origin.entry
                     waiting.append(origin.entry)
-        return {key: self.entries[key] for key in self.entries if key in found} or self.entries
+        return {key: self.entries[key] for key in self.entries if key in needed} or self.entries
 
     def _step(self) -> None:
         self._steps_left -= 1
         if self._steps_left < 0:
             raise LimitExceeded(
-                f"the search would look at more than {STEPS_MAX:,} inputs; set it by node.input=value",
+                f"the search would examine more than {STEPS_MAX:,} inputs; use node.input=value instead",
                 limit=STEPS_MAX,
             )
 
 
 def side_of(name: str) -> str:
-    """Returns `positive`, `negative`, or an empty text."""
+    """Returns `positive`, `negative`, or an empty string."""
     lower = name.lower()
     for side, sign in (("negative", "-"), ("positive", "+")):
         if side in lower or lower.endswith(sign):
@@ -182,7 +188,7 @@ def side_of(name: str) -> str:
 
 
 def own_name(name: str) -> str:
-    """Returns `width` of `resize_type.width`."""
+    """Returns the last part of a name, for example `width` for `resize_type.width`."""
     return name.rsplit(".", 1)[-1]
 
 
@@ -200,9 +206,11 @@ _NUMBERS = ("INT", "FLOAT")
 
 
 def number_source(flow: Flow, place: Place, *, scaled: bool = False) -> Place:
-    """The node that holds the number, or the input itself if there is none: its link is then replaced.
+    """Returns the input that holds a linked number. If there is none, returns the given input,
+    whose link is then replaced.
 
-    With `scaled` also behind a calculation: half the width still comes from the width.
+    With `scaled`, also follows links through calculations: half the width still comes from the
+    width.
     """
     current = place
     for _ in range(CHAIN_MAX):
@@ -229,7 +237,8 @@ def _above(flow: Flow, origin: Origin, *, scaled: bool) -> Place | None:
 
 
 def _calculates(flow: Flow, entry: PromptEntry) -> bool:
-    """Whether another input also affects the result; the formula `a` does not calculate."""
+    """Checks whether another input also affects the result. A formula that consists of one name,
+    such as `a`, doesn't calculate."""
     beside = [
         entry.inputs.get(name)
         for name in flow.inputs_of(entry, *_NUMBERS, "STRING", "COMBO")

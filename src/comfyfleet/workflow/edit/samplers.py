@@ -1,6 +1,7 @@
-"""Finds the samplers of a prompt, and where their texts, sizes, seeds and models come from.
+"""Finds the samplers of a prompt, and the nodes that their texts, sizes, seeds and models come
+from.
 
-Nodes are recognised by their input and output types, never by class.
+Nodes are recognized by the types of their inputs and outputs, never by class.
 """
 
 import re
@@ -15,34 +16,36 @@ PART_TYPES = ("NOISE", "GUIDER", "SAMPLER", "SIGMAS")
 
 
 class SamplerRole(NamedTuple):
-    """Inputs with the same meaning: `seed` or `noise_seed`, whole numbers."""
+    """A set of inputs with the same meaning, for example the integers `seed` and `noise_seed`."""
 
     names: Collection[str]
     types: Collection[str]
 
 
 def conditioned(flow: Flow) -> list[PromptEntry]:
-    """Returns the nodes that consume conditioning: samplers and guiders, otherwise whatever takes it."""
+    """Returns the nodes that consume conditioning: samplers and guiders, or else any node that
+    takes conditioning."""
     return flow.once("conditioned", _find_conditioned)
 
 
 def _find_conditioned(flow: Flow) -> list[PromptEntry]:
-    # A prompt that shows something on the way but saves nothing needs no sampler, and yet has one.
+    # A prompt that only previews an intermediate result and saves nothing needs no sampler,
+    # although it contains one.
     ends = _takers(flow, flow.needed.values()) or _takers(flow, flow.entries.values())
     sampling = [
         entry for entry in ends if "GUIDER" in entry.outputs or flow.inputs_of(entry, "LATENT")
     ]
-    # A sampler that no text reaches prepares something for the others, such as a depth map.
-    told = [
+    # A sampler without a text prepares something for the others, such as a depth map.
+    with_texts = [
         entry
         for entry in sampling
         if any(flow.inputs_of(one, "STRING") for one in encoders(flow, entry))
     ]
-    return told or sampling or ends
+    return with_texts or sampling or ends
 
 
 def encoders(flow: Flow, end: PromptEntry) -> Iterator[PromptEntry]:
-    """Returns where the conditioning of a sampler or guider comes from."""
+    """Yields the nodes that the conditioning of a sampler or guider comes from."""
     for name in flow.linked(end, "CONDITIONING"):
         yield from (one.entry for one in flow.ends(flow.origin(end, name), "CONDITIONING"))
 
@@ -70,12 +73,12 @@ def _find_samplers(flow: Flow) -> list[PromptEntry]:
             origin.entry.id in guiders for origin in flow.chain(flow.origin(entry, name), "GUIDER")
         )
     ]
-    found = {entry.id: entry for entry in (*ends, *guided) if entry.id not in guiders}
-    return list(found.values())
+    samplers_by_id = {entry.id: entry for entry in (*ends, *guided) if entry.id not in guiders}
+    return list(samplers_by_id.values())
 
 
 def parts(flow: Flow, sampler: PromptEntry) -> Iterator[PromptEntry]:
-    """Returns the sampler and the nodes that give it noise, guidance, steps and method."""
+    """Yields the sampler and the nodes that provide its noise, guider, method and sigmas."""
     yield sampler
     for kind in PART_TYPES:
         for name in flow.linked(sampler, kind):
@@ -83,7 +86,7 @@ def parts(flow: Flow, sampler: PromptEntry) -> Iterator[PromptEntry]:
 
 
 def models(flow: Flow, sampler: PromptEntry) -> Iterator[PromptEntry]:
-    """Returns the nodes that its model comes from and passes through."""
+    """Yields the nodes that the sampler's model comes from and passes through."""
     for part in parts(flow, sampler):
         for name in flow.linked(part, "MODEL"):
             yield from (origin.entry for origin in flow.chain(flow.origin(part, name), "MODEL"))
@@ -98,14 +101,15 @@ def places_in(flow: Flow, entry: PromptEntry, role: SamplerRole) -> list[Place]:
 
 
 def role_of_samplers(flow: Flow, role: SamplerRole) -> list[Place]:
-    """Finds a role in samplers and their parts; else wherever an input has such a name."""
-    found = [
+    """Returns the places of a role in samplers and their parts. If there are none, returns all
+    inputs with such a name."""
+    places = [
         place
         for sampler in samplers(flow)
         for part in parts(flow, sampler)
         for place in places_in(flow, part, role)
     ]
-    return unique(found or role_anywhere(flow, role))
+    return unique(places or role_anywhere(flow, role))
 
 
 def role_anywhere(flow: Flow, role: SamplerRole) -> list[Place]:
@@ -113,18 +117,20 @@ def role_anywhere(flow: Flow, role: SamplerRole) -> list[Place]:
 
 
 def latent_origins(flow: Flow, sampler: PromptEntry) -> Iterator[Origin]:
-    """Returns what makes the latents that the sampler starts from, through any samplers between."""
+    """Yields the origins of the latents that the sampler starts from, also through other
+    samplers."""
     for name in flow.linked(sampler, "LATENT"):
         yield from flow.ends(flow.origin(sampler, name), "LATENT")
 
 
 def role_of_latents(flow: Flow, role: SamplerRole) -> list[Place]:
-    """Finds a role in the nodes that make latents; without a sampler also in any node with a size."""
+    """Returns the places of a role in the nodes that create latents. Without a sampler, any node
+    with a size counts."""
     sampling = samplers(flow)
     origins = (origin for sampler in sampling for origin in latent_origins(flow, sampler))
-    found = [place for origin in origins for place in places_in(flow, origin.entry, role)]
+    places = [place for origin in origins for place in places_in(flow, origin.entry, role)]
     if sampling:
-        return unique(found)
+        return unique(places)
     return [place for entry in _sized(flow) for place in places_in(flow, entry, role)]
 
 
@@ -135,25 +141,26 @@ def _sized(flow: Flow) -> Iterator[PromptEntry]:
 
 
 def role_of_sources(flow: Flow, role: SamplerRole) -> list[Place]:
-    """Finds a role in the nodes that make latents and encode texts; without a sampler in services
-    that take a text."""
+    """Returns the places of a role in the nodes that create latents and encode texts. Without a
+    sampler, any node that takes a text counts."""
     if not samplers(flow):
         text_nodes = (entry for entry in flow.needed.values() if flow.inputs_of(entry, "STRING"))
         return [place for entry in text_nodes for place in places_in(flow, entry, role)]
     texts = (one for entry in conditioned(flow) for one in encoders(flow, entry))
-    found = [place for entry in texts for place in places_in(flow, entry, role)]
-    return unique([*role_of_latents(flow, role), *found])
+    places = [place for entry in texts for place in places_in(flow, entry, role)]
+    return unique([*role_of_latents(flow, role), *places])
 
 
 def seeds(flow: Flow, role: SamplerRole) -> list[Place]:
-    """Returns the seeds that have an effect: a sampler that continues another's work adds no noise."""
-    found = role_of_samplers(flow, role)
+    """Returns the seeds that have an effect. A sampler that continues the work of another one adds
+    no noise, so its seed has none."""
+    places = role_of_samplers(flow, role)
     noisy = [
         place
-        for place in found
+        for place in places
         if flow.entries[place.node_id].inputs.get("add_noise") not in ("disable", False)
     ]
-    return noisy or found
+    return noisy or places
 
 
 def unique(places: Collection[Place]) -> list[Place]:
@@ -168,13 +175,13 @@ class LatentSize(NamedTuple):
 def size_places(flow: Flow) -> list[LatentSize]:
     sampling = samplers(flow)
     makers = [size for sampler in sampling for size in _made_for(flow, sampler)]
-    found = dict.fromkeys(makers or ([] if sampling else _only_size(flow)))
-    sizes = list(found)
+    unique_sizes = dict.fromkeys(makers or ([] if sampling else _only_size(flow)))
+    sizes = list(unique_sizes)
     followers = [
         follower
         for sampler in sampling
         for follower in _size_followers(flow, sampler)
-        if follower not in found
+        if follower not in unique_sizes
     ]
     return [
         *sizes,
@@ -203,7 +210,8 @@ def _size_of(flow: Flow, entry: PromptEntry) -> LatentSize | None:
 
 
 def _image_size(flow: Flow, entry: PromptEntry) -> LatentSize | None:
-    """Returns the size of the nearest node that sets it; None if another sampler made the image."""
+    """Returns the size from the nearest node that sets it, or None if another sampler made the
+    image."""
     images = list(_images_behind(flow, entry, "IMAGE"))
     if any(flow.linked(image, "LATENT") for image in images):
         return None
@@ -221,8 +229,8 @@ def _nearest(flow: Flow, entries: Iterable[PromptEntry]) -> LatentSize | None:
 
 
 def _sources(flow: Flow, size: LatentSize) -> LatentSize:
-    """The inputs that hold both numbers; if they are measured from an image, those that set the
-    size of that image."""
+    """Returns the inputs that hold both numbers. If the numbers are measured from an image, returns
+    the inputs that set the size of that image."""
     sources = LatentSize(*(number_source(flow, place, scaled=True) for place in size))
     origin = flow.origin(flow.entries[sources.width.node_id], sources.width.input)
     if origin is None:
@@ -234,9 +242,9 @@ def _sources(flow: Flow, size: LatentSize) -> LatentSize:
 
 
 def _size_followers(flow: Flow, sampler: PromptEntry) -> Iterator[LatentSize]:
-    """Returns schedulers and model settings that take the size, too."""
-    told = (*parts(flow, sampler), *models(flow, sampler))
-    for entry in {entry.id: entry for entry in told}.values():
+    """Yields the sizes of schedulers and model settings that depend on the size."""
+    nodes = (*parts(flow, sampler), *models(flow, sampler))
+    for entry in {entry.id: entry for entry in nodes}.values():
         size = _size_of(flow, entry)
         if size is not None:
             yield _sources(flow, size)
@@ -251,7 +259,8 @@ def _value(flow: Flow, place: Place) -> object:
 
 
 def _only_size(flow: Flow) -> list[LatentSize]:
-    """Returns the only size without a sampler, preferably of a node that takes no image."""
+    """Returns the only size in a prompt without a sampler, preferably one of a node that takes no
+    image."""
     sized = {
         size: entry for entry in flow.needed.values() if (size := _size_of(flow, entry)) is not None
     }
@@ -261,15 +270,15 @@ def _only_size(flow: Flow) -> list[LatentSize]:
 
 
 POSITIVE, NEGATIVE = "positive", "negative"
-# Texts beside the prompt that have a purpose of their own.
+# Texts with a different purpose than the prompt.
 _OTHER_TEXTS = frozenset({"lyrics", "system_prompt"})
 _TEXT_NAME = re.compile("text|prompt")
-# What services call the text that they are given; the first pattern that any input fits is taken.
+# The names that services use for their texts. The first pattern that matches any input is used.
 _TEXT_NAMES = {
     POSITIVE: (re.compile("prompt"), re.compile("^(text|description|script)$")),
     NEGATIVE: (re.compile("negative.*(prompt|text)|^negative$"),),
 }
-# What titles call a text that a person rarely changes, and one that is there to be changed.
+# Titles of texts that users rarely change, and of texts that are meant to be changed.
 _FIXED_TITLE = re.compile(r"system|template", re.IGNORECASE)
 _OWN_TITLE = re.compile(r"user|prompt|positive|negative", re.IGNORECASE)
 
@@ -280,19 +289,20 @@ class PromptTexts(NamedTuple):
 
 
 def prompt_texts(flow: Flow) -> PromptTexts:
-    """Returns where to write the positive and the negative prompt."""
+    """Returns the inputs for the positive and the negative prompt."""
     context = [_encoded(flow, entry) for entry in conditioned(flow)]
     positive = unique([place for one in context for place in one.positive])
     negative = unique([place for one in context for place in one.negative])
     return PromptTexts(
         positive or _service_texts(flow, POSITIVE),
-        # A negative that is made from the positive text (zeroed out) has no text of its own.
+        # A negative conditioning that is derived from the positive text (zeroed out) has no text of
+        # its own.
         [place for place in negative if place not in positive] or _service_texts(flow, NEGATIVE),
     )
 
 
 def _encoded(flow: Flow, end: PromptEntry) -> PromptTexts:
-    # What is called empty is to stay so.
+    # An input whose name contains "empty" should remain empty.
     names = [name for name in flow.linked(end, "CONDITIONING") if "empty" not in name]
     context = {name: side_of(name) or _side_above(flow, flow.origin(end, name)) for name in names}
     against = [name for name in names if context[name] == NEGATIVE]
@@ -300,12 +310,12 @@ def _encoded(flow: Flow, end: PromptEntry) -> PromptTexts:
     toward = toward or [name for name in names if name not in against]
     negative = _texts_behind(flow, end, against, NEGATIVE)
     positive = _texts_behind(flow, end, toward, POSITIVE)
-    # A guider with two positives gets the negative text for one of them.
+    # A guider with two positive conditionings uses the negative text for one of them.
     return PromptTexts([place for place in positive if place not in negative] or positive, negative)
 
 
 def _side_above(flow: Flow, start: Origin | None) -> str:
-    """The side of an input whose own name does not say it, from the output that feeds it."""
+    """Returns the side of an input whose name doesn't reveal it, from the outputs that feed it."""
     context = (side_of(origin.name) for origin in flow.chain(start, "CONDITIONING"))
     return next((side for side in context if side), "")
 
@@ -320,7 +330,8 @@ def _texts_behind(flow: Flow, end: PromptEntry, names: Sequence[str], side: str)
 
 
 def _encoder_texts(flow: Flow, start: Origin | None, side: str) -> list[Place]:
-    """The texts of the encoders at the far end; of nodes in between only if there are none."""
+    """Returns the texts of the encoders at the far end. Nodes in between count only if there are
+    none."""
     far = [
         place
         for origin in flow.ends(start, "CONDITIONING")
@@ -333,7 +344,8 @@ def _encoder_texts(flow: Flow, start: Origin | None, side: str) -> list[Place]:
 
 
 def _texts_of(flow: Flow, entry: PromptEntry, side: str) -> list[Place]:
-    """All texts if the node has several encoders; of texts for both sides only those of this side."""
+    """Returns the texts of a node for one side. If no name mentions the side, these are all texts
+    that don't belong to the other side."""
     names = [name for name in flow.inputs_of(entry, "STRING") if own_name(name) not in _OTHER_TEXTS]
     own = [name for name in names if side_of(own_name(name)) == side]
     names = own or [name for name in names if not side_of(own_name(name))]
@@ -343,14 +355,15 @@ def _texts_of(flow: Flow, entry: PromptEntry, side: str) -> list[Place]:
 def _most_textual(flow: Flow, entry: PromptEntry, names: Sequence[str]) -> Sequence[str]:
     options = {name: input_spec(name, flow.declared(entry)[name]).options for name in names}
     for sign in ("dynamicPrompts", "multiline"):
-        found = [name for name in names if options[name].get(sign)]
-        if found:
-            return found
+        flagged = [name for name in names if options[name].get(sign)]
+        if flagged:
+            return flagged
     return [name for name in names if _TEXT_NAME.search(own_name(name))]
 
 
 def text_sources(flow: Flow, place: Place) -> list[Place]:
-    """Returns the inputs that hold an incoming text: behind a link, the part that a person wrote."""
+    """Returns the inputs that hold an incoming text. If the text is linked, this is the part that a
+    person wrote."""
     if not flow.is_linked(place):
         return [place]
     entry = flow.entries[place.node_id]
@@ -365,7 +378,8 @@ def text_sources(flow: Flow, place: Place) -> list[Place]:
 
 
 def _pieces(flow: Flow, entry: PromptEntry) -> Iterator[tuple[int, Place]]:
-    """The texts of a node, and how likely each is the prompt: a node that only holds a text ranks first."""
+    """Yields the texts of a node with a rank. The most likely prompt has the lowest rank: the text
+    of a node that only holds this text."""
     alone = len(flow.declared(entry)) == 1
     for name in flow.texts_in(entry):
         if own_name(name) not in _OTHER_TEXTS:
@@ -374,7 +388,8 @@ def _pieces(flow: Flow, entry: PromptEntry) -> Iterator[tuple[int, Place]]:
 
 
 def _own_pieces(flow: Flow, places: Sequence[Place]) -> list[Place]:
-    """Of several concatenated texts, the one whose title says prompt; otherwise the last."""
+    """Returns the text whose title suggests a prompt, out of several concatenated texts. Otherwise,
+    returns the last one."""
     titles = {place: flow.entries[place.node_id].title for place in places}
     changed = [place for place in places if not _FIXED_TITLE.search(titles[place])] or places
     named = [place for place in changed if _OWN_TITLE.search(titles[place])] or changed
@@ -382,16 +397,17 @@ def _own_pieces(flow: Flow, places: Sequence[Place]) -> list[Place]:
 
 
 def _service_texts(flow: Flow, side: str) -> list[Place]:
-    """Without a sampler, returns the texts of services that generate something from a text."""
+    """Returns the texts of services that generate something from a text. They are used if there is
+    no sampler."""
     for pattern in _TEXT_NAMES[side]:
-        found = [
+        candidates = [
             (entry, Place(entry.id, name))
             for entry in flow.needed.values()
             for name in _names_like(flow, entry, pattern, side)
         ]
-        makers = [pair for pair in found if {*pair[0].outputs} - {"STRING"}] or found
-        if len(found) > 1 and all("CONDITIONING" in entry.outputs for entry, _ in makers):
-            return []  # encoders that feed nothing: their side is unknown
+        makers = [pair for pair in candidates if {*pair[0].outputs} - {"STRING"}] or candidates
+        if len(candidates) > 1 and all("CONDITIONING" in entry.outputs for entry, _ in makers):
+            return []  # unconnected encoders, so their side is unknown
         if makers:
             return unique([own for _, place in makers for own in text_sources(flow, place)])
     return []

@@ -1,5 +1,5 @@
-"""Finds the nodes that a person names by an id, a title, or the title of a group (and the nodes
-inside a group)."""
+"""Finds the nodes that a user selects by id, title or group title. A group selects the nodes inside
+it."""
 
 import re
 from bisect import bisect_left
@@ -23,14 +23,15 @@ from comfyfleet.workflow.model import (
 from comfyfleet.workflow.parse import parse_groups
 from comfyfleet.workflow.subgraphs import unique_ids
 
-# The title is drawn above a node's position, and counts for its centre.
+# The title is drawn above a node's position, and counts for the node's center.
 TITLE_HEIGHT = 30.0
-# The editor draws these without a title.
+# Node types that the editor draws without a title.
 UNTITLED_TYPES = ("Reroute",)
-# A collapsed node is as wide as its title, which the editor measures in its own font. This is the
-# mean width of a character there; a centre is off by a few pixels at most.
+# Average width of a character in pixels. A collapsed node is as wide as its title, which the editor
+# measures in its own font, so a computed center is off by a few pixels at most.
 CHARACTER_WIDTH = 7.0
-# Real workflows stay a thousand times below this, even with many groups over many nodes.
+# Maximum number of comparisons of groups with nodes. Real workflows stay a thousand times below
+# this.
 NODES_COMPARED_MAX = 20_000_000
 
 
@@ -38,13 +39,14 @@ class Canvas:
     """The nodes of one graph by position."""
 
     def __init__(self, nodes: Sequence[Mapping[str, Any]]) -> None:
-        """`nodes` are as saved."""
+        """Indexes saved nodes by the positions of their centers."""
         centres = ((centre(node), index) for index, node in enumerate(nodes))
         self._by_x = sorted((*middle, index) for middle, index in centres if middle is not None)
         self._budget = NODES_COMPARED_MAX
 
     def inside(self, group: Group) -> list[int]:
-        """Indices of nodes. The left and top edges belong to the rectangle, the others don't."""
+        """Returns the indices of the nodes inside a group. The left and top edges belong to the
+        group, the other edges don't."""
         left, top, width, height = group.bounding
         first, end = (bisect_left(self._by_x, (x,)) for x in (left, left + width))
         self._budget -= max(0, end - first)
@@ -55,7 +57,7 @@ class Canvas:
 
 
 def centre(node: Mapping[str, Any]) -> tuple[float, float] | None:
-    """None for a node without a position."""
+    """Returns the center of a node, or None if the node has no position."""
     position, size = _pair(node.get("pos")), _pair(node.get("size")) or (0.0, 0.0)
     if position is None:
         return None
@@ -73,7 +75,8 @@ def _collapsed_width(node: Mapping[str, Any], width: float) -> float:
 
 
 def _pair(value: Any) -> tuple[float, float] | None:
-    """Parses a position or size: a list, or in older files an object with keys 0 and 1."""
+    """Parses a position or size, which is a list or, in older files, an object with the keys 0 and
+    1."""
     if isinstance(value, dict):
         value = [value.get("0"), value.get("1")]
     if not isinstance(value, list) or len(value) < 2:
@@ -81,41 +84,44 @@ def _pair(value: Any) -> tuple[float, float] | None:
     first, second = value[0], value[1]
     if not isinstance(first, int | float) or not isinstance(second, int | float):
         return None
-    # A whole number in JSON may be longer than a float can hold.
+    # An integer in JSON may be too large for a float.
     return (float(first), float(second)) if max(abs(first), abs(second)) < 2**53 else None
 
 
 T = TypeVar("T")
-NAMES_COMPARED_MAX = 2_000  # for the closest ones in a message
+NAMES_COMPARED_MAX = 2_000  # how many names are searched for the closest ones
 NAMES_OFFERED_MAX = 3
 NAME_CHARACTERS_MAX = 100
 LIKENESS_MIN = 0.5
 
 
 class SelectorKind(IntEnum):
-    """How a node was named; the more exact way wins if two contradict each other."""
+    """How a node was selected. If two selections contradict each other, the more exact one wins."""
 
     GROUP = 0
     TITLE = 1
     ID = 2
 
 
-# `Extend 6-8`; people and editors write the dash in several ways.
+# A range such as `Extend 6-8`. People and editors use different dashes.
 RANGE = re.compile(r"(.*\D)(\d{1,6})\s*[-\u2013\u2014]\s*(\d{1,6})\s*")
-PARTS_MAX = 1_000  # that one range may name
+PARTS_MAX = 1_000  # limit for one range
 PREFIXES = {"id": SelectorKind.ID, "title": SelectorKind.TITLE, "group": SelectorKind.GROUP}
 
 
 class NodeLocation(NamedTuple):
-    """A node: the id of its graph, and its index there."""
+    """The location of a node: the id of its graph, and its index there."""
 
     graph: str
     at: int
 
 
 class Selection(NamedTuple):
-    """The selected nodes. `through` are the indices of the instances from the root graph to the one
-    node, if it was named through them; otherwise all instances of its graph are meant."""
+    """The selected nodes.
+
+    If a node was selected through instances, `through` has the indices of these instances, from the
+    root graph inwards. Otherwise, all instances of the node's graph are meant.
+    """
 
     meaning: SelectorKind
     spots: tuple[NodeLocation, ...]
@@ -123,7 +129,7 @@ class Selection(NamedTuple):
 
 
 class SelectorIndex:
-    """Indexes everything that can be named in a document."""
+    """Indexes all names in a document that can be selected."""
 
     def __init__(self, document: JsonObject, workflow: Workflow) -> None:
         self.workflow = workflow
@@ -141,19 +147,20 @@ class SelectorIndex:
                 self._groups.setdefault(group.title, []).append((graph.id, group))
 
     def select(self, selector: str) -> Selection:
-        """Returns what a selector names; raises InvalidInput if that is nothing, or two things."""
+        """Returns the nodes that a selector refers to. Raises InvalidInput if there are none, or if
+        the selector is ambiguous."""
         prefix, _, name = selector.partition(":")
         if prefix == "title":
             spots = _named(self._titles, name) or _named(self._titles, name, fold=_folded)
-            found = Selection(SelectorKind.TITLE, tuple(spots)) if spots else None
+            selection = Selection(SelectorKind.TITLE, tuple(spots)) if spots else None
         elif prefix == "group":
             groups = _named(self._groups, name) or _named(self._groups, name, fold=_folded)
-            found = self._in_groups(groups, selector) if groups else None
+            selection = self._in_groups(groups, selector) if groups else None
         else:
-            found = self._by_id(name if prefix == "id" else selector)
-        if found is None and prefix in PREFIXES:
+            selection = self._by_id(name if prefix == "id" else selector)
+        if selection is None and prefix in PREFIXES:
             raise self._unknown(selector, PREFIXES[prefix])
-        return found or self._by_any_title(selector)
+        return selection or self._by_any_title(selector)
 
     def _in_groups(self, groups: Sequence[tuple[str, Group]], selector: str) -> Selection:
         spots = dict.fromkeys(
@@ -184,7 +191,7 @@ class SelectorIndex:
         return several
 
     def _several(self, selector: str) -> Selection | None:
-        """Selects parts by a range of numbers or a pattern."""
+        """Selects parts by a range of numbers or by a pattern."""
         numbered = RANGE.fullmatch(selector)
         if numbered is not None:
             names = _numbered(numbered[1], int(numbered[2]), int(numbered[3]), selector)
@@ -193,11 +200,11 @@ class SelectorIndex:
             names = [name for name in known if fnmatchcase(_folded(name), pattern)]
         else:
             return None
-        found = [self.select(name) for name in names]
-        if not found:
+        selections = [self.select(name) for name in names]
+        if not selections:
             return None
-        spots = dict.fromkeys(spot for selection in found for spot in selection.spots)
-        return Selection(min(selection.meaning for selection in found), tuple(spots))
+        spots = dict.fromkeys(spot for selection in selections for spot in selection.spots)
+        return Selection(min(selection.meaning for selection in selections), tuple(spots))
 
     def _by_id(self, name: str) -> Selection | None:
         graph: WorkflowGraph | None = self.workflow.root
@@ -223,11 +230,11 @@ class SelectorIndex:
             None: [*self._titles, *self._groups, *self._ids[""]],
         }[meaning]
         what = {None: "no node or group", SelectorKind.GROUP: "no group"}.get(meaning, "no node")
-        wanted = selector if meaning is None else selector.partition(":")[2]
-        return InvalidInput(f"{selector}: {what} of that name{_closest(wanted, names)}")
+        name = selector if meaning is None else selector.partition(":")[2]
+        return InvalidInput(f"{selector}: {what} of that name{_closest(name, names)}")
 
     def _inner_ids(self) -> Iterator[str]:
-        """Ids of nodes inside instances in the root graph, for hints."""
+        """Yields the ids of nodes inside instances in the root graph, for hints."""
         for shown, index in self._ids[""].items():
             definition = self.workflow.definitions.get(self.workflow.root.nodes[index].type)
             for inner in self._ids[definition.id] if definition else ():
@@ -248,7 +255,8 @@ def name_of(node: Node, workflow: Workflow) -> str:
 
 
 def place_of(node: Node, workflow: Workflow, graph: WorkflowGraph | None = None) -> str:
-    """The place as in other messages; an instance by its name, because its type is an id."""
+    """Returns the description of a node for messages. An instance is described by its name, because
+    its type is an id."""
     if node.type not in workflow.definitions:
         return node_place(node, graph)
     around = graph_place(graph) if graph else ""
@@ -256,9 +264,10 @@ def place_of(node: Node, workflow: Workflow, graph: WorkflowGraph | None = None)
 
 
 def _ids_by_graph(workflow: Workflow) -> dict[str, dict[str, int]]:
-    """For each graph the index of a node by its id: as in the prompt, otherwise as saved."""
+    """Returns the indices of nodes by id for each graph. Ids in the prompt take precedence over
+    saved ids."""
     shown = unique_ids(workflow)
-    found = {}
+    indices_by_graph = {}
     for saved, renamed in (
         (workflow.root, shown.root),
         *((graph, shown.definitions[key]) for key, graph in workflow.definitions.items()),
@@ -267,12 +276,13 @@ def _ids_by_graph(workflow: Workflow) -> dict[str, dict[str, int]]:
         ids = {node.id: index for node, index in zip(renamed.nodes, indices, strict=True)}
         for index in indices:
             ids.setdefault(saved.nodes[index].id, index)
-        found[saved.id] = ids
-    return found
+        indices_by_graph[saved.id] = ids
+    return indices_by_graph
 
 
 def _kept_indices(saved: WorkflowGraph, shown: WorkflowGraph) -> Sequence[int]:
-    """Returns the indices that are shown: of two nodes with one id in a definition only the first."""
+    """Returns the indices of the nodes that exist in the prompt. If two nodes of a definition have
+    the same id, only the first one does."""
     if len(saved.nodes) == len(shown.nodes):
         return range(len(saved.nodes))
     first: dict[str, int] = {}
@@ -284,7 +294,7 @@ def _kept_indices(saved: WorkflowGraph, shown: WorkflowGraph) -> Sequence[int]:
 def _named(
     names: Mapping[str, Sequence[T]], wanted: str, *, fold: Callable[[str], str] = str
 ) -> list[T]:
-    """Returns everything whose folded name is the wanted one."""
+    """Returns all items whose name equals `wanted` after folding both."""
     wanted = fold(wanted)
     return [thing for name, things in names.items() if fold(name) == wanted for thing in things]
 

@@ -1,5 +1,5 @@
-"""Shorthands: values that every prompt has in some node (prompt, seed, size, input files …), named
-by their meaning and found by following the graph."""
+"""Shorthands: names for values that most prompts contain in some node, such as the prompt, seed,
+size and input files. Their inputs are found by following the graph."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,18 +49,19 @@ _MODEL_NAMES = ("ckpt", "checkpoint", "unet", "model", "gguf")
 
 
 def media_places(flow: Flow, kind: str, *flags: str) -> list[Place]:
-    """Inputs for an uploaded file of that kind; if none is declared, those with such a name.
+    """Returns the inputs for an uploaded file of a kind. If no input is declared for uploads,
+    returns inputs that are named after the kind.
 
-    Loaders of a mask alone count only if there is nothing else.
+    Loaders that only output a mask count only if there are no others.
     """
-    found = [
+    candidates = [
         (entry, Place(entry.id, name))
         for entry in flow.needed.values()
         for name in flow.inputs_of(entry, "COMBO")
         if any(input_spec(name, flow.declared(entry)[name]).options.get(flag) for flag in flags)
     ]
-    whole = [place for entry, place in found if set(entry.outputs) != {"MASK"}]
-    return whole or [place for _, place in found] or role_anywhere(flow, _named_file(kind))
+    whole = [place for entry, place in candidates if set(entry.outputs) != {"MASK"}]
+    return whole or [place for _, place in candidates] or role_anywhere(flow, _named_file(kind))
 
 
 def _named_file(kind: str) -> SamplerRole:
@@ -68,7 +69,8 @@ def _named_file(kind: str) -> SamplerRole:
 
 
 def model_places(flow: Flow) -> list[Place]:
-    """The loaders whose model the samplers use; without a sampler the model choices of services."""
+    """Returns the inputs of the loaders whose models the samplers use. Without a sampler, returns
+    the model choices of services."""
     if not samplers(flow):
         return role_of_sources(flow, _SERVICE_MODEL)
     places = [
@@ -100,10 +102,10 @@ def _file_places(flow: Flow, entry: PromptEntry, names: tuple[str, ...]) -> list
 
 
 class Several(Enum):
-    """What to do when several inputs are found that hold different values."""
+    """What to do if several inputs match that hold different values."""
 
     SET = "set them all"
-    WARN = "set them all, and say that they differed"
+    WARN = "set them all, and warn that they differed"
     LEAVE = "set none, and list them"
 
 
@@ -113,14 +115,17 @@ class Shorthand(NamedTuple):
     find: Callable[[Flow], list[Place]]
     several: Several = Several.WARN
     aliases: tuple[str, ...] = ()
-    unlisted: bool = False  # a file that the server may not have yet
-    beside: tuple[str, ...] = ()  # inputs of the same node that depend on it, and stay as they are
+    # accepts a file that isn't listed, because the server may not have it yet
+    unlisted: bool = False
+    # inputs of the same node that depend on this one, and don't change with it
+    beside: tuple[str, ...] = ()
 
 
 def _role(
     find: Callable[[Flow, SamplerRole], list[Place]], kinds: str, *names: str
 ) -> Callable[[Flow], list[Place]]:
-    """Inputs of these types and names; a number behind a link is set at its source."""
+    """Returns a finder for inputs with these types and names. A linked number is set at its
+    source."""
     role = SamplerRole(names, kinds.split())
     if {"INT", "FLOAT"}.isdisjoint(role.types):
         return lambda flow: find(flow, role)
@@ -262,16 +267,17 @@ def set_shorthands(
     check: bool = True,
     exposed: Sequence[ExposedInput] = (),
 ) -> Edit:
-    """Sets all that are found, or none if a value is wrong. `not_set` of the result explains which
-    shorthands have no input, or several.
+    """Sets all values whose inputs are found, or none if a value is invalid. `not_set` of the
+    result describes the shorthands that match no input or several.
 
-    If the graph does not decide, an input that a subgraph exposes under the shorthand's name is
-    used.
+    If no input is found by following the graph, an input that a subgraph exposes under the
+    shorthand's name is used.
     """
     entries = read_entries(prompt, object_info)
     outcomes: list[_Outcome] = []
     for name, value in values.items():
-        # Sought before anything is set: the new width must not change whose height is meant.
+        # Find the inputs before any value is set: a new width must not affect which height is
+        # found.
         flow = Flow(dict(entries))
         for shorthand, part in _parts(_shorthand(name), value):
             outcomes.append(
@@ -292,7 +298,7 @@ def set_shorthands(
 def shorthand_places(
     prompt: Mapping[str, Any], object_info: ObjectInfo, name: str
 ) -> tuple[Place, ...]:
-    """The inputs that a shorthand stands for in this prompt."""
+    """Returns the inputs that a shorthand refers to in this prompt."""
     return tuple(_shorthand(name).find(Flow(read_entries(prompt, object_info))))
 
 
@@ -324,7 +330,9 @@ def _parse_size(value: Any) -> tuple[Any, Any]:
 
 def _places(flow: Flow, shorthand: Shorthand, exposed: Sequence[ExposedInput]) -> Sequence[Place]:
     names = (shorthand.name, *shorthand.aliases)
-    return shorthand.find(flow) or [each.place for each in exposed if each.is_called(*names)]
+    return shorthand.find(flow) or [
+        exposed_input.place for exposed_input in exposed if exposed_input.is_called(*names)
+    ]
 
 
 def _apply(
@@ -390,5 +398,5 @@ def _kept_beside(
         entry = entries[place.node_id]
         names = [name for name in shorthand.beside if name in entry.inputs]
         if names:
-            kept = " and ".join(f"{name} {shown_value(entry.inputs[name])}" for name in names)
-            yield f"{shorthand.name}: {entry.name} keeps {kept}"
+            unchanged = " and ".join(f"{name} {shown_value(entry.inputs[name])}" for name in names)
+            yield f"{shorthand.name}: {entry.name} keeps {unchanged}"

@@ -1,4 +1,4 @@
-"""Sets values by the name of their node and input, checked as ComfyUI's server would check them."""
+"""Sets values by the names of their node and input, and checks them as ComfyUI's server would."""
 
 import json
 import math
@@ -28,15 +28,17 @@ from comfyfleet.workflow.node_inputs import ABSENT, WIDGET_TYPES, InputSpec, dra
 from comfyfleet.workflow.object_info import DYNAMIC_COMBO, MATCH_TYPE, is_widget, widgets_of_spec
 from comfyfleet.workflow.widget_values import option_index
 
-# Choices that the declared list does not settle: the file may have come since, or lies in another folder.
+# Options of inputs whose declared list of choices may be incomplete: a file may have been added
+# since, or be in another folder.
 _OPEN_CHOICES = (
     "image_upload", "animated_image_upload", "video_upload", "audio_upload", "file_upload", "remote",
 )  # fmt: skip
 
 
 def problem_with(declared: Any, value: Any) -> str | None:
-    """Returns what is wrong with a value; `declared` is an entry of `input.required` or
-    `input.optional`: `[type or choices, options]`.
+    """Describes the problem with a value, or returns None if the value is valid.
+
+    `declared` is an entry of `input.required` or `input.optional`: `[type or choices, options]`.
     """
     spec = input_spec("", declared)
     value = unwrapped(value)
@@ -49,12 +51,12 @@ def problem_with(declared: Any, value: Any) -> str | None:
 
 
 def unwrapped(value: Any) -> Any:
-    """Unwraps a list, which a prompt holds wrapped so that it isn't taken for a link."""
+    """Unwraps a list. Prompts wrap lists, because a plain list could be mistaken for a link."""
     return value["__value__"] if isinstance(value, dict) and "__value__" in value else value
 
 
 def choices_of(spec: InputSpec) -> list[Any] | None:
-    """Returns the choices, or None if it is no choice or other values are allowed, too."""
+    """Returns the choices, or None if the input has none or accepts other values as well."""
     if spec.type == DYNAMIC_COMBO:
         options = spec.options.get("options")
         branches = options if isinstance(options, list) else []
@@ -105,34 +107,34 @@ def _choice_problem(spec: InputSpec, value: Any) -> str | None:
     if choices is None:
         return None
     several = takes_several(spec) and isinstance(value, list)
-    wrong = [one for one in (value if several else [value]) if one not in choices]
-    if not wrong:
+    invalid = [one for one in (value if several else [value]) if one not in choices]
+    if not invalid:
         return None
     if not choices:
-        return f"{shown_value(wrong[0])} can't be chosen: the server has nothing to choose from"
-    return f"{shown_value(wrong[0])} is not {_choices_text(wrong[0], choices)}"
+        return f"{shown_value(invalid[0])} can't be chosen: the server has nothing to choose from"
+    return f"{shown_value(invalid[0])} is not {_choices_text(invalid[0], choices)}"
 
 
-def _choices_text(wanted: Any, choices: Sequence[Any]) -> str:
+def _choices_text(value: Any, choices: Sequence[Any]) -> str:
     names = [choice if isinstance(choice, str) else shown_value(choice) for choice in choices]
     if len(names) <= LISTED_MAX:
         return f"among the choices: {listed(map(quoted, names), len(names))}"
-    text = wanted if isinstance(wanted, str) else shown_value(wanted)
+    text = value if isinstance(value, str) else shown_value(value)
     return f"among the {len(names)} choices{hint(text, names)}"
 
 
 _YES = ("true", "yes", "on", "1")
 _NO = ("false", "no", "off", "0")
-# Types whose values are texts, so that a colour such as 000000 is no number.
+# Types whose values are strings, so that a color such as 000000 isn't read as a number.
 _TEXT_TYPES = ("STRING", "MARKDOWN", "TEXTAREA", "COLOR")
-# The type that a value has where the server's declaration leaves it open.
+# The type to assume for a value when the server's declaration leaves it open.
 _TYPES_OF_VALUES: Mapping[type, str] = {bool: "BOOLEAN", int: "INT", float: "FLOAT", str: "STRING"}
 
 
 def read_value(declared: Any, value: Any, current: Any = None) -> Any:
-    """Converts a text to a value of the declared type; any other value only has to be JSON.
+    """Converts a string to a value of the declared type. Any other value only has to be valid JSON.
 
-    `current` is the present value, which gives the type where the declaration doesn't.
+    `current` is the present value. It determines the type if the declaration doesn't.
     """
     spec = input_spec("", declared if declared is not None else [ANY_TYPE])
     if spec.type in (ANY_TYPE, MATCH_TYPE):
@@ -147,7 +149,7 @@ def read_value(declared: Any, value: Any, current: Any = None) -> Any:
 
 
 def wrapped(value: Any) -> Any:
-    """Wraps a list, which would be taken for a link; the server unwraps it."""
+    """Wraps a list, which could be mistaken for a link. The server unwraps it."""
     return {"__value__": value} if isinstance(value, list) else value
 
 
@@ -214,13 +216,13 @@ def _read_json(spec: InputSpec, text: str) -> Any:
     except FleetError:
         if {ANY_TYPE, "STRING"}.isdisjoint(spec.type.split(",")):
             raise InvalidValue(
-                f"{shown_value(text)} is not JSON, as {spec.type} wants it"
+                f"{shown_value(text)} is not JSON, which {spec.type} requires"
             ) from None
         return text
 
 
 def _chosen(spec: InputSpec, text: str) -> Any:
-    """The choice with this text: choices can be numbers, too."""
+    """Returns the choice that is written as this text, because choices can also be numbers."""
     if takes_several(spec) and text.lstrip().startswith("["):
         return _read_json(spec, text)
     choices = choices_of(spec) or ()
@@ -230,7 +232,7 @@ def _chosen(spec: InputSpec, text: str) -> Any:
 
 
 def _listed(spec: InputSpec, value: Any) -> Any:
-    """The listed form of a value: the number 5 selects "5" if the list has texts."""
+    """Returns the value as it is listed: the number 5 selects "5" if the choices are strings."""
     choices = choices_of(spec) or ()
     return shown_value(value) if value not in choices and shown_value(value) in choices else value
 
@@ -248,14 +250,15 @@ def has_branches(declared: Any) -> bool:
 
 
 def rebranched_inputs(entry: PromptEntry, choice: str, key: Any) -> dict[str, Any]:
-    """The node's inputs after another choice: inputs that the new branch lacks are removed, new ones get
-    their default.
+    """Returns the inputs of a node after a different branch was chosen. Inputs that the new branch
+    lacks are removed, and new ones get their defaults.
 
-    Values that fit the new branch stay, so that another model of a service keeps its text.
+    Values that fit the new branch are preserved, so that a prompt text survives switching to
+    another model of a service.
     """
     prefix = f"{choice}."
     inputs = {**entry.inputs, choice: key}
-    for _ in range(BRANCH_DEPTH_MAX):  # a choice in the branch brings a branch, too
+    for _ in range(BRANCH_DEPTH_MAX):  # a choice inside the branch can add a branch as well
         declared = entry._replace(inputs=inputs).declared()
         renewed = {
             name: value
@@ -278,7 +281,8 @@ def _fits(declared: Any, value: Any) -> bool:
 
 
 def _default(name: str, declared: Any) -> dict[str, Any]:
-    """The value that the editor fills in, under its name; empty for a socket."""
+    """Returns the default that the editor fills in, under the input's name. Returns an empty dict
+    for a socket."""
     spec = input_spec(name, declared)
     if not is_widget(spec):
         return {}
@@ -296,8 +300,8 @@ class ValueChange(NamedTuple):
 def change_input(
     entries: Mapping[str, PromptEntry], place: Place, value: Any, *, check: bool = True
 ) -> ValueChange:
-    """Sets one input. Raises InvalidValue if the value does not fit, InvalidInput if the input
-    takes no values."""
+    """Sets one input. Raises InvalidValue if the value doesn't fit, and InvalidInput if the input
+    only accepts links."""
     entry = entries[place.node_id]
     declared = declared_at(entry, place.input)
     value = _fitting(entry, place.input, declared, value, check=check)
@@ -311,9 +315,9 @@ def change_input(
 
 
 def declared_at(entry: PromptEntry, name: str) -> Any:
-    """Returns the server's declaration of the input; None if there is none."""
+    """Returns the server's declaration of the input, or None if it declares no such input."""
     if entry.class_name == CUSTOM_COMBO and name == "choice":
-        # Its choices are inputs that stand beside it.
+        # Its choices are the values of its other inputs.
         return [[value for key, value in entry.inputs.items() if key.startswith("option")]]
     return entry.declared().get(name)
 
@@ -329,7 +333,7 @@ def with_entries(
 
 
 def _fitting(entry: PromptEntry, name: str, declared: Any, value: Any, *, check: bool) -> Any:
-    """Returns the value in the form that the prompt needs."""
+    """Converts a value to the form that the prompt needs, and checks it."""
     where = f"{entry.name}: {name}"
     if check and _is_socket(entry, name, declared):
         kind = input_spec(name, declared).type
@@ -350,11 +354,12 @@ def _read(declared: Any, value: Any, current: Any, *, check: bool) -> Any:
     except InvalidValue:
         if check or not isinstance(value, str):
             raise
-        return read_value(["STRING"], value)  # unchecked: a text that fits nothing stays a text
+        return read_value(["STRING"], value)  # without a check, text that doesn't fit stays text
 
 
 def _is_socket(entry: PromptEntry, name: str, declared: Any) -> bool:
-    """Whether the editor draws no widget for it and it has no value."""
+    """Checks whether an input accepts only links: the editor draws no widget for it, and it has no
+    value."""
     if declared is None or (name in entry.inputs and entry.link(name) is None):
         return False
     spec = input_spec(name, declared)
@@ -412,30 +417,30 @@ def _unchecked(entry: PromptEntry, name: str) -> str:
 
 
 ASSIGNMENTS_MAX = 10_000
-PROBLEMS_MAX = 20  # each searches all names for the closest
+PROBLEMS_MAX = 20  # limited because each problem searches all names for the closest ones
 _EXAMPLE = "write node.input=value, such as 3.seed=7"
 
 
 class Assignment(NamedTuple):
-    """`target` is `node.input`; a text value is parsed by the declared type of the input."""
+    """A value for the input `target`, written as `node.input`. A string value is parsed according
+    to the declared type of the input."""
 
     target: str
     value: Any
 
 
 class Edit(NamedTuple):
-    """A prompt after its values were set, and a description of the changes."""
+    """A prompt after values were set, and a description of the changes."""
 
     prompt: Prompt
     done: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    not_set: tuple[str, ...] = ()  # shorthands without an input, or with several
+    not_set: tuple[str, ...] = ()  # shorthands that match no input or several
 
 
 def parse_assignment(text: str) -> Assignment:
-    """Parses `node.input=value`; everything behind the first `=` is the value, so a title can't
-    hold one.
-    """
+    """Parses `node.input=value`. Everything after the first `=` is the value, so a title can't
+    contain one."""
     target, equals, value = text.partition("=")
     if not equals:
         raise InvalidInput(f"{quoted(text)} sets nothing: {_EXAMPLE}")
@@ -450,7 +455,8 @@ def find_input(
     target: str,
     exposed: Sequence[ExposedInput] = (),
 ) -> tuple[Place, ...]:
-    """Returns the inputs that `node.input` means; several if a subgraph feeds several by it."""
+    """Returns the inputs that `node.input` refers to. An exposed input of a subgraph may feed
+    several."""
     entries = read_entries(prompt, object_info)
     return find_places(NodeIndex(entries, exposed), entries, target)
 
@@ -463,9 +469,9 @@ def set_values(
     check: bool = True,
     exposed: Sequence[ExposedInput] = (),
 ) -> Edit:
-    """Sets all values or none; all errors are raised together.
+    """Sets all values or none. All errors are raised together.
 
-    With `exposed`, inputs can also be named as the subgraphs of the workflow show them.
+    With `exposed`, inputs can also be named as subgraphs expose them.
     """
     if len(assignments) > ASSIGNMENTS_MAX:
         raise LimitExceeded(f"{len(assignments)} values to set, at most {ASSIGNMENTS_MAX}")

@@ -1,4 +1,5 @@
-"""Extracts the workflow and the prompt from a file that ComfyUI or one of its savers wrote. Bytes in, no I/O.
+"""Extracts the workflow and the prompt from the bytes of a file that ComfyUI or one of its savers
+wrote. There is no I/O.
 
 Internal: may change without notice.
 """

@@ -13,9 +13,9 @@ LONG_HEADER_BYTES = 16
 
 
 def boxes(span: Span, budget: Budget) -> Iterator[tuple[bytes, Span]]:
-    """Kind and body of each box.
+    """Yields the kind and body of each box.
 
-    Up to seven bytes may be left over: QuickTime ends some lists with a zero.
+    Up to seven bytes may remain at the end, because QuickTime ends some lists with a zero.
     """
     offset = 0
     while offset + HEADER_BYTES <= len(span):
@@ -34,7 +34,7 @@ def boxes(span: Span, budget: Budget) -> Iterator[tuple[bytes, Span]]:
 
 
 def first_box(span: Span, kind: bytes, budget: Budget) -> Span | None:
-    return next((body for each, body in boxes(span, budget) if each == kind), None)
+    return next((body for box_kind, body in boxes(span, budget) if box_kind == kind), None)
 
 
 BRANDS = (b"avif", b"avis", b"mif1", b"msf1", b"heic", b"heix")
@@ -52,17 +52,17 @@ def avif_texts(avif: Span, budget: Budget) -> Iterator[Text]:
     parts = dict(boxes(meta.cut(VERSION_AND_FLAGS_BYTES), budget))
     if b"iinf" not in parts or b"iloc" not in parts:
         return
-    wanted = set(_exif_items(parts[b"iinf"], budget))
+    exif_ids = set(_exif_items(parts[b"iinf"], budget))
     for item, from_idat, offset, length in _locations(parts[b"iloc"], budget):
-        if item in wanted:
+        if item in exif_ids:
             place = parts.get(b"idat", avif) if from_idat else avif
             yield from _exif_texts(place.cut(offset, length), budget)
 
 
 def _exif_texts(item: Span, budget: Budget) -> Iterator[Text]:
-    """The texts of an EXIF item.
+    """Yields the texts of an EXIF item.
 
-    It begins with the number of bytes between that number and the TIFF header.
+    The item begins with the number of bytes between this number and the TIFF header.
     """
     yield from images.exif_texts(item.cut(4 + item.number(0, 4)), budget)
 
@@ -70,14 +70,15 @@ def _exif_texts(item: Span, budget: Budget) -> Iterator[Text]:
 def _exif_items(iinf: Span, budget: Budget) -> Iterator[int]:
     count_bytes = 2 if iinf.number(0, 1) == 0 else 4
     for _, entry in boxes(iinf.cut(VERSION_AND_FLAGS_BYTES + count_bytes), budget):
-        # Version 2 has short ids, version 3 long ones; those before have no types and no EXIF.
+        # Version 2 has short ids and version 3 has long ids. Earlier versions have no types and
+        # therefore no EXIF.
         id_bytes = 2 if entry.peek(0, 1) == b"\x02" else 4
         if entry.peek(VERSION_AND_FLAGS_BYTES + id_bytes + 2, 4) == b"Exif":
             yield entry.number(VERSION_AND_FLAGS_BYTES, id_bytes)
 
 
 class _Fields:
-    """Reads consecutive numbers whose sizes come from the file."""
+    """Reads consecutive numbers whose sizes are specified in the file."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
@@ -90,7 +91,8 @@ class _Fields:
 
 
 def _locations(iloc: Span, budget: Budget) -> Iterator[tuple[int, bool, int, int]]:
-    """Item, whether its offset counts from the `idat` box, offset and length of its first extent."""
+    """Yields for each item its id, whether its offset is relative to the `idat` box, and the offset
+    and length of its first extent."""
     fields = _Fields(iloc)
     version = fields.next(VERSION_AND_FLAGS_BYTES) >> 24
     sizes = [fields.next(1), fields.next(1)]
@@ -102,7 +104,7 @@ def _locations(iloc: Span, budget: Budget) -> Iterator[tuple[int, bool, int, int
         budget.step()
         item = fields.next(id_bytes)
         from_idat = version > 0 and fields.next(2) & 0xF == 1
-        fields.next(2)  # which file the data is in: always this one
+        fields.next(2)  # index of the file with the data: always this file
         base = fields.next(base_bytes)
         for extent in range(fields.next(2)):
             budget.step()
@@ -112,8 +114,8 @@ def _locations(iloc: Span, budget: Budget) -> Iterator[tuple[int, bool, int, int
                 yield item, from_idat, base + offset, length
 
 
-# Files of the first QuickTime have no `ftyp` in front; a zero, the start of a plausible size, then tells them from
-# a text that happens to have such a word.
+# Early QuickTime files don't begin with `ftyp`. A zero, which starts any plausible size, then
+# distinguishes them from a text that happens to contain one of these words.
 OLD_FIRST_BOXES = (b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")
 UTF16_TYPE = 2
 
@@ -150,12 +152,12 @@ def _texts_of_user_data(udta: Span, budget: Budget) -> Iterator[Text]:
         if kind == b"meta":
             yield from _texts_of_meta(body, budget)
         elif kind.startswith(b"\xa9") and len(body) >= 4:
-            # QuickTime's own form: a length and a language in front of the text.
+            # QuickTime's own format: a length and a language before the text.
             yield Text(_item_name(kind), body.cut(4, body.number(0, 2)))
 
 
 def _texts_of_meta(meta: Span, budget: Budget) -> Iterator[Text]:
-    # In MP4 a version comes before the boxes, in QuickTime none.
+    # In MP4, a version precedes the boxes. In QuickTime, it doesn't.
     start = 0 if meta.peek(4, 4) == b"hdlr" else VERSION_AND_FLAGS_BYTES
     parts = dict(boxes(meta.cut(start), budget))
     if b"ilst" not in parts:
@@ -168,7 +170,8 @@ def _texts_of_meta(meta: Span, budget: Budget) -> Iterator[Text]:
 
 
 def _key_names(keys: Span, budget: Budget) -> Iterator[str]:
-    """The names of the keys, which are stored like boxes: a size, a namespace, the name."""
+    """Yields the names of the keys. They are stored like boxes: a size, a namespace and the
+    name."""
     for _namespace, name in boxes(keys.cut(VERSION_AND_FLAGS_BYTES + 4), budget):
         yield name.peek(0, 256).decode("utf-8", "replace")
 
@@ -195,7 +198,7 @@ SIMPLE_TAG = 0x67C8
 TAG_NAME = 0x45A3
 TAG_STRING = 0x4487
 TAG_NAME_BYTES_MAX = 256
-MATROSKA_CRC_BYTES = 6  # of the checksum at the start of the tags
+MATROSKA_CRC_BYTES = 6  # the checksum element at the start of the tags
 
 
 def is_matroska(head: bytes) -> bool:
@@ -223,15 +226,15 @@ def _text(simple: Span, budget: Budget) -> Iterator[Text]:
         )
 
 
-def _bodies(parent: Span, wanted: int, budget: Budget) -> Iterator[Span]:
-    return (body for element, body in _elements(parent, budget) if element == wanted)
+def _bodies(parent: Span, element_id: int, budget: Budget) -> Iterator[Span]:
+    return (body for element, body in _elements(parent, budget) if element == element_id)
 
 
 def _elements(parent: Span, budget: Budget) -> Iterator[tuple[int, Span]]:
-    """Id and body of each child.
+    """Yields the id and body of each child.
 
-    Recorders that can't seek leave sizes unknown: such a child extends to the end of its parent,
-    and its content is read as siblings, because the two can't be told apart.
+    Recorders that can't seek leave sizes unknown. Such a child extends to the end of its parent,
+    and its content is read as siblings, because the two can't be distinguished.
     """
     offset = 0
     while offset < len(parent):
@@ -249,8 +252,8 @@ def _elements(parent: Span, budget: Budget) -> Iterator[tuple[int, Span]]:
 
 
 def _variable_number(span: Span, offset: int) -> tuple[int, int]:
-    """A variable-length number and its length in bytes, which the first set bit gives; that bit
-    stays in the number."""
+    """Returns a variable-length number and its length in bytes. The first set bit determines the
+    length, and remains part of the number."""
     size = 9 - span.number(offset, 1).bit_length()
     if size > 8:
         raise Damaged(f"damaged at byte {span.start + offset:,}, where an element should begin")
@@ -258,7 +261,7 @@ def _variable_number(span: Span, offset: int) -> tuple[int, int]:
 
 
 GLB_HEADER_BYTES = 12
-# Larger headers exist in no model; it also keeps the length from looking like text.
+# No real model has a larger header. The limit also ensures that the length can't look like text.
 SAFETENSORS_HEADER_BYTES_MAX = 2**32 - 1
 
 
@@ -278,7 +281,7 @@ def is_svg(head: bytes) -> bool:
 
 
 def glb_texts(glb: Span, budget: Budget) -> Iterator[Text]:
-    """The texts that ComfyUI puts into `asset.extras` of the first chunk, which is JSON."""
+    """Yields the texts that ComfyUI stores in `asset.extras` of the first chunk, which is JSON."""
     if glb.take(GLB_HEADER_BYTES + 4, 4) != b"JSON":
         raise Damaged(f"damaged at byte {GLB_HEADER_BYTES}, where the JSON should begin")
     chunk = glb.cut(GLB_HEADER_BYTES + 8, glb.number(GLB_HEADER_BYTES, 4, "little"))
@@ -293,7 +296,7 @@ def safetensors_texts(file: Span, budget: Budget) -> Iterator[Text]:
 
 
 def svg_texts(svg: Span, budget: Budget) -> Iterator[Text]:
-    """The texts that ComfyUI puts as one JSON into `<metadata><![CDATA[…]]>`."""
+    """Yields the texts that ComfyUI stores as one JSON document in `<metadata><![CDATA[…]]>`."""
     xml = svg.peek(0, budget.limits.metadata_bytes)
     end = 0
     while (start := xml.find(b"<metadata", end)) >= 0:
@@ -322,7 +325,7 @@ def _members(value: Any) -> Iterator[Text]:
 
 ID3_HEADER_BYTES = 10
 ID3_NAME_BYTES_MAX = 512
-# The four layers and rates that occur; the sound itself has no texts.
+# The four combinations of layer and protection that occur. MPEG audio frames contain no texts.
 FRAME_SYNCS = (b"\xff\xfb", b"\xff\xfa", b"\xff\xf3", b"\xff\xf2")
 ENCODINGS = ("latin-1", "utf-16", "utf-16-be", "utf-8")
 NAMED_FRAMES = (b"TXXX", b"TXX")
@@ -353,7 +356,7 @@ def mp3_texts(mp3: Span, budget: Budget) -> Iterator[Text]:
 
 
 def _frames(tag: Span, version: int, budget: Budget) -> Iterator[tuple[bytes, Span]]:
-    """Kind and body of each frame; zeros after the last one are padding."""
+    """Yields the kind and body of each frame. Zeros after the last frame are padding."""
     id_bytes = 3 if version == 2 else 4
     header = 2 * id_bytes if version == 2 else ID3_HEADER_BYTES
     offset = 0
@@ -401,7 +404,8 @@ def _extended_header_bytes(tag: Span, version: int) -> int:
 
 
 def _seven_bit_number(data: bytes) -> int:
-    """Parses a size of 7-bit bytes, which avoid 0xFF because players take it for the start of sound."""
+    """Parses a size that uses 7 bits per byte. This avoids 0xFF, which players interpret as the
+    start of audio."""
     number = 0
     for byte in data:
         number = number << 7 | byte & 0x7F
@@ -409,7 +413,8 @@ def _seven_bit_number(data: bytes) -> int:
 
 
 def _resynchronised(span: Span, budget: Budget) -> Span:
-    """Removes the zero that was put after every 0xFF in the content, for the same reason."""
+    """Removes the zero that was inserted after every 0xFF in the content. It prevents players from
+    mistaking content for the start of audio."""
     return Span.of(span.copy(budget.limits).replace(b"\xff\x00", b"\xff"))
 
 
@@ -418,7 +423,8 @@ FLAC_SIGNATURE = b"fLaC"
 FLAC_COMMENT_BLOCK = 4
 OGG_SIGNATURE = b"OggS"
 OGG_PAGE_HEADER_BYTES = 27
-# What the second packet of a stream begins with: Vorbis, Opus, Theora, FLAC in Ogg (a block header).
+# How the second packet of a stream begins, and how many bytes precede the comments: Vorbis, Opus,
+# Theora, FLAC in Ogg (a block header).
 OGG_COMMENT_PREFIXES = (
     (b"\x03vorbis", 7),
     (b"OpusTags", 8),
@@ -469,7 +475,8 @@ def _comments(block: Span, budget: Budget) -> Iterator[Text]:
 
 
 def _first_packets(ogg: Span, budget: Budget) -> Iterator[bytes]:
-    """The packets of the first stream. A packet ends with a segment of less than 255 bytes."""
+    """Yields the packets of the first stream. A packet ends with a segment of less than 255
+    bytes."""
     parts: list[bytes] = []
     size = 0
     for segment in _segments(ogg, budget):
@@ -493,9 +500,9 @@ def _segments(ogg: Span, budget: Budget) -> Iterator[Span]:
         if ogg.take(offset, 4) != OGG_SIGNATURE:
             raise Damaged(f"damaged at byte {offset:,}, where a page should begin")
         lacing = ogg.take(offset + OGG_PAGE_HEADER_BYTES, ogg.number(offset + 26, 1))
-        wanted = ogg.take(offset + 14, 4) == stream
+        is_first_stream = ogg.take(offset + 14, 4) == stream
         offset += OGG_PAGE_HEADER_BYTES + len(lacing)
         for length in lacing:
-            if wanted:
+            if is_first_stream:
                 yield ogg.cut(offset, length)
             offset += length

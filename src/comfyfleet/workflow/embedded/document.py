@@ -1,7 +1,7 @@
-"""Opens anything that ComfyUI saves: finds the workflow and the prompt in it, or says what the file is
-instead.
+"""Opens any file that ComfyUI saves. Finds the workflow and the prompt in it, or reports what kind
+of file it is instead.
 
-The format is detected by the first bytes, because names and extensions may be wrong.
+The format is detected from the first bytes, because names and extensions may be wrong.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-# An SVG may have a licence as a comment in front of its first element.
+# How many bytes are examined to detect the format. An SVG may have a license as a comment before
+# its first element.
 HEAD_BYTES = 1024
 
 
@@ -41,7 +42,7 @@ class Format:
     size: Callable[[Span], str] = lambda _: ""
 
 
-# The first that matches counts: AVIF is a narrower MP4, and safetensors has hardly a signature.
+# The first match counts: AVIF files also match MP4, and safetensors has almost no signature.
 FORMATS = (
     Format("png", "PNG", images.png_texts, images.is_png, images.png_size),
     Format("jpeg", "JPEG image", images.jpeg_texts, images.is_jpeg),
@@ -62,17 +63,19 @@ FORMATS = (
 
 def format_of(data: Span) -> Format | None:
     head = data.peek(0, HEAD_BYTES)
-    return next((each for each in FORMATS if each.is_it(head)), None)
+    return next((candidate for candidate in FORMATS if candidate.is_it(head)), None)
 
 
 WRAPPER_DEPTH_MAX = 8
-# Where others put them: the body of POST /prompt and a run in /history (`prompt`, `extra_data.extra_pnginfo`),
-# the answer of /api/jobs (`workflow.prompt`), the editor's graphToPrompt (`output`), queues that wrap the body in
-# `input`, and glTF (`asset.extras`).
+# Keys under which workflows and prompts are nested. They occur in the body of POST /prompt and a
+# run in /history (`prompt`, `extra_data.extra_pnginfo`), responses of /api/jobs
+# (`workflow.prompt`), the editor's graphToPrompt (`output`), queues that wrap the body in `input`,
+# and glTF (`asset.extras`).
 WRAPPER_KEYS = (
     "workflow", "prompt", "output", "extra_pnginfo", "extra_data", "input", "asset", "extras",
 )  # fmt: skip
-# A queue entry and the `prompt` of a history item: [number, id, prompt, extra_data, outputs].
+# A queue entry and the `prompt` of a history item have the form [number, id, prompt, extra_data,
+# outputs].
 QUEUE_ENTRY_PARTS = slice(2, 4)
 
 
@@ -92,18 +95,20 @@ class FoundDocuments:
 
 
 def is_workflow(value: Any) -> bool:
-    """Whether it has a `nodes` list of typed nodes (those of glTF have no type). It may still be invalid."""
+    """Checks whether a value has a `nodes` list of typed nodes (nodes in glTF have no type). The
+    workflow may still be invalid."""
     nodes = value.get("nodes") if isinstance(value, dict) else None
     return isinstance(nodes, list) and (not nodes or any(_has(node, "type") for node in nodes))
 
 
 def is_prompt(value: Any) -> bool:
-    """Whether one node has a class: later checks can then say which nodes have none."""
+    """Checks whether at least one node has a class. Later checks can then report the nodes without
+    one."""
     return isinstance(value, dict) and any(_has(node, "class_type") for node in value.values())
 
 
 def is_history(value: Any) -> bool:
-    """Whether it is an answer of /history: runs by id."""
+    """Checks whether a value is a response of /history: runs by id."""
     return (
         isinstance(value, dict)
         and bool(value)
@@ -114,7 +119,7 @@ def is_history(value: Any) -> bool:
 def find_documents(
     value: Any, limits: FileLimits, *, depth: int = WRAPPER_DEPTH_MAX
 ) -> FoundDocuments:
-    """Finds the workflow and the prompt in a value by their shape, because some savers write a
+    """Finds the workflow and the prompt in a value by their structure, because some savers write a
     prompt under the key `workflow`."""
     if is_workflow(value):
         return FoundDocuments(workflow=value)
@@ -201,8 +206,8 @@ def media_without_workflow(
 
 
 def _key(text: Text) -> str:
-    """The key of a text. AUTOMATIC1111 calls it `parameters` in a PNG and leaves it without a name
-    in EXIF."""
+    """Returns the key of a text. AUTOMATIC1111's text is named `parameters` in PNG files and has no
+    name in EXIF."""
     if text.key == "UserComment" and isinstance(text.value, Span):
         start = text.value.peek(0, USER_COMMENT_BYTES_SEARCHED)
         if b"Steps: " in start.replace(b"\0", b""):
@@ -222,7 +227,7 @@ def _other_kind(head: bytes) -> str:
     if not head:
         return "empty"
     if not head.strip(b"\0"):
-        return "nothing but zero bytes, as an interrupted download leaves"
+        return "only zero bytes, probably from an interrupted download"
     known = next((words for magic, words in OTHER_KINDS if head.startswith(magic)), None)
     return known or _unknown_kind(head)
 
@@ -234,7 +239,7 @@ def _unknown_kind(head: bytes) -> str:
     if start.startswith(b"<"):
         return "an XML document"
     if b"\0" in head:
-        return "of a kind that we don't know"
+        return "in an unknown format"
     return f"neither JSON nor media; it begins with {head[:20].decode('latin-1')!a}"
 
 
@@ -246,11 +251,12 @@ def _json_kind(value: Any) -> str:
     if isinstance(value.get("templates"), list):
         return "a file of node templates"
     if is_history(value):
-        return f"a history of {len(value)} runs; keep only one of them in it"
+        return f"a history of {len(value)} runs; keep only one of them"
     if "error" in value:
-        return f"an error answer of a server: {_shown(str(value['error']))}"
+        return f"a server's error response: {_shown(str(value['error']))}"
     if all(
-        isinstance(each, dict) and "input" in each and "output" in each for each in value.values()
+        isinstance(entry, dict) and "input" in entry and "output" in entry
+        for entry in value.values()
     ):
         return "a list of node definitions (/object_info)"
     return f"JSON, but neither a workflow nor a prompt; it has the keys: {_listed([_shown(key) for key in value])}"
@@ -266,20 +272,22 @@ def _with_origin(key: str) -> str:
 
 
 def _shown(key: str) -> str:
-    """A key for messages, without control characters and shortened: keys may be hostile, too."""
+    """Returns a key for messages, shortened and without control characters, because keys may be
+    hostile."""
     clean = "".join(
         character if character.isprintable() else "?" for character in key[: KEY_CHARACTERS_MAX + 1]
     )
     return clean if len(clean) <= KEY_CHARACTERS_MAX else clean[: KEY_CHARACTERS_MAX - 1] + "…"
 
 
-# Texts under other keys that are tried when neither a workflow nor a prompt is found under its own.
+# How many texts under other keys are tried if no workflow or prompt is found under its usual key.
 OTHER_TEXTS_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The content of a file: a workflow, a prompt, or both. `notes` say what could not be read."""
+    """The content of a file: a workflow, a prompt, or both. `notes` describe parts that could not
+    be read."""
 
     kind: str
     workflow: dict[str, Any] | None
@@ -288,19 +296,19 @@ class Opened:
 
 
 def open_document(data: "ReadableBuffer", *, limits: FileLimits = DEFAULT_LIMITS) -> Opened:
-    """Finds the workflow and the prompt in the bytes of a file; a large file is best given as an mmap.
+    """Finds the workflow and the prompt in the bytes of a file. Use an mmap for large files.
 
-    Raises NoWorkflowFound (which says what was found instead), InvalidInput or LimitExceeded,
-    whatever the bytes.
+    For any input, raises only NoWorkflowFound (which describes what was found instead),
+    InvalidInput or LimitExceeded.
     """
     with memoryview(data) as buffer, buffer.cast("B") as view:
         return _open(Span(view, 0, len(view)), limits)
 
 
 def _open(data: Span, limits: FileLimits) -> Opened:
-    found = format_of(data)
-    if found:
-        return _open_media(found, data, limits)
+    file_format = format_of(data)
+    if file_format:
+        return _open_media(file_format, data, limits)
     if looks_like_json(Text("", data)) or data.peek(0, 64).lstrip().startswith(b"["):
         return _open_json(data, limits)
     raise other_without_workflow(data)
@@ -314,25 +322,25 @@ def _open_json(data: Span, limits: FileLimits) -> Opened:
     return Opened("json", pieces.workflow, pieces.prompt)
 
 
-def _open_media(found: Format, data: Span, limits: FileLimits) -> Opened:
-    texts, damage = _collect(found, data, limits)
+def _open_media(file_format: Format, data: Span, limits: FileLimits) -> Opened:
+    texts, damage = _collect(file_format, data, limits)
     pieces, problems = _find_in(texts, limits)
     if pieces:
         notes = [problem.message for problem in problems] + (
             [f"The file is {damage}."] if damage else []
         )
-        return Opened(found.kind, pieces.workflow, pieces.prompt, tuple(notes))
+        return Opened(file_format.kind, pieces.workflow, pieces.prompt, tuple(notes))
     if problems:
         raise problems[0]
-    raise media_without_workflow(found.title + found.size(data), texts, damage)
+    raise media_without_workflow(file_format.title + file_format.size(data), texts, damage)
 
 
-def _collect(found: Format, data: Span, limits: FileLimits) -> tuple[list[Text], str | None]:
-    """The texts of a file, and its damage, if any: a truncated video may still have its metadata at
-    the front."""
+def _collect(file_format: Format, data: Span, limits: FileLimits) -> tuple[list[Text], str | None]:
+    """Returns the texts of a file and a description of its damage, if any. A truncated video may
+    still have its metadata at the front."""
     texts: list[Text] = []
     try:
-        for text in found.texts(data, Budget(limits)):
+        for text in file_format.texts(data, Budget(limits)):
             if len(texts) >= limits.texts:
                 raise LimitExceeded(
                     f"The file has more than {limits.texts:,} texts.", limit=limits.texts
@@ -347,7 +355,7 @@ def _find_in(
     texts: Sequence[Text], limits: FileLimits
 ) -> tuple[FoundDocuments, list[InvalidInput]]:
     problems: list[InvalidInput] = []
-    # Of texts with equal keys the last one counts, as in the editor.
+    # If several texts have the same key, the last one counts, as in the editor.
     named = {text.key.lower(): text for text in texts if text.is_workflow_or_prompt}
     workflow, prompt = (
         _documents_in(named.get(key), limits, problems) for key in ("workflow", "prompt")
@@ -361,7 +369,8 @@ def _find_in(
 
 
 def _others(texts: Sequence[Text], limits: FileLimits) -> Iterator[Text]:
-    """JSON under other keys, such as comments. Texts may overlap, so their total size is limited."""
+    """Yields JSON texts under other keys, such as comments. Texts may overlap, so their total size
+    is limited."""
     others = [text for text in texts if not text.is_workflow_or_prompt and looks_like_json(text)]
     bytes_left = limits.metadata_bytes
     for text in others[:OTHER_TEXTS_MAX]:
@@ -373,7 +382,8 @@ def _others(texts: Sequence[Text], limits: FileLimits) -> Iterator[Text]:
 def _documents_in(
     text: Text | None, limits: FileLimits, problems: list[InvalidInput]
 ) -> FoundDocuments:
-    """A broken text is reported only if nothing else is found: the editor, too, then uses the prompt."""
+    """Returns the documents in a text. An invalid text is only added to `problems`, because the
+    other text may be enough; the editor also falls back to the prompt."""
     if text is None:
         return FoundDocuments()
     try:

@@ -12,7 +12,7 @@ EXIF_DIRECTORY = 0x8769
 USER_COMMENT = 0x9286
 USER_COMMENT_PREFIX_BYTES = 8
 ENTRY_BYTES = 12
-# BYTE, ASCII, UNDEFINED, UTF-8: the types of texts, all one byte per item.
+# The types of texts, which have one byte per item: BYTE, ASCII, UNDEFINED, UTF-8.
 TEXT_TYPES = (1, 2, 7, 129)
 
 TAG_NAMES = {
@@ -40,7 +40,8 @@ def exif_texts(block: Span, budget: Budget) -> Iterator[Text]:
     if order is None:
         return
     directories = [tiff.number(4, 4, order)]
-    # Two at most, the first one and the one it points to, so directories that point at each other are no loop.
+    # At most two directories are read: the first one and the one it points to. So directories that
+    # point to each other can't cause a loop.
     for directory in directories:
         for tag, entry in _entries(tiff, directory, order, budget):
             if tag == EXIF_DIRECTORY and len(directories) == 1:
@@ -65,14 +66,14 @@ def _text(tiff: Span, tag: int, entry: Span, order: ByteOrder) -> Iterator[Text]
     try:
         value = entry.cut(8, length) if length <= 4 else tiff.cut(entry.number(8, 4, order), length)
     except Damaged:
-        # One entry that points beyond the end does not invalidate the others.
+        # An entry that points beyond the end doesn't invalidate the others.
         return
     name = TAG_NAMES.get(tag, f"EXIF tag 0x{tag:04x}")
     yield _user_comment(name, value) if tag == USER_COMMENT else labelled(name, value)
 
 
 def _user_comment(name: str, value: Span) -> Text:
-    """Decodes a UserComment. Its first eight bytes name the encoding, but some savers leave them out."""
+    """Decodes a UserComment. Its first eight bytes name the encoding, but some savers omit them."""
     prefix = value.peek(0, USER_COMMENT_PREFIX_BYTES)
     if prefix == b"UNICODE\0":
         encoding, mark_bytes = _utf16_or_utf8(value.peek(USER_COMMENT_PREFIX_BYTES, 2))
@@ -83,10 +84,10 @@ def _user_comment(name: str, value: Span) -> Text:
 
 
 def _utf16_or_utf8(start: bytes) -> tuple[str, int]:
-    """The encoding, and the length of a byte order mark.
+    """Returns the encoding, and the length of the byte order mark.
 
-    The standard leaves the byte order open and savers differ; JSON begins with an ASCII character,
-    which shows the order.
+    The standard leaves the byte order open, and savers differ. JSON begins with an ASCII character,
+    which reveals the order.
     """
     if start in BYTE_ORDER_MARKS:
         return BYTE_ORDER_MARKS[start], 2
@@ -95,7 +96,8 @@ def _utf16_or_utf8(start: bytes) -> tuple[str, int]:
     return ("utf-16-le" if start[1:] == b"\0" else "utf-8"), 0
 
 
-# Only where a property starts; its end is searched for from there, so no input makes this slow.
+# Matches only the start of a property. Its end is searched for from there, so no input can make
+# this slow.
 _PROPERTY = re.compile(r"[<:\s](workflow|prompt)(>|=[\"'])", re.IGNORECASE)
 
 
@@ -109,15 +111,15 @@ def xmp_texts(packet: Span, budget: Budget) -> Iterator[Text]:
         if end < 0:
             return
         yield Text(start[1], html.unescape(xml[start.end() : end]).strip())
-        # The closing tag has the name, too.
+        # The closing tag also contains the name.
         position = xml.find(">", end) if is_element else end
 
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 KEYWORD_BYTES_MAX = 79
-# iTXt puts a language and a translated keyword between the keyword and the text.
+# In iTXt, a language and a translated keyword come between the keyword and the text.
 ITXT_HEADER_BYTES_MAX = 1024
-# The standard says Latin-1; savers that don't escape write UTF-8, and the editor reads that.
+# The standard requires Latin-1, but savers that don't escape write UTF-8, which the editor reads.
 LATIN1_OR_UTF8 = ("utf-8", "latin-1")
 
 
@@ -142,9 +144,10 @@ def png_texts(png: Span, budget: Budget) -> Iterator[Text]:
 
 
 def _png_chunks(png: Span, budget: Budget) -> Iterator[tuple[bytes, Span]]:
-    """Kind and body of each chunk.
+    """Yields the kind and body of each chunk.
 
-    Checksums are not verified: the editor doesn't either, and damaged JSON is noticed anyway.
+    Checksums are not verified. The editor doesn't verify them either, and damaged JSON is detected
+    anyway.
     """
     offset = len(SIGNATURE)
     for _ in budget.steps():
@@ -189,7 +192,7 @@ def _international_text(body: Span) -> Iterator[Text]:
 XMP_PREFIX = b"http://ns.adobe.com/xap/1.0/\0"
 APP1 = 0xE1
 COMMENT = 0xFE
-# Start of scan and end of image: no metadata after these.
+# Start of scan and end of image. No metadata follows these.
 LAST_MARKERS = (0xDA, 0xD9)
 
 

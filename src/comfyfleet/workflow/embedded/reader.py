@@ -1,10 +1,11 @@
-"""Reads untrusted files within a budget: spans of a file by offsets, the texts found in it, and JSON as
+"""Reads untrusted files within a budget: parts of a file by offset, the texts in it, and JSON as
 ComfyUI's editor parses it.
 
 The editor (`parseJsonWithNonFinite`) accepts the bare NaN, Infinity and -Infinity that Python's
-`json.dumps` writes and replaces them by null. Numbers too large for JavaScript become Infinity
-there, which it writes as null again, so here they are null at once. Of equal keys the last one
-counts, as in JavaScript. Integers beyond 2^53 stay exact, where the editor would round them.
+`json.dumps` writes, and replaces them with null. In JavaScript, numbers that are too large become
+Infinity, which is written as null again, so they become null here right away. If keys are equal,
+the last one counts, as in JavaScript. Integers above 2^53 stay exact, although the editor would
+round them.
 """
 
 import json
@@ -18,15 +19,16 @@ from typing import Any, Literal
 
 from comfyfleet.errors import InvalidInput, LimitExceeded
 
-# Workflows with pasted images reach a few MiB; the editor itself reads 64 MiB of a video.
+# Workflows with pasted images reach a few MiB. The editor itself reads 64 MiB of a video.
 METADATA_BYTES_MAX = 64 * 1024 * 1024
-# libpng writes 8 KiB chunks, so this is a PNG of 1.6 GB; walking them takes well under a second.
+# libpng writes 8 KiB chunks, so this is enough for a PNG of 1.6 GB. Walking the chunks takes well
+# under a second.
 CHUNKS_MAX = 200_000
 TEXTS_MAX = 10_000
-# Far below Python's recursion limit, so that callers may walk the result recursively.
+# Far below Python's recursion limit, so that callers can walk the result recursively.
 JSON_DEPTH_MAX = 200
-# A text of "[],[],…" takes twenty times its size in memory: the size alone is no protection. Counted are the
-# brackets and commas; the node definitions of a server with many custom nodes have 200,000.
+# Counts brackets and commas. A text of "[],[],…" takes twenty times its size in memory, so limiting
+# the size is not enough. The node definitions of a server with many custom nodes have 200,000.
 JSON_VALUES_MAX = 2_000_000
 
 
@@ -43,7 +45,8 @@ DEFAULT_LIMITS = FileLimits()
 
 
 class Budget:
-    """Steps left for one file, shared by all loops, so that nested loops do not multiply their limits."""
+    """The steps left for one file. All loops share them, so that nested loops don't multiply their
+    limits."""
 
     def __init__(self, limits: FileLimits) -> None:
         self.limits = limits
@@ -64,15 +67,15 @@ class Budget:
 
 
 class Damaged(InvalidInput):
-    """The file contradicts itself or ends too early; what was read before that still counts."""
+    """The file is inconsistent or ends too early. Parts that were read before still count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Bytes `start` to `end` of a buffer that may be a video of many gigabytes: parts are copied, never the
-    whole.
+    """Bytes `start` to `end` of a buffer. The buffer may be a video of many gigabytes, so only
+    parts of it are copied.
 
-    All spans share one memoryview instead of slicing it. A slice kept alive by a traceback would
+    All spans share one memoryview instead of slicing it. A slice that a traceback keeps alive would
     prevent the caller from closing their mmap.
     """
 
@@ -88,23 +91,23 @@ class Span:
         return self.end - self.start
 
     def cut(self, offset: int, length: int | None = None) -> "Span":
-        """The part from `offset` on, all of it or `length` bytes."""
+        """Returns the part from `offset` on, up to the end or with `length` bytes."""
         length = len(self) - offset if length is None else length
         if length < 0 or offset + length > len(self):
-            there = max(0, len(self) - offset)
+            available = max(0, len(self) - offset)
             raise Damaged(
                 f"damaged or cut short at byte {self.start + offset:,}, "
-                f"where {max(0, length):,} bytes should follow and {there:,} do"
+                f"where {max(0, length):,} bytes should follow and {available:,} do"
             )
         return Span(self.view, self.start + offset, self.start + offset + length)
 
     def take(self, offset: int, length: int) -> bytes:
-        """A copy of exactly `length` bytes."""
+        """Returns a copy of exactly `length` bytes."""
         part = self.cut(offset, length)
         return bytes(part.view[part.start : part.end])
 
     def peek(self, offset: int, length: int) -> bytes:
-        """A copy of up to `length` bytes: fewer, or none, at the end of the span."""
+        """Returns a copy of up to `length` bytes, fewer at the end of the span."""
         start = min(self.start + offset, self.end)
         return bytes(self.view[start : min(start + length, self.end)])
 
@@ -112,7 +115,7 @@ class Span:
         return int.from_bytes(self.take(offset, size), order)
 
     def copy(self, limits: FileLimits) -> bytes:
-        """A copy of the whole span, if its size is plausible for metadata."""
+        """Returns a copy of the whole span if its size is plausible for metadata."""
         if len(self) > limits.metadata_bytes:
             raise LimitExceeded(
                 f"The metadata at byte {self.start:,} has {len(self):,} bytes, "
@@ -123,7 +126,7 @@ class Span:
 
 
 LABEL_BYTES_MAX = 128
-# `workflow:{…}`, `Prompt: {…}`: savers that can't choose a key put it in front of the value.
+# Savers that can't choose a key put it before the value: `workflow:{…}`, `Prompt: {…}`.
 _LABEL = re.compile(r"\s*([A-Za-z][\w.-]{0,31})\s*:\s*(?=\{)")
 
 
@@ -140,7 +143,8 @@ class Text:
 
 
 def labelled(key: str, value: Span, encoding: str = "utf-8") -> Text:
-    """Splits a label off the value (`workflow:{…}`), if it has one; otherwise the text is under `key`."""
+    """Splits a label such as `workflow:` off the value. Without a label, the text is stored under
+    `key`."""
     head = value.peek(0, LABEL_BYTES_MAX).decode(encoding, "ignore")
     label = _LABEL.match(head)
     if not label:
@@ -149,7 +153,7 @@ def labelled(key: str, value: Span, encoding: str = "utf-8") -> Text:
 
 
 def looks_like_json(text: Text) -> bool:
-    """Whether it is worth decoding; compressed texts under unknown keys are not."""
+    """Checks whether a text is worth decoding. Compressed texts under unknown keys are not."""
     if isinstance(text.value, Span):
         head = text.value.peek(0, LABEL_BYTES_MAX).lstrip(b"\xef\xbb\xbf\xff\xfe\0 \t\r\n")
         return not text.deflated and head.startswith(b"{")
@@ -167,7 +171,7 @@ def read(text: Text, limits: FileLimits) -> str | dict[str, Any]:
 
 def _inflate(data: bytes, key: str, limits: FileLimits) -> bytes:
     try:
-        # One byte more than allowed distinguishes a text of exactly that size from a longer one.
+        # One byte more than allowed distinguishes a text of exactly this size from a longer one.
         plain = zlib.decompressobj().decompress(data, limits.metadata_bytes + 1)
     except zlib.error as error:
         raise InvalidInput(f"The compressed text {key!r} is damaged: {error}.") from None
@@ -188,18 +192,20 @@ def _decode(data: bytes, text: Text) -> str:
     raise InvalidInput(f"The text {text.key!r} is not {' or '.join(text.encodings).upper()}.")
 
 
-# An integer of that many digits is surely finite as a JavaScript number.
+# An integer with up to this many digits is always finite as a JavaScript number.
 FINITE_DIGITS_MAX = 308
 SNIPPET_CHARACTERS_MAX = 30
 
 _BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 _STRUCTURE = b'"[]{},'
 _ALL_BUT_STRUCTURE = bytes(byte for byte in range(256) if byte not in _STRUCTURE)
-# Seen as signed bytes: +1 opens a level, -1 closes it, 0 is a comma.
+# Changes of the nesting level as signed bytes: +1 opens a level, -1 closes it, and commas are 0.
 _LEVELS = bytes.maketrans(b"[]{},", b"\x01\xff\x01\xff\x00")
-# Half a character (an emoji cut in two) can be neither printed nor stored: U+FFFD takes its place.
+# A lone surrogate (half of an emoji, for example) can be neither printed nor stored. It is replaced
+# by U+FFFD.
 _HALF = re.compile("[\ud800-\udfff]")
-# Every escape is matched, so that the second half of an escaped backslash never looks like the start of one.
+# Matches every escape sequence, so that the second half of an escaped backslash is never mistaken
+# for the start of one.
 _ESCAPE = re.compile(
     r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
     re.DOTALL,
@@ -209,10 +215,10 @@ _ESCAPE = re.compile(
 def parse_json(
     data: bytes | bytearray | memoryview | str, *, what: str, limits: FileLimits = DEFAULT_LIMITS
 ) -> Any:
-    """Parses a JSON text; `what` names it in errors ("the workflow in cat.png").
+    """Parses a JSON text. `what` names it in errors ("the workflow in cat.png").
 
-    Raises InvalidInput or LimitExceeded and nothing else. All strings in the result can be encoded,
-    all numbers are finite, and nothing is nested deeper than `limits.json_depth`.
+    Raises only InvalidInput or LimitExceeded. In the result, all strings can be encoded, all
+    numbers are finite, and the nesting is limited to `limits.json_depth`.
     """
     _check_size(len(data), what=what, limits=limits)
     text = _HALF.sub("\ufffd", data) if isinstance(data, str) else decode(bytes(data), what=what)
@@ -233,7 +239,7 @@ def parse_json(
 
 
 def decode(data: bytes, *, what: str) -> str:
-    """Decodes UTF-8, or UTF-16 with a byte order mark (PowerShell's `>` writes that)."""
+    """Decodes UTF-8, or UTF-16 with a byte order mark, which PowerShell's `>` writes."""
     mark = next((mark for mark in _BYTE_ORDER_MARKS if data.startswith(mark)), b"")
     encoding = _BYTE_ORDER_MARKS.get(mark, "utf-8")
     try:
@@ -255,7 +261,8 @@ def _check_size(size: int, *, what: str, limits: FileLimits) -> None:
 
 
 def _check_structure(text: bytes, *, what: str, limits: FileLimits) -> None:
-    """Refuses text that would exhaust the stack or the memory, before anything is built from it."""
+    """Refuses a text that would exhaust the stack or the memory, before any values are built from
+    it."""
     brackets_and_commas = _outside_strings(text)
     if len(brackets_and_commas) > limits.json_values:
         raise LimitExceeded(
@@ -271,9 +278,9 @@ def _check_structure(text: bytes, *, what: str, limits: FileLimits) -> None:
 
 
 def _outside_strings(text: bytes) -> bytes:
-    """Brackets and commas that are not inside strings.
+    """Returns the brackets and commas outside of strings.
 
-    Exact as far as the text is valid, and json stops there.
+    The result is exact up to the first error in the text, where json stops anyway.
     """
     plain = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     return b"".join(plain.translate(None, delete=_ALL_BUT_STRUCTURE).split(b'"')[::2])
@@ -305,5 +312,5 @@ def _reason(error: json.JSONDecodeError, text: str) -> str:
 
 
 def _sentence(what: str) -> str:
-    """Capitalises the message; file names stay as they are."""
+    """Capitalizes a message, except if it begins with a file name."""
     return what[:1].upper() + what[1:] if what.startswith(("the ", "a ")) else what

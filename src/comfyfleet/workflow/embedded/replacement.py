@@ -1,4 +1,5 @@
-"""Corrects the prompt inside of a WebP, film or sound, in place: nothing moves, and no length changes."""
+"""Replaces the prompt inside a WebP, video or audio file in place. No data moves, and no length
+changes."""
 
 import json
 import zlib
@@ -11,21 +12,22 @@ from comfyfleet.workflow.embedded.document import format_of
 from comfyfleet.workflow.embedded.reader import DEFAULT_LIMITS, Budget, Span, Text
 
 _KINDS = frozenset({"webp", "avif", "mp4", "webm", "flac", "mp3"})
-_SIGNATURE = b"c2pa.claim"  # any change would break it
+_SIGNATURE = b"c2pa.claim"  # any change would invalidate the signature
 
 
 def replace_prompt_in_place(data: memoryview, prompt: str) -> None:
-    """Writes another prompt over the one that ComfyUI or a saver wrote, and an empty one where it is too long.
+    """Overwrites the prompt that ComfyUI or a saver embedded. If the new prompt is too long, an
+    empty one is written.
 
-    Damaged, signed and unknown files stay as they are.
+    Damaged, signed and unknown files aren't changed.
     """
     span = Span(data, 0, len(data))
-    found = format_of(span)
-    if found is None or found.kind not in _KINDS:
+    file_format = format_of(span)
+    if file_format is None or file_format.kind not in _KINDS:
         return
     budget = Budget(DEFAULT_LIMITS)
     try:
-        places = [place for text in found.texts(span, budget) for place in _place(text, span)]
+        places = [place for text in file_format.texts(span, budget) for place in _place(text, span)]
     except FleetError:
         return
     if not places or _is_signed(data):
@@ -34,12 +36,13 @@ def replace_prompt_in_place(data: memoryview, prompt: str) -> None:
         length = len(place)
         changed = _in_comment(place, prompt) if is_comment else _fitting(prompt, length)
         data[place.start : place.end] = changed.ljust(length)
-    if found.kind == "webm":
+    if file_format.kind == "webm":
         _sign_tags(span, data)
 
 
 def _place(text: Text, file: Span) -> Iterator[tuple[Span, bool]]:
-    """Yields where a prompt is, and whether it is in a comment with other values."""
+    """Yields the location of a prompt, and whether it is in a comment together with other
+    values."""
     value = text.value
     if not isinstance(value, Span) or value.view is not file.view or text.deflated:
         return
@@ -70,8 +73,8 @@ def _in_comment(place: Span, prompt: str) -> bytes:
     changed = json.dumps({**comment, "prompt": prompt if is_text else json.loads(prompt)}).encode()
     if len(changed) <= len(place):
         return changed
-    kept = {key: value for key, value in comment.items() if key != "prompt"}
-    return _fitting(json.dumps(kept), len(place))
+    others = {key: value for key, value in comment.items() if key != "prompt"}
+    return _fitting(json.dumps(others), len(place))
 
 
 def _fitting(text: str, length: int) -> bytes:

@@ -1,5 +1,5 @@
-"""Inspects a workflow or prompt: its inputs, outputs and requirements, and what of these a server lacks.
-Pure.
+"""Inspects a workflow or prompt: its inputs, outputs and requirements, and the requirements that a
+server doesn't meet. Pure.
 
 Internal: may change without notice.
 """

@@ -1,5 +1,5 @@
-"""Lists a workflow's inputs (every value that no link sets, and the files that it names) and what
-its output nodes make."""
+"""Lists a workflow's inputs (every value that isn't linked, and the files that it names) and the
+results of its output nodes."""
 
 import contextlib
 import math
@@ -32,18 +32,18 @@ def shorthands_of(prompt: Mapping[str, Any], object_info: ObjectInfo) -> Shortha
     entries = {
         key: read_entry(key, raw, object_info) for key, raw in prompt.items() if is_node(raw)
     }
-    found: dict[tuple[str, str], tuple[str, ...]] = {}
-    # Where it gives up searching it would not set anything either.
+    names: dict[tuple[str, str], tuple[str, ...]] = {}
+    # A search that exceeds its limit would not set a value either.
     with contextlib.suppress(LimitExceeded):
         flow = Flow(entries)
         for shorthand in SHORTHANDS:
             places = shorthand.find(flow)
             if shorthand.several is Several.LEAVE and len(places) > 1:
-                continue  # it would set none of them
+                continue  # several inputs match, so it would set none of them
             for place in places:
                 key = (place.node_id, place.input)
-                found[key] = (*found.get(key, ()), shorthand.name)
-    return found
+                names[key] = (*names.get(key, ()), shorthand.name)
+    return names
 
 
 MODEL_SUFFIXES = (
@@ -57,11 +57,11 @@ MEDIA_SUFFIXES = (
     ".glb", ".gltf", ".obj", ".fbx", ".stl", ".ply", ".spz", ".splat", ".latent",
 )  # fmt: skip
 FILE_NAME_CHARACTERS_MAX = 500
-# A file in the output or temp folder is named with its folder behind it: `cat.png [output]`.
+# The name of a file in the output or temp folder ends with the folder: `cat.png [output]`.
 _FOLDER = re.compile(r" \[(?:input|output|temp)\]$")
 _EMBEDDING = re.compile(r"embedding:([^\s,()\[\]{}<>|:]+)")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+D?")
-# First match wins: SaveAnimatedWEBP takes pictures, and makes one moving one of them.
+# The first match wins: SaveAnimatedWEBP takes images but produces an animation.
 MEDIA_WORDS: tuple[tuple[Media, frozenset[str]], ...] = (
     ("animation", frozenset(("animated", "gif", "apng"))),
     ("video", frozenset(("video", "videos", "webm", "mp4"))),
@@ -74,7 +74,8 @@ MEDIA_WORDS: tuple[tuple[Media, frozenset[str]], ...] = (
 
 
 def is_model_file(value: Any) -> bool:
-    """Whether a value names a model file; a prompt text that ends with the name of an embedding does not."""
+    """Checks whether a value is the name of a model file. A prompt text that ends with the name of
+    an embedding isn't."""
     return _has_suffix(value, MODEL_SUFFIXES) and not _EMBEDDING.search(value)
 
 
@@ -108,7 +109,7 @@ def _has_suffix(value: Any, suffixes: tuple[str, ...]) -> bool:
 UPLOAD_FLAGS = (
     "image_upload", "video_upload", "audio_upload", "animated_image_upload", "file_upload",
 )  # fmt: skip
-# Kinds of widgets that show something or do something: people don't set their value.
+# Widgets that only display something or perform an action, so that users don't set their values.
 NOT_SET_BY_PEOPLE = frozenset(("view", "button", "comparer", "viewport", "index", "control"))
 TEXT_WORDS = frozenset(("text", "prompt", "positive", "negative", "lyrics", "tags"))
 NUMBER_WORDS: tuple[tuple[Role, frozenset[str]], ...] = (
@@ -127,15 +128,16 @@ def list_inputs(nodes: Iterable[NodeView], shorthands: Shorthands) -> Iterator[I
             widget = widgets.get(name)
             if widget is not None and widget.kind in NOT_SET_BY_PEOPLE:
                 continue
-            # Extensions add inputs that no class declares; what is no plain value is theirs alone.
+            # Extensions add inputs that no class declares. Among these, only plain values can be
+            # set by users.
             if widget is not None or isinstance(value, str | int | float):
-                each = _inspect_input(node, name, value, widget)
-                yield replace(each, shorthands=shorthands.get((node.ref.id, name), ()))
+                inspected = _inspect_input(node, name, value, widget)
+                yield replace(inspected, shorthands=shorthands.get((node.ref.id, name), ()))
         yield from _unnamed(node)
 
 
 def _unnamed(node: NodeView) -> Iterator[InspectedInput]:
-    """Returns the values of an old file, of which only the position is known."""
+    """Yields the values of an old file that stores them only by position."""
     values = node.unnamed_values
     for index, value in enumerate(values):
         followed_by = values[index + 1] if index + 1 < len(values) else None
@@ -148,21 +150,21 @@ def _unnamed(node: NodeView) -> Iterator[InspectedInput]:
 
 
 def widgets_of_values(node_type: NodeType, values: Mapping[str, Any]) -> dict[str, Widget]:
-    """The widgets of a node by name, those that its choices bring included."""
-    found: dict[str, Widget] = {}
+    """Returns the widgets of a node by name, including those that its choices add."""
+    widgets: dict[str, Widget] = {}
     pending = list(reversed(node_type.widgets))
     while pending:
         widget = pending.pop()
         if not widget.is_widget:
             continue
-        found[widget.name] = widget
+        widgets[widget.name] = widget
         if widget.children is not None:
             pending.extend(reversed(widget.children(_bounded(values.get(widget.name)))))
-    return found
+    return widgets
 
 
 def _bounded(value: Any) -> Any:
-    """Limits a number that may be a count of rows, each of which adds inputs."""
+    """Limits a number that may be a count of rows, because each row adds inputs."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     is_number = isinstance(value, int | float)
@@ -171,7 +173,7 @@ def _bounded(value: Any) -> Any:
 
 def _inspect_input(node: NodeView, name: str, value: Any, widget: Widget | None) -> InspectedInput:
     address = f"{node.ref.id}.{name}"
-    # A primitive's only input has this name; its title says what it is for.
+    # The only input of a primitive has this name, so its title describes the purpose.
     role = role_of(node.ref.title if name == "value" else name, value, widget)
     exposed = node.exposed[name].name if name in node.exposed else None
     if widget is None:
@@ -228,7 +230,7 @@ def _role_of_number(label: str) -> Role | None:
 
 
 def _type_of(value: Any) -> str:
-    """Returns the server's name for the type of a value without a declaration."""
+    """Returns the server's type name for a value without a declaration."""
     names: dict[type, str] = {bool: "BOOLEAN", int: "INT", float: "FLOAT", str: "STRING"}
     return names.get(type(value), "UNKNOWN")
 
@@ -237,28 +239,29 @@ def _number(value: Any) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-# Some packs keep a list of models, or a model with its strength, in one value.
+# Some packs store a list of models, or a model with its strength, in one value.
 VALUE_DEPTH_MAX = 4
 _Key = tuple[str, str]  # kind and name
-# What loaders offer when nothing shall be loaded.
+# The choices of loaders that load nothing.
 NO_FILE = ("", "none", "None")
 
 
 def named_files(nodes: Iterable[NodeView], listed_models: Any = None) -> tuple[NamedFile, ...]:
-    """`listed_models` are those that a workflow names as a whole, beside those of its nodes."""
-    found: dict[_Key, NamedFile] = {}
+    """Returns the files that a workflow names. `listed_models` are models that the workflow lists
+    itself, in addition to those in its nodes."""
+    files: dict[_Key, NamedFile] = {}
     sources: list[tuple[Any, bool]] = [(listed_models, True)]
     for node in nodes:
         for file in _files_of(node):
             key = (file.kind, file.name)
-            found[key] = _merged(found[key], file) if key in found else file
+            files[key] = _merged(files[key], file) if key in files else file
         sources.append((node.properties.get("models"), node.is_active))
     described = [
         replace(model, active=active)
         for source, active in sources
         for model in _described_models(source)
     ]
-    return tuple(_with_descriptions(found, described).values())
+    return tuple(_with_descriptions(files, described).values())
 
 
 def _files_of(node: NodeView) -> Iterator[NamedFile]:
@@ -281,7 +284,8 @@ def _files_in(value: Any, widget: Widget | None) -> Iterator[NamedFile]:
 
 
 def _models_inside(value: Any, depth_left: int) -> Iterator[str]:
-    """Models only: a picture inside a value is what some node showed last."""
+    """Yields model files only, because an image inside a value is merely what a node displayed
+    last."""
     if is_model_file(value):
         yield value
     elif isinstance(value, dict | list) and depth_left > 0:
@@ -317,7 +321,7 @@ def _merged(one: NamedFile, other: NamedFile) -> NamedFile:
 
 
 def _described_models(entries: Any) -> Iterator[NamedFile]:
-    """Yields the models that a template describes, with where to get them."""
+    """Yields the models that a template describes, with their URLs."""
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict) and isinstance(entry.get("name"), str):
             yield NamedFile(
@@ -326,12 +330,12 @@ def _described_models(entries: Any) -> Iterator[NamedFile]:
 
 
 def _with_descriptions(
-    found: Mapping[_Key, NamedFile], described: Iterable[NamedFile]
+    files: Mapping[_Key, NamedFile], described: Iterable[NamedFile]
 ) -> dict[_Key, NamedFile]:
-    """Adds descriptions to every value with that file name, in whatever folder it is."""
-    result = dict(found)
+    """Adds descriptions to every model with the same file name, regardless of its folder."""
+    result = dict(files)
     keys: dict[str, list[_Key]] = {}
-    for kind, name in found:
+    for kind, name in files:
         if kind == "model":
             keys.setdefault(_file_name(name), []).append((kind, name))
     for model in described:
@@ -390,7 +394,8 @@ def list_outputs(nodes: Iterable[NodeView]) -> Iterator[InspectedOutput]:
 
 
 def _is_output(node: NodeView) -> bool:
-    """Whether it is an output node; guessed without a server, by its name and links."""
+    """Checks whether a node is an output node. Without a server, this is guessed from its name and
+    links."""
     if node.type is not None:
         return node.type.is_output
     return bool(words_of(node.ref.class_type) & OUTPUT_WORDS) or (
@@ -399,10 +404,10 @@ def _is_output(node: NodeView) -> bool:
 
 
 def _is_saved(node: NodeView) -> bool:
-    """Whether the output is kept.
+    """Checks whether the output is stored permanently.
 
-    ComfyUI's preview nodes write to its temp folder; a node with a file name prefix saves, unless
-    it says that it doesn't (VideoHelperSuite).
+    ComfyUI's preview nodes write to its temp folder. A node with a file name prefix saves its
+    output, unless its `save_output` is off (VideoHelperSuite).
     """
     if node.values.get("save_output") is False:
         return False
@@ -410,7 +415,8 @@ def _is_saved(node: NodeView) -> bool:
 
 
 def media_of(node: NodeView) -> Media:
-    """Returns the kind of media by the name of the class, else by the inputs."""
+    """Returns the kind of media that a node produces, based on the name of its class or else on its
+    inputs."""
     types = [slot.type for slot in node.type.inputs] if node.type else []
     guesses = (
         media_named(node.ref.class_type),

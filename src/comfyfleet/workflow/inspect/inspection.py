@@ -1,5 +1,6 @@
-"""Inspects a workflow or prompt: values, files, parts, shorthands, the node types and packs that it
-needs; and, with a server's object_info, what that server lacks."""
+"""Inspects a workflow or prompt: its values, files, parts and shorthands, and the node types and
+packs that it needs. With a server's object_info, also finds the requirements that the server
+doesn't meet."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -70,7 +71,8 @@ def parts_of(
     scopes: list[GraphScope],
     limits: Limits,
 ) -> Parts:
-    """`definitions` and `scopes` are from the conversion, where group nodes have become subgraphs."""
+    """Returns the parts of a workflow. `definitions` and `scopes` come from the conversion, in
+    which group nodes have become subgraphs."""
     return Parts(
         tuple(_groups(document, definitions)),
         tuple(_subgraphs(definitions, scopes)),
@@ -132,13 +134,13 @@ def _switched_off(
 
 
 CORE = "comfy-core"
-# Folders that ComfyUI itself loads node types from.
+# Folders from which ComfyUI itself loads node types.
 CORE_MODULES = ("nodes", "comfy_extras", "comfy_api_nodes")
 CUSTOM_MODULES = "custom_nodes."
 
 
 def used_types(nodes: Iterable[NodeView], *, server_known: bool) -> tuple[UsedType, ...]:
-    """Counts node types, the most used first. Nodes that are switched off need nothing."""
+    """Counts node types, most used first. Nodes that are switched off need nothing."""
     active = [node for node in nodes if node.is_active]
     counts = Counter(node.ref.class_type for node in active)
     packs: dict[str, str | None] = {}
@@ -154,9 +156,8 @@ def used_types(nodes: Iterable[NodeView], *, server_known: bool) -> tuple[UsedTy
 
 
 def used_packs(nodes: Iterable[NodeView]) -> tuple[UsedPack, ...]:
-    """Returns packs: ComfyUI's own nodes first, then by name; nodes without a known pack are left
-    out.
-    """
+    """Returns the used packs, ComfyUI's own nodes first and the others by name. Nodes without a
+    known pack are ignored."""
     names: dict[str, str] = {}
     versions: dict[str, set[str]] = {}
     types: dict[str, set[str]] = {}
@@ -164,7 +165,7 @@ def used_packs(nodes: Iterable[NodeView]) -> tuple[UsedPack, ...]:
         pack = pack_of(node) if node.is_active else None
         if pack is None:
             continue
-        key = pack.lower()  # registry ids and folders differ in case
+        key = pack.lower()  # registry ids and folder names differ in case
         names.setdefault(key, pack)
         types.setdefault(key, set()).add(node.ref.class_type)
         versions.setdefault(key, set()).update(_version(node))
@@ -175,9 +176,8 @@ def used_packs(nodes: Iterable[NodeView]) -> tuple[UsedPack, ...]:
 
 
 def pack_of(node: NodeView) -> str | None:
-    """Returns the pack that the file names for the node, else the one by which the server has its
-    type.
-    """
+    """Returns the pack that the file names for the node, or else the pack from which the server
+    loaded its type."""
     for key in ("cnr_id", "aux_id"):
         value = node.properties.get(key)
         if isinstance(value, str) and value:
@@ -196,7 +196,7 @@ def _version(node: NodeView) -> tuple[str, ...]:
     return (version,) if isinstance(version, str) and version else ()
 
 
-# Looking for the closest of thousands of choices takes a twentieth of a second.
+# Finding the closest of thousands of choices takes 50 ms.
 COMPARED_VALUES_MAX = 50
 
 
@@ -220,8 +220,8 @@ def _missing_types(nodes: Iterable[NodeView]) -> Iterator[MissingType]:
             name = node.ref.class_type
             refs.setdefault(name, []).append(node.ref)
             packs[name] = packs.get(name) or pack_of(node)
-    for name, found in refs.items():
-        yield MissingType(name, tuple(found), packs[name])
+    for name, type_refs in refs.items():
+        yield MissingType(name, tuple(type_refs), packs[name])
 
 
 def _refused_values(nodes: Iterable[NodeView], object_info: ObjectInfo) -> Iterator[RefusedValue]:
@@ -240,7 +240,8 @@ def _refused_values(nodes: Iterable[NodeView], object_info: ObjectInfo) -> Itera
 
 
 def _declared(node: NodeView, object_info: ObjectInfo) -> dict[str, Any]:
-    """All declared inputs at once: those of a growing group are found by going through all values."""
+    """Returns all declared inputs at once, because the inputs of a growing group are found by
+    examining all values."""
     raw = {"class_type": node.ref.class_type, "inputs": node.values}
     entry = read_entry(node.ref.id, raw, object_info)
     declared = entry.declared()
@@ -250,7 +251,8 @@ def _declared(node: NodeView, object_info: ObjectInfo) -> dict[str, Any]:
 
 
 def _problem(declared: Any, value: Any) -> str | None:
-    """Choices are checked here, because the closest ones are listed beside the problem."""
+    """Describes why the server would refuse a value. Choices are checked here, because the closest
+    ones are reported separately."""
     if declared is None:
         return None
     choices = _choices(declared)
@@ -283,13 +285,13 @@ def _missing_files(files: Iterable[NamedFile]) -> Iterator[str]:
             yield file.name
 
 
-SHORTHAND_ORDER = {each.name: index for index, each in enumerate(SHORTHANDS)}
+SHORTHAND_ORDER = {shorthand.name: index for index, shorthand in enumerate(SHORTHANDS)}
 # Warnings of a conversion that an inspection reports in other fields.
 REPORTED_ELSEWHERE = ("muted", "bypassed", "unknown_type", "refused_value")
 
 
 class _Server(NamedTuple):
-    """A server's declarations, if known."""
+    """A server's declarations, or None if they are unknown."""
 
     object_info: Mapping[str, Any] | None
     remote_choices: Mapping[str, list[Any]] | None
@@ -313,11 +315,11 @@ def inspect(
     remote_choices: Mapping[str, list[Any]] | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Inspection:
-    """Returns the inputs, outputs and requirements of a file; with an object_info also what that server
-    lacks.
+    """Returns the inputs, outputs and requirements of a file. With an object_info, also returns the
+    requirements that the server doesn't meet.
 
-    Raises InvalidWorkflow or LimitExceeded for a document that can't be parsed at all. One that can
-    be parsed but not converted is inspected as far as possible, and a note says why.
+    Raises InvalidWorkflow or LimitExceeded if the document can't be parsed at all. A document that
+    can be parsed but not converted is inspected as far as possible, and a note gives the reason.
     """
     server = _Server(object_info, remote_choices)
     if opened.workflow is not None:
@@ -347,9 +349,12 @@ def inspect(
     )
 
 
-def _rank(taken: InspectedInput) -> int:
-    """Sorts inputs with a shorthand first, in the order of the shorthands: most people set no others."""
-    return SHORTHAND_ORDER[taken.shorthands[0]] if taken.shorthands else len(SHORTHAND_ORDER)
+def _rank(candidate: InspectedInput) -> int:
+    """Returns a sort key. Inputs with a shorthand come first, in the order of the shorthands,
+    because most users set no others."""
+    return (
+        SHORTHAND_ORDER[candidate.shorthands[0]] if candidate.shorthands else len(SHORTHAND_ORDER)
+    )
 
 
 def _inspect_workflow(opened: Opened, server: _Server, limits: Limits) -> _InspectedNodes:
@@ -368,9 +373,8 @@ def _inspect_workflow(opened: Opened, server: _Server, limits: Limits) -> _Inspe
 def _prompt_of(
     opened: Opened, server: _Server, limits: Limits
 ) -> tuple[Prompt | None, tuple[str, ...]]:
-    """Returns the prompt. Without a server, one saved beside the workflow gives the names of its
-    values.
-    """
+    """Returns the prompt, and notes about its conversion. Without a server, this is the prompt that
+    was saved with the workflow, which provides the names of values."""
     if opened.workflow is None or server.object_info is None:
         return opened.prompt, ()
     try:
@@ -381,6 +385,8 @@ def _prompt_of(
             limits=limits,
         )
     except InvalidWorkflow as error:
-        return None, (f"It can't be converted: {error.message}",)
-    messages = [each.message for each in converted.warnings if each.code not in REPORTED_ELSEWHERE]
+        return None, (f"The workflow can't be converted: {error.message}",)
+    messages = [
+        warning.message for warning in converted.warnings if warning.code not in REPORTED_ELSEWHERE
+    ]
     return converted.prompt, tuple(messages)

@@ -1,4 +1,4 @@
-"""Presents the nodes of a workflow or prompt in one shape, with the values saved in them."""
+"""Provides a uniform view of the nodes of a workflow or prompt, with their saved values."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -16,10 +16,10 @@ from comfyfleet.workflow.subgraphs import GraphScope
 from comfyfleet.workflow.wire import WiredGraph, WiredNode
 
 _GROUP_PREFIX = re.compile("^workflow[>/]")
-# Behind a seed the file keeps what happens to it after a run. It is the only companion that stands
+# In a file, a seed is followed by what happens to it after a run. This is the only companion
 # between the values of named inputs.
 CONTROL_VALUES = ("fixed", "increment", "decrement", "randomize")
-# Behind all values of a loader stands its upload button.
+# All values of a loader are followed by its upload button.
 COMPANIONS_BEHIND_MAX = 1
 
 
@@ -37,7 +37,8 @@ def saved_values(node: WiredNode) -> Mapping[str, Any]:
 
 
 def primitive_values(wired: WiredGraph, node: WiredNode) -> Iterator[tuple[str, Any]]:
-    """The values that primitives write into the inputs that they are linked to; those links are removed."""
+    """Yields the values that primitives write to the inputs that they are linked to, by input
+    name."""
     for slot in node.inputs:
         source = wired.nodes.get(slot.link.origin) if slot.link is not None else None
         saved = source.node.values if source and source.node.type == PRIMITIVE else None
@@ -46,9 +47,9 @@ def primitive_values(wired: WiredGraph, node: WiredNode) -> Iterator[tuple[str, 
 
 
 def nodes_of_group(instance: Node, group_nodes: Mapping[str, Any]) -> Iterator[Node]:
-    """The nodes inside a group node, the predecessor of a subgraph.
+    """Yields the nodes inside a group node, the predecessor of a subgraph.
 
-    Older editors name its nodes the same way.
+    The node ids have the same form as in older editors.
     """
     group = group_nodes.get(_GROUP_PREFIX.sub("", instance.type))
     nodes = group.get("nodes") if isinstance(group, dict) else None
@@ -64,7 +65,8 @@ def is_control(value: Any) -> bool:
 
 
 def _named(names: list[str], values: list[Any]) -> dict[str, Any]:
-    """Values by name; nothing if the counts differ: old files name only the inputs that were made sockets."""
+    """Returns values by name, or an empty dict if the counts differ, because old files only name
+    inputs that were converted to sockets."""
     plain = [
         value
         for index, value in enumerate(values)
@@ -80,25 +82,25 @@ def _is_whole(value: Any) -> bool:
 
 
 class Exposed(NamedTuple):
-    """An inner node's input as its subgraph shows it, and its value there."""
+    """An inner node's input as its subgraph exposes it, and its value on the instance."""
 
     name: str
     value: Any
 
 
 class NodeView(NamedTuple):
-    """A node that is executed, or would be if it were not switched off."""
+    """A node that is executed, or would be executed if it weren't switched off."""
 
     ref: NodeRef
     values: Mapping[str, Any]  # of inputs that are not linked
-    linked: tuple[str, ...]  # names of inputs that are
-    feeds: bool  # others use what it makes
+    linked: tuple[str, ...]  # names of the linked inputs
+    feeds: bool  # other nodes use its outputs
     type: NodeType | None = None
     mode: int = Mode.ALWAYS
     properties: Mapping[str, Any] = {}
     exposed: Mapping[str, Exposed] = {}
-    saved_widgets: tuple[str, ...] = ()  # names of widgets that the file knows of
-    unnamed_values: tuple[Any, ...] = ()  # if the file does not name them
+    saved_widgets: tuple[str, ...] = ()  # names of the widgets in the file
+    unnamed_values: tuple[Any, ...] = ()  # values that the file doesn't name
 
     @property
     def is_active(self) -> bool:
@@ -106,7 +108,7 @@ class NodeView(NamedTuple):
 
 
 def is_link(value: Any) -> bool:
-    """Whether ComfyUI treats it as a link: any list of two is one."""
+    """Checks whether ComfyUI treats a value as a link, which it does for any list of two."""
     return isinstance(value, list) and len(value) == 2
 
 
@@ -119,7 +121,8 @@ def is_node(entry: Any) -> bool:
 
 
 def nodes_in_prompt(prompt: Mapping[str, Any], types: NodeTypes) -> list[NodeView]:
-    """Returns the nodes of a prompt; other entries are skipped, as some tools put notes there."""
+    """Returns the nodes of a prompt. Other entries are skipped, because some tools store notes
+    there."""
     entries = {key: entry for key, entry in prompt.items() if is_node(entry)}
     origins = _origins(entries)
     return [_from_entry(key, entry, types, feeds=key in origins) for key, entry in entries.items()]
@@ -128,13 +131,14 @@ def nodes_in_prompt(prompt: Mapping[str, Any], types: NodeTypes) -> list[NodeVie
 def nodes_in_scopes(
     scopes: list[GraphScope], prompt: Prompt | None, group_nodes: Mapping[str, Any]
 ) -> Iterator[NodeView]:
-    """`prompt` is the result of converting the scopes, if that succeeded."""
+    """Yields the nodes of all scopes. `prompt` is the result of their conversion, or None if it
+    failed."""
     shown_outside = _ExposedInputs()
     for scope in scopes:
         feeding = {link.origin for link in scope.wired.graph.links.values()}
         for node in scope.wired.nodes.values():
             inner = list(nodes_of_group(node.node, group_nodes)) if node.type is None else []
-            yield from (_from_group(node.node, each) for each in inner)
+            yield from (_from_group(node.node, inner_node) for inner_node in inner)
             if not inner and node.definition is None and not _is_only_drawn(node):
                 exposed = dict(shown_outside.of(scope, node))
                 yield _from_scope(scope, node, exposed, prompt, feeds=node.node.id in feeding)
@@ -197,11 +201,11 @@ def _from_scope(
 def _inputs_of(
     scope: GraphScope, node: WiredNode, exposed: Mapping[str, Exposed], entry: Any
 ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """The inputs from the prompt, if it has the same node: an older prompt may have another one
-    under that id."""
+    """Returns the values and the names of linked inputs. They come from the prompt if it contains
+    the same node: an older prompt may have a different node under this id."""
     if is_node(entry) and entry["class_type"] == node.node.type:
         return _split(_inputs(entry))
-    outside = {name: each.value for name, each in exposed.items() if each.value is not ABSENT}
+    outside = {name: shown.value for name, shown in exposed.items() if shown.value is not ABSENT}
     outside.update(primitive_values(scope.wired, node))
     values = {**saved_values(node), **outside}
     return values, tuple(
@@ -210,7 +214,8 @@ def _inputs_of(
 
 
 def _from_group(instance: Node, node: Node) -> NodeView:
-    """A node inside a group node that was not expanded, because that needs a server's node types."""
+    """Returns a node inside a group node that was not expanded, because expansion needs a server's
+    node types."""
     return NodeView(
         NodeRef(node.id, node.type, node.title or node.type, (instance.title or instance.type,)),
         values={},
@@ -239,7 +244,7 @@ class _ExposedInputs:
     """Finds the inputs of inner nodes that their subgraphs expose."""
 
     def __init__(self) -> None:
-        self._values: dict[str, Mapping[str, Any]] = {}  # of instances, by their id
+        self._values: dict[str, Mapping[str, Any]] = {}  # saved values by instance id
 
     def of(self, scope: GraphScope, node: WiredNode) -> Iterator[tuple[str, Exposed]]:
         for slot in node.inputs:
@@ -248,7 +253,8 @@ class _ExposedInputs:
                 yield slot.name, exposed
 
     def _exposed(self, scope: GraphScope, slot: Input) -> Exposed | None:
-        """The input as the outermost instance shows it; None if in the end a link feeds it."""
+        """Returns the input as the outermost instance exposes it, or None if it isn't exposed or is
+        eventually fed by a link."""
         shown = instances_showing(scope, slot)
         if not shown:
             return None

@@ -1,16 +1,17 @@
-"""The result of an inspection. Plain frozen values: `--json` writes them under the names they have here."""
+"""The result of an inspection: plain frozen values, which `--json` writes under the same names."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
-# Why an input matters to the person who runs the workflow; every other value is a detail.
+# The meaning of an input for the user who runs the workflow. Values without a role are details.
 Role = Literal["file", "text", "seed", "size", "steps", "model"]
 Media = Literal["image", "animation", "video", "audio", "3d", "text", "latent", "model", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRef:
-    """Identifies a node: `id` is its key in the prompt, `path` the subgraphs around it, outermost first."""
+    """Identifies a node. `id` is its key in the prompt, and `path` contains the enclosing
+    subgraphs, outermost first."""
 
     id: str
     class_type: str
@@ -20,7 +21,7 @@ class NodeRef:
 
 @dataclass(frozen=True, slots=True)
 class InspectedInput:
-    """An input that holds a value, so that a person can set it: `--set ADDRESS=VALUE`.
+    """An input with a value that a user can set with `--set ADDRESS=VALUE`.
 
     `address` and `input` are None if neither the file nor a server names its values.
     """
@@ -31,9 +32,9 @@ class InspectedInput:
     type: str
     value: Any
     role: Role | None = None
-    # The name that the author of a subgraph gave it, as "subgraph.input".
+    # The name that the author of a subgraph gave to the input, as "subgraph.input".
     exposed_as: str | None = None
-    # Options that set it: "seed" is `--seed`.
+    # Options that set this input: "seed" stands for `--seed`.
     shorthands: tuple[str, ...] = ()
     default: Any = None
     min: float | None = None
@@ -49,7 +50,7 @@ class InspectedOutput:
 
     node: NodeRef
     media: Media
-    saved: bool  # kept in the output folder; otherwise only shown
+    saved: bool  # stored in the output folder; otherwise only displayed
     file_name_prefix: str | None = None
 
 
@@ -62,13 +63,13 @@ class NamedFile:
     addresses: tuple[str, ...] = ()
     directory: str | None = None
     url: str | None = None
-    active: bool = True  # a node that is executed needs it
+    active: bool = True  # needed by a node that is executed
     present: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class UsedType:
-    """A node type and how often it is executed; `known` is None without a server."""
+    """A node type and the number of its active nodes. `known` is None without a server."""
 
     class_type: str
     count: int
@@ -78,7 +79,8 @@ class UsedType:
 
 @dataclass(frozen=True, slots=True)
 class UsedPack:
-    """A node pack by its registry id, its repository (owner/name) or its folder on the server."""
+    """A node pack, identified by its registry id, its repository (owner/name) or its folder on the
+    server."""
 
     name: str
     versions: tuple[str, ...]
@@ -87,7 +89,7 @@ class UsedPack:
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """A titled rectangle; `subgraph` is the name of the one that it is drawn in."""
+    """A titled rectangle. `subgraph` is the name of the subgraph in which it is drawn."""
 
     title: str
     nodes: int
@@ -105,7 +107,7 @@ class SubgraphSummary:
 
 @dataclass(frozen=True, slots=True)
 class ChainSummary:
-    """Repeated parts, by their titles; those that are `off` don't count as segments."""
+    """Titles of repeated parts. Those in `off` don't count as segments."""
 
     name: str
     kind: Literal["group", "instance", "title"]
@@ -128,13 +130,13 @@ class MissingType:
 
 @dataclass(frozen=True, slots=True)
 class RefusedValue:
-    """A value that the server would refuse, mostly a model that it lacks."""
+    """A value that the server would refuse, usually a model that it lacks."""
 
     address: str
     node: NodeRef
     value: Any
     problem: str
-    closest: tuple[str, ...]  # of the server's choices
+    closest: tuple[str, ...]  # among the server's choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,8 @@ class LostInput:
 
 @dataclass(frozen=True, slots=True)
 class MissingParts:
-    """What a server lacks. `files` are input files, which can be uploaded; models are `values`."""
+    """The requirements that a server doesn't meet. `files` are input files, which can be uploaded.
+    Missing models are in `values`."""
 
     node_types: tuple[MissingType, ...] = ()
     values: tuple[RefusedValue, ...] = ()
@@ -160,7 +163,7 @@ class MissingParts:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """The result. `missing` is None without an object_info."""
+    """The result of an inspection. `missing` is None without an object_info."""
 
     file_kind: str
     form: Literal["workflow", "prompt"]
