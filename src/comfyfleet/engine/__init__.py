@@ -1,4 +1,5 @@
-"""The built-in CPU backend: implements ComfyUI's protocol and really executes prompts. No torch, no GPU.
+"""The built-in CPU backend: implements ComfyUI's protocol and actually executes prompts, without
+torch and without a GPU.
 
 Internal: may change without notice.
 """

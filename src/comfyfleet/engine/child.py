@@ -1,7 +1,8 @@
 """The engine as a child process: `python -m comfyfleet.engine.child FD|HOST:PORT FOLDER`.
 
-It serves on the inherited socket FD, or listens on HOST:PORT where sockets can't be inherited. It requires the key from its environment, and exits when its
-standard input closes: so it never outlives its parent, however the parent ended.
+It serves on the inherited socket FD, or listens on HOST:PORT where sockets can't be inherited. It
+requires the key from its environment. It exits when its standard input closes, so that it never
+outlives its parent, however the parent ended.
 """
 
 import logging
@@ -35,7 +36,8 @@ def _listener(where: str) -> socket.socket:
 
 
 def _end_with_parent() -> None:
-    # The bare descriptor: Python can't shut down while a thread holds the lock of `sys.stdin`.
+    # Reads the bare descriptor, because Python can't shut down while a thread holds the lock of
+    # `sys.stdin`.
     while os.read(INPUT, 1024):
         pass
     os._exit(0)

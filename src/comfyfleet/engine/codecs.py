@@ -1,7 +1,7 @@
-"""Decodes and encodes pictures, videos and sound with FFmpeg, with ComfyUI's results.
+"""Decodes and encodes images, video and audio with FFmpeg, with the same results as ComfyUI.
 
-Pictures that are 8-bit RGB stay bytes; everything else goes through swscale to float planes. That
-is why a white 8-bit grey PNG becomes 0.996 and not 1.0, as in ComfyUI.
+8-bit RGB images stay bytes. All others are converted to float planes by swscale. This is why a
+white 8-bit grayscale PNG becomes 0.996 instead of 1.0, as in ComfyUI.
 """
 
 import io
@@ -29,7 +29,7 @@ from comfyfleet.engine.node import require_memory, require_small
 from comfyfleet.errors import NodeFailed
 from comfyfleet.media import OPEN_OPTIONS, measure_picture
 
-# Decoded to 8-bit RGB; full-range JPEG is among them.
+# Pixel formats that are decoded to 8-bit RGB. They include full-range JPEG.
 BYTE_FORMATS = frozenset({"rgb24", "rgba", "pal8", "yuvj420p", "yuvj422p", "yuvj444p"})
 ALIGNMENT_PIXELS = 32
 
@@ -38,7 +38,8 @@ Source = Path | bytes
 
 @dataclass(frozen=True, slots=True)
 class ClipWindow:
-    """A part of a video. A start below 0 counts from the end; a duration of 0 is all the rest."""
+    """A part of a video. A start below 0 counts from the end. A duration of 0 means the rest of the
+    video."""
 
     start_s: float = 0.0
     duration_s: float = 0.0
@@ -49,10 +50,10 @@ WHOLE = ClipWindow()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Components:
-    """The decoded content of a file. No frames: a batch of 0x0 pictures."""
+    """The decoded content of a file. A file without frames has a batch of 0x0 images."""
 
     images: Image
-    mask: Mask | None  # 1 - alpha, where the format has alpha
+    mask: Mask | None  # 1 - alpha, if the format has an alpha channel
     audio: Audio | None
     fps: Fraction
 
@@ -62,20 +63,20 @@ def open_media(source: Source) -> Iterator[av.container.InputContainer]:
     """Opens a file for reading. Raises NodeFailed if FFmpeg can't read it."""
     file = str(source) if isinstance(source, Path) else io.BytesIO(source)
     try:
-        # By our own reading: FFmpeg decodes a picture already as it opens it.
+        # Measured by our own reader, because FFmpeg decodes an image when it opens it.
         require_small(measure_picture(source))
         with av.open(file, mode="r", options=dict(OPEN_OPTIONS)) as container:
             for stream in container.streams.video:
                 require_small((stream.width, stream.height))
             yield container
     except (av.error.FFmpegError, OSError) as error:
-        # Without the path that FFmpeg adds: clients must not see the server's paths.
+        # Omits the path that FFmpeg adds, because clients must not see the server's paths.
         raise NodeFailed(f"can't read {_named(source)}: {error.strerror}") from error
 
 
 def first_video(container: av.container.InputContainer) -> av.VideoStream:
     if not container.streams.video:
-        raise NodeFailed("there is no picture in this file")
+        raise NodeFailed("this file has no image")
     return container.streams.video[0]
 
 
@@ -84,7 +85,7 @@ def _named(source: Source) -> str:
 
 
 def duration_s(source: Source) -> float:
-    """The duration of the whole file."""
+    """Returns the duration of the whole file in seconds."""
     with open_media(source) as container:
         if container.duration is not None:
             return container.duration / av.time_base
@@ -94,19 +95,19 @@ def duration_s(source: Source) -> float:
             return float(stream.frames / rate)
         count = sum(1 for _ in container.decode(stream)) if rate else 0
         if not rate or not count:
-            raise NodeFailed(f"how long {_named(source)} is can't be told")
+            raise NodeFailed(f"the duration of {_named(source)} can't be determined")
         return float(count / rate)
 
 
 def absolute_window(window: ClipWindow, source: Source) -> ClipWindow:
-    """The window with its start counted from the beginning."""
+    """Returns the window with its start counted from the beginning."""
     if window.start_s >= 0:
         return window
     return ClipWindow(max(duration_s(source) + window.start_s, 0.0), window.duration_s)
 
 
 def frame_size(source: Source) -> tuple[int, int]:
-    """Width and height as stored, before any rotation."""
+    """Returns the stored width and height, before any rotation."""
     with open_media(source) as container:
         stream = first_video(container)
         return stream.width, stream.height
@@ -130,7 +131,7 @@ def frame_rate(stream: av.VideoStream) -> Fraction:
 def frames_within(
     container: av.container.InputContainer, stream: av.VideoStream, window: ClipWindow
 ) -> Iterator[av.VideoFrame]:
-    """The frames of an absolute window. Packets that can't be decoded are skipped."""
+    """Yields the frames of an absolute window. Packets that can't be decoded are skipped."""
     time_base = stream.time_base or Fraction(1, av.time_base)
     start = int(window.start_s / time_base)
     end = int((window.start_s + window.duration_s) / time_base)
@@ -150,7 +151,7 @@ def frames_within(
 
 
 def decode(source: Source, window: ClipWindow = WHOLE) -> Components:
-    """All frames and the sound of a window, in memory."""
+    """Returns all frames and the audio of a window, in memory."""
     window = absolute_window(window, source)
     with open_media(source) as container:
         stream = first_video(container)
@@ -175,7 +176,7 @@ def _stacked(frames: list[Any], *, has_alpha: bool) -> tuple[Image, Mask | None]
 
 
 class _FrameReader:
-    """Converts frames to arrays. The first frame decides the format of all."""
+    """Converts frames to arrays. The first frame determines the format of all frames."""
 
     def __init__(self) -> None:
         self.has_alpha = False
@@ -187,7 +188,7 @@ class _FrameReader:
             self.has_alpha = _has_alpha(frame)
             self._format = _target_format(frame.format.name, has_alpha=self.has_alpha)
         pixels = self._converted(frame, self._format)
-        # FFmpeg's own idea of rotation, wrong as it is for mirrored pictures.
+        # Uses FFmpeg's rotation like ComfyUI, although it is wrong for mirrored images.
         quarters = round(frame.rotation // 90)
         return np.rot90(pixels, k=quarters).copy() if quarters else pixels
 
@@ -195,7 +196,7 @@ class _FrameReader:
         is_aligned = frame.width % ALIGNMENT_PIXELS == 0
         if is_aligned or not target.startswith("gbr"):
             return frame.to_ndarray(format=target)
-        # Else what lies in memory beyond the right edge would show in the last columns.
+        # Without padding, memory contents beyond the right edge would appear in the last columns.
         if self._align is None:
             self._align = _alignment(frame)
         self._align.push(frame)
@@ -205,7 +206,7 @@ class _FrameReader:
 
 
 def _has_alpha(frame: av.VideoFrame) -> bool:
-    # Any palette may hold transparent colours, so every palette picture has a mask.
+    # A palette can contain transparent colors, so every palette image has a mask.
     is_palette = frame.format.name == "pal8"
     return is_palette or any(component.is_alpha for component in frame.format.components)
 
@@ -217,7 +218,7 @@ def _target_format(name: str, *, has_alpha: bool) -> str:
 
 
 def _alignment(frame: av.VideoFrame) -> av.filter.Graph:
-    """Pads to a multiple of 32 and repeats the border pixels into the padding."""
+    """Pads to a multiple of 32 and repeats the border pixels in the padding."""
     width = -(-frame.width // ALIGNMENT_PIXELS) * ALIGNMENT_PIXELS
     height = -(-frame.height // ALIGNMENT_PIXELS) * ALIGNMENT_PIXELS
     right, bottom = width - frame.width, height - frame.height
@@ -229,7 +230,7 @@ def _alignment(frame: av.VideoFrame) -> av.filter.Graph:
         time_base=frame.time_base or Fraction(1, av.time_base),
     )
     steps = [start, graph.add("pad", f"{width}:{height}:0:0")]
-    # FFmpeg smears over half of a picture at most; smaller ones ComfyUI can't load at all.
+    # FFmpeg smears over at most half of an image. ComfyUI can't load smaller images at all.
     if 2 * right <= width and 2 * bottom <= height:
         borders = f"left=0:right={right}:top=0:bottom={bottom}:mode=smear"
         steps.append(graph.add("fillborders", borders))
@@ -238,7 +239,7 @@ def _alignment(frame: av.VideoFrame) -> av.filter.Graph:
 
 
 def decode_audio(source: Source, window: ClipWindow) -> Audio | None:
-    """The sound of an absolute window; None if there is none that can be decoded."""
+    """Returns the audio of an absolute window, or None if there is no audio that can be decoded."""
     with open_media(source) as container:
         stream = last_decodable_audio(container)
         if stream is None:
@@ -258,7 +259,7 @@ def decode_audio(source: Source, window: ClipWindow) -> Audio | None:
 
 
 def last_decodable_audio(container: av.container.InputContainer) -> av.AudioStream | None:
-    # A stream that FFmpeg has no decoder for has no codec context, and decoding it would crash.
+    # A stream without an FFmpeg decoder has no codec context, and decoding it would crash.
     known = [stream for stream in container.streams.audio if stream.codec_context is not None]
     return known[-1] if known else None
 
@@ -301,7 +302,7 @@ def encode_mp4(
 ) -> None:
     """Encodes a batch with x264's defaults."""
     if images.shape[-1] != 3 or 0 in images.shape:
-        raise NodeFailed(f"a video can't be made of images of shape {images.shape}")
+        raise NodeFailed(f"can't encode a video from images of shape {images.shape}")
     count, height, width = images.shape[:3]
     rate = rounded_rate(fps)
     with new_file(target, tags or {}, format="mp4") as output:
@@ -315,7 +316,7 @@ def encode_mp4(
 def encode_webm(
     images: Image, fps: float, target: Path, *, codec: str, crf: float, tags: Tags
 ) -> None:
-    """Encodes a batch as VP9, with alpha if the images have it, or as AV1."""
+    """Encodes a batch as VP9 (with alpha if the images have an alpha channel) or as AV1."""
     height, width, channels = images.shape[1:]
     has_alpha = channels == 4 and codec == "vp9"
     layout = "rgba" if has_alpha else "rgb24"
@@ -332,7 +333,7 @@ def encode_webm(
 
 
 def rounded_rate(fps: float | Fraction) -> Fraction:
-    """The frame rate in thousandths, as ComfyUI writes it."""
+    """Returns the frame rate in thousandths, as ComfyUI writes it."""
     return Fraction(round(fps * 1000), 1000)
 
 
@@ -350,7 +351,7 @@ def _frame(image: Image, bit_depth: int) -> av.VideoFrame:
     if bit_depth < DEEP_BITS:
         frame = av.VideoFrame.from_ndarray(to_bytes(image), format="rgb24")
     else:
-        # By way of 16 bits: bytes would lose what the ten bits are for.
+        # Converted via 16 bits, because bytes would lose the additional precision of 10 bits.
         deep = np.clip(image * np.float32(65535), 0, 65535).astype(np.uint16)
         frame = av.VideoFrame.from_ndarray(deep, format="rgb48le")
     return frame.reformat(format=pixel_format(bit_depth))
@@ -358,8 +359,8 @@ def _frame(image: Image, bit_depth: int) -> av.VideoFrame:
 
 @contextmanager
 def new_file(target: Target, tags: Tags, *, format: str) -> Iterator[av.container.OutputContainer]:
-    """Opens a container for writing; the file is removed if it could not be finished."""
-    # Else MP4 drops every tag that it does not know, such as the prompt.
+    """Opens a container for writing. Deletes the file if it could not be completed."""
+    # Without this flag, MP4 drops all unknown tags, such as the prompt.
     flags = "use_metadata_tags" if isinstance(target, io.BytesIO) else "use_metadata_tags+faststart"
     options = {"movflags": flags} if format == "mp4" else {}
     file = str(target) if isinstance(target, Path) else target
@@ -394,7 +395,7 @@ def add_aac(output: av.container.OutputContainer, audio: Audio | None) -> av.Aud
 def mux(
     output: av.container.OutputContainer, stream: av.VideoStream, frames: Iterable[av.VideoFrame]
 ) -> int:
-    """Encodes and writes the frames; returns their number."""
+    """Encodes and writes the frames, and returns their number."""
     count = 0
     for frame in frames:
         output.mux(stream.encode(frame))
@@ -406,7 +407,7 @@ def mux(
 def mux_audio(
     output: av.container.OutputContainer, track: av.AudioStream, audio: Audio, samples_max: int
 ) -> None:
-    """Writes the sound, no longer than the pictures."""
+    """Writes the audio, truncated to the length of the video."""
     samples = np.ascontiguousarray(audio.waveform[0, :, :samples_max])
     frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout=track.layout.name)
     frame.sample_rate = audio.sample_rate
@@ -437,11 +438,11 @@ def _is_wanted(container: av.container.InputContainer, format: str, codec: str) 
 
 
 def _copy(container: av.container.InputContainer, target: Path, tags: Tags) -> bool:
-    """Copies all streams; False if MP4 can't hold one of them."""
+    """Copies all streams. Returns False if MP4 can't hold one of them."""
     with new_file(target, {**container.metadata, **tags}, format="mp4") as output:
         copies = {}
         for stream in container.streams:
-            # Without a codec context FFmpeg does not know what it is.
+            # Without a codec context, FFmpeg doesn't know the codec.
             if not isinstance(stream, COPIED) or stream.codec_context is None:
                 continue
             try:
@@ -465,11 +466,12 @@ def transcode(source: Source, window: ClipWindow, target: Path, *, tags: Tags) -
         frames = frames_within(container, stream, window)
         first = next(frames, None)
         if first is None:
-            raise NodeFailed("there is no frame in this part of the video")
+            raise NodeFailed("this part of the video has no frames")
         width, height = _upright_size(first)
         with new_file(target, {**container.metadata, **tags}, format="mp4") as output:
             out = add_h264(output, frame_rate(stream), width, height, stream_bit_depth(stream))
-            # Frames keep their own times; reordered ones would shift those of a trimmed video.
+            # Frames keep their own timestamps. Reordering would shift the timestamps in a trimmed
+            # video.
             out.codec_context.max_b_frames = 0
             out.codec_context.time_base = stream.time_base or Fraction(1, av.time_base)
             track = add_aac(output, audio)
@@ -488,14 +490,14 @@ def _upright_size(frame: av.VideoFrame) -> tuple[int, int]:
 
 
 def _prepared(frames: Iterable[av.VideoFrame], pixels: str) -> Iterator[av.VideoFrame]:
-    """The frames upright, in the encoder's pixel format, with times that begin at 0."""
+    """Yields the frames upright, in the encoder's pixel format, with timestamps that begin at 0."""
     start: int | None = None
     for frame in frames:
         position = frame.pts or 0
         start = position if start is None else start
         prepared = _converted(_rotated(frame), pixels)
         prepared.pts, prepared.time_base = position - start, frame.time_base
-        # Else the encoder would repeat the source's choice of key frames.
+        # Otherwise, the encoder would repeat the source's choice of key frames.
         prepared.pict_type = PictureType.NONE
         yield prepared
 
@@ -511,13 +513,13 @@ def _rotated(frame: av.VideoFrame) -> av.VideoFrame:
 def _converted(frame: av.VideoFrame, pixels: str) -> av.VideoFrame:
     if frame.color_range != ColorRange.JPEG:
         return frame.reformat(format=pixels)
-    # Players take H.264 to be of limited range.
+    # Players assume that H.264 has limited range.
     return frame.reformat(format=pixels, src_color_range="JPEG", dst_color_range="MPEG")
 
 
 @dataclass(frozen=True, slots=True)
 class FileVideo:
-    """A video file, read only when needed."""
+    """A video file, which is read only when needed."""
 
     source: Source
     window: ClipWindow = WHOLE
@@ -552,7 +554,7 @@ class FileVideo:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BuiltVideo:
-    """Images, sound and a frame rate. Encoded when it is saved or cut."""
+    """Images, audio and a frame rate. The video is encoded when it is saved or trimmed."""
 
     images: Image
     fps: Fraction
@@ -571,7 +573,8 @@ class BuiltVideo:
         return Components(self.images, None, self.audio, self.fps)
 
     def part(self, start_s: float, duration_s: float, *, strict: bool) -> FileVideo:
-        """Encodes first, as ComfyUI does, and is always strict about the duration."""
+        """Encodes the video first, like ComfyUI. Always raises NodeFailed if the video is too
+        short."""
         if self.duration_s < start_s + duration_s:
             raise NodeFailed(f"the video lasts {self.duration_s} s, too short for this part")
         encoded = io.BytesIO()

@@ -1,5 +1,5 @@
-"""The engine: accepts prompts and runs them one after the other in its own thread, so that the
-event loop stays free to answer."""
+"""The engine accepts prompts and runs them one by one in its own thread, so that the event loop is
+free to handle requests."""
 
 import asyncio
 import itertools
@@ -45,7 +45,7 @@ from comfyfleet.protocol.validation import Prompt, is_link, traceback_lines, typ
 
 
 class Executor:
-    """What lasts from one run to the next: cached results, and the memory of nodes."""
+    """The state that outlives single runs: cached results and the memory of nodes."""
 
     def __init__(
         self,
@@ -57,7 +57,8 @@ class Executor:
         random: Random,
         dangling_link_kills: bool = False,
     ) -> None:
-        # Which node runs for which client, sent to a socket that opens in mid-run.
+        # The client and the node that is running for it. Sent to a socket that connects during a
+        # run.
         self.executing: tuple[Any, str] | None = None
         self._nodes = nodes
         self._folders = folders
@@ -68,7 +69,7 @@ class Executor:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets all results (`/free`)."""
+        """Drops all results (`/free`)."""
         self._cache = NodeCache()
         self._signer = NodeSigner(self._nodes)
         self._memories: dict[tuple[str, str], dict[str, Any]] = {}
@@ -113,19 +114,19 @@ class Executor:
         return self._memories.setdefault((node_id, class_type), {})
 
     def _forget_absent(self, prompt: Prompt) -> None:
-        """Forgets the memory of nodes that this prompt lacks: ComfyUI keeps a node object only as
-        long as each prompt has it."""
+        """Drops the memory of nodes that this prompt lacks. ComfyUI also keeps a node object only
+        while every prompt contains it."""
         present = {(node_id, node["class_type"]) for node_id, node in prompt.items()}
-        self._memories = {key: kept for key, kept in self._memories.items() if key in present}
+        self._memories = {key: memory for key, memory in self._memories.items() if key in present}
 
     def _prepare(self, prompt: Prompt) -> Prompt:
-        """The prompt as nodes see it and saved files contain it: with `is_changed` where a node's
-        result depends on more than its inputs."""
+        """Returns the prompt as nodes see it and saved files contain it. Nodes whose result depends
+        on more than their inputs have an additional `is_changed`."""
         return {node_id: self._prepare_node(node) for node_id, node in prompt.items()}
 
     def _prepare_node(self, node: Mapping[str, Any]) -> Mapping[str, Any]:
         if "inputs" not in node:
-            # Not checked when nothing but an undeclared link leads to it.
+            # Such a node passes validation if only undeclared links lead to it.
             node = {**node, "inputs": {}}
         kind = self._nodes[node["class_type"]]
         if kind.fingerprint is None or "is_changed" in node:
@@ -136,13 +137,14 @@ class Executor:
         constants = {name: value for name, value in inputs.items() if not is_link(value)}
         try:
             return [kind.fingerprint(self._folders, constants)] if kind.fingerprint else None
-        except Exception:  # noqa: BLE001 - what can't be read is never the same
+        except Exception:  # noqa: BLE001 - files that can't be read never match
             return math.nan
 
 
 STOP_SECONDS = 5.0
-# Some clients listen for a prompt's events only once they have read the answer to its submission.
-# ComfyUI is slow enough for them; a cached run here would be over before.
+# Delay before a prompt runs. Some clients subscribe to a prompt's events only after they have read
+# the response to its submission. ComfyUI is slow enough for them, but a cached run would be over
+# before.
 HEAD_START_SECONDS = 0.002
 
 log = logging.getLogger(__name__)
@@ -151,8 +153,8 @@ log = logging.getLogger(__name__)
 class ExecutorThread:
     """Runs prompts one by one until it is stopped.
 
-    No prompt can end it, except with `mortal`: then it dies where ComfyUI's thread does, to test
-    clients against that.
+    No prompt can end the thread. With `dies_like_comfyui`, it dies where ComfyUI's thread does, to
+    test how clients handle that.
     """
 
     def __init__(
@@ -194,7 +196,7 @@ class ExecutorThread:
             try:
                 self._run_next()
             except Exception:
-                log.exception("the worker thread met an error outside of any node")
+                log.exception("the worker thread encountered an error outside of any node")
                 if self._mortal:
                     return
 
@@ -222,13 +224,14 @@ class ExecutorThread:
             self._audience.send("executing", ended, item.client_id)
 
     def _head_start_left(self, item: QueuedPrompt) -> float:
-        """What is left of the head start; 0 for a prompt that had to wait anyway."""
+        """Returns the rest of the delay in seconds. It is 0 for a prompt that had to wait
+        anyway."""
         age = self._clock() - item.extra_data.get("create_time", 0) / 1000
         return max(HEAD_START_SECONDS - age, 0.0) if age >= 0 else 0.0
 
     def _report_internal_error(self, item: QueuedPrompt, error: Exception) -> RunOutcome:
-        """Reports an internal error as if the first output node had failed, so that no client waits
-        forever."""
+        """Reports an internal error as if the first output node had failed, so that clients don't
+        wait forever."""
         node_id = item.outputs[0]
         data = {
             "prompt_id": item.prompt_id,
@@ -249,7 +252,7 @@ class ExecutorThread:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedPrompt:
-    """`node_errors` names the outputs that were left out; the rest runs."""
+    """A queued prompt. `node_errors` describes the outputs that were left out; all others run."""
 
     prompt_id: str
     number: float
@@ -258,7 +261,7 @@ class AcceptedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class DataFolder:
-    """The folder of an engine's files, laid out like ComfyUI's own."""
+    """The folder of an engine's files, with the layout of ComfyUI's own."""
 
     root: Path
 
@@ -276,7 +279,7 @@ class DataFolder:
 
 
 class Engine:
-    """Connects all parts. `mortal`: see ExecutorThread."""
+    """Connects all parts. `dies_like_comfyui` is described in ExecutorThread."""
 
     def __init__(
         self,
@@ -348,10 +351,10 @@ class Engine:
         return _status(self.queue.remaining())
 
     def _number(self, body: object) -> float:
-        """The prompt's number. A refused prompt uses up its number, too."""
-        wanted, front = read_number(body)
-        if wanted is not None:
-            return wanted
+        """Returns the prompt's number. Refused prompts use up a number as well."""
+        requested, front = read_number(body)
+        if requested is not None:
+            return requested
         number = next(self._numbers)
         return -number if front else number
 

@@ -1,4 +1,5 @@
-"""Routes for files: uploads, views of the three folders (whole or in ranges), and previews of pictures."""
+"""Routes for files: uploads, views of the three folders (whole files or ranges), and image
+previews."""
 
 import asyncio
 import os
@@ -37,24 +38,24 @@ CHUNK_BYTES = 256 * 1024
 
 def path_reply(path: Path, request: Request, headers: dict[str, str]) -> FileReply:
     """Streams a file from disk."""
-    found = path.stat()
-    stamp = FileStamp(found.st_size, found.st_mtime_ns)
+    status = path.stat()
+    stamp = FileStamp(status.st_size, status.st_mtime_ns)
     plan = plan_reply(request.headers, stamp)
     has_body = request.method != "HEAD" and plan.length > 0
     chunks = _chunks(path, plan.start, plan.length) if has_body else None
     return FileReply(plan, stamp, headers, chunks)
 
 
-async def _chunks(path: Path, start: int, left: int) -> AsyncIterator[bytes]:
+async def _chunks(path: Path, start: int, remaining: int) -> AsyncIterator[bytes]:
     with path.open("rb") as file:
         file.seek(start)
-        while left > 0 and (chunk := await _read(file.fileno(), min(left, CHUNK_BYTES))):
-            left -= len(chunk)
+        while remaining > 0 and (chunk := await _read(file.fileno(), min(remaining, CHUNK_BYTES))):
+            remaining -= len(chunk)
             yield chunk
 
 
 async def _read(descriptor: int, size: int) -> bytes:
-    # A small file is in the page cache: a thread would cost more than the read.
+    # A small file is in the page cache, so a thread would cost more than the read.
     if size < CHUNK_BYTES:
         return os.read(descriptor, size)
     return await asyncio.to_thread(os.read, descriptor, size)
@@ -64,13 +65,14 @@ COPY_BYTES = 1024 * 1024
 
 
 class SaveUpload(Protocol):
-    """Writes an upload to its path."""
+    """A function that writes an upload to a path."""
 
     def __call__(self, upload: BinaryIO, path: Path) -> None: ...
 
 
 def upload_path(folder: Path, subfolder: str, name: str) -> Path:
-    """The path for a client's folder and name. Raises OutsideFolder if it leaves the folder."""
+    """Returns the path for a folder and name that a client sent. Raises OutsideFolder if it is
+    outside the folder."""
     base = os.path.abspath(folder)
     path = os.path.abspath(os.path.join(base, os.path.normpath(subfolder), name))
     if not Path(path).is_relative_to(base):
@@ -81,7 +83,8 @@ def upload_path(folder: Path, subfolder: str, name: str) -> Path:
 def store_upload(
     upload: BinaryIO, folder: Path, *, subfolder: str, name: str, overwrite: bool, save: SaveUpload
 ) -> str:
-    """Saves under the name, or a numbered one if a file with other bytes has it. Returns the name."""
+    """Saves a file under its name, or under a numbered name if a file with different bytes exists.
+    Returns the name."""
     try:
         path = upload_path(folder, subfolder, name)
         (folder / os.path.normpath(subfolder)).mkdir(parents=True, exist_ok=True)
@@ -102,7 +105,8 @@ def save_bytes(upload: BinaryIO, path: Path) -> None:
 def _free_name(
     upload: BinaryIO, path: Path, name: str, *, overwrite: bool
 ) -> tuple[str, Path, bool]:
-    """A name that is free, or None if a file with the same bytes has it and nothing must be written."""
+    """Returns a name, its path, and whether a file with the same bytes already exists there, so
+    that nothing must be written."""
     if overwrite:
         return name, path, False
     number, candidate = 0, path
@@ -163,7 +167,8 @@ def _folder_named(name: str) -> FolderName:
 
 
 def save_mask(folders: Folders, form: FormData, upload: BinaryIO, path: Path) -> None:
-    """Without the original it writes nothing and raises nothing, as ComfyUI does."""
+    """Saves a mask into a copy of the original image. If the original doesn't exist, nothing is
+    written and no error is raised, as in ComfyUI."""
     original = _find_original(folders, form)
     if original is not None and original.is_file():
         put_mask(upload, original, path, require_small)
@@ -178,7 +183,7 @@ def _find_original(folders: Folders, form: FormData) -> Path | None:
 
 
 def resolve_view(folders: Folders, query: Mapping[str, str]) -> tuple[Path, str]:
-    """The folder and name for `filename`, `type` and `subfolder`; they need not exist."""
+    """Returns the folder and name for `filename`, `type` and `subfolder`. They need not exist."""
     viewed = parse_view(query)
     return _parent(folders, viewed), viewed.base
 
@@ -212,8 +217,8 @@ def _is_file(path: Path) -> bool:
 
 
 async def reply_with_file(path: Path, query: Mapping[str, str], request: Request) -> Response:
-    wanted = query.get("preview"), query.get("channel")
-    shown = await run_in_threadpool(shown_picture, path, *wanted, require_small)
+    parameters = query.get("preview"), query.get("channel")
+    shown = await run_in_threadpool(shown_picture, path, *parameters, require_small)
     if shown is None:
         return path_reply(path, request, file_headers(path.name))
     content, kind = shown

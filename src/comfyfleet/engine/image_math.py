@@ -1,8 +1,8 @@
-"""Image and mask arithmetic with ComfyUI's results: conversion to bytes, resizing, blur, growing and
-shrinking of masks, and torch's noise.
+"""Image and mask arithmetic with ComfyUI's results: conversion to bytes, resizing, blur, growing
+and shrinking of masks, and torch's noise.
 
-Images are float32 [batch, height, width, channel], masks float32 [batch, height, width], as in
-ComfyUI; nothing is rounded or clamped between nodes. Resizing is torch's `interpolate` without
+Images are float32 [batch, height, width, channel] and masks float32 [batch, height, width], as in
+ComfyUI. Values aren't rounded or clamped between nodes. Resizing uses torch's `interpolate` without
 antialiasing, or Pillow.
 """
 
@@ -20,7 +20,7 @@ from comfyfleet.errors import NodeFailed
 Image = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
-# Anything with height and width as second and third axis.
+# Any array with height and width as second and third axis.
 Picture = npt.NDArray[np.float32]
 
 
@@ -33,12 +33,14 @@ class Audio:
 
 
 def f32(array: Any) -> Image:
-    """Nodes compute in double precision where it matters, but return float32."""
+    """Converts to float32. Nodes compute in double precision where it matters, but return
+    float32."""
     return np.asarray(array, dtype=np.float32)
 
 
 def to_bytes(picture: Picture) -> Bytes:
-    """0..1 → 0..255 by truncation, as ComfyUI saves; rounding would be one off half the time."""
+    """Converts 0..1 to 0..255 by truncation, as ComfyUI does when it saves. Rounding would differ
+    by one in half of the cases."""
     scaled: Picture = np.clip(np.float32(255.0) * picture, 0, 255)
     return scaled.astype(np.uint8)
 
@@ -48,7 +50,7 @@ def from_bytes(pixels: Bytes) -> Image:
 
 
 def as_masks(mask: Mask) -> Mask:
-    """A mask without a batch becomes a batch of one."""
+    """Converts a mask without a batch axis to a batch of one."""
     return mask.reshape((-1, *mask.shape[-2:]))
 
 
@@ -57,7 +59,8 @@ def mask_to_image(mask: Mask) -> Image:
 
 
 def repeat_to(pictures: Picture, count: int) -> Picture:
-    """A batch of exactly `count`: cut, or repeated from its beginning."""
+    """Returns a batch of exactly `count` images, by truncating the batch or repeating it from its
+    beginning."""
     if len(pictures) >= count:
         return pictures[:count]
     times = -(-count // len(pictures))
@@ -65,12 +68,13 @@ def repeat_to(pictures: Picture, count: int) -> Picture:
 
 
 def with_alpha(image: Image, alpha: float = 1.0) -> Image:
-    """Adds one channel with the same value everywhere."""
+    """Adds a channel with the same value everywhere."""
     return np.concatenate([image, np.full_like(image[..., :1], alpha)], axis=-1)
 
 
 def match_channels(source: Image, target: Image) -> Image:
-    """`source` with as many channels as `target`: alpha is cut off, or added as opaque."""
+    """Returns `source` with as many channels as `target`. An alpha channel is removed, or added as
+    opaque."""
     if source.shape[-1] > target.shape[-1]:
         return source[..., : target.shape[-1]]
     return with_alpha(source) if source.shape[-1] < target.shape[-1] else source
@@ -78,19 +82,19 @@ def match_channels(source: Image, target: Image) -> Image:
 
 METHODS = ("nearest-exact", "bilinear", "area", "bicubic", "lanczos")
 CROPS = ("disabled", "center")
-# Of the cubic kernel; torch's choice, where others take -0.5.
+# Parameter of the cubic kernel. This is torch's choice; other libraries use -0.5.
 CUBIC_A = -0.75
 
 Indices = npt.NDArray[np.intp]
 Weights = npt.NDArray[np.float64]
-# float32 as it comes in, float64 between the two axes.
+# float32 for the input, float64 between the two axes.
 Values = npt.NDArray[Any]
 
 
 def resize(
     picture: Picture, width: int, height: int, method: str, crop: str = "disabled"
 ) -> Picture:
-    """Scale to `width` x `height`; `center` first cuts to the new proportions."""
+    """Scales to `width` x `height`. With crop `center`, first crops to the new aspect ratio."""
     if crop == "center":
         picture = crop_to_aspect(picture, width, height)
     _require_size(picture, width, height, method)
@@ -102,7 +106,7 @@ def resize(
 
 
 def crop_to_aspect(picture: Picture, width: int, height: int) -> Picture:
-    """Cuts the same from both sides until the proportions are those of `width` x `height`."""
+    """Crops equally on both sides until the aspect ratio is that of `width` x `height`."""
     old_height, old_width = picture.shape[1:3]
     if old_height <= 0 or height <= 0 or width <= 0:
         raise NodeFailed(f"can't crop {old_width}x{old_height} to {width}x{height}")
@@ -116,7 +120,7 @@ def crop_to_aspect(picture: Picture, width: int, height: int) -> Picture:
 
 
 def _require_size(picture: Picture, width: int, height: int, method: str) -> None:
-    # Averaging over areas may give an empty picture; the other methods refuse to.
+    # Area averaging may return an empty image. The other methods refuse empty sizes.
     smallest = 0 if method == "area" else 1
     if 0 in picture.shape[1:] or min(width, height) < smallest:
         old_height, old_width = picture.shape[1:3]
@@ -135,7 +139,7 @@ def _lanczos(picture: Picture, width: int, height: int) -> Picture:
 
 
 def _nearest(picture: Values, axis: int, size: int) -> Values:
-    # In float32, as torch: where (i + 0.5) * old / size is a whole number, rounding decides.
+    # In float32 like torch, because rounding matters where (i + 0.5) * old / size is an integer.
     old = picture.shape[axis]
     position = (np.arange(size, dtype=np.float32) + np.float32(0.5)) * np.float32(old / size)
     index = np.minimum(np.floor(position).astype(np.intp), old - 1)
@@ -144,7 +148,7 @@ def _nearest(picture: Values, axis: int, size: int) -> Values:
 
 
 def _area(picture: Values, axis: int, size: int) -> Values:
-    """The mean over [floor(i * old / size), ceil((i + 1) * old / size))."""
+    """Returns the mean over [floor(i * old / size), ceil((i + 1) * old / size))."""
     old = picture.shape[axis]
     steps = np.arange(size)
     start, end = steps * old // size if size else steps, -(-(steps + 1) * old // max(size, 1))
@@ -207,7 +211,7 @@ _ALONG: dict[str, Callable[[Values, int, int], Values]] = {
 
 
 def gaussian(radius: int, sigma: float) -> npt.NDArray[np.float64]:
-    """One row of the kernel. Sigma is in units of the radius: the row spans -1 to 1."""
+    """Returns one row of the kernel. Sigma is relative to the radius: the row spans -1 to 1."""
     x = np.linspace(-1.0, 1.0, 2 * radius + 1)
     row = np.exp(-x * x / (2.0 * sigma * sigma))
     normalized: npt.NDArray[np.float64] = row / row.sum()
@@ -215,7 +219,7 @@ def gaussian(radius: int, sigma: float) -> npt.NDArray[np.float64]:
 
 
 def blur(image: Image, radius: int, sigma: float) -> npt.NDArray[np.float64]:
-    """Blurs with mirrored borders. The kernel is separable, so each axis is done separately."""
+    """Blurs with mirrored borders. The kernel is separable, so each axis is blurred separately."""
     height, width = image.shape[1:3]
     if radius >= min(height, width):
         raise NodeFailed(f"radius {radius} is too large for a picture of {width}x{height}")
@@ -241,12 +245,13 @@ SQUARE = tuple((y, x) for y in range(3) for x in range(3))
 
 
 def dilate(mask: Mask, steps: int, tapered_corners: bool) -> Mask:
-    """Takes `steps` times the largest value (below 0: the smallest) of each pixel's neighbourhood."""
+    """Replaces each pixel by the largest value (or the smallest, if `steps` is negative) in its
+    neighborhood. Repeats this abs(`steps`) times."""
     pick: Callable[..., Mask] = np.maximum if steps > 0 else np.minimum
     shape = CROSS if tapered_corners else SQUARE
     for _ in range(abs(steps)):
         grown = _once(mask, shape, pick)
-        # Steps may be thousands, far more than any mask has pixels to give.
+        # There may be thousands of steps, but the mask stops changing much earlier.
         if np.array_equal(grown, mask):
             break
         mask = grown
@@ -262,7 +267,8 @@ def _once(mask: Mask, shape: tuple[tuple[int, int], ...], pick: Callable[..., Ma
     return result
 
 
-# Torch fills blocks of this size at once; fewer values are drawn one by one, another way.
+# Torch fills blocks of this size together. It generates fewer values one by one, with a different
+# method.
 BLOCK = 16
 HALF = BLOCK // 2
 
@@ -271,7 +277,8 @@ Normals = npt.NDArray[np.float32]
 
 
 def standard_normal(count: int, seed: int) -> Normals:
-    """`count` normal numbers from a Mersenne Twister of the low 32 bits of `seed`."""
+    """Returns `count` normally distributed numbers from a Mersenne Twister, seeded with the low 32
+    bits of `seed`."""
     generator = np.random.RandomState(seed & 0xFFFFFFFF)
     if count < BLOCK:
         return _singly(generator, count)
@@ -279,7 +286,7 @@ def standard_normal(count: int, seed: int) -> Normals:
 
 
 def _words(generator: np.random.RandomState, count: int) -> Words:
-    # Over the whole range of 32 bits, numpy hands out the twister's words as they are.
+    # For the full 32-bit range, numpy returns the generator's words unchanged.
     return generator.randint(0, 2**32, size=count, dtype=np.uint32)
 
 
@@ -288,7 +295,7 @@ def _in_blocks(generator: np.random.RandomState, count: int) -> Normals:
     whole = count - count % BLOCK
     values[:whole] = _box_muller(values[:whole])
     if whole < count:
-        # A last block that is not full is drawn anew, over values that are already done.
+        # An incomplete last block is replaced by a new full block that overlaps the previous one.
         values[-BLOCK:] = _box_muller(_uniform24(_words(generator, BLOCK)))
     return values
 
@@ -298,7 +305,8 @@ def _uniform24(words: Words) -> Normals:
 
 
 def _box_muller(uniform: Normals) -> Normals:
-    """In each block the first half gives the radius, the second the angle."""
+    """Applies the Box-Muller transform. The first half of each block determines the radius, the
+    second half the angle."""
     blocks = uniform.astype(np.float64).reshape(-1, BLOCK)
     radius = np.sqrt(-2 * np.log(1 - blocks[:, :HALF]))
     angle = 2 * np.pi * blocks[:, HALF:]
@@ -307,7 +315,8 @@ def _box_muller(uniform: Normals) -> Normals:
 
 
 def _singly(generator: np.random.RandomState, count: int) -> Normals:
-    """Pairs from two 53-bit uniforms; the second of the last pair may be unused."""
+    """Returns numbers that are computed in pairs from two 53-bit uniform numbers. The second number
+    of the last pair may be unused."""
     pairs = -(-count // 2)
     words = _words(generator, 4 * pairs).astype(np.uint64)
     bits = (words[0::2] << np.uint64(32) | words[1::2]) & np.uint64(2**53 - 1)

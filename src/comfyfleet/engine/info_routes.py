@@ -1,5 +1,5 @@
-"""Routes for what the server is and has (version, features, nodes, figures of the machine), for the
-editor's `/internal`, and for what an editor stores on the server: settings, and files such as
+"""Routes for the server's version, features, nodes and machine data, for the editor's `/internal`
+routes, and for the data that an editor stores on the server: settings, and files such as
 workflows."""
 
 import json
@@ -72,7 +72,8 @@ async def get_system_stats(engine: Engine, request: Request) -> Response:
 
 
 def _memory_bytes() -> tuple[int, int]:
-    """Total and available memory; 0 if the system does not report it."""
+    """Returns the total and available memory in bytes. A value is 0 if the system doesn't report
+    it."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines}
@@ -176,10 +177,10 @@ async def post_setting(engine: Engine, request: Request) -> Response:
 
 def _settings(engine: Engine) -> dict[str, Any]:
     try:
-        found = json.loads((engine.data.user / SETTINGS).read_text(encoding="utf-8"))
+        settings = json.loads((engine.data.user / SETTINGS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return settings if isinstance(settings, dict) else {}
 
 
 def _save_settings(engine: Engine, settings: Mapping[str, Any]) -> None:
@@ -210,23 +211,23 @@ def _listed(path: Path, folder: Path, query: Mapping[str, str]) -> Any:
 
 
 def _file_info(path: Path, folder: Path) -> dict[str, Any]:
-    found = path.stat()
+    status = path.stat()
     return {
         "path": path.relative_to(folder).as_posix(),
-        "size": found.st_size,
-        "modified": int(found.st_mtime * 1000),
-        "created": int(found.st_ctime * 1000),
+        "size": status.st_size,
+        "modified": int(status.st_mtime * 1000),
+        "created": int(status.st_ctime * 1000),
     }
 
 
 async def list_tree(engine: Engine, request: Request) -> Response:
-    wanted = request.query_params.get("path", "")
+    requested = request.query_params.get("path", "")
     try:
-        folder = _user_path(engine, wanted)
+        folder = _user_path(engine, requested)
     except OutsideFolder:
         return text_reply("Invalid path requested", 400)
     if not folder.exists():
-        return text_reply("Requested path not found", 404) if wanted else json_reply([])
+        return text_reply("Requested path not found", 404) if requested else json_reply([])
     if not folder.is_dir():
         return text_reply("Requested path is not a directory", 400)
     entries = sorted(_tree(folder, engine.data.user), key=_folders_first)
@@ -239,8 +240,8 @@ def _tree(folder: Path, base: Path) -> Iterator[dict[str, Any]]:
         if path.is_dir():
             yield {**entry, "type": "directory"}
         else:
-            found = path.stat()
-            yield {**entry, "type": "file", "size": found.st_size, "modified": found.st_mtime}
+            status = path.stat()
+            yield {**entry, "type": "file", "size": status.st_size, "modified": status.st_mtime}
 
 
 def _folders_first(entry: Mapping[str, Any]) -> tuple[bool, str]:
@@ -254,7 +255,7 @@ async def get_file(engine: Engine, request: Request) -> Response:
         return empty_reply(403)
     if not path.is_file():
         return empty_reply(404)
-    # Whatever it is, it is not for showing in the editor's own origin.
+    # User files must never be displayed in the editor's own origin, whatever they contain.
     headers = {**file_headers(path.name), "content-disposition": "attachment"}
     return path_reply(path, request, headers)
 

@@ -1,13 +1,14 @@
-"""Node types as the executor sees them, the context of a running node (also its memory limits), and a compact
-notation for node interfaces, from which `/object_info` entries are made.
+"""Node types as the executor uses them, the context of a running node (including memory limits),
+and a compact notation for node interfaces, which is converted to `/object_info` entries.
 
-The executor calls `run(context, **inputs)` in a thread, with inputs named as in the prompt
-(`images.image0` for a slot of a growing group), values already coerced. Optional inputs that are
-not given are left out, and so are those that the node does not declare. A node fails by raising:
-our own errors where we know better than numpy what went wrong, but any other may come.
+The executor calls `run(context, **inputs)` in a thread. Inputs are named as in the prompt
+(`images.image0` for a slot of a growing group), and their values are already coerced. Optional
+inputs without a value are omitted, and so are inputs that the node doesn't declare. A node fails by
+raising an exception. It raises one of our own errors if it can describe the problem better than
+numpy, but any other exception may occur.
 
-ComfyUI has two generations of nodes, and their entries differ in small ways that clients see:
-`classic` ones write choices as a bare list and leave out what is not set; later ones don't.
+ComfyUI has two generations of nodes, and clients can see small differences between their entries.
+`classic` nodes write choices as a bare list and omit fields that aren't set. Later nodes don't.
 """
 
 import logging
@@ -29,7 +30,7 @@ FolderName = Literal["input", "output", "temp"]
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """The folders where nodes read and write files."""
+    """The folders in which nodes read and write files."""
 
     input: Path
     output: Path
@@ -39,12 +40,13 @@ class Folders:
         return {"input": self.input, "output": self.output, "temp": self.temp}[name]
 
     def locate(self, name: str) -> Path:
-        """The path of `x.png`, `sub/x.png` or `x.png [output]`; it need not exist."""
+        """Returns the path of `x.png`, `sub/x.png` or `x.png [output]`. It need not exist."""
         folder, relative = split_annotation(name)
         return path_inside(self.of(folder), relative)
 
     def holds(self, name: str) -> bool:
-        """Whether `name` exists in its folder; a name that leads out of it does not."""
+        """Checks whether `name` exists in its folder. A name that leads out of the folder doesn't
+        count."""
         try:
             return self.locate(name).exists()
         except (InvalidInput, OSError, ValueError):
@@ -52,20 +54,21 @@ class Folders:
 
 
 def split_annotation(name: str) -> tuple[FolderName, str]:
-    """Splits `x.png [temp]` into (temp, x.png); without an annotation the folder is input."""
+    """Splits `x.png [temp]` into (temp, x.png). Without an annotation, the folder is input."""
     folders: tuple[FolderName, ...] = ("output", "input", "temp")
     for folder in folders:
         suffix = f"[{folder}]"
         if name.endswith(suffix):
-            # ComfyUI cuts one character more: the space before the bracket.
+            # ComfyUI removes one more character: the space before the bracket.
             return folder, name[: -len(suffix) - 1]
     return "input", name
 
 
 def path_inside(base: Path, relative: str) -> Path:
-    """Returns `base / relative`; raises if it leaves `base`, because names come from clients.
+    """Returns `base / relative`. Raises InvalidInput if it is outside `base`, because names come
+    from clients.
 
-    Only the text is checked: a symlink that the machine's owner put into `base` is followed.
+    Only the path itself is checked. A symlink that the machine's owner put into `base` is followed.
     """
     path = Path(os.path.abspath(base / relative))
     if not path.is_relative_to(os.path.abspath(base)):
@@ -74,47 +77,51 @@ def path_inside(base: Path, relative: str) -> Path:
 
 
 class Context(Protocol):
-    """All that a running node may use besides its inputs."""
+    """Everything that a running node may use in addition to its inputs."""
 
     @property
     def folders(self) -> Folders: ...
     @property
     def prompt(self) -> Mapping[str, Any]:
-        """The whole prompt, for saved files (ComfyUI's hidden PROMPT)."""
+        """Returns the whole prompt, for saved files (ComfyUI's hidden PROMPT)."""
 
     @property
     def extra_pnginfo(self) -> Mapping[str, Any] | None:
-        """What the client wants in saved files, e.g. the workflow (hidden EXTRA_PNGINFO)."""
+        """Returns the client's metadata for saved files, such as the workflow (hidden
+        EXTRA_PNGINFO)."""
 
     @property
     def node_id(self) -> str: ...
     @property
     def random(self) -> Random:
-        """For the random letters of temporary file names."""
+        """Returns the source of random letters for temporary file names."""
 
     @property
     def memory(self) -> MutableMapping[str, Any]:
-        """What a node keeps from run to run, while each prompt has a node of this id and type.
+        """Returns values that a node keeps from run to run, as long as each prompt contains a node
+        with this id and type.
 
-        ComfyUI keeps its node objects that long, and PreviewImage its random letters.
+        ComfyUI keeps its node objects for the same time, and PreviewImage keeps its random letters
+        in them.
         """
 
     def now(self) -> datetime:
-        """Local time, for the date parts of file names."""
+        """Returns the local time, for the date parts of file names."""
 
     def progress(self, done: float, total: float, preview: bytes | None = None) -> None:
-        """Reports progress, with an encoded JPEG; raises Interrupted when cancelled."""
+        """Reports progress, with an encoded JPEG as preview. Raises Interrupted if the run was
+        cancelled."""
 
     def show_text(self, text: str) -> None:
         """Shows a line on the node while it runs (a binary frame of type 3)."""
 
     def pause(self, seconds: float) -> None:
-        """Waits; raises Interrupted as soon as the run is cancelled."""
+        """Waits. Raises Interrupted as soon as the run is cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeResult:
-    """One value for each output, and what history shows for this node."""
+    """The values of a node's outputs, and its entry in the history."""
 
     outputs: tuple[Any, ...] = ()
     ui: Mapping[str, Any] | None = None
@@ -131,17 +138,18 @@ class EngineNodeType:
     name: str
     info: Mapping[str, Any]
     run: RunNode
-    # ComfyUI's VALIDATE_INPUTS: a message, or None when fine. The inputs in `validated` are
-    # judged by it alone: no list or range check, and the error is reported for each of them.
-    # A value of a wrong type may make it raise, as there.
+    # ComfyUI's VALIDATE_INPUTS: returns an error message, or None if the inputs are valid. For the
+    # inputs in `validated`, it replaces the checks of lists and ranges, and its error is reported
+    # for each of them. As in ComfyUI, it may raise if a value has the wrong type.
     validate: Callable[[Folders, Inputs], str | None] | None = None
     validated: tuple[str, ...] = ()
-    # ComfyUI's IS_CHANGED: part of the cache key (constants only, linked inputs are left out).
-    # It raises when the file can't be read: then nothing is cached.
+    # ComfyUI's IS_CHANGED: a part of the cache key. It gets only constants, not linked inputs. It
+    # raises if the file can't be read, in which case nothing is cached.
     fingerprint: Callable[[Folders, Inputs], Any] | None = None
-    # ComfyUI's check_lazy_status: names of the lazy inputs still wanted, given the known ones.
+    # ComfyUI's check_lazy_status: returns the names of lazy inputs that are still needed, given the
+    # known ones.
     needed: Callable[[Inputs], Sequence[str]] | None = None
-    # Inputs whose choices are files; `info` has them empty.
+    # Inputs whose choices are files. They are empty in `info`.
     choices: Mapping[str, Callable[[Folders], list[str]]] = field(default_factory=dict)
 
     @property
@@ -149,7 +157,7 @@ class EngineNodeType:
         return bool(self.info["output_node"])
 
     def describe(self, folders: Folders) -> dict[str, Any]:
-        """The `/object_info` entry with the current file lists."""
+        """Returns the `/object_info` entry with the current file lists."""
         required = dict(self.info["input"]["required"])
         for name, find in self.choices.items():
             required[name] = _with_choices(required[name], find(folders))
@@ -158,7 +166,7 @@ class EngineNodeType:
 
 @dataclass(frozen=True, slots=True)
 class NodeInFolders:
-    """A node type as a prompt is validated by it: with the files that there are now."""
+    """A node type that validates prompts with the files that currently exist."""
 
     kind: EngineNodeType
     folders: Folders
@@ -223,12 +231,12 @@ COLOR_MAX = 0xFFFFFF
 
 
 def socket(kind: str, **options: Any) -> Declared:
-    """An input that is usually linked."""
+    """Declares an input that is usually linked."""
     return [kind, options]
 
 
 def bare(kind: Any) -> Declared:
-    """The classic form of an input without options."""
+    """Declares an input without options in the classic form."""
     return [kind]
 
 
@@ -253,12 +261,12 @@ def number(
 
 
 def size(default: int = 512, low: int = 1) -> Declared:
-    """A width or height in pixels."""
+    """Declares a width or height in pixels."""
     return integer(default, low, SIZE_MAX, 1)
 
 
 def offset() -> Declared:
-    """A distance in pixels from an edge."""
+    """Declares a distance in pixels from an edge."""
     return integer(0, 0, SIZE_MAX, 1)
 
 
@@ -276,12 +284,12 @@ def choice(*options: str, default: str | None = None, **more: Any) -> Declared:
 
 
 def match_type(template: str, allowed: str, **more: Any) -> Declared:
-    """An input whose type decides that of an output."""
+    """Declares an input whose type determines the type of an output."""
     return [MATCH, more | {"template": {"template_id": template, "allowed_types": allowed}}]
 
 
 def autogrow(name: str, kind: str, **slots: Any) -> Declared:
-    """A group with as many inputs of one kind as are linked."""
+    """Declares a group with as many inputs of a kind as are linked."""
     return [
         "COMFY_AUTOGROW_V3",
         {"template": {"input": {"required": {name: [kind, {}]}}, **slots}},
@@ -289,7 +297,7 @@ def autogrow(name: str, kind: str, **slots: Any) -> Declared:
 
 
 def dynamic_choice(options: Mapping[str, Mapping[str, Declared]]) -> Declared:
-    """A choice whose options each bring their own inputs."""
+    """Declares a choice whose options have inputs of their own."""
     listed = [{"key": key, "inputs": {"required": dict(own)}} for key, own in options.items()]
     return ["COMFY_DYNAMICCOMBO_V3", {"options": listed}]
 
@@ -320,17 +328,17 @@ class Interface:
     optional: Mapping[str, Declared] = field(default_factory=dict)
     hidden: Mapping[str, str] = field(default_factory=dict)
     output_node: bool = False
-    shows_result: bool = False  # in history, although it is no output node
+    shows_result: bool = False  # listed in the history, although it isn't an output node
     deprecated: bool = False
     experimental: bool = False
     essentials: str | None = None
     output_matches: tuple[str, ...] | None = None
     classic: bool = False
     description: str = ""
-    aliases: tuple[str, ...] = ()  # more search terms for the editor
+    aliases: tuple[str, ...] = ()  # additional search terms for the editor
 
     def entry(self) -> dict[str, Any]:
-        """The `/object_info` entry."""
+        """Returns the `/object_info` entry."""
         inputs = self._inputs()
         common = {
             "input": inputs,
@@ -381,7 +389,7 @@ class Interface:
 def node(
     interface: Interface, **more: Any
 ) -> Callable[[Callable[..., NodeResult]], EngineNodeType]:
-    """Decorator: makes a node type of a function that uses the context.
+    """Decorator that creates a node type from a function that uses the context.
 
     `more` are fields of EngineNodeType.
     """
@@ -393,7 +401,8 @@ def node(
 
 
 def pure(interface: Interface, **more: Any) -> Callable[[Callable[..., Any]], EngineNodeType]:
-    """Decorator: makes a node type of a function from its inputs to its output, or to a tuple of several."""
+    """Decorator that creates a node type from a function of its inputs. The function returns the
+    output, or a tuple of several outputs."""
 
     def declare(function: Callable[..., Any]) -> EngineNodeType:
         @wraps(function)
@@ -407,7 +416,7 @@ def pure(interface: Interface, **more: Any) -> Callable[[Callable[..., Any]], En
 
 
 def group(inputs: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The members of a group: `images.image0` → `image0`."""
+    """Returns the members of a group: `images.image0` becomes `image0`."""
     prefix = f"{name}."
     return {key.removeprefix(prefix): inputs[key] for key in inputs if key.startswith(prefix)}
 
@@ -417,15 +426,17 @@ log = logging.getLogger(__name__)
 MEMORY, PIXELS = "COMFYFLEET_ENGINE_MEMORY_BYTES", "COMFYFLEET_MAX_PICTURE_PIXELS"
 MEMORY_BYTES_MAX = 8 * 1024**3
 MEMORY_BYTES_MIN = 256 * 1024**2
-# A node reads one array and makes another, often with one between them; each value has 4 bytes.
+# A node reads one array and creates another, often with one more in between. Each value has 4
+# bytes.
 BYTES_PER_VALUE = 4 * 4
-# Of a picture that is loaded, blurred and saved, all copies together: 105 were measured.
+# For an image that is loaded, blurred and saved, counting all copies. 105 were measured.
 BYTES_PER_PIXEL = 160
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """`memory_bytes`: the limit of the whole process, beyond what it uses when idle."""
+    """Limits of the engine. `memory_bytes` limits the memory of the whole process, in addition to
+    its memory when idle."""
 
     memory_bytes: int = MEMORY_BYTES_MAX
     pixels_max: int = PIXELS_MAX
@@ -439,10 +450,11 @@ _limits = EngineLimits()
 
 
 def limits_of(environ: Mapping[str, str]) -> EngineLimits:
-    """The configured limits; by default half of the machine's memory, and 8 GiB at most.
+    """Returns the configured limits. By default, the engine may use half of the machine's memory,
+    and at most 8 GiB.
 
-    A picture may have as many pixels as fit into that: a larger one is refused with its size,
-    instead of failing for lack of memory.
+    Images may have as many pixels as fit into this memory. A larger image is refused with a message
+    about its size, instead of failing because the memory is exhausted.
     """
     usual = max(MEMORY_BYTES_MIN, min(MEMORY_BYTES_MAX, _physical_bytes() // 2))
     memory = _number(environ, MEMORY, usual, least=MEMORY_BYTES_MIN)
@@ -456,37 +468,37 @@ def use_limits(limits: EngineLimits) -> None:
 
 
 def limit_memory(limits: EngineLimits) -> None:
-    """Limits the memory of this process, if the system can: a node that needs more fails, and nothing else
-    does.
+    """Limits the memory of this process, if the system supports it. A node that needs more memory
+    then fails without affecting anything else.
 
-    Call it after all imports: memory used by then is not counted.
+    Call this after all imports, because memory that is already in use isn't counted.
     """
     use_limits(limits)
     try:
         import resource
 
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        wanted = _data_bytes() + limits.memory_bytes
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        data_bytes = _data_bytes() + limits.memory_bytes
+        most = data_bytes if hard == resource.RLIM_INFINITY else min(data_bytes, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
     except (ImportError, OSError, ValueError):
         log.warning("the memory of the engine can't be limited on this system")
 
 
 def _data_bytes() -> int:
-    """The data size of the process, heap and stacks, by which Linux counts the limit."""
+    """Returns the data size of the process (heap and stacks), to which Linux applies the limit."""
     pages = int(Path("/proc/self/statm").read_text().split()[5])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def require_memory(*shape: int) -> None:
-    """Refuses an array that is too large, before it is made."""
+    """Refuses an array that is too large, before it is created."""
     if math.prod(shape) > _limits.values_max:
         raise LimitExceeded(f"{'x'.join(map(str, shape))} values are more than this machine holds")
 
 
 def require_small(size: Size | None) -> None:
-    """Refuses a picture with too many pixels, before it is decoded."""
+    """Refuses an image with too many pixels, before it is decoded."""
     require_pixels(size, _limits.pixels_max)
 
 
@@ -500,5 +512,5 @@ def _physical_bytes() -> int:
 def _number(environ: Mapping[str, str], name: str, usual: int, *, least: int) -> int:
     text = environ.get(name) or str(usual)
     if not (text.isascii() and text.isdigit() and int(text) >= least):
-        raise InvalidInput(f"{name} is {text!r}; it takes a whole number from {least:,}")
+        raise InvalidInput(f"{name} is {text!r}; it must be a whole number of at least {least:,}")
     return int(text)

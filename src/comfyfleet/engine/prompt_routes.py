@@ -1,4 +1,5 @@
-"""Routes to submit, list and cancel prompts; and the websocket on which a client receives their messages."""
+"""Routes to submit, list and cancel prompts, and the websocket that sends messages about them to
+clients."""
 
 import asyncio
 import contextlib
@@ -49,7 +50,8 @@ def send_greeting(engine: Engine, socket: Socket, client_id: str) -> None:
 
 
 async def pump_socket(websocket: WebSocket, socket: Socket) -> None:
-    """Sends and receives until the client disconnects or has stopped reading for too long."""
+    """Sends and receives until the client disconnects, or until it hasn't read messages for too
+    long."""
     running = [
         asyncio.ensure_future(part)
         for part in (_write(websocket, socket), _listen(websocket, socket), socket.overrun.wait())
@@ -74,7 +76,8 @@ async def _write(websocket: WebSocket, socket: Socket) -> None:
 
 
 async def _listen(websocket: WebSocket, socket: Socket) -> None:
-    """Only the first text that is JSON counts, and only if it is `feature_flags`."""
+    """Reads the client's features. Only the first JSON object counts, and only if it is a
+    `feature_flags` message."""
     first = True
     while (message := await websocket.receive())["type"] != "websocket.disconnect":
         text = message.get("text")
@@ -146,7 +149,7 @@ async def post_history(engine: Engine, request: Request) -> Response:
 
 
 async def post_interrupt(engine: Engine, request: Request) -> Response:
-    """A body that can't be parsed interrupts whatever runs."""
+    """Interrupts a prompt. If the body can't be parsed, interrupts whichever prompt is running."""
     try:
         body = await read_json(request)
     except MalformedBody:
@@ -175,10 +178,11 @@ async def get_job(engine: Engine, request: Request) -> Response:
 
 
 def find_job(engine: Engine, prompt_id: str) -> dict[str, Any] | None:
-    # The queue first: a prompt that ends in between is found in history then.
+    # Read the queue before the history, so that a prompt that ends in between is found in the
+    # history.
     running, waiting = engine.queue.listed()
-    if found := engine.history.get(prompt_id):
-        return detailed_job(prompt_id, found[prompt_id])
+    if record := engine.history.get(prompt_id):
+        return detailed_job(prompt_id, record[prompt_id])
     for items, status in ((running, "in_progress"), (waiting, "pending")):
         for item in items:
             if item.prompt_id == prompt_id:
@@ -191,7 +195,7 @@ async def cancel_job(engine: Engine, request: Request) -> Response:
 
 
 async def cancel_jobs(engine: Engine, request: Request) -> Response:
-    """Best effort: unknown and ended ids are skipped."""
+    """Cancels several jobs. Unknown and finished ids are skipped."""
     try:
         body = await read_json(request)
     except MalformedBody:
@@ -217,7 +221,8 @@ def _is_flag_set(body: object, name: str) -> bool:
 
 
 def _ids_to_delete(body: object) -> Iterable[str]:
-    """Accepts any sequence, as ComfyUI does, even a text: its letters match no id."""
+    """Returns the ids to delete. Like ComfyUI, accepts any sequence, even a string, whose
+    characters match no id."""
     ids = body_field(body, "delete")
     if ids is ABSENT:
         return ()

@@ -1,6 +1,6 @@
-"""The queue of waiting prompts, the running one, and the history of ended ones.
+"""The queue of waiting prompts, the running prompt, and the history of finished prompts.
 
-In memory only, as in ComfyUI.
+They exist only in memory, as in ComfyUI.
 """
 
 import heapq
@@ -16,7 +16,8 @@ from comfyfleet.protocol.payloads import QueuedPrompt, Record
 
 @dataclass(frozen=True, slots=True)
 class RunningPrompt:
-    """The running prompt. `interrupted` belongs to it, so that an interrupt can't hit another prompt."""
+    """The running prompt. It has its own `interrupted` event, so that an interrupt can't affect
+    another prompt."""
 
     item: QueuedPrompt
     interrupted: threading.Event = field(default_factory=threading.Event)
@@ -31,14 +32,15 @@ def by_number_then_arrival(item: QueuedPrompt, arrival: int) -> Entry:
 
 
 def as_comfyui_compares(item: QueuedPrompt, arrival: int) -> Entry:
-    """ComfyUI compares whole items: two with equal number and id compare their dicts, which raises."""
+    """Returns a sort key like ComfyUI's, which compares whole items. For two items with equal
+    number and id, it compares their dicts, which raises TypeError."""
     return (item.number, item.prompt_id, item.prompt, item.extra_data, item)
 
 
 class PromptQueue:
-    """Shared by the event loop and the executor thread.
+    """A queue that the event loop and the executor thread share.
 
-    `changed` is called under the lock at every change.
+    `changed` is called for every change while the lock is held.
     """
 
     def __init__(
@@ -63,7 +65,8 @@ class PromptQueue:
             self._awake.notify()
 
     def take(self) -> RunningPrompt | None:
-        """Waits for the next prompt and marks it as running; None when woken for something else."""
+        """Waits for the next prompt and marks it as running. Returns None if the thread was woken
+        for another reason."""
         with self._awake:
             while not self._heap and not self._woken:
                 self._awake.wait()
@@ -75,20 +78,21 @@ class PromptQueue:
             return self._running
 
     def wake(self) -> None:
-        """Wakes the executor thread although no prompt has come."""
+        """Wakes the executor thread although no prompt was added."""
         with self._awake:
             self._woken = True
             self._awake.notify()
 
     def done(self, record: Callable[[], None]) -> None:
-        """Ends the running prompt; it is recorded before anybody is notified."""
+        """Ends the running prompt. Calls `record` before clients are notified."""
         with self._awake:
             self._running = None
             record()
             self._notify()
 
     def listed(self) -> tuple[list[QueuedPrompt], list[QueuedPrompt]]:
-        """Running and waiting prompts, the latter in heap order: not sorted."""
+        """Returns the running and the waiting prompts. The latter are in heap order, which isn't
+        sorted."""
         with self._awake:
             running = [self._running.item] if self._running else []
             return running, list(self._waiting())
@@ -99,7 +103,7 @@ class PromptQueue:
             self._notify()
 
     def delete(self, prompt_id: str) -> bool:
-        """Removes one waiting prompt of this id."""
+        """Removes one waiting prompt with this id."""
         with self._awake:
             for index, item in enumerate(self._waiting()):
                 if item.prompt_id == prompt_id:
@@ -108,7 +112,7 @@ class PromptQueue:
         return False
 
     def interrupt(self, prompt_id: str | None = None) -> bool:
-        """Interrupts the running prompt, if it has this id (or any, without an id)."""
+        """Interrupts the running prompt if it has this id. Without an id, interrupts any prompt."""
         with self._awake:
             if self._running is None or prompt_id not in (None, self._running.item.prompt_id):
                 return False
@@ -116,7 +120,8 @@ class PromptQueue:
             return True
 
     def cancel(self, prompt_id: str) -> bool:
-        """Interrupts or deletes the prompt. Under one lock, so that it can't start in between."""
+        """Interrupts or deletes the prompt. Holds the lock throughout, so that the prompt can't
+        start in between."""
         with self._awake:
             return self.interrupt(prompt_id) or self.delete(prompt_id)
 
@@ -124,7 +129,8 @@ class PromptQueue:
         return (entry[-1] for entry in self._heap)
 
     def _remove(self, index: int) -> None:
-        # ComfyUI notifies twice for the last one, and recorded conversations have both.
+        # ComfyUI notifies twice when the last prompt is removed, and recorded conversations contain
+        # both messages.
         if len(self._heap) == 1:
             self.clear()
         else:
@@ -140,7 +146,8 @@ HISTORY_ITEMS_MAX = 10_000
 
 
 class History:
-    """Written by the executor thread, read by the event loop."""
+    """The records of finished prompts. The executor thread writes them, and the event loop reads
+    them."""
 
     def __init__(self, items_max: int = HISTORY_ITEMS_MAX) -> None:
         self._items_max = items_max
@@ -154,19 +161,19 @@ class History:
             self._records[prompt_id] = entry
 
     def get(self, prompt_id: str) -> dict[str, Record]:
-        """The record under its id, or an empty dict."""
+        """Returns the record under its id, or an empty dict."""
         with self._lock:
             entry = self._records.get(prompt_id)
         return {} if entry is None else {prompt_id: entry}
 
     def page(self, max_items: int | None = None, offset: int | None = None) -> dict[str, Record]:
-        """Oldest first; `max_items` alone selects the last ones."""
+        """Returns records, oldest first. `max_items` without `offset` selects the newest ones."""
         with self._lock:
             start = -1 if offset is None else offset
             if start < 0 and max_items is not None:
                 start = len(self._records) - max_items
             records = islice(self._records.items(), max(start, 0), None)
-            # ComfyUI compares after adding one, so a page of zero items is impossible.
+            # ComfyUI compares after adding an item, so a page can't be empty on request.
             return dict(islice(records, None if max_items is None else max(max_items, 1)))
 
     def clear(self) -> None:

@@ -1,12 +1,12 @@
-"""One run of one prompt: the order of its nodes, what is reused from the cache, the inputs of each node, and
-the messages to clients.
+"""A single run of a prompt: the order of its nodes, results that are reused from the cache, the
+inputs of each node, and the messages to clients.
 
-Nodes may be added while others run (lazy inputs), so the schedule is a graph from which nodes are
-removed, not a list. The order is ComfyUI's, which clients see: outputs as soon as possible, then
-what leads to them.
+Nodes may be added while others run (lazy inputs). So the schedule is not a list, but a graph from
+which nodes are removed. The order is the same as ComfyUI's, because clients see it: outputs run as
+soon as possible, followed by the nodes that lead to the next outputs.
 
-Results are cached by signature, the content of a node and of all before it, so that an unchanged
-part of a prompt runs once.
+Results are cached by signature, which covers the content of a node and of all nodes before it. An
+unchanged part of a prompt therefore runs only once.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ from comfyfleet.protocol.validation import (
 
 
 class PromptProgress:
-    """The states of the nodes that have started, in the order in which they did."""
+    """The states of the nodes that have started, in the order in which they started."""
 
     def __init__(self, prompt_id: str) -> None:
         self._prompt_id = prompt_id
@@ -48,7 +48,7 @@ class PromptProgress:
         self._set(node_id, value=done, most=total, state="running")
 
     def finish(self, node_id: str) -> None:
-        # A cached node has never started: it is 1 of 1.
+        # A cached node was never started, so it counts as 1 of 1.
         most = self._nodes[node_id]["max"] if node_id in self._nodes else 1
         self._set(node_id, value=most, most=most, state="finished")
 
@@ -70,7 +70,7 @@ class PromptProgress:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """Shared by all nodes of one run."""
+    """The state that all nodes of a run share."""
 
     folders: Folders
     prompt: Prompt
@@ -91,7 +91,7 @@ class RunContext:
 
 @dataclass(frozen=True, slots=True)
 class NodeContext:
-    """One node's Context."""
+    """The Context of a single node."""
 
     context: RunContext
     node_id: str
@@ -118,7 +118,8 @@ class NodeContext:
         self.context.stop_if_interrupted()
         self.context.progress.update(self.node_id, done, total)
         self.context.send_progress()
-        # ComfyUI sends a preview with metadata before the progress, one without after it.
+        # ComfyUI sends a preview with metadata before the progress, and one without metadata after
+        # it.
         wants_metadata = self.context.audience.wants_metadata(self.context.client_id)
         if preview and wants_metadata:
             self._send(sockets.image_with_metadata_frame(preview, self._metadata()))
@@ -127,7 +128,7 @@ class NodeContext:
             self._send(sockets.image_frame(preview))
 
     def show_text(self, text: str) -> None:
-        # To all clients, whoever sent the prompt, as ComfyUI does.
+        # Sent to all clients, regardless of who submitted the prompt, as in ComfyUI.
         self.context.audience.send_frame(sockets.text_frame(self.node_id, text))
 
     def pause(self, seconds: float) -> None:
@@ -157,7 +158,7 @@ Message = tuple[str, Mapping[str, Any]]
 
 
 class RunMessages:
-    """Sends the messages of one run. Without a client most of them go to history only."""
+    """Sends the messages of a run. Without a client, most of them only go to the history."""
 
     def __init__(
         self,
@@ -171,7 +172,8 @@ class RunMessages:
         self._announce = announce
 
     def send(self, event: str, *, to_all: bool = False, **data: Any) -> None:
-        """Sends to the client and records in history; with `to_all`, to everybody if there is no client."""
+        """Sends a message to the client and records it in the history. With `to_all`, it is sent to
+        all clients if the prompt has no client."""
         now_ms = int(self._clock() * 1000)
         timed = {**data, "prompt_id": self._context.prompt_id, "timestamp": now_ms}
         self.messages.append((event, timed))
@@ -193,7 +195,7 @@ class RunMessages:
         self._context.audience.send(event, data, self._context.client_id)
 
 
-# Only those that are not `<node type>.execute`.
+# Contains only the names that differ from `<node type>.execute`.
 NAMES: Mapping[str, str] = {
     "EmptyImage": "EmptyImage.generate",
     "ImageBatch": "ImageBatch.batch",
@@ -226,14 +228,14 @@ def python_name(node_type: EngineNodeType) -> str:
     return NAMES.get(node_type.name, f"{node_type.name}.execute")
 
 
-# How far before an output a node is still preferred to others that are ready.
+# How many steps before an output a node is still preferred over other nodes that are ready.
 STEPS_BEFORE_OUTPUT_MAX = 2
 
 NodeTest = Callable[[str], bool]
 
 
 class MissingNode(NodeFailed):
-    """An input that is not validated is linked to a node that is not in the prompt."""
+    """Raised when an input that isn't validated is linked to a node that is not in the prompt."""
 
     def __init__(self, node_id: str, missing: str) -> None:
         super().__init__(f"Node {missing} not found", exception_type="graph.NodeNotFoundError")
@@ -247,7 +249,7 @@ class DependencyCycle(NodeFailed):
 
 
 class Schedule:
-    """The nodes that are still to run, and their dependencies."""
+    """The nodes that haven't run yet, and their dependencies."""
 
     def __init__(
         self,
@@ -269,7 +271,7 @@ class Schedule:
         return bool(self._blockers)
 
     def add(self, node_id: str) -> None:
-        """Adds a node and all that it needs, except what is cached or lazy."""
+        """Adds a node and all nodes that it needs, except for cached and lazy ones."""
         stack, links = [node_id], []
         while stack:
             current = stack.pop()
@@ -285,7 +287,7 @@ class Schedule:
             self._connect(source, target)
 
     def require(self, node_id: str, input_name: str) -> None:
-        """Makes a lazy input a needed one."""
+        """Marks a lazy input as needed."""
         link = self._prompt[node_id]["inputs"].get(input_name)
         if not is_link(link):
             raise NodeFailed(
@@ -295,11 +297,12 @@ class Schedule:
         self._connect(link[0], node_id)
 
     def sees(self, node_id: str, source: str) -> bool:
-        """Whether the node may use the result of `source`: a lazy link counts once required."""
+        """Checks whether the node may use the result of `source`. A lazy link counts only after it
+        was required."""
         return source in self._linked.get(node_id, ())
 
     def pick(self) -> str:
-        """The node to run next."""
+        """Returns the next node to run."""
         ready = [node_id for node_id, count in self._blockers.items() if count == 0]
         if not ready:
             raise DependencyCycle(next(iter(self._blockers)))
@@ -341,14 +344,14 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class CachedResult:
-    """The outputs of a node, and what history shows (with the node that made it)."""
+    """The outputs of a node, and its entry in the history (with the node that created it)."""
 
     outputs: tuple[Any, ...] = ()
     ui: Mapping[str, Any] | None = None
 
 
 class NodeCache:
-    """The results of the last prompt. Used by the executor thread only."""
+    """The results of the last prompt. Only the executor thread uses the cache."""
 
     def __init__(self) -> None:
         self._entries: dict[str, CachedResult] = {}
@@ -360,23 +363,24 @@ class NodeCache:
         self._entries[signature] = entry
 
     def retain(self, signatures: Collection[str]) -> None:
-        """Drops all others: results of earlier prompts are not worth their memory."""
-        kept = self._entries.keys() & set(signatures)
-        self._entries = {signature: self._entries[signature] for signature in kept}
+        """Drops all other results, because results of earlier prompts aren't worth their memory."""
+        remaining = self._entries.keys() & set(signatures)
+        self._entries = {signature: self._entries[signature] for signature in remaining}
 
 
 DIGEST_BYTES = 16
 
 
 class NodeSigner:
-    """Computes a signature for each node; values that can't be compared get a unique one."""
+    """Computes a signature for each node. Values that can't be compared get a unique signature."""
 
     def __init__(self, nodes: Mapping[str, EngineNodeType]) -> None:
         self._nodes = nodes
         self._unique = itertools.count()
 
     def sign(self, prompt: Prompt) -> dict[str, str]:
-        """Signatures of all nodes. Iterative, because a prompt may be deeper than Python's stack."""
+        """Returns the signatures of all nodes. Doesn't use recursion, because a prompt may be
+        deeper than Python's stack."""
         signed: dict[str, str] = {}
         opened: set[str] = set()
         waiting = list(prompt)
@@ -411,12 +415,13 @@ class NodeSigner:
     def _value(self, value: Any, signed: Mapping[str, str]) -> str:
         if not is_link(value):
             return self._canonical(value)
-        # A source that is missing, or part of a cycle, has no signature.
+        # A source that is missing or part of a cycle has no signature.
         source = signed.get(value[0]) or self._unique_signature()
         return f"<{source}:{self._canonical(value[1])}>"
 
     def _canonical(self, value: Any) -> str:
-        """Equal for values that Python considers equal: 1, 1.0 and true."""
+        """Returns a representation that is equal for values that Python considers equal, such as 1,
+        1.0 and true."""
         match value:
             case str() | None:
                 return repr(value)
@@ -444,7 +449,7 @@ def _sources(node: Mapping[str, Any]) -> Iterator[str]:
 
 
 class RunHalted(Exception):
-    """Ends the run; carries the message to send."""
+    """Ends the run. Contains the message to send."""
 
     def __init__(self, event: str, node_id: str, **data: Any) -> None:
         super().__init__(event)
@@ -455,7 +460,7 @@ class RunHalted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RunTools:
-    """What outlives a run."""
+    """The parts that outlive a run."""
 
     nodes: Mapping[str, EngineNodeType]
     cache: NodeCache
@@ -468,7 +473,7 @@ class RunTools:
 
 @dataclass
 class CollectedInputs:
-    """The values for a node's call, and the names of inputs that have no value yet."""
+    """The arguments for a node's call, and the names of inputs without a value."""
 
     values: dict[str, Any] = field(default_factory=dict)
     missing: set[str] = field(default_factory=set)
@@ -478,8 +483,11 @@ class CollectedInputs:
 
 
 class PromptRun:
-    """`success` is that of the previous run: ComfyUI reports the status of the last node that
-    ended, so a run that stops before its first node inherits it. Clients must not rely on it."""
+    """Runs a prompt.
+
+    `success` is the result of the previous run. ComfyUI reports the status of the last node that
+    ended, so a run that stops before its first node inherits it. Clients must not rely on this.
+    """
 
     def __init__(
         self, tools: RunTools, context: RunContext, outputs: tuple[str, ...], *, success: bool
@@ -530,7 +538,8 @@ class PromptRun:
             self._success = False
             finished = self._visit(node_id)
             self._success = True
-            # Not before: a run whose first node fails leaves the results of the one before.
+            # Not earlier: if the first node of a run fails, the results of the previous run must
+            # remain cached.
             self._tools.cache.retain(self._signatures.values())
             if finished:
                 self._schedule.complete(node_id)
@@ -545,7 +554,8 @@ class PromptRun:
         return [node_id for node_id in self._context.prompt if self._is_cached(node_id)]
 
     def _visit(self, node_id: str) -> bool:
-        """Runs the node or takes its cached result; False when it must wait for a lazy input."""
+        """Runs the node or uses its cached result. Returns False if the node must wait for a lazy
+        input."""
         if entry := self._entries.get(self._signatures[node_id]):
             self._reuse(node_id, entry)
             self._finish(node_id)
@@ -570,7 +580,8 @@ class PromptRun:
         return True
 
     def _collect(self, node_id: str, inputs: CollectedInputs) -> None:
-        """Values of the declared inputs, and of every link, also undeclared ones."""
+        """Collects the values of the declared inputs, and of all links, including undeclared
+        ones."""
         declared = self._declared(node_id)
         for name, value in self._context.prompt[node_id]["inputs"].items():
             if is_link(value):
@@ -591,10 +602,10 @@ class PromptRun:
         needed = self._type_of(node_id).needed
         if needed is None:
             return False
-        wanted = [name for name in needed(inputs.known()) if name not in inputs.known()]
-        for name in wanted:
+        required = [name for name in needed(inputs.known()) if name not in inputs.known()]
+        for name in required:
             self._schedule.require(node_id, name)
-        return bool(wanted)
+        return bool(required)
 
     def _call(self, node_id: str, inputs: CollectedInputs) -> NodeResult:
         kind = self._type_of(node_id)
@@ -610,7 +621,7 @@ class PromptRun:
             node_id=node_id,
             random=self._tools.random,
             memory=self._tools.memory_of(node_id, kind.name),
-            started_at=datetime.fromtimestamp(self._tools.clock()),  # noqa: DTZ006 - local: file names
+            started_at=datetime.fromtimestamp(self._tools.clock()),  # noqa: DTZ006 - local time for file names
         )
         return kind.run(context, **inputs.values)
 
@@ -631,7 +642,7 @@ class PromptRun:
         self._messages.executed(node_id, entry.ui["output"] if entry.ui else None)
 
     def _show_cached_results(self) -> None:
-        """Adds to history the cached nodes that show a result without being outputs: they were not
+        """Adds cached nodes with an intermediate output to the history, because they were not
         visited."""
         for node_id in self._context.prompt:
             entry = self._entries.get(self._signatures[node_id])
@@ -657,7 +668,8 @@ class PromptRun:
     def _show_inputs(self, node_id: str, inputs: CollectedInputs) -> dict[str, list[Any]]:
         values = dict(inputs.values)
         for name, kind in self._type_of(node_id).info["input"].get("hidden", {}).items():
-            # Newer nodes, whose hidden inputs are written as lists, don't get them as arguments.
+            # Newer nodes, whose hidden inputs are declared as lists, don't receive them as
+            # arguments.
             if kind == "PROMPT":
                 values[name] = self._context.prompt
             elif kind == "EXTRA_PNGINFO":
@@ -680,9 +692,9 @@ class PromptRun:
 
     def _declared(self, node_id: str) -> dict[str, DeclaredInput]:
         if node_id not in self._declarations:
-            given = self._context.prompt[node_id]["inputs"]
+            inputs = self._context.prompt[node_id]["inputs"]
             groups = self._type_of(node_id).info["input"]
-            self._declarations[node_id] = declared_inputs(groups, given)
+            self._declarations[node_id] = declared_inputs(groups, inputs)
         return self._declarations[node_id]
 
     def _is_cached(self, node_id: str) -> bool:
@@ -694,7 +706,7 @@ class PromptRun:
 
 
 def _end_stuck_run(error: NodeFailed, node_id: str, prompt: Prompt) -> RunHalted:
-    """The end of a run that can't go on although no node has failed."""
+    """Returns the end of a run that can't continue although no node failed."""
     return RunHalted(
         "execution_error",
         node_id,

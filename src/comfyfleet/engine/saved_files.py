@@ -1,4 +1,4 @@
-"""Names, counters and descriptions of saved files, as clients of ComfyUI rely on them."""
+"""Names, counters and descriptions of saved files, in the form that clients of ComfyUI rely on."""
 
 import json
 import mimetypes
@@ -40,14 +40,14 @@ class FileSlot:
         return f"{stem}_{self.counter + batch_number:05}_{extension}"
 
     def saved(self, name: str) -> Saved:
-        """The file's entry in history."""
+        """Returns the file's entry in the history."""
         return {"filename": name, "subfolder": self.subfolder, "type": self.type}
 
 
 def next_slot(
     context: Context, prefix: str, width: int = 0, height: int = 0, type: FolderName = "output"
 ) -> FileSlot:
-    """The slot for the next file of `prefix`; creates its folder."""
+    """Returns the slot for the next file with `prefix`, and creates its folder."""
     base = context.folders.of(type)
     prefix = fill_tokens(prefix, width=width, height=height, now=context.now())
     subfolder, stem = os.path.split(os.path.normpath(prefix))
@@ -62,7 +62,7 @@ def next_slot(
 
 
 def _outside(base: Path, subfolder: str) -> NodeFailed:
-    """The error with ComfyUI's own text, which clients may know."""
+    """Returns the error with ComfyUI's original message, which clients may recognize."""
     folder, root = os.path.abspath(base / subfolder), os.path.abspath(base)
     return NodeFailed(
         "**** ERROR: Saving image outside the output folder is not allowed."
@@ -73,7 +73,7 @@ def _outside(base: Path, subfolder: str) -> NodeFailed:
 
 
 def fill_tokens(prefix: str, *, width: int, height: int, now: datetime) -> str:
-    """Fills in `%width%`, `%year%` …; unknown tokens stay."""
+    """Fills in tokens such as `%width%` and `%year%`. Unknown tokens are preserved."""
     tokens = {
         "width": str(width),
         "height": str(height),
@@ -90,10 +90,11 @@ def fill_tokens(prefix: str, *, width: int, height: int, now: datetime) -> str:
 
 
 def next_counter(names: Iterable[str], stem: str, length: int) -> int:
-    """One more than the highest number after `stem_`, whatever the extension.
+    """Returns one more than the highest number after `stem_`, regardless of the extension.
 
-    `length` is that of the prefix as given: if it differs from the stem's (a prefix that ends with
-    a slash), no file counts, and files are overwritten, as in ComfyUI.
+    `length` is the length of the given prefix. If it differs from the length of the stem (for a
+    prefix that ends with a slash), no file counts and existing files are overwritten, as in
+    ComfyUI.
     """
     counted = [
         _number(name[length + 1 :])
@@ -111,25 +112,25 @@ def _number(rest: str) -> int:
 
 
 def metadata(context: Context) -> dict[str, str]:
-    """The metadata for saved files, each value as JSON."""
+    """Returns the metadata for saved files, with each value as JSON."""
     extra = context.extra_pnginfo or {}
     values = {"prompt": context.prompt, **extra}
     return {key: json.dumps(value) for key, value in values.items()}
 
 
 def save_images(context: Context, images: Image, prefix: str) -> list[Saved]:
-    """One PNG for each image of the batch, with prompt and workflow inside."""
+    """Saves one PNG per image of the batch, with the prompt and workflow as metadata."""
     info = png_text(metadata(context))
     return _save_pngs(context, images, prefix, "output", SAVED_COMPRESSION, info)
 
 
 def save_preview(context: Context, images: Image) -> list[Saved]:
-    """One temporary PNG for each image, under a name of random letters and without metadata."""
+    """Saves one temporary PNG per image, with random letters as the name and without metadata."""
     return _save_temporary(context, images, random_letters(context), None)
 
 
 def save_kept_preview(context: Context, images: Image) -> list[Saved]:
-    """Like save_preview, with metadata and with letters that the node keeps from run to run."""
+    """Saves previews with metadata, and with letters that the node reuses for all runs."""
     letters = context.memory.setdefault("letters", random_letters(context))
     return _save_temporary(context, images, letters, png_text(metadata(context)))
 
@@ -164,10 +165,10 @@ def _save_pngs(
 
 
 def require_pictures(images: Image) -> tuple[int, int]:
-    """Returns height and width; raises if there is nothing to save."""
+    """Returns the height and width. Raises NodeFailed if there are no images to save."""
     if isinstance(images, np.ndarray) and (images.ndim != 4 or 0 in images.shape):
-        raise NodeFailed(f"there is no picture to save: {images.shape!r}")
-    # A text or number passes validation; Python's own complaint is what ComfyUI's clients see.
+        raise NodeFailed(f"there are no images to save; the shape is {images.shape!r}")
+    # Strings and numbers pass validation, so ComfyUI's clients see Python's own error for them.
     return images[0].shape[0], images[0].shape[1]
 
 
@@ -183,7 +184,8 @@ def png_text(texts: dict[str, str]) -> PngInfo:
 
 
 def files_of(*kinds: str) -> Callable[[Folders], list[str]]:
-    """Lists the input files whose content type is among `kinds`, or all of them."""
+    """Returns a function that lists the input files with one of the content types, or all files if
+    `kinds` is empty."""
 
     def find(folders: Folders) -> list[str]:
         if not folders.input.is_dir():
@@ -195,8 +197,8 @@ def files_of(*kinds: str) -> Callable[[Folders], list[str]]:
 
 
 def content_kind(name: str) -> str:
-    """`image`, `video`, `audio` … by the extension."""
-    # Not every machine's table knows WebP and Matroska.
+    """Returns the content type that the extension implies: `image`, `video`, `audio` …"""
+    # The tables of some machines lack WebP and Matroska.
     extension = name.rsplit(".", 1)[-1].lower()
     known = {"webp": "image", "mkv": "video", "webm": "video"}
     guessed, _ = mimetypes.guess_type(name, strict=False)
@@ -204,7 +206,7 @@ def content_kind(name: str) -> str:
 
 
 def missing_file(what: str, name: str) -> Callable[[Folders, Any], str | None]:
-    """A validator: checks that the input `name` is the name of an existing file."""
+    """Returns a validator that checks whether the input `name` is the name of an existing file."""
 
     def validate(folders: Folders, inputs: Any) -> str | None:
         value = inputs[name]

@@ -1,5 +1,5 @@
-"""Serves an engine on a port, as long as the process lives or inside a `with` block; and checks who
-may call it."""
+"""Serves an engine on a port, until the process ends or inside a `with` block, and controls access
+to it."""
 
 import base64
 import contextlib
@@ -46,8 +46,9 @@ USER = "engine"
 
 @dataclass(frozen=True)
 class AccessGuard:
-    """Refuses requests. `is_local`: only those that address this machine by a local name, otherwise
-    a web page could reach it by DNS rebinding. `key`: only those with this key."""
+    """Refuses requests without access. With `is_local`, the host name must be local, because
+    otherwise a web page could reach this machine by DNS rebinding. With `key`, requests must have
+    this key."""
 
     app: ASGIApp
     is_local: bool
@@ -78,15 +79,15 @@ def is_local(listener: socket.socket) -> bool:
     return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
 
 
-def _is_key(given: str, key: str) -> bool:
-    wanted = base64.b64encode(f"{USER}:{key}".encode()).decode()
-    return hmac.compare_digest(given.encode(), f"Basic {wanted}".encode())
+def _is_key(header: str, key: str) -> bool:
+    expected = base64.b64encode(f"{USER}:{key}".encode()).decode()
+    return hmac.compare_digest(header.encode(), f"Basic {expected}".encode())
 
 
 START_SECONDS_MAX = 10.0
 STOP_SECONDS_MAX = 10.0
 GRACE_SECONDS = 3
-# As long as ComfyUI's: clients that keep connections would find them closed.
+# The same as ComfyUI's, because clients that reuse connections would otherwise find them closed.
 KEEP_ALIVE_SECONDS = 75
 LISTEN_BACKLOG = 128
 
@@ -111,9 +112,10 @@ def serve_in_thread(
     dies_like_comfyui: bool = False,
     app_of: AppOf = create_app,
 ) -> Iterator[Served]:
-    """Serves an engine in a thread of this process; port 0 takes any free one.
+    """Serves an engine in a thread of this process. Port 0 chooses any free port.
 
-    Without `data` its files are deleted afterwards. `mortal` lets it die where ComfyUI does.
+    Without `data`, the engine's files are deleted afterwards. `dies_like_comfyui` lets its executor
+    thread die in the cases in which ComfyUI's does.
     """
     with contextlib.ExitStack() as stack:
         root = data or Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -129,7 +131,7 @@ def serve_in_thread(
 
 
 def serve(engine: Engine, listener: socket.socket, *, key: str | None = None) -> None:
-    """Serves until SIGINT or SIGTERM. Both end it in order, with exit code 0."""
+    """Serves until SIGINT or SIGTERM. Both stop the server gracefully, with exit code 0."""
     guarded = AccessGuard(create_app(engine), is_local(listener), key)
     _StoppableServer(_config(guarded)).run(sockets=[listener])
 
@@ -141,7 +143,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise ServerUnavailable(
             f"{host}:{port} can't be listened on: {error.strerror or error}",
-            hint="Another process may have that port: choose one with --port, or 0 for any.",
+            hint="Another process may use this port. Choose a different one with --port, or 0 for any.",
         ) from error
 
 
@@ -150,7 +152,8 @@ REUSE = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
 
 
 def _bound(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
-    # asyncio turns Nagle's delay off only for sockets that say they are TCP: 40 ms a request.
+    # asyncio disables Nagle's algorithm only for sockets that are explicitly TCP. It would delay
+    # each request by 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, REUSE, 1)
@@ -178,15 +181,17 @@ def _config(app: ASGIApp) -> uvicorn.Config:
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACE_SECONDS,
         ws="websockets-sansio",
-        # A node that holds the interpreter must not look like a dead connection.
+        # A node that blocks the interpreter must not look like a dead connection.
         ws_ping_interval=None,
-        # Frames stay on the machine or in the rack: packing them costs more than sending them.
+        # Messages stay on the machine or in the rack, where compressing them takes longer than
+        # sending them.
         ws_per_message_deflate=False,
     )
 
 
 class _StoppableServer(uvicorn.Server):
-    """Exits normally on a signal: uvicorn would raise the signal again after its shutdown."""
+    """A server that exits normally on a signal. uvicorn would raise the signal again after its
+    shutdown."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

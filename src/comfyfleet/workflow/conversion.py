@@ -87,8 +87,7 @@ class Options(TypedDict, total=False):
 
     now: datetime | None
     rng: Random | None
-    # How to handle nodes of a type that the server lacks: drop them, or emit them as the editor
-    # does.
+    # How to handle nodes of a type that the server lacks: drop them, or emit them like the editor.
     unknown: Literal["drop", "keep"]
     # Raise an error that lists all unknown node types, or all required links that are missing.
     strict: bool

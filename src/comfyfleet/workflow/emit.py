@@ -29,8 +29,8 @@ SEARCH_NAME = "Node name for S&R"
 
 
 class Budgets:
-    """The amounts that one conversion may still read and produce. They are limited because texts
-    can refer to texts, and subgraphs repeat them."""
+    """The amounts that one conversion may still read and produce. They are limited because strings
+    can refer to each other, and subgraphs repeat them."""
 
     def __init__(self, limits: Limits) -> None:
         self.choices = choice_budget(limits)
@@ -49,7 +49,7 @@ class Budgets:
 
 
 class Patterns:
-    """Fills in patterns with values of the nodes of a graph and its subgraphs."""
+    """Fills in patterns with values from a graph's nodes and from its subgraphs."""
 
     def __init__(
         self, graphs: Mapping[str, WiredGraph], now: datetime | None, budgets: "Budgets"
@@ -272,7 +272,7 @@ def _set_option_index(node: WiredNode, inputs: dict[str, Any]) -> None:
 
 
 def _checked(value: Any, scope: GraphScope, node: WiredNode, name: str, emission: Emission) -> Any:
-    """Returns a copy of the value that is valid in JSON: numbers are finite, and texts can be
+    """Returns a copy of the value that is valid in JSON: numbers are finite, and strings can be
     encoded."""
     if isinstance(value, int) or value is None or (isinstance(value, str) and value.isascii()):
         return value

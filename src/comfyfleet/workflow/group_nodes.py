@@ -1,4 +1,5 @@
-"""Converts group nodes, the predecessors of subgraphs, to subgraphs as the editor does."""
+"""Converts group nodes, the predecessors of subgraphs, to subgraphs in the same way as the
+editor."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -191,8 +192,8 @@ class _Builder:
     def _add_widgets(
         self, index: int, node: Node, declared: _Declared, shown: dict[str, str]
     ) -> Iterator[tuple[int, int, str, Any]]:
-        """Adds the ordinary widgets. Yields those that were converted to inputs, which come after
-        all nodes."""
+        """Adds the ordinary widgets. Yields the widgets that were converted to inputs, which come
+        after all nodes."""
         converted = {
             slot.name: place for place, slot in enumerate(node.inputs) if slot.widget == slot.name
         }
@@ -302,7 +303,7 @@ def _is_known(group: GroupDefinition, types: NodeTypes) -> bool:
 
 
 class _Inner(NamedTuple):
-    """The inner nodes of one instance, and their layouts."""
+    """The inner nodes of an instance, and their layouts."""
 
     nodes: tuple[Node, ...]
     laid_out: tuple[WiredNode, ...]

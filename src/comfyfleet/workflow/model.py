@@ -12,7 +12,7 @@ from comfyfleet.errors import LimitExceeded
 # thousand, and needs all fields in order.
 made = tuple.__new__
 
-# The input and output ends of a subgraph are drawn as nodes with these fixed ids.
+# The input and output ends of a subgraph appear as nodes with these fixed ids.
 SUBGRAPH_INPUT_ID = "-10"
 SUBGRAPH_OUTPUT_ID = "-20"
 # The id of a node that has no id yet. It can't be linked.
@@ -122,7 +122,7 @@ class Limits(NamedTuple):
     group_nodes_max: int = 1_000  # group nodes take more time per node the more there are
     value_depth_max: int = 100
     dynamic_rows_max: int = 1_000
-    # Characters of a whole prompt. Instances of a subgraph repeat the texts inside it.
+    # Characters of a whole prompt. Instances of a subgraph repeat the strings inside it.
     text_characters_max: int = 64 * 1024**2
     choice_depth_max: int = 100  # nesting of {a|{b|c}} in one text
     choice_characters_max: int = 2_000_000  # characters read inside choices, counted once per level
@@ -144,7 +144,7 @@ class CharacterBudget:
             raise LimitExceeded(f"{self._what} have at most {self._max:,} characters")
 
     def take_value(self, value: Any) -> None:
-        """Takes the lengths of all texts and names in a JSON value, and one character for each
+        """Takes the lengths of all strings and names in a JSON value, and one character for each
         other value."""
         pending = [value]
         while pending:

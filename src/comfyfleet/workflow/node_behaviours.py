@@ -30,7 +30,7 @@ class Behaviour(NamedTuple):
     counters: Mapping[str, int] = {}
     # Shows the images of its last run, and sends their URLs under this name.
     compares_as: str = ""
-    # Its widgets are the LoRAs that were added to it.
+    # The node's widgets are the LoRAs that were added to it.
     lists_loras: bool = False
     # Saves its values by name instead of in a list.
     named_values: bool = False
@@ -140,7 +140,8 @@ VALUE_CLASSES = frozenset(
         "PrimitiveBoolean",
     )
 )  # fmt: skip
-# A class whose first widget chooses among option widgets, which are added as they are filled.
+# A class whose first widget chooses among option widgets. The editor adds options as they are
+# filled.
 CUSTOM_COMBO = "CustomCombo"
 # Sampler names used to be saved with this prefix. The editor removes it when it opens a file.
 SAMPLER_CLASSES = ("KSampler", "KSamplerAdvanced")

@@ -56,8 +56,8 @@ class NodeType(NamedTuple):
     match: MatchGroups | None
     behaviour: Behaviour | None
     is_output: bool
-    is_dynamic: bool  # its inputs depend on its values or links
-    is_plain: bool  # its values can simply be assigned in order
+    is_dynamic: bool  # whether the inputs depend on the node's values or links
+    is_plain: bool  # whether the values can simply be assigned in order
     pack: str
     required_sockets: tuple[str, ...] = ()  # inputs that must be linked for the node to run
 

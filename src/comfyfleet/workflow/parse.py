@@ -82,7 +82,7 @@ def node_id(value: Any, place: str) -> str:
 
 def shape_of(value: Any) -> str:
     """Describes the type of a JSON value for messages."""
-    names: dict[type, str] = {dict: "an object", list: "a list", str: "a text", bool: "a boolean"}
+    names: dict[type, str] = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
     return "null" if value is None else names.get(type(value), "a number")
 
 
@@ -154,7 +154,7 @@ def _node(data: Any) -> Node:
     get = data.get
     node_type, title, mode, properties = get("type"), get("title"), get("mode"), get("properties")
     if not isinstance(node_type, str):
-        raise _Malformed(f"`type` is {shape_of(node_type)}, not a text")
+        raise _Malformed(f"`type` is {shape_of(node_type)}, not a string")
     inputs, outputs = get("inputs"), get("outputs")
     fields: tuple[Any, ...] = (
         _id(get("id", UNASSIGNED)),
@@ -259,7 +259,7 @@ def _id(value: Any) -> str:
         return value
     if isinstance(value, float) and math.isfinite(value):
         return str(int(value)) if value.is_integer() else str(value)
-    raise _Malformed(f"an id is a number or a text, this is {shape_of(value)}")
+    raise _Malformed(f"an id must be a number or a string, not {shape_of(value)}")
 
 
 def _index(value: Any) -> int:

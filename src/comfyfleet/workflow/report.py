@@ -155,11 +155,7 @@ def _unknown_type(node: WiredNode, place: str, key: str, *, is_sent: bool) -> Wa
 
 
 def _value_count(node: WiredNode, key: str, place: str) -> Iterator[Warning]:
-    """Warns if values may be assigned to other widgets than those that they were saved from.
-
-    Classes without widgets, such as PreviewAny, are skipped: for these, the editor saves the
-    displayed value.
-    """
+    """Warns if values may be assigned to widgets other than the ones that they were saved from."""
     saved = node.node.values
     if not isinstance(saved, list) or node.value_slots in (0, len(saved)):
         return
@@ -215,7 +211,8 @@ def _refused_values(
     count = 0
     for key, entry in prompt.items():
         known = types.get(entry.get("class_type", ""))
-        if known is None or known.name == CUSTOM_COMBO:  # its choices are its own widgets
+        # the choices of this node are its own widgets
+        if known is None or known.name == CUSTOM_COMBO:
             continue
         for spec, problem in _problems(known, entry["inputs"]):
             count += 1

@@ -188,7 +188,7 @@ class _At(NamedTuple):
     node: WiredNode
     slot: int
     is_output: bool
-    wanted: str  # type of the input that is resolved; empty if the next input determines it
+    wanted_type: str  # type of the input that is resolved; empty if the next input determines it
 
 
 Resolved = InputSource | HostValue | None
@@ -213,21 +213,21 @@ class Resolver:
             self._first_scope.setdefault(scope.wired.graph.id, scope)
 
     def resolve(self, scope: GraphScope, node: WiredNode, slot: int) -> Resolved:
-        at: _At | Resolved = _At(scope, node, slot, is_output=False, wanted="")
+        at: _At | Resolved = _At(scope, node, slot, is_output=False, wanted_type="")
         seen: dict[tuple[str, str, int, bool], str] = {}
         while isinstance(at, _At):
             key = (at.scope.prefix, at.node.node.id, at.slot, at.is_output)
-            if (*key, at.wanted) in self._known:
-                at = self._known[(*key, at.wanted)]
+            if (*key, at.wanted_type) in self._known:
+                at = self._known[(*key, at.wanted_type)]
                 break
             if key in seen:
                 where = at.scope.place_of(at.node)
                 raise InvalidWorkflow(f"{where}: the links through this node form a loop")
-            seen[key] = at.wanted
+            seen[key] = at.wanted_type
             at = self._through_output(at) if at.is_output else self._along_link(at)
         # Cache the result for all visited steps, so that a long chain with many consumers is only
         # walked once.
-        self._known.update(((*key, wanted), at) for key, wanted in seen.items())
+        self._known.update(((*key, wanted_type), at) for key, wanted_type in seen.items())
         return at
 
     def _along_link(self, at: _At) -> _At | Resolved:
@@ -244,8 +244,8 @@ class Resolver:
             raise InvalidWorkflow(
                 f"{where}: linked to node {slot.link.origin}, which doesn't exist"
             )
-        wanted = at.wanted or slot.type
-        return _At(at.scope, origin, slot.link.origin_slot, is_output=True, wanted=wanted)
+        wanted_type = at.wanted_type or slot.type
+        return _At(at.scope, origin, slot.link.origin_slot, is_output=True, wanted_type=wanted_type)
 
     def _out_of_subgraph(self, scope: GraphScope, slot: Input, link: Link) -> _At | Resolved:
         host = scope.instance
@@ -255,7 +255,7 @@ class Resolver:
             )
         outer = host.inputs[link.origin_slot]
         if outer.link is not None:
-            return _At(scope.parent, host, link.origin_slot, is_output=False, wanted="")
+            return _At(scope.parent, host, link.origin_slot, is_output=False, wanted_type="")
         return HostValue(host.values[outer.widget]) if outer.widget is not None else None
 
     def _through_output(self, at: _At) -> _At | Resolved:
@@ -276,7 +276,7 @@ class Resolver:
     def _value_held(self, at: _At) -> _At | Resolved:
         linked = next((i for i, slot in enumerate(at.node.inputs) if slot.link is not None), None)
         if linked is not None:
-            return _At(at.scope, at.node, linked, is_output=False, wanted=at.wanted)
+            return _At(at.scope, at.node, linked, is_output=False, wanted_type=at.wanted_type)
         value = first_value(at.node)
         return None if value is None else HostValue(value)
 
@@ -284,8 +284,10 @@ class Resolver:
         outputs = at.node.outputs
         if not 0 <= at.slot < len(outputs):
             raise InvalidWorkflow(f"{at.scope.place_of(at.node)} has no output {at.slot}")
-        slot = bypass_slot(at.node.inputs, at.slot, outputs[at.slot], at.wanted)
-        return None if slot is None else _At(at.scope, at.node, slot, is_output=False, wanted="")
+        slot = bypass_slot(at.node.inputs, at.slot, outputs[at.slot], at.wanted_type)
+        return (
+            None if slot is None else _At(at.scope, at.node, slot, is_output=False, wanted_type="")
+        )
 
     def _into_subgraph(self, at: _At) -> _At | None:
         inner = at.scope.children[at.node.node.id]
@@ -301,7 +303,7 @@ class Resolver:
             where = join_places(at.scope.place_of(at.node), f"output {ports[at.slot].name}")
             reason = "its own input" if link.origin == SUBGRAPH_INPUT_ID else "a missing node"
             raise InvalidWorkflow(f"{where}: is linked directly to {reason}")
-        return _At(inner, origin, link.origin_slot, is_output=True, wanted=at.wanted)
+        return _At(inner, origin, link.origin_slot, is_output=True, wanted_type=at.wanted_type)
 
     def _past_virtual(self, at: _At) -> _At | None:
         behaviour = BEHAVIOURS[at.node.node.type]
@@ -309,7 +311,7 @@ class Resolver:
             return self._past_getter(at, behaviour.getter_of, outward=behaviour.looks_outward)
         if not 0 <= at.slot < len(at.node.inputs) or at.node.inputs[at.slot].link is None:
             return None
-        return _At(at.scope, at.node, at.slot, is_output=False, wanted=at.wanted)
+        return _At(at.scope, at.node, at.slot, is_output=False, wanted_type=at.wanted_type)
 
     def _past_getter(self, at: _At, setter_type: str, *, outward: bool) -> _At | None:
         """Continues at the input of the setter. If the setter is outside the subgraph, continues at
@@ -319,7 +321,7 @@ class Resolver:
             return None
         for setter in self._setters_in(at.scope, setter_type, name):
             has_input = 0 <= at.slot < len(setter.inputs)
-            at_setter = _At(at.scope, setter, at.slot, is_output=False, wanted=at.wanted)
+            at_setter = _At(at.scope, setter, at.slot, is_output=False, wanted_type=at.wanted_type)
             return at_setter if has_input else None
         around = at.scope.parent if outward else None
         candidates: list[tuple[GraphScope, WiredNode]] = []
@@ -347,7 +349,7 @@ class Resolver:
             return None
         # The editor identifies the node, but not the instance, so the first instance is used.
         first = self._first_scope[scope.wired.graph.id]
-        return _At(first, origin, link.origin_slot, is_output=True, wanted=at.wanted)
+        return _At(first, origin, link.origin_slot, is_output=True, wanted_type=at.wanted_type)
 
 
 def _setters(scope: GraphScope) -> dict[tuple[str, str], list[WiredNode]]:
@@ -366,24 +368,26 @@ def first_value(node: WiredNode) -> Any:
     return values[0] if isinstance(values, list) and values else None
 
 
-def bypass_slot(inputs: Sequence[Input], slot: int, output_type: str, wanted: str) -> int | None:
+def bypass_slot(
+    inputs: Sequence[Input], slot: int, output_type: str, wanted_type: str
+) -> int | None:
     """Returns the input that stands in for output `slot` of a bypassed node.
 
     The input is chosen by type, whether or not it is linked. The slot number alone only decides if
     the type is unknown.
     """
-    if wanted in (ANY_TYPE, ""):
+    if wanted_type in (ANY_TYPE, ""):
         return slot if len(inputs) > slot else 0
-    if slot < len(inputs) and _fits(inputs[slot].type, output_type, wanted):
+    if slot < len(inputs) and _fits(inputs[slot].type, output_type, wanted_type):
         return slot
     for index, candidate in enumerate(inputs):
-        if candidate.type == wanted:
+        if candidate.type == wanted_type:
             return index
     for index, candidate in enumerate(inputs):
-        if _fits(candidate.type, output_type, wanted):
+        if _fits(candidate.type, output_type, wanted_type):
             return index
     return None
 
 
-def _fits(input_type: str, output_type: str, wanted: str) -> bool:
-    return are_compatible(input_type, output_type) and are_compatible(input_type, wanted)
+def _fits(input_type: str, output_type: str, wanted_type: str) -> bool:
+    return are_compatible(input_type, output_type) and are_compatible(input_type, wanted_type)

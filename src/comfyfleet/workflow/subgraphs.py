@@ -352,7 +352,7 @@ def _entries(host: Node, definition: GraphDraft, drafts: GraphDrafts) -> list[Pr
 
 
 def _tuples(saved: Any) -> Sequence[list[str]]:
-    """Returns all entries, or none if one of them is malformed, as the editor does."""
+    """Returns all entries. Like the editor, returns none of them if one is malformed."""
     if isinstance(saved, str):
         try:
             saved = json.loads(saved)

@@ -1,4 +1,4 @@
-"""Replacements that the editor makes in texts before it sends them: {a|b} choices and %…%
+"""Replacements that the editor makes in strings before it sends them: {a|b} choices and %…%
 patterns."""
 
 import re
@@ -47,7 +47,7 @@ def choose(
 
 def _choose(text: str, rng: Random | None, depth_left: int, budget: CharacterBudget) -> str:
     if depth_left == 0:
-        raise LimitExceeded("a text with choices {a|b} is nested too deeply")
+        raise LimitExceeded("choices {a|b} are nested too deeply")
     text = _without_comments(text)
     parts: list[str] = []
     position = 0

@@ -1,5 +1,5 @@
-"""Assigns the saved `widgets_values` to a node's widgets, strictly in order. Nodes of popular packs
-whose JavaScript saves values differently are read in the same way as that JavaScript does."""
+"""Assigns the saved `widgets_values` to a node's widgets, strictly in order. Some popular packs
+save values differently. Their nodes are read according to the packs' JavaScript."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -243,7 +243,7 @@ def _assign(
 
 
 def _listed(value: Any, widget: Widget) -> Any:
-    """Replaces a value with the first choice if it isn't one of the choices of a remote list."""
+    """Replaces a value with the first choice if a remote list doesn't contain it."""
     choices = widget.choices or ()
     return value if value in choices else choices[0] if choices else LOADING
 
@@ -360,8 +360,8 @@ def _cut_old_prefix(values: dict[str, Any]) -> None:
 
 
 def _assign_custom_combo(node_type: NodeType, positional: Sequence[Any]) -> WidgetValues:
-    """Assigns the values of a custom combo. Its options are widgets, and the editor adds another
-    one as long as the last one is filled."""
+    """Assigns the values of a custom combo. Its options are widgets, and the editor adds an option
+    whenever the last one is filled."""
     choice = next(widget for widget in node_type.widgets if widget.is_widget)
     values: dict[str, Any] = {choice.name: positional[0] if positional else choice.default}
     widgets = [choice, Widget("index", "index", socket=False)]

@@ -117,8 +117,8 @@ def wire_node(
 
 
 def _linked_by_name(node: Node, node_type: NodeType, links: Links) -> tuple[Input, ...] | None:
-    """Links inputs by name, which is the fast path. Returns None if the saved inputs don't match
-    those of the class."""
+    """Links inputs by name, which is the fast path. Returns None if the saved inputs differ from
+    the inputs of the class."""
     if node_type.is_dynamic:
         return None
     if not links:
@@ -161,8 +161,7 @@ def _linked_step_by_step(
 
 
 def _shown_value(node: Node) -> Mapping[str, Any]:
-    """Returns the value of the widget of a node that only the editor knows, if the widget has a
-    name."""
+    """Returns the widget value of a node that only the editor knows, if the widget has a name."""
     name = BEHAVIOURS[node.type].shows if node.type in BEHAVIOURS else ""
     shown = node.values[0] if isinstance(node.values, list) and node.values else None
     return {name: shown} if name else {}
@@ -231,7 +230,7 @@ def are_compatible(one: str, other: str) -> bool:
 
 
 def common_type(types: Sequence[str]) -> str | None:
-    """Returns the types that are in all given lists, or None if there are none."""
+    """Returns the types that all given lists have in common, or None."""
     lists = [one.split(",") for one in types if one != ANY_TYPE]
     if not lists:
         return ANY_TYPE
@@ -295,8 +294,7 @@ def _output_type(graph: WiredGraph, node: WiredNode, slot: int, chain_left: int)
 
 
 def _narrowed(slot: Input, match: MatchGroups, connected: Mapping[str, str]) -> str:
-    """Returns the types that still fit: the allowed types that the other connected inputs of the
-    group also have."""
+    """Returns the allowed types that fit all other connected inputs of the group."""
     group, allowed = match.inputs[slot.name]
     others = [
         other_type

@@ -1,4 +1,4 @@
-"""Every node type that the built-in engine has, one module for each kind of work.
+"""All node types of the built-in engine, with one module for each kind of work.
 
 Internal: may change without notice.
 """
@@ -27,5 +27,5 @@ KINDS = (
 
 
 def registry() -> Mapping[str, EngineNodeType]:
-    """All node types by class_type."""
+    """Returns all node types by class_type."""
     return {node.name: node for kind in KINDS for node in kind}

@@ -1,9 +1,9 @@
-"""Nodes for testing clients and servers: slow, plain and failing ones; and a blur as slow as on a ComfyUI
-without a GPU.
+"""Nodes for testing clients and servers (slow, trivial and failing ones), and a blur that is as
+slow as ComfyUI's without a GPU.
 
 Clients test queueing, interrupting and reconnecting while a large blur runs, and expect it to take
-seconds. Our blur is faster, so the rest of the time is slept: only in an engine that stands in for
-a ComfyUI, never where somebody waits for a picture.
+seconds. Our blur is faster, so it sleeps for the rest of the time. This happens only in an engine
+that stands in for a ComfyUI, never while users wait for an image.
 """
 
 import contextlib
@@ -39,7 +39,8 @@ from comfyfleet.engine.node import (
 from comfyfleet.engine.saved_files import Saved, content_kind, files_of, missing_file, next_slot
 from comfyfleet.errors import NodeFailed
 
-# What a ComfyUI on two cores does, roughly, and the longest that we make anybody wait.
+# The approximate speed of ComfyUI on two CPU cores, and the maximum duration of a slowed-down blur
+# in seconds.
 OPERATIONS_PER_SECOND = 6e9
 SECONDS_MAX = 2.0
 
@@ -48,7 +49,7 @@ HEAVY = "ImageBlur"
 
 
 def with_cpu_pace(nodes: Mapping[str, EngineNodeType]) -> dict[str, EngineNodeType]:
-    """The same node types, with a blur that takes as long as ComfyUI's on a CPU."""
+    """Returns the node types with a blur that takes as long as ComfyUI's on a CPU."""
     blur = nodes[HEAVY]
 
     def run(context: Context, *, image: Any, blur_radius: int, sigma: float) -> NodeResult:
@@ -67,14 +68,15 @@ def minimum_duration(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[None]:
-    """Makes the block last as long as this many operations would.
+    """Makes the block last as long as this many operations would take.
 
-    Not `context.pause`: in ComfyUI an interrupt reaches such a node only when it has ended.
+    Doesn't use `context.pause`, because in ComfyUI an interrupt reaches such a node only when it
+    has finished.
     """
     end = clock() + min(operations / OPERATIONS_PER_SECOND, SECONDS_MAX)
     yield
-    if (left := end - clock()) > 0:
-        sleep(left)
+    if (remaining := end - clock()) > 0:
+        sleep(remaining)
 
 
 MODULE = "comfyfleet"
@@ -104,7 +106,8 @@ PLACEHOLDER_SIDE = 64
 def take_steps(
     context: Context, steps: int, step_ms: int, previews: bool, image: Image | None = None
 ) -> NodeResult:
-    """Runs as slowly as wished, with progress and a preview that becomes brighter at each step."""
+    """Runs for a given number of steps and time per step, with progress and a preview that becomes
+    brighter with each step."""
     picture = placeholder() if image is None else image
     for done in range(1, steps + 1):
         context.pause(step_ms / 1000)
@@ -114,7 +117,7 @@ def take_steps(
 
 
 def placeholder() -> Image:
-    """A picture for callers that gave none: a ramp in each direction."""
+    """Returns an image for callers without one: a gradient in each direction."""
     ramp = np.linspace(0, 1, PLACEHOLDER_SIDE, dtype=np.float32)
     across, down = np.meshgrid(ramp, ramp)
     return np.stack([across, down, 1 - across], axis=-1)[np.newaxis]
@@ -129,8 +132,8 @@ def jpeg(picture: Image) -> bytes:
 
 
 def _size_and_time(folders: Folders, inputs: Inputs) -> tuple[int, int]:
-    found = folders.locate(inputs["file"]).stat()
-    return found.st_size, found.st_mtime_ns
+    status = folders.locate(inputs["file"]).stat()
+    return status.st_size, status.st_mtime_ns
 
 
 @node(
@@ -150,7 +153,7 @@ def _size_and_time(folders: Folders, inputs: Inputs) -> tuple[int, int]:
     fingerprint=_size_and_time,
 )
 def pass_file(context: Context, file: str, filename_prefix: str) -> NodeResult:
-    """Copies the file to the output folder; returns its name as a loader takes it."""
+    """Copies the file to the output folder. Returns its name in the form that loaders accept."""
     source = context.folders.locate(file)
     slot = next_slot(context, filename_prefix)
     _, name = split_annotation(file)
@@ -164,7 +167,8 @@ def pass_file(context: Context, file: str, filename_prefix: str) -> NodeResult:
 
 
 def saved_file_ui(saved: Saved) -> dict[str, Any]:
-    """The entry for history, under the key that ComfyUI's own savers use for such a file."""
+    """Returns the entry for the history, under the key that ComfyUI's own savers use for this type
+    of file."""
     match content_kind(saved["filename"]):
         case "image":
             return {"images": [saved]}
@@ -195,7 +199,7 @@ HASH_SIDE = 8
 def measure_image(
     context: Context, image: Image, measure: str, reference: Image | None = None
 ) -> NodeResult:
-    """Shows a number from 0 to 1 for the first picture, or a few words about it."""
+    """Shows a number from 0 to 1 for the first image, or a short description of it."""
     if measure == "similarity" and reference is None:
         raise NodeFailed("similarity needs a reference")
     grey = grey_of(image)
@@ -217,14 +221,16 @@ def grey_of(image: Any) -> Any:
 
 
 def sharpness(grey: Any) -> float:
-    """The mean difference of neighbours, which a blur takes away; a checkerboard has 1."""
+    """Returns the mean difference between neighboring pixels, which a blur reduces. A checkerboard
+    has 1."""
     across, down = np.abs(np.diff(grey, axis=1)), np.abs(np.diff(grey, axis=0))
     total = across.size + down.size
     return float((across.sum() + down.sum()) / total) if total else 0.0
 
 
 def picture_hash(grey: Any) -> Any:
-    """64 bits: whether a picture gets brighter from left to right, in each of 8 × 8 places."""
+    """Returns 64 bits, one for each of 8 × 8 areas: whether the image becomes brighter from left to
+    right."""
     small = PIL.Image.fromarray((grey * 255).clip(0, 255).astype(np.uint8))
     pixels = np.asarray(small.resize((HASH_SIDE + 1, HASH_SIDE)), dtype=np.int16)
     return np.diff(pixels, axis=1) > 0

@@ -1,5 +1,6 @@
-"""Nodes that read the input folder, write pictures into the output and temp folders or to the
-websocket, split, build and save videos; and loaders of models, of which there are none here."""
+"""Nodes that load files from the input folder, write images to the output and temp folders or the
+websocket, and trim, create and save videos. Also contains model loaders for compatibility, although
+the engine has no models."""
 
 import hashlib
 import math
@@ -56,16 +57,17 @@ from comfyfleet.errors import NodeFailed
 from comfyfleet.protocol.validation import type_name
 
 MASK_CHANNELS = ("alpha", "red", "green", "blue")
-# What stands for the mask of a picture that has none.
+# The size of the mask for an image that has none.
 NO_MASK_SIZE = (64, 64)
 IMAGE_FILE = [[], {"image_upload": True}]
 
 
 def load_picture(path: Path) -> tuple[Image, Mask]:
-    """All frames of a picture or video, and their masks: 1 where they are transparent."""
+    """Returns all frames of an image or video, and their masks, which are 1 where a frame is
+    transparent."""
     components = decode(path)
     if len(components.images) == 0:
-        # FFmpeg opens animated WebP but gives no frame of it.
+        # FFmpeg opens animated WebP files, but returns no frames.
         return _with_pillow(path)
     mask = components.mask
     if mask is None:
@@ -81,7 +83,7 @@ def _with_pillow(path: Path) -> tuple[Image, Mask]:
             with _truncated_allowed():
                 frames = _pillow_frames(path)
     except (OSError, ValueError, PIL.Image.DecompressionBombError) as error:
-        # Pillow's own text: clients recognise ComfyUI's failure by it.
+        # Pillow's own message, by which clients recognize ComfyUI's error.
         raise NodeFailed(str(error), exception_type=type_name(error)) from error
     same = [frame for frame in frames if frame.size == frames[0].size]
     images = np.stack([np.asarray(frame.convert("RGB")) for frame in same])
@@ -97,8 +99,8 @@ def _pillow_frames(path: Path) -> list[PIL.Image.Image]:
 
 @contextmanager
 def _truncated_allowed() -> Iterator[None]:
-    """Lets Pillow load a truncated picture; the missing rest is black."""
-    # Pillow knows this for the whole process only, so it is put back at once.
+    """Lets Pillow load a truncated image. The missing part is black."""
+    # Pillow only has a setting for the whole process, so it is restored right away.
     PIL.ImageFile.LOAD_TRUNCATED_IMAGES = True
     try:
         yield
@@ -163,7 +165,7 @@ def load_image_mask(context: Context, image: str, channel: str) -> NodeResult:
 
 
 def _modified_at(folders: Folders, inputs: Inputs) -> float:
-    # Videos are large, so their time stands for their content.
+    # Videos are large, so the modification time represents their content.
     return folders.locate(inputs["file"]).stat().st_mtime
 
 
@@ -191,9 +193,9 @@ LOADERS = (load_image, load_image_mask, load_video)
 
 IMAGES = "comfy_extras.nodes_images"
 WEBP_EFFORT = {"default": 4, "fastest": 0, "slowest": 6}
-# Where WebP files keep the prompt; further texts go into the tags below.
+# The tag in which WebP files store the prompt. Further entries use the tags below it.
 EXIF_MODEL = 0x0110
-# Shown by editors, and repeated by ComfyUI when it refuses the input: clients see the text.
+# Shown by editors, and repeated by ComfyUI when it refuses the input, so clients see this text.
 PREFIX_TOOLTIP = (
     "The prefix for the file to save. This may include formatting information such as "
     "%date:yyyy-MM-dd% or %Empty Latent Image.width% to include values from nodes."
@@ -313,7 +315,7 @@ def _save_animation(
 ) -> NodeResult:
     height, width = require_pictures(images)
     slot: FileSlot = next_slot(context, prefix, width, height)
-    # An animation is one file, so the batch number has no place in its name and stays a token.
+    # An animation is one file, so its name has no batch number, and the token is preserved.
     name = f"{slot.stem}_{slot.counter:05}_{extension}"
     first, *rest = to_pillow(images)
     duration_ms = int(1000.0 / fps)
@@ -325,7 +327,8 @@ def _save_animation(
 
 
 def webp_exif(texts: dict[str, str]) -> PIL.Image.Exif:
-    """EXIF with `prompt:{…}` in the camera's model, and `workflow:{…}` and more in the tags before it."""
+    """Returns EXIF data with `prompt:{…}` in the camera's model, and with `workflow:{…}` and other
+    entries in the tags before it."""
     exif = PIL.Image.Exif()
     for tag, (key, value) in enumerate(texts.items()):
         exif[EXIF_MODEL - tag] = f"{key}:{value}"
@@ -333,7 +336,8 @@ def webp_exif(texts: dict[str, str]) -> PIL.Image.Exif:
 
 
 def apng_chunks(texts: dict[str, str]) -> PngInfo:
-    """Chunks of ComfyUI's own type: text chunks would not survive in an animation."""
+    """Returns chunks of ComfyUI's own type, because text chunks would not survive in an
+    animation."""
     info = PngInfo()
     for key, value in texts.items():
         info.add(b"comf", f"{key}\0{value}".encode("latin-1"), after_idat=True)
@@ -347,7 +351,8 @@ PNG_COMPRESSION = 1
 
 
 def _unique_value(folders: Folders, inputs: Inputs) -> float:
-    """A value that never repeats: each run must send its pictures, so none may come from the cache."""
+    """Returns a value that never repeats, because each run must send its images, and none may come
+    from the cache."""
     return math.nan
 
 
@@ -365,7 +370,7 @@ def _unique_value(folders: Folders, inputs: Inputs) -> float:
     fingerprint=_unique_value,
 )
 def save_image_websocket(context: Context, images: Image) -> NodeResult:
-    """Sends each picture as the preview of a step; steps count from 0."""
+    """Sends each image as the preview of a step. Steps count from 0."""
     for index, picture in enumerate(to_pillow(images)):
         file = BytesIO()
         picture.save(file, "PNG", compress_level=PNG_COMPRESSION)
@@ -402,8 +407,8 @@ CHECKPOINT_TOOLTIP = "The name of the checkpoint (model) to load."
     )
 )
 def load_checkpoint(context: Context, ckpt_name: str) -> NodeResult:
-    """Never runs unless the name is linked, because no name is offered."""
-    raise NodeFailed(f"there is no model {ckpt_name!r}: the built-in engine has none")
+    """Always fails. It only runs if the name is linked, because it offers no names."""
+    raise NodeFailed(f"model {ckpt_name!r} doesn't exist: the built-in engine has no models")
 
 
 @pure(
@@ -427,7 +432,7 @@ VIDEOS = "comfy_extras.nodes_video"
 
 
 def saved_video_ui(saved: Saved) -> dict[str, object]:
-    """The entry for history: videos are listed as animated images."""
+    """Returns the entry for the history. Videos are listed as animated images."""
     return {"images": [saved], "animated": (True,)}
 
 

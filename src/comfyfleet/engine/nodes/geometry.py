@@ -1,6 +1,6 @@
-"""Nodes that scale, crop, pad, rotate and join pictures.
+"""Nodes that scale, crop, pad, rotate and join images.
 
-Sizes are rounded half to even, as Python does, unless a node says otherwise.
+Sizes are rounded half to even, like Python's `round`, unless a node states otherwise.
 """
 
 import math
@@ -52,7 +52,8 @@ Size = tuple[int, int]
 
 
 def fill_in_size(picture: Picture, width: int, height: int) -> Size:
-    """A width or height of 0 follows from the other and the proportions, and is at least 1."""
+    """Returns the size. A width or height of 0 is computed from the other one and the aspect ratio,
+    and is at least 1."""
     old_height, old_width = picture.shape[1:3]
     if width == 0:
         return max(1, round(old_width * height / old_height)), height
@@ -97,7 +98,7 @@ def to_size(picture: Picture, width: int, height: int, method: str, crop: str) -
 
 
 def to_multiple(picture: Picture, multiple: int, method: str) -> Picture:
-    """Scales as little as possible, then cuts, until both sides are divisible."""
+    """Scales as little as possible, and then crops until both sides are divisible."""
     height, width = picture.shape[1:3]
     target_width, target_height = width - width % multiple, height - height % multiple
     if 0 in (target_width, target_height) or (target_width, target_height) == (width, height):
@@ -183,7 +184,7 @@ def image_scale_to_total_pixels(
         "image/upscaling",
         inputs={
             "image": IMAGE,
-            # ComfyUI lists one of them twice.
+            # ComfyUI lists one of the methods twice.
             "upscale_method": choice(
                 "area", "lanczos", "bilinear", "nearest-exact", "bilinear", "bicubic"
             ),
@@ -220,7 +221,7 @@ def resize_and_pad(
     count, height, width, channels = image.shape
     require_memory(count, target_height, target_width, channels)
     factor = min(target_width / width, target_height / height)
-    # Truncated, not rounded: a thin picture may vanish, and only the padding is left.
+    # Truncated instead of rounded, so a thin image may vanish and leave only the padding.
     inner_width, inner_height = int(width * factor), int(height * factor)
     inner = resize(image, inner_width, inner_height, interpolation)
     color = 0.0 if padding_color == "black" else 1.0
@@ -232,7 +233,7 @@ def resize_and_pad(
 
 _CROP = choice(*CROPS, default="center")
 Resizer = Callable[[Picture, str, Mapping[str, Any]], Picture]
-# Each option: the inputs that it brings, and what it does with them.
+# For each option, the inputs that it adds, and the function that uses them.
 _RESIZERS: dict[str, tuple[dict[str, Any], Resizer]] = {
     "scale dimensions": (
         {"width": size(low=0), "height": size(low=0), "crop": _CROP},
@@ -260,7 +261,7 @@ _RESIZERS: dict[str, tuple[dict[str, Any], Resizer]] = {
     ),
     "scale total pixels": (
         {"megapixels": number(1.0, 0.01, 16.0, 0.01)},
-        # Truncated to whole pixels here, and not in ImageScaleToTotalPixels.
+        # Truncated to whole pixels here, unlike in ImageScaleToTotalPixels.
         lambda p, method, o: resize(p, *total_pixels(p, int(o["megapixels"] * MEGAPIXEL)), method),
     ),
     "match size": (
@@ -294,7 +295,7 @@ def resize_image_or_mask(
     input: Picture, resize_type: str, scale_method: str, **options: Any
 ) -> Picture:
     if resize_type not in _RESIZERS:
-        raise InvalidInput(f"there is no resize_type {resize_type!r}", known=list(_RESIZERS))
+        raise InvalidInput(f"unknown resize_type {resize_type!r}", known=list(_RESIZERS))
     _, resizer = _RESIZERS[resize_type]
     return resizer(input, scale_method, group(options, "resize_type"))
 
@@ -321,8 +322,8 @@ SPACING_COLORS = {
 
 
 def crop_pixels(image: Image, x: int, y: int, width: int, height: int) -> Image:
-    """A start beyond the picture is moved to its last pixel; a negative one counts from the end, as
-    in Python."""
+    """Crops an image. A start beyond the image is moved to its last pixel, and a negative start
+    counts from the end, as in Python."""
     x, y = min(x, image.shape[2] - 1), min(y, image.shape[1] - 1)
     return image[:, y : y + height, x : x + width]
 
@@ -398,18 +399,18 @@ def pad_for_outpaint(
     margins = ((0, 0), (top, bottom), (left, right), (0, 0))
     padded = np.pad(image, margins, constant_values=OUTPAINT_GREY)
     mask = np.ones((1, *padded.shape[1:3]), np.float32)
-    there = (0, slice(top, top + height), slice(left, left + width))
-    mask[there] = 0
+    inside = (0, slice(top, top + height), slice(left, left + width))
+    mask[inside] = 0
     if 0 < 2 * feathering < min(height, width):
         distance = _distance_to_new_edges(width, height, (left, top, right, bottom))
-        mask[there] = (np.maximum(feathering - distance, 0) / feathering) ** 2
+        mask[inside] = (np.maximum(feathering - distance, 0) / feathering) ** 2
     return padded, mask
 
 
 def _distance_to_new_edges(
     width: int, height: int, padding: tuple[int, int, int, int]
 ) -> npt.NDArray[np.float64]:
-    """The distance of each pixel to the nearest edge where padding was added."""
+    """Returns each pixel's distance to the nearest edge where padding was added."""
     left, top, right, bottom = padding
     x, y = np.arange(width), np.arange(height)
     across = np.minimum(x if left else width, width - x if right else width)
@@ -493,14 +494,14 @@ def image_stitch(
     second = match_channels(second, first)
     parts = [second, first] if direction in ("left", "up") else [first, second]
     if spacing_width > 0:
-        # An odd width is made even, so that what is stitched can become a video.
+        # An odd width is made even, so that the result can become a video.
         spacing_width += spacing_width % 2
         parts.insert(1, _spacing(first, second, along, spacing_width, spacing_color))
     return np.concatenate(parts, axis=along)
 
 
 def _same_batch(first: Image, second: Image) -> tuple[Image, Image]:
-    """Extends the shorter batch by repeating its last picture."""
+    """Extends the shorter batch by repeating its last image."""
     count = max(len(first), len(second))
 
     def lengthen(image: Image) -> Image:
@@ -512,7 +513,7 @@ def _same_batch(first: Image, second: Image) -> tuple[Image, Image]:
 
 
 def _same_length(image: Image, target: Image, along: int) -> Image:
-    """Scales so that the touching edges are equally long; sizes are truncated."""
+    """Scales an image so that the touching edges are equally long. Sizes are truncated."""
     height, width = image.shape[1:3]
     aspect = width / height
     if along == 2:
@@ -525,7 +526,7 @@ def _same_length(image: Image, target: Image, along: int) -> Image:
 def _padded_alike(first: Image, second: Image, along: int, color: str) -> tuple[Image, Image]:
     across = 1 if along == 2 else 2
     length = max(first.shape[across], second.shape[across])
-    # All channels get one value, and a colour that is not grey counts as black here.
+    # All channels get the same value, and any color except white counts as black.
     value = 1.0 if color == "white" else 0.0
 
     def pad(image: Image) -> Image:

@@ -1,4 +1,4 @@
-"""Nodes that change the colours of pictures, composite them, handle alpha, build batches, and make
+"""Nodes that adjust the colors of images, composite them, handle alpha, create batches, and create
 and change masks."""
 
 import math
@@ -67,7 +67,7 @@ SHARPEN_STRENGTH = 10
     )
 )
 def image_invert(image: Image) -> Image:
-    # In float32, not in bytes: most values come out one lower than 255 - v when saved.
+    # Computed in float32 instead of bytes, so most values are one lower than 255 - v when saved.
     inverted: Image = 1.0 - image
     return inverted
 
@@ -109,7 +109,7 @@ def blend_pixels(below: Image, above: Image, mode: str) -> Image:
         case "soft_light":
             return _soft_light(below, above)
         case "difference":
-            # Not the absolute value: what is negative is clamped to 0 after mixing.
+            # Not the absolute value: negative values are clamped to 0 after mixing.
             return below - above
         case _:
             return above
@@ -184,7 +184,7 @@ def image_sharpen(image: Image, sharpen_radius: int, sigma: float, alpha: float)
 def image_quantize(image: Image, colors: int, dither: str) -> Image:
     if image.shape[-1] != 3:
         raise NodeFailed(f"only three channels can be quantized, not {image.shape[-1]}")
-    # By way of int64: values outside 0..1 wrap around, they are not clipped here.
+    # Converted via int64, so values outside 0..1 wrap around instead of being clipped.
     pixels = (image * np.float32(255)).astype(np.int64).astype(np.uint8)
     return from_bytes(np.stack([_quantized(one, colors, dither) for one in pixels]))
 
@@ -198,12 +198,13 @@ def _quantized(pixels: Bytes, colors: int, dither: str) -> Bytes:
     elif dither.startswith("bayer-"):
         count = len(palette.getpalette() or ()) // 3
         picture = PIL.Image.fromarray(_bayer(pixels, int(dither.split("-")[1]), count))
-    # Mapped a second time onto its own palette: only then does Pillow dither.
+    # Quantized a second time with its own palette, because Pillow only dithers in this case.
     return np.asarray(picture.quantize(palette=palette, dither=method).convert("RGB"))
 
 
 def _bayer(pixels: Bytes, order: int, colors: int) -> Bytes:
-    """Ordered dithering: adds a tiled threshold matrix whose spread depends on the number of colours."""
+    """Applies ordered dithering: adds a tiled threshold matrix whose spread depends on the number
+    of colors."""
     height, width = pixels.shape[:2]
     matrix = 2 * 256 / colors * bayer_matrix(int(math.log2(order))) + 0.5
     tiled = np.tile(matrix, (-(-height // order), -(-width // order)))[:height, :width]
@@ -212,7 +213,8 @@ def _bayer(pixels: Bytes, order: int, colors: int) -> Bytes:
 
 
 def bayer_matrix(level: int) -> npt.NDArray[np.float64]:
-    """Thresholds around 0 of size 2**level, each level made of four of the one before."""
+    """Returns thresholds around 0 of size 2**level. Each level combines four copies of the previous
+    one."""
     matrix = np.zeros((1, 1))
     for exponent in range(1, level + 1):
         quarter = 4**exponent
@@ -320,12 +322,12 @@ def image_composite_masked(
     opacity = _opacity(mask, source)
     x = max(-source.shape[2], min(x, width))
     y = max(-source.shape[1], min(y, height))
-    # What lies outside the destination is cut; its own corner may lie outside as well.
+    # The parts outside the destination are cut off, which may include the source's own corner.
     visible = (slice(None), slice(None, height - y + min(0, y)), slice(None, width - x + min(0, x)))
-    there = (slice(None), slice(y, y + source.shape[1]), slice(x, x + source.shape[2]))
+    inside = (slice(None), slice(y, y + source.shape[1]), slice(x, x + source.shape[2]))
     result = destination.copy()
     opacity = opacity[visible]
-    result[there] = opacity * source[visible] + (1 - opacity) * destination[there]
+    result[inside] = opacity * source[visible] + (1 - opacity) * destination[inside]
     return result
 
 
@@ -347,7 +349,7 @@ def _opacity(mask: Mask | None, source: Image) -> Image:
     )
 )
 def join_image_with_alpha(image: Image, alpha: Mask) -> Image:
-    """`alpha` is a mask: the area it covers becomes transparent."""
+    """Adds an alpha channel. `alpha` is a mask: the area that it covers becomes transparent."""
     fitted = 1 - resize(as_masks(alpha), image.shape[2], image.shape[1], "bilinear")
     count = max(len(image), len(fitted))
     colors = repeat_to(image, count)[..., :3]
@@ -378,7 +380,8 @@ SLOTS_MAX = 50
 
 
 def make_batch(images: list[Image]) -> Image:
-    """One batch of the first picture's size; if only some have alpha, the others become opaque."""
+    """Returns one batch with the size of the first image. If only some images have an alpha
+    channel, the others become opaque."""
     richest = max(images, key=lambda image: image.shape[-1])
     equal = [match_channels(image, richest) for image in images]
     height, width = equal[0].shape[1:3]
@@ -409,7 +412,7 @@ def make_batch(images: list[Image]) -> Image:
 )
 def empty_image(width: int, height: int, batch_size: int, color: int) -> Image:
     if min(width, height, batch_size) < 0:
-        raise NodeFailed(f"a picture can't be {width}x{height}, {batch_size} times")
+        raise NodeFailed(f"can't create {batch_size} images of {width}x{height}")
     require_memory(batch_size, height, width, 3)
     channels = [(color >> shift & 0xFF) / 0xFF for shift in (16, 8, 0)]
     return np.full((batch_size, height, width, 3), channels, np.float32)
@@ -462,7 +465,7 @@ def image_batch(image1: Image, image2: Image) -> Image:
 )
 def batch_images(**inputs: Any) -> Image:
     images = group(inputs, "images")
-    # By the number of the slot, not by the order in which a client wrote the inputs.
+    # Ordered by the number of the slot instead of the order in which a client wrote the inputs.
     slots = (f"image{number}" for number in range(SLOTS_MAX))
     return make_batch([images[slot] for slot in slots if slot in images])
 
@@ -497,7 +500,8 @@ def repeat_image_batch(image: Image, amount: int) -> Image:
     )
 )
 def image_from_batch(image: Image, batch_index: int, length: int) -> Image:
-    """A negative index counts from the end; an index outside the batch is clamped."""
+    """Returns images of a batch. A negative index counts from the end, and an index outside the
+    batch is clamped."""
     start = batch_index + len(image) if batch_index < 0 else batch_index
     start = max(0, min(len(image) - 1, start))
     return image[start : start + length].copy()
@@ -530,7 +534,7 @@ OPERATIONS = ("multiply", "add", "subtract", "and", "or", "xor")
 )
 def solid_mask(value: float, width: int, height: int) -> Mask:
     if min(width, height) < 0:
-        raise NodeFailed(f"a mask can't be {width}x{height}")
+        raise NodeFailed(f"can't create a mask of {width}x{height}")
     require_memory(height, width)
     return np.full((1, height, width), value, np.float32)
 
@@ -589,8 +593,8 @@ def mask_composite(destination: Mask, source: Mask, x: int, y: int, operation: s
     result, source = as_masks(destination).copy(), as_masks(source)
     right = min(x + source.shape[2], result.shape[2])
     bottom = min(y + source.shape[1], result.shape[1])
-    there = (slice(None), slice(y, bottom), slice(x, right))
-    result[there] = combine_pixels(result[there], source[:, : bottom - y, : right - x], operation)
+    inside = (slice(None), slice(y, bottom), slice(x, right))
+    result[inside] = combine_pixels(result[inside], source[:, : bottom - y, : right - x], operation)
     return np.clip(result, 0, 1)
 
 
@@ -602,7 +606,7 @@ def combine_pixels(below: Mask, above: Mask, operation: str) -> Mask:
             return below + above
         case "subtract":
             return below - above
-    # Rounded half to even: a mask of 0.5 counts as empty.
+    # Rounded half to even, so a mask of 0.5 counts as empty.
     first, second = np.rint(below) != 0, np.rint(above) != 0
     logic = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}[operation]
     return f32(logic(first, second))
@@ -633,7 +637,7 @@ def feather_mask(mask: Mask, left: int, top: int, right: int, bottom: int) -> Ma
 
 
 def ramp(length: int, rise: int) -> Mask:
-    """Rises to 1 over the first `rise` places: 1/n, 2/n …"""
+    """Returns values that rise to 1 over the first `rise` positions: 1/n, 2/n …"""
     rise = min(rise, length)
     values = np.ones(length, np.float32)
     values[:rise] = np.arange(1, rise + 1) / max(rise, 1)
@@ -714,7 +718,7 @@ def image_as_mask(image: Image, channel: str) -> Mask:
     )
 )
 def image_color_to_mask(image: Image, color: int) -> Mask:
-    # The one place where values are rounded to bytes and not truncated.
+    # The only node that rounds values to bytes instead of truncating them.
     parts = np.rint(np.clip(image, 0, 1) * np.float32(255)).astype(np.int32)
     colors = (parts[..., 0] << 16) + (parts[..., 1] << 8) + parts[..., 2]
     return f32(colors == color)

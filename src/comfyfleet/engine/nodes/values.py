@@ -1,4 +1,4 @@
-"""Nodes for single values: numbers, switches, formulas, texts, and previews of them."""
+"""Nodes for single values: numbers, switches, formulas, strings, and previews of them."""
 
 import ast
 import json
@@ -208,8 +208,8 @@ def regex_extract(
     except re.error:
         return ""
     if mode == "First Match":
-        found = pattern.search(string)
-        return found.group(0) if found else ""
+        match = pattern.search(string)
+        return match.group(0) if match else ""
     if mode == "All Matches":
         return "\n".join(_first_of(match) for match in pattern.findall(string))
     if mode == "First Group":
@@ -218,21 +218,21 @@ def regex_extract(
 
 
 def _first_of(match: str | tuple[str, ...]) -> str:
-    # Where the pattern has several groups, findall gives them all: the first one counts.
+    # If the pattern has several groups, findall returns all of them, and the first one counts.
     return match if isinstance(match, str) else match[0]
 
 
-def _group(found: re.Match[str] | None, index: int) -> str | None:
-    if found is None or len(found.groups()) < index:
+def _group(match: re.Match[str] | None, index: int) -> str | None:
+    if match is None or len(match.groups()) < index:
         return ""
-    return found.group(index)
+    return match.group(index)
 
 
 def _all_groups(pattern: re.Pattern[str], string: str, index: int) -> str:
-    found = [match for match in pattern.finditer(string) if 0 < len(match.groups()) >= index]
-    groups = [match.group(index) for match in found]
+    matches = [match for match in pattern.finditer(string) if 0 < len(match.groups()) >= index]
+    groups = [match.group(index) for match in matches]
     if None in groups:
-        raise NodeFailed(f"group {index} takes no part in some match of {pattern.pattern!r}")
+        raise NodeFailed(f"group {index} is missing in a match of {pattern.pattern!r}")
     return "\n".join(groups)
 
 
@@ -257,7 +257,7 @@ def regex_replace(
     try:
         return re.sub(regex_pattern, replace, string, count=count, flags=flags)
     except re.error as error:
-        raise NodeFailed(f"can't replace by {regex_pattern!r}: {error}") from error
+        raise NodeFailed(f"can't replace with the pattern {regex_pattern!r}: {error}") from error
 
 
 TEXTS = (
@@ -277,14 +277,14 @@ TEXTS = (
 
 EXPRESSION_CHARACTERS_MAX = 10_000
 EXPONENT_MAX = 4000
-# Of every number on the way: what is larger can only be meant to keep the machine busy.
+# Limit for intermediate results in bits. Larger numbers only serve to exhaust the CPU.
 RESULT_BITS_MAX = 100_000
 SHIFT_BITS_MAX = 10_000
-ROUND_DIGITS_MAX = 400  # a float has no more, before or behind its point
+ROUND_DIGITS_MAX = 400  # a float has no more digits, before or after the decimal point
 
 
 def evaluate_expression(expression: str, names: Mapping[str, Any]) -> Any:
-    """Evaluates the expression. Any error in it raises InvalidValue."""
+    """Evaluates an expression. Raises InvalidValue for any error in it."""
     if not expression.strip():
         raise InvalidValue("the expression is empty")
     if len(expression) > EXPRESSION_CHARACTERS_MAX:
@@ -297,7 +297,7 @@ def evaluate_expression(expression: str, names: Mapping[str, Any]) -> Any:
 
 
 class _Evaluator(SimpleEval):  # type: ignore[misc]
-    """Plain arithmetic only: no attributes, no keyword arguments, no text formatting."""
+    """Allows only plain arithmetic: no attributes, no keyword arguments, no string formatting."""
 
     def __init__(self, names: Mapping[str, Any]) -> None:
         super().__init__(_OPERATORS, FUNCTIONS, names)
@@ -307,14 +307,15 @@ class _Evaluator(SimpleEval):  # type: ignore[misc]
     def _eval(self, node: ast.AST) -> Any:
         value = super()._eval(node)
         if callable(value):
-            raise InvalidValue(f"{ast.unparse(node)!r} is a function, and no value")
+            raise InvalidValue(f"{ast.unparse(node)!r} is a function, not a value")
         if isinstance(value, int) and value.bit_length() > RESULT_BITS_MAX:
             raise InvalidValue(f"a number of more than {RESULT_BITS_MAX} bits is too large")
         return value
 
 
 def _of_numbers(operate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Restricts an operator to numbers: texts and lists could be multiplied to any size."""
+    """Restricts an operator to numbers, because strings and lists could be multiplied to any
+    size."""
 
     def checked(left: Any, right: Any) -> Any:
         for value in (left, right):
@@ -345,12 +346,12 @@ def _shift_left(value: Any, bits: Any) -> Any:
 
 def _round(number: Any, digits: Any = None) -> Any:
     if digits is not None and abs(digits) > ROUND_DIGITS_MAX:
-        raise InvalidValue(f"round takes at most {ROUND_DIGITS_MAX} digits")
+        raise InvalidValue(f"round supports at most {ROUND_DIGITS_MAX} digits")
     return round(number, digits)
 
 
 def _sum(*values: Any) -> Any:
-    """The sum of a list, or of the arguments."""
+    """Returns the sum of a list, or of the arguments."""
     if len(values) == 1 and isinstance(values[0], list | tuple):
         return sum(values[0])
     return sum(values)
@@ -398,7 +399,7 @@ LETTERS = list(string.ascii_lowercase)
 def primitive(
     name: str, title: str, value: list[Any], essentials: str | None = None
 ) -> EngineNodeType:
-    """A node that holds a value for other nodes to share."""
+    """Returns a node type that holds a value for other nodes to share."""
     interface = Interface(
         name,
         title,
@@ -444,7 +445,7 @@ def preview_any(context: Context, source: Any = None) -> NodeResult:
 
 
 def as_text(value: Any) -> str:
-    """The value as Python prints it; objects as JSON if possible."""
+    """Returns the value as Python prints it, or objects as JSON if possible."""
     if isinstance(value, str):
         return value
     if value is None or isinstance(value, bool | int | float):
@@ -470,8 +471,8 @@ def as_text(value: Any) -> str:
     )
 )
 def math_expression(expression: str, **inputs: Any) -> tuple[float, int, bool]:
-    given = group(inputs, "values")
-    values = {name: given[name] for name in LETTERS if name in given}
+    linked_values = group(inputs, "values")
+    values = {name: linked_values[name] for name in LETTERS if name in linked_values}
     result = evaluate_expression(expression, {**values, "values": list(values.values())})
     if not isinstance(result, int | float):
         raise NodeFailed(f"{expression!r} gives {result!r}, which is not a number")

@@ -79,8 +79,8 @@ def described(chain: Chain) -> str:
 
 def _is_called(chain: Chain, name: str) -> bool:
     kind, _, rest = name.partition(":")
-    wanted = rest if kind == chain.kind else name
-    return tidy(wanted).casefold() == chain.name.casefold()
+    own_name = rest if kind == chain.kind else name
+    return tidy(own_name).casefold() == chain.name.casefold()
 
 
 def _listed(chains: Sequence[Chain]) -> str:
@@ -106,7 +106,7 @@ def plan_truncation(
 
 
 class _Truncation:
-    """The state of one truncation, which decides about the nodes in the order of execution."""
+    """Holds the state of a truncation and decides about the nodes in the order of execution."""
 
     def __init__(self, level: GraphLevel, segments: Sequence[Sequence[str]], keep: int) -> None:
         self.level = level
@@ -326,8 +326,8 @@ class _Truncation:
                     pending.append(source.node_id)
 
     def _drop_unneeded(self) -> None:
-        """Switches off nodes outside the segments that only fed nodes that are off, such as texts
-        for single segments.
+        """Switches off nodes outside the segments if they only fed nodes that are off, such as the
+        prompts of removed segments.
 
         Nodes of an unknown class stay on, because they might save something.
         """
@@ -475,17 +475,17 @@ def keep_segments(
     if count == len(chosen.segments) and not depending.unfed(document, object_info or {}):
         return Switched(document, (f"kept all of {described(chosen)}",))
     if count > len(chosen.segments) or _ends_off(chosen):
-        kept = _enable_then_truncate(document, chosen, count, object_info, depending.level)
+        result = _enable_then_truncate(document, chosen, count, object_info, depending.level)
     elif count == len(chosen.segments):
-        kept = Switched(document)
+        result = Switched(document)
     else:
-        kept = _truncate(document, workflow, chosen, count, object_info)
-    unfed = depending.unfed(kept.document, object_info or {})
+        result = _truncate(document, workflow, chosen, count, object_info)
+    unfed = depending.unfed(result.document, object_info or {})
     if unfed:
         raise InvalidInput(
             f"{described(chosen)} can't be closed: nothing would feed {', '.join(unfed)}"
         )
-    return kept
+    return result
 
 
 def _ends_off(chain: Chain) -> bool:
@@ -571,18 +571,18 @@ def _enable_then_truncate(
     )
     check_count(complete, count)
     if count >= len(complete.segments):
-        kept = Switched(enabled.document, (f"kept all of {described(complete)}",))
+        result = Switched(enabled.document, (f"kept all of {described(complete)}",))
     else:
-        kept = _truncate(enabled.document, workflow, complete, count, object_info)
+        result = _truncate(enabled.document, workflow, complete, count, object_info)
     first = sorted((*chain.segments, *chain.off), key=lambda segment: segment.number)[:count]
     titles = ", ".join(f'"{segment.title}"' for segment in first if segment in chain.off)
-    return kept._replace(
-        done=(*((f"switched on {titles}",) if titles else ()), *kept.done),
-        warnings=(*enabled.warnings, *kept.warnings),
+    return result._replace(
+        done=(*((f"switched on {titles}",) if titles else ()), *result.done),
+        warnings=(*enabled.warnings, *result.warnings),
     )
 
 
-COMPARED_SEGMENTS = 3  # how many segments that are on are compared with those that are off
+COMPARED_SEGMENTS = 3  # how many of the active segments are compared with those in `off`
 
 
 def _nodes_to_enable(document: JsonObject, chain: Chain, level: GraphLevel) -> set[str]:
@@ -644,8 +644,8 @@ class _Report(NamedTuple):
 
 def _done(chain: Chain, count: int, applied: AppliedPlan, report: _Report) -> Iterator[str]:
     first, last = chain.segments[0].title, chain.segments[count - 1].title
-    kept = f'"{first}"' if count == 1 else f'"{first}" to "{last}"'
-    yield f"kept {kept} of {described(chain)}"
+    titles = f'"{first}"' if count == 1 else f'"{first}" to "{last}"'
+    yield f"kept {titles} of {described(chain)}"
     for mode, word in ((Mode.BYPASSED, "bypassed"), (Mode.MUTED, "muted")):
         nodes = [node for node in report.level.nodes if applied.modes.get(node) == mode]
         if nodes:

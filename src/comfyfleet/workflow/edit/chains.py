@@ -246,7 +246,7 @@ def _segments(members: Sequence[tuple[int, _TitledPart]]) -> Iterator[Segment]:
 
 
 def _numbered(title: str) -> Iterator[tuple[str, int]]:
-    """Yields the family names that a title may belong to, and its number in each."""
+    """Yields each family name that a title may belong to, and the title's number in that family."""
     for match in _first(NUMBER.finditer(title)):
         name = tidy(title[: match.start()])
         if not any(character.isalpha() for character in name):
@@ -503,7 +503,7 @@ class _Candidate(NamedTuple):
 
 
 def find_segments(document: dict[str, Any]) -> tuple[Chain, ...]:
-    """Returns all chains of numbered segments, those of the root graph first."""
+    """Returns all chains of numbered segments. The chains in the root graph come first."""
     return chains_of(document, parse(document), NodeTypes({}))
 
 
@@ -639,8 +639,8 @@ def _chain(family: Family, graph: WorkflowGraph, dead: frozenset[str]) -> Chain:
 
 
 def _makes_something(nodes: Sequence[Node], dead: frozenset[str]) -> bool:
-    """Checks whether a node with inputs is switched on. Loaders count only if there are no such
-    nodes."""
+    """Checks whether a node with inputs is switched on. Loaders count only if the segment has no
+    nodes with inputs."""
     executed = [node for node in nodes if not is_virtual(node.type)]
     fed = [node for node in executed if any(slot.link is not None for slot in node.inputs)]
     return any(not node.is_inactive and node.type not in dead for node in fed or executed)

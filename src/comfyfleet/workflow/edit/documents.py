@@ -259,7 +259,8 @@ def _is_in(link: Any, removed: Collection[int]) -> bool:
 
 
 def _without_bends(graph: JsonObject, removed: Collection[int]) -> JsonObject:
-    """Removes the reroute points of moved links, because they were drawn for the old start."""
+    """Removes the reroute points of moved links, because their positions only suit the old
+    start."""
     if isinstance(graph.get("reroutes"), list):
         graph = {**graph, "reroutes": _without(graph["reroutes"], "linkIds", removed)}
     extra = graph.get("extra")

@@ -137,8 +137,8 @@ def read_entry(key: str, raw: Any, object_info: ObjectInfo) -> PromptEntry:
 
 
 def missing_required(entry: PromptEntry) -> list[str]:
-    """Returns the required inputs that a node doesn't have. Growing groups are skipped, because
-    they may be empty."""
+    """Returns the required inputs that a node lacks. Growing groups are skipped, because they may
+    be empty."""
     required = _table(_table(entry.info, "input"), "required")
     return [
         name
@@ -187,8 +187,8 @@ def _branch(options: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
 def _grown(
     group: str, options: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    """Yields the inputs of a growing group that the prompt has. The prefix of an input's name
-    determines which declared field it repeats."""
+    """Yields the inputs of a growing group that the prompt has. Each one repeats the declared field
+    whose name is the beginning of its own."""
     template = _table(options, "template")
     template = _table(template, "input") or template
     fields = {**_table(template, "required"), **_table(template, "optional")}

@@ -48,7 +48,7 @@ class DeadShell(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """One of several repeated parts. `nodes` are saved ids in the order of the file."""
+    """A numbered part of a chain. `nodes` are saved ids in the order of the file."""
 
     number: int
     title: str
@@ -167,8 +167,7 @@ def switch(
 def enable_nodes(
     document: dict[str, Any], graph: str, nodes: Collection[str], reason: str
 ) -> Switched:
-    """Enables nodes of one graph by their saved ids. Dead shells are enabled with all their
-    nodes."""
+    """Enables nodes of a graph by their saved ids. Dead shells are enabled with all their nodes."""
     workflow = parse(document)
     within = workflow.definitions[graph] if graph else workflow.root
     spots = [NodeLocation(graph, at) for at, node in enumerate(within.nodes) if node.id in nodes]
@@ -208,7 +207,7 @@ def _contradictions(mode_changes: list[_ModeChange], workflow: Workflow) -> list
 
 
 def _revived(document: JsonObject, mode_changes: list[_ModeChange], workflow: Workflow) -> Switched:
-    """Enables all nodes inside the dead shells that are to be enabled."""
+    """Enables all nodes inside those dead shells that `mode_changes` enable."""
     dead = dead_definitions(workflow)
     enabling = [
         mode_change.selection for mode_change in mode_changes if mode_change.mode == Mode.ALWAYS

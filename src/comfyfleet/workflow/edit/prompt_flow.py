@@ -33,7 +33,7 @@ class Origin(NamedTuple):
 
 
 class Flow:
-    """The nodes of one prompt and their links. Create one object per search, because it limits the
+    """The nodes of a prompt and their links. Create one object per search, because it limits the
     number of steps."""
 
     def __init__(self, entries: Mapping[str, PromptEntry]) -> None:
@@ -98,7 +98,7 @@ class Flow:
         return self.entries[place.node_id].link(place.input) is not None
 
     def texts_in(self, entry: PromptEntry) -> list[str]:
-        """Returns the names of the unlinked inputs that hold a text or could hold one."""
+        """Returns the names of the unlinked inputs that hold a string or could hold one."""
         names = [
             name
             for name, declared in self.declared(entry).items()
@@ -206,8 +206,8 @@ _NUMBERS = ("INT", "FLOAT")
 
 
 def number_source(flow: Flow, place: Place, *, scaled: bool = False) -> Place:
-    """Returns the input that holds a linked number. If there is none, returns the given input,
-    whose link is then replaced.
+    """Returns the input that holds a linked number. If the number has no such source, returns the
+    given input, whose link is then replaced.
 
     With `scaled`, also follows links through calculations: half the width still comes from the
     width.
@@ -237,8 +237,8 @@ def _above(flow: Flow, origin: Origin, *, scaled: bool) -> Place | None:
 
 
 def _calculates(flow: Flow, entry: PromptEntry) -> bool:
-    """Checks whether another input also affects the result. A formula that consists of one name,
-    such as `a`, doesn't calculate."""
+    """Checks whether another input also affects the result. A formula that is only a name, such as
+    `a`, doesn't calculate."""
     beside = [
         entry.inputs.get(name)
         for name in flow.inputs_of(entry, *_NUMBERS, "STRING", "COMBO")

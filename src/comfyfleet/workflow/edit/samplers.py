@@ -1,5 +1,5 @@
-"""Finds the samplers of a prompt, and the nodes that their texts, sizes, seeds and models come
-from.
+"""Finds the samplers of a prompt, and the nodes that provide their prompts, sizes, seeds and
+models.
 
 Nodes are recognized by the types of their inputs and outputs, never by class.
 """
@@ -35,7 +35,7 @@ def _find_conditioned(flow: Flow) -> list[PromptEntry]:
     sampling = [
         entry for entry in ends if "GUIDER" in entry.outputs or flow.inputs_of(entry, "LATENT")
     ]
-    # A sampler without a text prepares something for the others, such as a depth map.
+    # A sampler without a prompt prepares something for the others, such as a depth map.
     with_texts = [
         entry
         for entry in sampling
@@ -101,8 +101,8 @@ def places_in(flow: Flow, entry: PromptEntry, role: SamplerRole) -> list[Place]:
 
 
 def role_of_samplers(flow: Flow, role: SamplerRole) -> list[Place]:
-    """Returns the places of a role in samplers and their parts. If there are none, returns all
-    inputs with such a name."""
+    """Returns the places of a role in samplers and their parts. If these have none, returns all
+    inputs with a name of the role."""
     places = [
         place
         for sampler in samplers(flow)
@@ -117,8 +117,8 @@ def role_anywhere(flow: Flow, role: SamplerRole) -> list[Place]:
 
 
 def latent_origins(flow: Flow, sampler: PromptEntry) -> Iterator[Origin]:
-    """Yields the origins of the latents that the sampler starts from, also through other
-    samplers."""
+    """Yields the origins of the latents that the sampler starts from. Samplers in between are
+    passed through."""
     for name in flow.linked(sampler, "LATENT"):
         yield from flow.ends(flow.origin(sampler, name), "LATENT")
 
@@ -141,8 +141,8 @@ def _sized(flow: Flow) -> Iterator[PromptEntry]:
 
 
 def role_of_sources(flow: Flow, role: SamplerRole) -> list[Place]:
-    """Returns the places of a role in the nodes that create latents and encode texts. Without a
-    sampler, any node that takes a text counts."""
+    """Returns the places of a role in the nodes that create latents and encode prompts. Without a
+    sampler, any node with a string input counts."""
     if not samplers(flow):
         text_nodes = (entry for entry in flow.needed.values() if flow.inputs_of(entry, "STRING"))
         return [place for entry in text_nodes for place in places_in(flow, entry, role)]
@@ -152,8 +152,8 @@ def role_of_sources(flow: Flow, role: SamplerRole) -> list[Place]:
 
 
 def seeds(flow: Flow, role: SamplerRole) -> list[Place]:
-    """Returns the seeds that have an effect. A sampler that continues the work of another one adds
-    no noise, so its seed has none."""
+    """Returns the seeds that have an effect. A sampler that continues another sampler's work adds
+    no noise, so its seed has no effect."""
     places = role_of_samplers(flow, role)
     noisy = [
         place
@@ -270,15 +270,15 @@ def _only_size(flow: Flow) -> list[LatentSize]:
 
 
 POSITIVE, NEGATIVE = "positive", "negative"
-# Texts with a different purpose than the prompt.
+# Names of strings with a different purpose than the prompt.
 _OTHER_TEXTS = frozenset({"lyrics", "system_prompt"})
 _TEXT_NAME = re.compile("text|prompt")
-# The names that services use for their texts. The first pattern that matches any input is used.
+# How services name their prompt inputs. The first pattern that matches any input is used.
 _TEXT_NAMES = {
     POSITIVE: (re.compile("prompt"), re.compile("^(text|description|script)$")),
     NEGATIVE: (re.compile("negative.*(prompt|text)|^negative$"),),
 }
-# Titles of texts that users rarely change, and of texts that are meant to be changed.
+# Titles of strings that users rarely change, and of strings that users are expected to change.
 _FIXED_TITLE = re.compile(r"system|template", re.IGNORECASE)
 _OWN_TITLE = re.compile(r"user|prompt|positive|negative", re.IGNORECASE)
 
@@ -330,8 +330,8 @@ def _texts_behind(flow: Flow, end: PromptEntry, names: Sequence[str], side: str)
 
 
 def _encoder_texts(flow: Flow, start: Origin | None, side: str) -> list[Place]:
-    """Returns the texts of the encoders at the far end. Nodes in between count only if there are
-    none."""
+    """Returns the prompts of the encoders at the far end. Nodes in between count only if these have
+    no prompts."""
     far = [
         place
         for origin in flow.ends(start, "CONDITIONING")
@@ -344,8 +344,8 @@ def _encoder_texts(flow: Flow, start: Origin | None, side: str) -> list[Place]:
 
 
 def _texts_of(flow: Flow, entry: PromptEntry, side: str) -> list[Place]:
-    """Returns the texts of a node for one side. If no name mentions the side, these are all texts
-    that don't belong to the other side."""
+    """Returns the string inputs of a node for one side. If no name mentions this side, returns all
+    inputs that don't belong to the other side."""
     names = [name for name in flow.inputs_of(entry, "STRING") if own_name(name) not in _OTHER_TEXTS]
     own = [name for name in names if side_of(own_name(name)) == side]
     names = own or [name for name in names if not side_of(own_name(name))]
@@ -378,8 +378,8 @@ def text_sources(flow: Flow, place: Place) -> list[Place]:
 
 
 def _pieces(flow: Flow, entry: PromptEntry) -> Iterator[tuple[int, Place]]:
-    """Yields the texts of a node with a rank. The most likely prompt has the lowest rank: the text
-    of a node that only holds this text."""
+    """Yields the strings of a node with a rank. The most likely prompt has the lowest rank: the
+    string of a node that holds nothing else."""
     alone = len(flow.declared(entry)) == 1
     for name in flow.texts_in(entry):
         if own_name(name) not in _OTHER_TEXTS:
@@ -388,8 +388,8 @@ def _pieces(flow: Flow, entry: PromptEntry) -> Iterator[tuple[int, Place]]:
 
 
 def _own_pieces(flow: Flow, places: Sequence[Place]) -> list[Place]:
-    """Returns the text whose title suggests a prompt, out of several concatenated texts. Otherwise,
-    returns the last one."""
+    """Returns the place whose title suggests a prompt, out of several strings that are
+    concatenated. Otherwise, returns the last one."""
     titles = {place: flow.entries[place.node_id].title for place in places}
     changed = [place for place in places if not _FIXED_TITLE.search(titles[place])] or places
     named = [place for place in changed if _OWN_TITLE.search(titles[place])] or changed
@@ -397,8 +397,8 @@ def _own_pieces(flow: Flow, places: Sequence[Place]) -> list[Place]:
 
 
 def _service_texts(flow: Flow, side: str) -> list[Place]:
-    """Returns the texts of services that generate something from a text. They are used if there is
-    no sampler."""
+    """Returns the prompts of services that generate something from a string. They are used if the
+    prompt has no sampler."""
     for pattern in _TEXT_NAMES[side]:
         candidates = [
             (entry, Place(entry.id, name))

@@ -36,7 +36,7 @@ NODES_COMPARED_MAX = 20_000_000
 
 
 class Canvas:
-    """The nodes of one graph by position."""
+    """Indexes the nodes of a graph by position."""
 
     def __init__(self, nodes: Sequence[Mapping[str, Any]]) -> None:
         """Indexes saved nodes by the positions of their centers."""
@@ -45,8 +45,8 @@ class Canvas:
         self._budget = NODES_COMPARED_MAX
 
     def inside(self, group: Group) -> list[int]:
-        """Returns the indices of the nodes inside a group. The left and top edges belong to the
-        group, the other edges don't."""
+        """Returns the indices of the nodes inside a group. A group includes its left and top edges,
+        but not the others."""
         left, top, width, height = group.bounding
         first, end = (bisect_left(self._by_x, (x,)) for x in (left, left + width))
         self._budget -= max(0, end - first)
@@ -147,7 +147,7 @@ class SelectorIndex:
                 self._groups.setdefault(group.title, []).append((graph.id, group))
 
     def select(self, selector: str) -> Selection:
-        """Returns the nodes that a selector refers to. Raises InvalidInput if there are none, or if
+        """Returns the nodes that a selector refers to. Raises InvalidInput if no node matches or if
         the selector is ambiguous."""
         prefix, _, name = selector.partition(":")
         if prefix == "title":
@@ -282,7 +282,7 @@ def _ids_by_graph(workflow: Workflow) -> dict[str, dict[str, int]]:
 
 def _kept_indices(saved: WorkflowGraph, shown: WorkflowGraph) -> Sequence[int]:
     """Returns the indices of the nodes that exist in the prompt. If two nodes of a definition have
-    the same id, only the first one does."""
+    the same id, only the first one exists there."""
     if len(saved.nodes) == len(shown.nodes):
         return range(len(saved.nodes))
     first: dict[str, int] = {}
@@ -292,11 +292,11 @@ def _kept_indices(saved: WorkflowGraph, shown: WorkflowGraph) -> Sequence[int]:
 
 
 def _named(
-    names: Mapping[str, Sequence[T]], wanted: str, *, fold: Callable[[str], str] = str
+    names: Mapping[str, Sequence[T]], requested: str, *, fold: Callable[[str], str] = str
 ) -> list[T]:
-    """Returns all items whose name equals `wanted` after folding both."""
-    wanted = fold(wanted)
-    return [thing for name, things in names.items() if fold(name) == wanted for thing in things]
+    """Returns all items whose name equals `requested` after folding both."""
+    requested = fold(requested)
+    return [thing for name, things in names.items() if fold(name) == requested for thing in things]
 
 
 def _folded(name: str) -> str:

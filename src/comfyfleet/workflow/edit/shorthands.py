@@ -102,7 +102,7 @@ def _file_places(flow: Flow, entry: PromptEntry, names: tuple[str, ...]) -> list
 
 
 class Several(Enum):
-    """What to do if several inputs match that hold different values."""
+    """The action if several inputs match and hold different values."""
 
     SET = "set them all"
     WARN = "set them all, and warn that they differed"
@@ -115,7 +115,7 @@ class Shorthand(NamedTuple):
     find: Callable[[Flow], list[Place]]
     several: Several = Several.WARN
     aliases: tuple[str, ...] = ()
-    # accepts a file that isn't listed, because the server may not have it yet
+    # accepts an unlisted file, because the server may not have it yet
     unlisted: bool = False
     # inputs of the same node that depend on this one, and don't change with it
     beside: tuple[str, ...] = ()
@@ -322,9 +322,7 @@ def _parse_size(value: Any) -> tuple[Any, Any]:
         return value[0], value[1]
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        raise InvalidValue(
-            f"{shown_value(value)} is no size: write width x height, such as 1024x768"
-        )
+        raise InvalidValue(f"{shown_value(value)} isn't a size; use WIDTHxHEIGHT, such as 1024x768")
     return int(match[1]), int(match[2])
 
 

@@ -232,7 +232,7 @@ def _chosen(spec: InputSpec, text: str) -> Any:
 
 
 def _listed(spec: InputSpec, value: Any) -> Any:
-    """Returns the value as it is listed: the number 5 selects "5" if the choices are strings."""
+    """Returns the value in its listed form: the number 5 selects "5" if the choices are strings."""
     choices = choices_of(spec) or ()
     return shown_value(value) if value not in choices and shown_value(value) in choices else value
 
@@ -315,9 +315,9 @@ def change_input(
 
 
 def declared_at(entry: PromptEntry, name: str) -> Any:
-    """Returns the server's declaration of the input, or None if it declares no such input."""
+    """Returns the server's declaration of the input, or None if it isn't declared."""
     if entry.class_name == CUSTOM_COMBO and name == "choice":
-        # Its choices are the values of its other inputs.
+        # Node CustomCombo: its choices are the values of its other inputs.
         return [[value for key, value in entry.inputs.items() if key.startswith("option")]]
     return entry.declared().get(name)
 

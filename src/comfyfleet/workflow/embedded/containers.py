@@ -1,5 +1,5 @@
-"""Reads the texts in container files: AVIF, HEIF, MP4, MOV, WebM, Matroska, GLB, SVG, safetensors,
-MP3 (ID3v2), FLAC, Ogg and Opus (Vorbis comments)."""
+"""Reads the text metadata in container files: AVIF, HEIF, MP4, MOV, WebM, Matroska, GLB, SVG,
+safetensors, MP3 (ID3v2), FLAC, Ogg and Opus (Vorbis comments)."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -60,7 +60,7 @@ def avif_texts(avif: Span, budget: Budget) -> Iterator[Text]:
 
 
 def _exif_texts(item: Span, budget: Budget) -> Iterator[Text]:
-    """Yields the texts of an EXIF item.
+    """Yields the text metadata of an EXIF item.
 
     The item begins with the number of bytes between this number and the TIFF header.
     """
@@ -115,7 +115,7 @@ def _locations(iloc: Span, budget: Budget) -> Iterator[tuple[int, bool, int, int
 
 
 # Early QuickTime files don't begin with `ftyp`. A zero, which starts any plausible size, then
-# distinguishes them from a text that happens to contain one of these words.
+# distinguishes them from text files that happen to contain one of these words.
 OLD_FIRST_BOXES = (b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")
 UTF16_TYPE = 2
 
@@ -281,7 +281,8 @@ def is_svg(head: bytes) -> bool:
 
 
 def glb_texts(glb: Span, budget: Budget) -> Iterator[Text]:
-    """Yields the texts that ComfyUI stores in `asset.extras` of the first chunk, which is JSON."""
+    """Yields the metadata that ComfyUI stores in `asset.extras` of the first chunk, which is
+    JSON."""
     if glb.take(GLB_HEADER_BYTES + 4, 4) != b"JSON":
         raise Damaged(f"damaged at byte {GLB_HEADER_BYTES}, where the JSON should begin")
     chunk = glb.cut(GLB_HEADER_BYTES + 8, glb.number(GLB_HEADER_BYTES, 4, "little"))
@@ -296,7 +297,7 @@ def safetensors_texts(file: Span, budget: Budget) -> Iterator[Text]:
 
 
 def svg_texts(svg: Span, budget: Budget) -> Iterator[Text]:
-    """Yields the texts that ComfyUI stores as one JSON document in `<metadata><![CDATA[…]]>`."""
+    """Yields the metadata that ComfyUI stores as one JSON document in `<metadata><![CDATA[…]]>`."""
     xml = svg.peek(0, budget.limits.metadata_bytes)
     end = 0
     while (start := xml.find(b"<metadata", end)) >= 0:
@@ -325,7 +326,8 @@ def _members(value: Any) -> Iterator[Text]:
 
 ID3_HEADER_BYTES = 10
 ID3_NAME_BYTES_MAX = 512
-# The four combinations of layer and protection that occur. MPEG audio frames contain no texts.
+# The four combinations of layer and protection that occur. MPEG audio frames contain no text
+# metadata.
 FRAME_SYNCS = (b"\xff\xfb", b"\xff\xfa", b"\xff\xf3", b"\xff\xf2")
 ENCODINGS = ("latin-1", "utf-16", "utf-16-be", "utf-8")
 NAMED_FRAMES = (b"TXXX", b"TXX")

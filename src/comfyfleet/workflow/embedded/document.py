@@ -206,8 +206,8 @@ def media_without_workflow(
 
 
 def _key(text: Text) -> str:
-    """Returns the key of a text. AUTOMATIC1111's text is named `parameters` in PNG files and has no
-    name in EXIF."""
+    """Returns the key of a text entry. AUTOMATIC1111's entry is named `parameters` in PNG files and
+    has no name in EXIF."""
     if text.key == "UserComment" and isinstance(text.value, Span):
         start = text.value.peek(0, USER_COMMENT_BYTES_SEARCHED)
         if b"Steps: " in start.replace(b"\0", b""):
@@ -280,7 +280,7 @@ def _shown(key: str) -> str:
     return clean if len(clean) <= KEY_CHARACTERS_MAX else clean[: KEY_CHARACTERS_MAX - 1] + "…"
 
 
-# How many texts under other keys are tried if no workflow or prompt is found under its usual key.
+# How many entries with other keys are tried if no workflow or prompt is found under its usual key.
 OTHER_TEXTS_MAX = 16
 
 
@@ -336,14 +336,14 @@ def _open_media(file_format: Format, data: Span, limits: FileLimits) -> Opened:
 
 
 def _collect(file_format: Format, data: Span, limits: FileLimits) -> tuple[list[Text], str | None]:
-    """Returns the texts of a file and a description of its damage, if any. A truncated video may
-    still have its metadata at the front."""
+    """Returns the text entries of a file and a description of its damage, if any. A truncated video
+    may still have its metadata at the front."""
     texts: list[Text] = []
     try:
         for text in file_format.texts(data, Budget(limits)):
             if len(texts) >= limits.texts:
                 raise LimitExceeded(
-                    f"The file has more than {limits.texts:,} texts.", limit=limits.texts
+                    f"The file has more than {limits.texts:,} text entries.", limit=limits.texts
                 )
             texts.append(text)
     except Damaged as error:
@@ -355,7 +355,7 @@ def _find_in(
     texts: Sequence[Text], limits: FileLimits
 ) -> tuple[FoundDocuments, list[InvalidInput]]:
     problems: list[InvalidInput] = []
-    # If several texts have the same key, the last one counts, as in the editor.
+    # If several entries have the same key, the last one counts, as in the editor.
     named = {text.key.lower(): text for text in texts if text.is_workflow_or_prompt}
     workflow, prompt = (
         _documents_in(named.get(key), limits, problems) for key in ("workflow", "prompt")
@@ -369,8 +369,8 @@ def _find_in(
 
 
 def _others(texts: Sequence[Text], limits: FileLimits) -> Iterator[Text]:
-    """Yields JSON texts under other keys, such as comments. Texts may overlap, so their total size
-    is limited."""
+    """Yields JSON entries with other keys, such as comments. Entries may overlap, so their total
+    size is limited."""
     others = [text for text in texts if not text.is_workflow_or_prompt and looks_like_json(text)]
     bytes_left = limits.metadata_bytes
     for text in others[:OTHER_TEXTS_MAX]:
@@ -382,8 +382,8 @@ def _others(texts: Sequence[Text], limits: FileLimits) -> Iterator[Text]:
 def _documents_in(
     text: Text | None, limits: FileLimits, problems: list[InvalidInput]
 ) -> FoundDocuments:
-    """Returns the documents in a text. An invalid text is only added to `problems`, because the
-    other text may be enough; the editor also falls back to the prompt."""
+    """Returns the documents in a text entry. An invalid entry is only added to `problems`, because
+    the other one may be enough. The editor also falls back to the prompt."""
     if text is None:
         return FoundDocuments()
     try:

@@ -1,4 +1,4 @@
-"""Reads the texts in PNG, JPEG and WebP files: their chunks, EXIF and XMP."""
+"""Reads the text metadata in PNG, JPEG and WebP files: their chunks, EXIF and XMP."""
 
 import html
 import re
@@ -12,7 +12,7 @@ EXIF_DIRECTORY = 0x8769
 USER_COMMENT = 0x9286
 USER_COMMENT_PREFIX_BYTES = 8
 ENTRY_BYTES = 12
-# The types of texts, which have one byte per item: BYTE, ASCII, UNDEFINED, UTF-8.
+# The EXIF types for text, which have one byte per item: BYTE, ASCII, UNDEFINED, UTF-8.
 TEXT_TYPES = (1, 2, 7, 129)
 
 TAG_NAMES = {

@@ -1,4 +1,4 @@
-"""Reads untrusted files within a budget: parts of a file by offset, the texts in it, and JSON as
+"""Reads untrusted files within a budget: parts of a file by offset, its text entries, and JSON as
 ComfyUI's editor parses it.
 
 The editor (`parseJsonWithNonFinite`) accepts the bare NaN, Infinity and -Infinity that Python's
@@ -27,7 +27,7 @@ CHUNKS_MAX = 200_000
 TEXTS_MAX = 10_000
 # Far below Python's recursion limit, so that callers can walk the result recursively.
 JSON_DEPTH_MAX = 200
-# Counts brackets and commas. A text of "[],[],…" takes twenty times its size in memory, so limiting
+# Counts brackets and commas. Parsing "[],[],…" takes twenty times its size in memory, so limiting
 # the size is not enough. The node definitions of a server with many custom nodes have 200,000.
 JSON_VALUES_MAX = 2_000_000
 
@@ -153,7 +153,7 @@ def labelled(key: str, value: Span, encoding: str = "utf-8") -> Text:
 
 
 def looks_like_json(text: Text) -> bool:
-    """Checks whether a text is worth decoding. Compressed texts under unknown keys are not."""
+    """Checks whether an entry is worth decoding. Compressed entries with unknown keys are not."""
     if isinstance(text.value, Span):
         head = text.value.peek(0, LABEL_BYTES_MAX).lstrip(b"\xef\xbb\xbf\xff\xfe\0 \t\r\n")
         return not text.deflated and head.startswith(b"{")
@@ -171,7 +171,7 @@ def read(text: Text, limits: FileLimits) -> str | dict[str, Any]:
 
 def _inflate(data: bytes, key: str, limits: FileLimits) -> bytes:
     try:
-        # One byte more than allowed distinguishes a text of exactly this size from a longer one.
+        # One byte more than allowed distinguishes an entry of exactly this size from a longer one.
         plain = zlib.decompressobj().decompress(data, limits.metadata_bytes + 1)
     except zlib.error as error:
         raise InvalidInput(f"The compressed text {key!r} is damaged: {error}.") from None
@@ -204,8 +204,8 @@ _LEVELS = bytes.maketrans(b"[]{},", b"\x01\xff\x01\xff\x00")
 # A lone surrogate (half of an emoji, for example) can be neither printed nor stored. It is replaced
 # by U+FFFD.
 _HALF = re.compile("[\ud800-\udfff]")
-# Matches every escape sequence, so that the second half of an escaped backslash is never mistaken
-# for the start of one.
+# Matches whole escape sequences, so that the second half of an escaped backslash is never mistaken
+# for the start of another escape.
 _ESCAPE = re.compile(
     r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
     re.DOTALL,
@@ -261,7 +261,7 @@ def _check_size(size: int, *, what: str, limits: FileLimits) -> None:
 
 
 def _check_structure(text: bytes, *, what: str, limits: FileLimits) -> None:
-    """Refuses a text that would exhaust the stack or the memory, before any values are built from
+    """Refuses JSON that would exhaust the stack or the memory, before any values are built from
     it."""
     brackets_and_commas = _outside_strings(text)
     if len(brackets_and_commas) > limits.json_values:

@@ -25,7 +25,7 @@ from comfyfleet.workflow.model import DEFAULT_LIMITS, ObjectInfo
 from comfyfleet.workflow.node_inputs import ABSENT, Widget
 from comfyfleet.workflow.object_info import NodeType
 
-Shorthands = Mapping[tuple[str, str], tuple[str, ...]]  # by node id and input
+Shorthands = Mapping[tuple[str, str], tuple[str, ...]]  # shorthands by node id and input
 
 
 def shorthands_of(prompt: Mapping[str, Any], object_info: ObjectInfo) -> Shorthands:
@@ -74,8 +74,8 @@ MEDIA_WORDS: tuple[tuple[Media, frozenset[str]], ...] = (
 
 
 def is_model_file(value: Any) -> bool:
-    """Checks whether a value is the name of a model file. A prompt text that ends with the name of
-    an embedding isn't."""
+    """Checks whether a value is the name of a model file. A prompt that ends with the name of an
+    embedding doesn't count."""
     return _has_suffix(value, MODEL_SUFFIXES) and not _EMBEDDING.search(value)
 
 
@@ -150,7 +150,7 @@ def _unnamed(node: NodeView) -> Iterator[InspectedInput]:
 
 
 def widgets_of_values(node_type: NodeType, values: Mapping[str, Any]) -> dict[str, Widget]:
-    """Returns the widgets of a node by name, including those that its choices add."""
+    """Returns the widgets of a node by name, including those added by its choices."""
     widgets: dict[str, Widget] = {}
     pending = list(reversed(node_type.widgets))
     while pending:

@@ -1,5 +1,5 @@
 """Inspects a workflow or prompt: its values, files, parts and shorthands, and the node types and
-packs that it needs. With a server's object_info, also finds the requirements that the server
+packs that it needs. With a server's object_info, it reports the requirements that the server
 doesn't meet."""
 
 from collections import Counter
@@ -315,8 +315,8 @@ def inspect(
     remote_choices: Mapping[str, list[Any]] | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Inspection:
-    """Returns the inputs, outputs and requirements of a file. With an object_info, also returns the
-    requirements that the server doesn't meet.
+    """Returns the inputs, outputs and requirements of a file. With an object_info, the result
+    contains the requirements that the server doesn't meet.
 
     Raises InvalidWorkflow or LimitExceeded if the document can't be parsed at all. A document that
     can be parsed but not converted is inspected as far as possible, and a note gives the reason.

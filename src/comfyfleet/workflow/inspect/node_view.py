@@ -1,4 +1,4 @@
-"""Provides a uniform view of the nodes of a workflow or prompt, with their saved values."""
+"""Provides a uniform view of the nodes in a workflow or prompt, with their saved values."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -92,7 +92,7 @@ class NodeView(NamedTuple):
     """A node that is executed, or would be executed if it weren't switched off."""
 
     ref: NodeRef
-    values: Mapping[str, Any]  # of inputs that are not linked
+    values: Mapping[str, Any]  # values of unlinked inputs
     linked: tuple[str, ...]  # names of the linked inputs
     feeds: bool  # other nodes use its outputs
     type: NodeType | None = None

@@ -89,7 +89,7 @@ class UsedPack:
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """A titled rectangle. `subgraph` is the name of the subgraph in which it is drawn."""
+    """A titled rectangle. `subgraph` is the name of the subgraph that contains it."""
 
     title: str
     nodes: int
@@ -141,7 +141,7 @@ class RefusedValue:
 
 @dataclass(frozen=True, slots=True)
 class LostInput:
-    """An input in the file that the server's node type no longer has."""
+    """An input in the file that was removed from the server's node type."""
 
     node: NodeRef
     input: str
