@@ -368,7 +368,7 @@ def test_encoders_that_feed_nothing_are_not_guessed_at() -> None:
 def test_a_wrong_value_is_an_error_and_nothing_is_set() -> None:
     with pytest.raises(InvalidValue, match=r"steps: 0 is below.*\n.*sampler_name"):
         short(text_to_image(), seed=1, steps=0, sampler="eulr")
-    with pytest.raises(InvalidValue, match="no size"):
+    with pytest.raises(InvalidValue, match="a size; use WIDTHxHEIGHT"):
         short(text_to_image(), size="large")
     edit = set_shorthands(text_to_image(), OBJECT_INFO, {"steps": 0}, check=False)
     assert edit.prompt["3"]["inputs"]["steps"] == 0

@@ -1,4 +1,5 @@
-"""Backends: things that execute prompts, behind one interface. A ComfyUI server, and Comfy Cloud by its API v1 or v2.
+"""Backends: servers that execute prompts, behind one interface. These are a ComfyUI server, and
+Comfy Cloud via its API v1 or v2.
 
 Internal: may change without notice.
 """

@@ -1,5 +1,5 @@
-"""Reads the fields of JSON answers, raising UnexpectedAnswer with the received text when the shape
-is unknown; and reads a server's reasons for refusing a prompt, node by node."""
+"""Reads fields of JSON responses, and raises UnexpectedAnswer with the received text if they are
+malformed. Also reads a server's reasons for refusing a prompt, node by node."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,7 +53,7 @@ def text_at(data: Mapping[str, Any], key: str, what: str) -> str:
     value = data.get(key)
     if isinstance(value, str):
         return value
-    raise unexpected_answer(f"{what} should have a text {key!r}", dict(data))
+    raise unexpected_answer(f"{what} should have a string {key!r}", dict(data))
 
 
 def number_at(data: Mapping[str, Any], key: str, what: str) -> float:
@@ -67,7 +67,7 @@ def texts_at(data: Mapping[str, Any], key: str, what: str) -> tuple[str, ...]:
     items = list_in(data.get(key), f"{key!r} of {what}")
     if all(isinstance(item, str) for item in items):
         return tuple(items)
-    raise unexpected_answer(f"{key!r} of {what} should hold texts", items)
+    raise unexpected_answer(f"{key!r} of {what} should contain strings", items)
 
 
 ALLOWED_SHOWN_MAX = 20
@@ -76,9 +76,9 @@ PROBLEMS_SHOWN_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class NodeProblem:
-    """One problem of one node.
+    """A single problem of a node.
 
-    `allowed` describes the valid values in words; it is empty if the server does not name them.
+    `allowed` describes the valid values. It is empty if the server doesn't provide them.
     """
 
     node_id: str
@@ -162,9 +162,9 @@ def _problem(
 
 
 def _of_prompt(error: Mapping[str, Any], prompt: Mapping[str, Any]) -> Iterator[NodeProblem]:
-    """The problem of the prompt as a whole.
+    """Yields the problem of the prompt as a whole.
 
-    Servers report an unknown node type this way; newer ones name the node.
+    Servers report an unknown node type this way. Newer ones name the node.
     """
     extra = error.get("extra_info")
     if not isinstance(extra, dict) or "node_id" not in extra:
@@ -186,9 +186,10 @@ def _title(node: object) -> str:
 
 
 def _allowed(kind: str, config: object, details: str) -> str:
-    """Describes the valid values in words, from the input's declaration: `[type or list, options]`."""
+    """Describes the valid values, based on the input's declaration: `[type or list, options]`."""
     if kind == "value_not_in_list" and " not in " in details:
-        # The declaration is left out of the answer when the list is long; the sentence has it.
+        # If the list is long, the response omits the declaration, but the details contain the
+        # choices.
         return details.split(" not in ", 1)[1]
     if not isinstance(config, list) or not config:
         return ""

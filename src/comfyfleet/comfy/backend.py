@@ -1,5 +1,5 @@
-"""The backend interface, its values and abilities, and the settings of backends (a ComfyUI server,
-Comfy Cloud), read from the environment or given by hand."""
+"""The backend interface with its values and abilities, and the settings of backends (a ComfyUI
+server, Comfy Cloud), which come from the environment or the caller."""
 
 import enum
 import json
@@ -12,7 +12,7 @@ from comfyfleet.comfy.events import Event
 from comfyfleet.errors import InvalidValue
 
 Prompt: TypeAlias = Mapping[str, Any]
-# Called with each text message of a run, as the server sent it.
+# A function that is called with each text message of a run, exactly as the server sent it.
 MessageTap: TypeAlias = Callable[[str], None]
 
 
@@ -22,13 +22,13 @@ class Device:
     kind: str
     memory_bytes: int
     memory_free_bytes: int
-    reserved_bytes: int = 0  # by this ComfyUI
+    reserved_bytes: int = 0  # memory that this ComfyUI has reserved
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a backend is. `object_info` is the server's own JSON, not parsed; `version` is empty if
-    the server does not report it."""
+    """A description of a backend. `object_info` is the server's own JSON, not parsed. `version` is
+    empty if the server doesn't report it."""
 
     object_info: Mapping[str, Any]
     version: str
@@ -38,7 +38,8 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
-    """Where the backend stored a file, often under another name than the one given."""
+    """The location where the backend stored a file, often under a different name than the given
+    one."""
 
     name: str
     subfolder: str = ""
@@ -46,14 +47,17 @@ class Uploaded:
 
     @property
     def value(self) -> str:
-        """The value for the input of a loader node."""
+        """Returns the value for the input of a loader node."""
         return f"{self.subfolder}/{self.name}" if self.subfolder else self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """An accepted prompt. `run_id` is the backend's id of the run (our prompt id where the backend
-    lets us choose). `adopted`: the run already existed and was not sent again."""
+    """An accepted prompt.
+
+    `run_id` is the backend's id of the run. It is our prompt id if the backend lets us choose the
+    id. `adopted` means that the run already existed and was not sent again.
+    """
 
     run_id: str
     adopted: bool = False
@@ -61,11 +65,12 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class OutputFile:
-    """A file that a run made.
+    """A file that a run created.
 
-    `key` is the node's name for the kind of output: images, gifs, video, audio, 3d… `folder`:
-    output, input or temp; files in temp are deleted when the server restarts. `reused`: an earlier
-    run made the file, so it may be gone. `reference` is used by the backend only.
+    `key` is the node's name for the kind of output: images, gifs, video, audio, 3d … `folder` is
+    output, input or temp. Files in temp are deleted when the server restarts. `reused` means that
+    an earlier run created the file, so it may no longer exist. Only the backend itself uses
+    `reference`.
     """
 
     node_id: str
@@ -79,7 +84,7 @@ class OutputFile:
 
 @dataclass(frozen=True, slots=True)
 class OutputValue:
-    """A text, number, boolean or JSON that a node showed."""
+    """A string, number, boolean or JSON value that a node showed."""
 
     node_id: str
     key: str
@@ -88,16 +93,16 @@ class OutputValue:
 
     @property
     def spoken(self) -> str:
-        """A text as it is, all else as JSON."""
+        """Returns strings unchanged, and other values as JSON."""
         return self.value if isinstance(self.value, str) else json.dumps(self.value)
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """The files and values of a run, in the order of the backend's answer.
+    """The files and values of a run, in the order of the backend's response.
 
-    `reused`: nodes whose results came from an earlier run. `history`: the run's entry in a
-    ComfyUI's history, without its prompt.
+    `reused` contains the nodes whose results came from an earlier run. `history` is the run's entry
+    in a ComfyUI's history, without its prompt.
     """
 
     files: tuple[OutputFile, ...] = ()
@@ -117,12 +122,13 @@ class Cancellation(enum.Enum):
     """The confirmed state of a run after a cancel."""
 
     CANCELLED = "cancelled"
-    ENDED_BEFORE = "ended_before"  # it succeeded or failed by itself, see `follow`
-    NOT_FOUND = "not_found"  # the backend has no such run, and so runs none
+    # it succeeded or failed before the cancel; `follow` returns the result
+    ENDED_BEFORE = "ended_before"
+    NOT_FOUND = "not_found"  # the backend has no such run, so it isn't running
 
 
 class Backend(Protocol):
-    """Executes prompts. One instance serves many runs, also concurrently.
+    """Executes prompts. One instance serves many runs, including concurrent ones.
 
     All methods raise ServerUnavailable (after retries), AccessDenied and UnexpectedAnswer.
     """
@@ -130,38 +136,39 @@ class Backend(Protocol):
     async def describe(self) -> Description: ...
 
     async def queue_length(self) -> int:
-        """Number of waiting and running prompts, of all clients."""
+        """Returns the number of waiting and running prompts of all clients."""
         ...
 
     async def upload(self, path: Path, *, name: str | None = None, subfolder: str = "") -> Uploaded:
-        """Uploads a file. Without `name` it keeps its own name.
+        """Uploads a file. Without `name`, the file keeps its own name.
 
-        Use the returned value, not the name given. `subfolder` is inside the input folder, if the
-        backend has one.
+        Use the returned value instead of the given name. `subfolder` is a folder inside the input
+        folder, if the backend has one.
         """
         ...
 
     async def submit(
         self, prompt: Prompt, *, prompt_id: str, extra_data: Mapping[str, Any] | None = None
     ) -> Submitted:
-        """Queues a prompt exactly once. `prompt_id`: a lower-case UUID, new for each run.
+        """Queues a prompt exactly once. `prompt_id` is a lowercase UUID, which must be new for each
+        run.
 
-        Raises PromptRefused; and OutcomeUnknown when the prompt may or may not have been accepted:
-        `adopt` finds out later.
+        Raises PromptRefused. Raises OutcomeUnknown if the prompt may or may not have been accepted.
+        In this case, `adopt` finds out later.
         """
         ...
 
     async def adopt(self, prompt_id: str) -> Submitted | None:
-        """Finds a run that another process submitted, by the id given to `submit`.
+        """Finds a run that another process submitted, by the id that was passed to `submit`.
 
-        None if there is no such run.
+        Returns None if there is no such run.
         """
         ...
 
     def follow(self, run_id: str, *, tap: MessageTap | None = None) -> AsyncIterator[Event]:
-        """Yields every event until the run ends. Raises RunLost, RunStalled, RunTimedOut.
+        """Yields every event until the run ends. Raises RunLost, RunStalled and RunTimedOut.
 
-        `tap` is called with the server's own messages, where the backend has such.
+        `tap` is called with the server's own messages, if the backend has any.
         """
         ...
 
@@ -170,16 +177,16 @@ class Backend(Protocol):
         ...
 
     async def fetch(self, file: OutputFile, to: Path, *, bytes_max: int | None = None) -> Fetched:
-        """Streams a file to the path `to`, which appears only when complete. Raises FileGone, and
-        LimitExceeded as soon as it is known to be too large."""
+        """Streams a file to the path `to`, which appears only when the file is complete. Raises
+        FileGone, and raises LimitExceeded as soon as the file is known to be too large."""
         ...
 
     async def cancel(self, run_id: str) -> Cancellation:
-        """Stops a run and waits until that is confirmed. Raises CancelUnconfirmed."""
+        """Stops a run and waits until this is confirmed. Raises CancelUnconfirmed."""
         ...
 
     async def free(self) -> None:
-        """Unloads models and cached results, if the backend can."""
+        """Unloads models and drops cached results, if the backend can do this."""
         ...
 
     async def aclose(self) -> None: ...
@@ -187,14 +194,17 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BackendAbilities:
-    """What a backend can do. A ComfyUI server can do all of this.
+    """The abilities of a backend. A ComfyUI server has all of them.
 
-    `describes`: it lists its node types; otherwise `describe` raises NotOffered. `frees`: otherwise
-    `free` does nothing. `reports_nodes`: it reports the start, steps and end of each node and which
-    results it reused; otherwise only samples. `returns_texts`: it returns texts as outputs.
-    `reports_folders`: it says whether a file is temporary. `refuses_partial_prompts`: it says that a prompt would
-    run only in part, so that it is refused. `reports_error_types`: for a refused prompt it returns
-    ComfyUI's own error type.
+    - `describes`: it lists its node types. Otherwise, `describe` raises NotOffered.
+    - `frees`: it can unload models. Otherwise, `free` does nothing.
+    - `reports_nodes`: it reports the start, steps and end of each node, and which results it
+      reused. Otherwise, it only reports samples.
+    - `returns_texts`: it returns strings as outputs.
+    - `reports_folders`: it reports whether a file is temporary.
+    - `refuses_partial_prompts`: it reports that only a part of a prompt would run, so that the
+      prompt is refused.
+    - `reports_error_types`: it returns ComfyUI's own error type for a refused prompt.
     """
 
     describes: bool = True
@@ -215,10 +225,11 @@ RETRIES_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class BackendLimits:
-    """Timeouts and the number of retries.
+    """Timeouts in seconds, and the number of retries.
 
-    `stall_seconds`: how long a run may go without any sign of progress. `first_look_seconds`: when a submitted run that
-    has not started is first looked for in the queue, to tell how many are ahead; by default with the first poll.
+    `stall_seconds` is how long a run may take without any sign of progress. `first_look_seconds` is
+    the delay after which a submitted run that hasn't started is first looked up in the queue, to
+    find out how many prompts are ahead. By default, this happens with the first poll.
     """
 
     job_seconds: float = DEFAULT_JOB_SECONDS
@@ -238,7 +249,7 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         if not self.base_url.startswith(("http://", "https://")):
-            raise InvalidValue(f"{self.base_url!r} is no address like {DEFAULT_BASE_URL}")
+            raise InvalidValue(f"{self.base_url!r} is not a URL such as {DEFAULT_BASE_URL}")
 
 
 BASE_URL, TIMEOUT, MAX_RETRIES = "COMFYUI_BASE_URL", "COMFYUI_TIMEOUT", "COMFYUI_MAX_RETRIES"
@@ -247,7 +258,7 @@ POLL_INTERVAL, SUBMIT_INTERVAL = "COMFYUI_POLL_INTERVAL", "COMFYUI_SUBMIT_INTERV
 
 @dataclass(frozen=True, slots=True)
 class ComfyuiVariables:
-    """The `COMFYUI_…` variables; None means that a variable isn't set."""
+    """The `COMFYUI_…` variables. None means that a variable isn't set."""
 
     base_url: str | None = None
     timeout_seconds: float | None = None
@@ -257,11 +268,11 @@ class ComfyuiVariables:
 
 
 def comfyui_variables(environ: Mapping[str, str]) -> ComfyuiVariables:
-    """Reads the variables. Raises InvalidValue for one that makes no sense."""
+    """Reads the variables. Raises InvalidValue for an invalid one."""
     base_url = environ.get(BASE_URL) or None
     if base_url is not None and not base_url.startswith(("http://", "https://")):
         raise InvalidValue(
-            f"{BASE_URL} is {base_url!r}; it takes an address like {DEFAULT_BASE_URL}"
+            f"{BASE_URL} is {base_url!r}; it must be a URL such as {DEFAULT_BASE_URL}"
         )
     return ComfyuiVariables(
         base_url=base_url,
@@ -281,7 +292,7 @@ def _positive(environ: Mapping[str, str], name: str) -> float | None:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise InvalidValue(f"{name} is {text!r}; it takes a number of seconds above 0")
+        raise InvalidValue(f"{name} is {text!r}; it must be a number of seconds above 0")
     return value
 
 
@@ -290,18 +301,19 @@ def _retries(environ: Mapping[str, str], name: str) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and int(text) <= RETRIES_MAX):
-        raise InvalidValue(f"{name} is {text!r}; it takes a whole number, 0 to {RETRIES_MAX}")
+        raise InvalidValue(f"{name} is {text!r}; it must be a whole number from 0 to {RETRIES_MAX}")
     return int(text)
 
 
 def limits(environ: Mapping[str, str]) -> BackendLimits:
-    """The limits of commands that run a workflow: $COMFYUI_TIMEOUT is for `up` and workers only."""
-    given = comfyui_variables(
+    """Returns the limits for commands that run a workflow. $COMFYUI_TIMEOUT only applies to `up`
+    and workers."""
+    variables = comfyui_variables(
         {name: environ.get(name, "") for name in (MAX_RETRIES, POLL_INTERVAL)}
     )
     return BackendLimits(
-        max_retries=DEFAULT_MAX_RETRIES if given.max_retries is None else given.max_retries,
-        poll_seconds=given.poll_seconds or DEFAULT_POLL_SECONDS,
+        max_retries=DEFAULT_MAX_RETRIES if variables.max_retries is None else variables.max_retries,
+        poll_seconds=variables.poll_seconds or DEFAULT_POLL_SECONDS,
     )
 
 
@@ -310,7 +322,7 @@ DEFAULT_CLOUD_URL = "https://cloud.comfy.org"
 
 @dataclass(frozen=True, slots=True)
 class CloudSettings:
-    """Settings of Comfy Cloud. `key` is left out of every text made of this object."""
+    """Settings of Comfy Cloud. `key` is omitted from every text representation of this object."""
 
     key: str = field(default="", repr=False)
     base_url: str = DEFAULT_CLOUD_URL

@@ -1,5 +1,5 @@
-"""HTTP calls to a backend: retried with back-off where that is safe, logged, counted; and file
-transfers to and from a ComfyUI server."""
+"""HTTP calls to a backend, which are logged, counted, and retried with back-off where this is safe.
+Also transfers files to and from a ComfyUI server."""
 
 import contextlib
 import logging
@@ -26,22 +26,22 @@ from comfyfleet.transport.files import open_file, save_body
 from comfyfleet.transport.http import Call, CallRecord, HttpClient, describe_network_error
 from comfyfleet.transport.retry import RetryPolicy, retry_after_seconds
 
-# Enough for a percentile of the recent past; older ones are forgotten.
+# Enough for a percentile of the recent past. Older latencies are dropped.
 LATENCIES_KEPT_MAX = 1000
 
 
 class CallMeter(Protocol):
-    """Counts calls. `operation` is a method and route without ids: `POST /prompt`."""
+    """Counts calls. `operation` is a method and route without ids, such as `POST /prompt`."""
 
     def called(self, operation: str, *, ok: bool, seconds: float) -> None: ...
 
     def unexpected(self, operation: str) -> None:
-        """Counts an answer of unknown shape. Worth an alert: the server has changed."""
+        """Counts a malformed response. This is worth an alert, because the server has changed."""
         ...
 
 
 class CallTally:
-    """A CallMeter that keeps its figures in memory."""
+    """A CallMeter that stores its counts in memory."""
 
     def __init__(self) -> None:
         self.successes: Counter[str] = Counter()
@@ -53,9 +53,9 @@ class CallTally:
     def called(self, operation: str, *, ok: bool, seconds: float) -> None:
         with self._lock:
             (self.successes if ok else self.failures)[operation] += 1
-            kept = self.latencies.setdefault(operation, [])
-            kept.append(seconds)
-            del kept[:-LATENCIES_KEPT_MAX]
+            latencies = self.latencies.setdefault(operation, [])
+            latencies.append(seconds)
+            del latencies[:-LATENCIES_KEPT_MAX]
 
     def unexpected(self, operation: str) -> None:
         with self._lock:
@@ -64,17 +64,18 @@ class CallTally:
 
 logger = logging.getLogger(__name__)
 
-# Node types of a ComfyUI with many custom nodes are some tens of megabytes.
+# The node types of a ComfyUI with many custom nodes have tens of megabytes.
 ANSWER_BYTES_MAX = 128 * 1024 * 1024
-# Headers of how a body came, which has been unpacked.
+# Headers that describe the encoding of the body, which has already been decoded.
 OF_TRANSFER = frozenset({"content-encoding", "content-length", "transfer-encoding"})
-# What a httpx call raises when the network or the other side fails.
+# The errors that an httpx call raises if the network or the server fails.
 NETWORK_ERRORS = (httpx.TransportError,)
 T = TypeVar("T")
 
 
 class BackendCalls(HttpClient):
-    """Calls to one backend: logged and counted, with the number of attempts that `limits` allow."""
+    """Calls to one backend. They are logged and counted, with the number of attempts that `limits`
+    allow."""
 
     def __init__(
         self,
@@ -89,24 +90,28 @@ class BackendCalls(HttpClient):
         self.meter = meter
 
     async def once(self, call: Call) -> httpx.Response:
-        """As its base, but reads no more than a limit of what a backend sends."""
+        """Sends a call once, like the base class, but limits the size of the response."""
         async with self.stream(call) as response:
             content = await _read_bounded(call, response)
-        headers = [each for each in response.headers.multi_items() if each[0] not in OF_TRANSFER]
+        headers = [
+            header for header in response.headers.multi_items() if header[0] not in OF_TRANSFER
+        ]
         return httpx.Response(
             response.status_code, headers=headers, content=content, request=response.request
         )
 
     def retryable(self, response: httpx.Response, *, may_repeat: bool) -> bool:
-        """A 429 is retried only if it has a Retry-After: it may also mean an account without credit."""
+        """Checks whether to retry. A 429 is retried only if it has a Retry-After, because it may
+        also mean that the account has no credit."""
         if response.status_code == 429:
             return retry_after_seconds(response.headers) is not None
         return may_repeat and response.status_code >= 500
 
     async def ask(self, call: Call) -> httpx.Response:
-        """Sends until an answer below 500 comes. Only for calls that may safely be made twice.
+        """Sends a call until the status of the response is below 500. Only use this for calls that
+        can safely be repeated.
 
-        Raises ServerUnavailable and AccessDenied; the caller handles other statuses.
+        Raises ServerUnavailable and AccessDenied. The caller handles other statuses.
         """
         response = await self.send(call, may_repeat=True)
         if response.status_code >= 500:
@@ -114,7 +119,7 @@ class BackendCalls(HttpClient):
         return require_success(call, response)
 
     async def repeat(self, call: Call, transfer: Callable[[], Awaitable[T]]) -> T:
-        """Repeats a file transfer while the network or the server fails."""
+        """Repeats a file transfer if the network or the server fails."""
         for attempt in range(self.retry.attempts_max):
             if attempt:
                 await self.retry.back_off(attempt)
@@ -134,7 +139,7 @@ class BackendCalls(HttpClient):
 
     @contextlib.contextmanager
     def count_unexpected(self, operation: str, level: int = logging.ERROR) -> Iterator[None]:
-        """Counts and logs an UnexpectedAnswer raised inside the block."""
+        """Counts and logs an UnexpectedAnswer that is raised inside the block."""
         try:
             yield
         except UnexpectedAnswer as error:
@@ -170,7 +175,7 @@ async def _read_bounded(call: Call, response: httpx.Response) -> bytes:
         size += len(chunk)
         if size > ANSWER_BYTES_MAX:
             raise UnexpectedAnswer(
-                f"{call.operation} was answered with more than {ANSWER_BYTES_MAX:,} bytes"
+                f"{call.operation} returned more than {ANSWER_BYTES_MAX:,} bytes"
             )
     return b"".join(chunks)
 
@@ -178,7 +183,7 @@ async def _read_bounded(call: Call, response: httpx.Response) -> bytes:
 def require_success(call: Call, response: httpx.Response) -> httpx.Response:
     if response.status_code in (401, 403):
         raise AccessDenied(
-            f"{call.operation} was answered {response.status_code}: {shorten(response.text)}"
+            f"{call.operation} returned {response.status_code}: {shorten(response.text)}"
         )
     return response
 
@@ -186,14 +191,14 @@ def require_success(call: Call, response: httpx.Response) -> httpx.Response:
 def error_from_response(call: Call, response: httpx.Response) -> ServerUnavailable:
     status = response.status_code
     return ServerUnavailable(
-        f"{call.operation} was answered {status}: {shorten(response.text)}", status=status
+        f"{call.operation} returned {status}: {shorten(response.text)}", status=status
     )
 
 
 def parse_answer(call: Call, response: httpx.Response) -> Any:
     if response.status_code != 200:
         raise UnexpectedAnswer(
-            f"{call.operation} was answered {response.status_code}: {shorten(response.text)}",
+            f"{call.operation} returned {response.status_code}: {shorten(response.text)}",
             status=response.status_code,
             received=shorten(response.text),
         )
@@ -201,7 +206,8 @@ def parse_answer(call: Call, response: httpx.Response) -> Any:
 
 
 def _log(call: Call, place: str, status: int | None, failure: str | None, seconds: float) -> None:
-    """Logs one attempt. Failed polls are logged at INFO: the caller that polls reports the outage, once."""
+    """Logs an attempt. Failed polls are logged at INFO, because the polling caller reports the
+    outage once."""
     level = logging.WARNING if (status or 0) >= 400 and not call.is_poll else logging.INFO
     logger.log(
         level,
@@ -226,7 +232,8 @@ GONE = frozenset({404, 410})
 async def upload_file(
     calls: BackendCalls, path: Path, name: str | None, subfolder: str = ""
 ) -> Uploaded:
-    """Uploads a file. Safe to repeat: the server keeps one copy of the same bytes under the same name."""
+    """Uploads a file. This is safe to repeat, because the server stores only one copy of the same
+    bytes under the same name."""
     file = await _opened(path)
     try:
         return await _upload(calls, file, Path(name or path.name).name, subfolder)
@@ -239,9 +246,9 @@ async def _upload(calls: BackendCalls, file: BinaryIO, name: str, subfolder: str
     call = Call("POST", UPLOAD_ROUTE, files={"image": (name, file)}, data=data)
     response = await calls.ask(call)
     if response.status_code == 413:
-        raise LimitExceeded(f"{name} is larger than the server takes")
+        raise LimitExceeded(f"{name} exceeds the server's upload limit")
     if response.status_code == 400:
-        raise InvalidInput(f"the server does not take {name}: {shorten(response.text)}")
+        raise InvalidInput(f"the server refused {name}: {shorten(response.text)}")
     with calls.count_unexpected(call.operation):
         what = "the answer to an upload"
         answer = mapping_in(parse_answer(call, response), what)
@@ -259,7 +266,7 @@ async def _opened(path: Path) -> BinaryIO:
 async def fetch_file(
     calls: BackendCalls, file: OutputFile, to: Path, bytes_max: int | None = None
 ) -> Fetched:
-    """Downloads a file, with retries; it appears under its name only when complete."""
+    """Downloads a file, with retries. It appears under its name only when it is complete."""
     params = {"filename": file.filename, "subfolder": file.subfolder, "type": file.folder}
     call = Call("GET", VIEW_ROUTE, params=params)
     return await calls.repeat(call, lambda: _fetch(calls, call, file, to, bytes_max))
@@ -269,9 +276,9 @@ async def _fetch(
     calls: BackendCalls, call: Call, file: OutputFile, to: Path, bytes_max: int | None
 ) -> Fetched:
     async with calls.stream(call) as response:
-        reused = "; an earlier run made it" if file.reused else ""
-        gone = FileGone(f"{file.filename} is no longer in {file.folder}{reused}", file=file)
-        await require_file(calls, call, response, gone)
+        reused = "; an earlier run created it" if file.reused else ""
+        gone_error = FileGone(f"{file.filename} is no longer in {file.folder}{reused}", file=file)
+        await require_file(calls, call, response, gone_error)
         return await save_response(response, to, bytes_max)
 
 
@@ -285,10 +292,11 @@ async def save_response(
 async def require_file(
     calls: BackendCalls, call: Call, response: httpx.Response, gone: FileGone
 ) -> None:
-    """Raises unless the response is a file; `gone` if the server no longer has it.
+    """Raises an error unless the response is a file. Raises `gone_error` if the server no longer
+    has the file.
 
-    An HTML page is never the file, because servers send even those as plain bytes: it is the error
-    page of a proxy.
+    An HTML page is never the file, because servers send even HTML files as plain bytes. It must be
+    the error page of a proxy.
     """
     is_page = response.headers.get("content-type", "").startswith("text/html")
     if response.status_code == 200 and not is_page:
@@ -301,5 +309,5 @@ async def require_file(
     require_success(call, response)
     with calls.count_unexpected(call.operation):
         raise UnexpectedAnswer(
-            f"{call.operation} was answered {response.status_code}: {shorten(response.text)}"
+            f"{call.operation} returned {response.status_code}: {shorten(response.text)}"
         )

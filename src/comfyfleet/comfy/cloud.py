@@ -1,4 +1,4 @@
-"""Comfy Cloud as a backend: API v2 where the server has it, else v1."""
+"""Comfy Cloud as a backend. Uses API v2 if the server supports it, and v1 otherwise."""
 
 import asyncio
 import contextlib
@@ -47,25 +47,23 @@ NO_SUCH_ROUTE = frozenset({404, 405, 501})
 
 
 async def detect_api(v1: BackendCalls, v2: BackendCalls) -> Api:
-    """Finds out which API the server has.
+    """Detects the API version of the server.
 
-    On AccessDenied, ServerUnavailable or UnexpectedAnswer nothing is decided.
+    AccessDenied, ServerUnavailable and UnexpectedAnswer are raised without a decision.
     """
     call = Call("GET", "/jobs/{id}", path=f"/jobs/{UNKNOWN_JOB_ID}")
     try:
         response = await call_repeatable(v2, call)
     except AccessDenied:
-        # A door before all routes may know the keys of v1 only.
+        # A gate in front of all routes may only know v1 keys.
         return await _detect_v1(v1)
-    # Both answer 404: v2 for the job, in its envelope; v1 for the route.
+    # Both return 404: v2 for the job, in its envelope, and v1 for the route.
     if parse_error_body(response.content).has_envelope:
         return "v2"
     if response.status_code in NO_SUCH_ROUTE:
         return await _detect_v1(v1)
     with v2.count_unexpected(call.operation):
-        raise unexpected_answer(
-            f"{call.operation} was answered {response.status_code}", response.text
-        )
+        raise unexpected_answer(f"{call.operation} returned {response.status_code}", response.text)
 
 
 async def _detect_v1(v1: BackendCalls) -> Api:
@@ -73,7 +71,7 @@ async def _detect_v1(v1: BackendCalls) -> Api:
     response = await call_repeatable(v1, call)
     with v1.count_unexpected(call.operation):
         if response.status_code != 200:
-            raise unexpected_answer("this is no Comfy Cloud", shorten(response.text))
+            raise unexpected_answer("this server isn't Comfy Cloud", shorten(response.text))
         what = "the length of the queue"
         mapping_in(mapping_in(parse_answer(call, response), what).get("exec_info"), what)
     return "v1"
@@ -92,10 +90,10 @@ V2_ABILITIES = BackendAbilities(
 
 
 class ComfyCloud:
-    """The backend for Comfy Cloud; see Backend.
+    """The backend for Comfy Cloud. The methods are described in Backend.
 
-    The API version is detected at the first call and kept, unless that call failed. The key is sent
-    only to the origin of `base_url`.
+    The API version is detected with the first call that succeeds. The key is sent only to the
+    origin of `base_url`.
     """
 
     def __init__(
@@ -107,7 +105,7 @@ class ComfyCloud:
     ) -> None:
         _require_encryption(settings)
         retry = retry or RetryPolicy()
-        # Made once: to read all certificates takes longer than a request.
+        # Created once, because reading all certificates takes longer than a request.
         trust = httpx.create_ssl_context()
         self._storage = storage_transport(httpx.URL(settings.base_url), trust)
         calls = partial(_calls, settings, trust, meter or CallTally(), retry)
@@ -132,7 +130,7 @@ class ComfyCloud:
         await self._storage.aclose()
 
     async def api(self) -> Api:
-        """Returns which of the two API versions this server has."""
+        """Returns the API version of this server."""
         async with self._probing:
             if self._known is None:
                 self._known = await detect_api(self._v1_calls, self._v2_calls)
@@ -144,12 +142,13 @@ class ComfyCloud:
         return replace(V2_ABILITIES, describes=await self._describes())
 
     async def describe(self) -> Description:
-        """v2 has no route for this; a server may offer v1's beside it. Otherwise raises NotOffered."""
+        """Returns the node types. v2 has no route for this, but a server may also have v1's route.
+        Otherwise, raises NotOffered."""
         try:
             return await self._v1.describe()
         except UnexpectedAnswer as error:
             if error.details.get("status") in NO_SUCH_ROUTE:
-                raise NotOffered("this server does not tell which nodes it has") from error
+                raise NotOffered("this server doesn't list its node types") from error
             raise
 
     async def queue_length(self) -> int:
@@ -169,7 +168,7 @@ class ComfyCloud:
         return await (await self._detected()).adopt(prompt_id)
 
     async def follow(self, run_id: str, *, tap: MessageTap | None = None) -> AsyncGenerator[Event]:
-        """A run can be followed by one caller at a time."""
+        """Yields the events of a run. Only one caller at a time can follow a run."""
         async with contextlib.aclosing((await self._detected()).follow(run_id, tap=tap)) as events:
             async for event in events:
                 yield event
@@ -184,7 +183,7 @@ class ComfyCloud:
         return await (await self._detected()).cancel(run_id)
 
     async def free(self) -> None:
-        """Does nothing: the cloud manages the memory of its own machines."""
+        """Does nothing, because the cloud manages the memory of its own machines."""
 
     async def _describes(self) -> bool:
         try:
@@ -198,12 +197,12 @@ class ComfyCloud:
 
 
 def _require_encryption(settings: CloudSettings) -> None:
-    """Raises if the key would be sent over plain http to another machine, where anybody on the
-    network could read it."""
+    """Raises InvalidValue if the key would be sent to another machine over plain http, where anyone
+    on the network could read it."""
     base = httpx.URL(settings.base_url)
     if settings.key and base.scheme != "https" and not is_loopback(base):
         raise InvalidValue(
-            f"the key is not sent to {settings.base_url} without encryption: use https",
+            f"the key must not be sent to {settings.base_url} without encryption. Use https",
             base_url=settings.base_url,
         )
 
@@ -233,4 +232,4 @@ def _check_id(prompt_id: str) -> None:
     except ValueError:
         is_known_form = False
     if not is_known_form:
-        raise InvalidValue(f"{prompt_id!r} is no lower-case UUID", prompt_id=prompt_id)
+        raise InvalidValue(f"{prompt_id!r} is not a lowercase UUID", prompt_id=prompt_id)

@@ -1,5 +1,5 @@
-"""Calls to Comfy Cloud: rate limits, error bodies, downloads redirected to a storage that must not
-see the key, and the marker that finds a job whose submit got no answer."""
+"""Calls to Comfy Cloud: rate limits, error bodies, downloads that are redirected to a storage that
+must not see the key, and the marker that finds a job whose submit got no response."""
 
 import contextlib
 import ipaddress
@@ -34,8 +34,8 @@ from comfyfleet.transport.retry import retry_after_seconds
 
 @dataclass(frozen=True, slots=True)
 class CloudErrorBody:
-    """The parsed error body; both `code` and `message` are empty if something else than the cloud
-    answered."""
+    """The parsed error body. `code` and `message` are both empty if the response did not come from
+    the cloud itself."""
 
     code: str = ""
     message: str = ""
@@ -44,7 +44,7 @@ class CloudErrorBody:
 
     @property
     def is_payment_error(self) -> bool:
-        """Tells a missing payment from a rate limit: v1 answers 429 for both."""
+        """Distinguishes a missing payment from a rate limit, because v1 returns 429 for both."""
         text = self.message.lower()
         return "not paid" in text or "subscription" in text or self.code == "insufficient_credits"
 
@@ -72,19 +72,20 @@ def parse_error_body(body: bytes) -> CloudErrorBody:
 
 
 async def call_repeatable(calls: BackendCalls, call: Call) -> httpx.Response:
-    """Sends a call that may safely be made twice."""
+    """Sends a call that can safely be repeated."""
     return _check_rate_limit(call, await calls.ask(call))
 
 
 async def call_once(calls: BackendCalls, call: Call) -> httpx.Response:
-    """Sends a call that must not take effect twice: repeated only if it was not sent, or was refused for now.
+    """Sends a call that must not take effect twice. It is repeated only if it was not sent, or was
+    refused temporarily.
 
-    Raises OutcomeUnknown if it was sent and no answer tells the result.
+    Raises OutcomeUnknown if it was sent and no response reveals the result.
     """
     response = await calls.send(call, may_repeat=False)
     if response.status_code >= 500:
-        # A proxy may answer so after the queue has accepted the call.
-        raise OutcomeUnknown(f"{call.operation} was answered {response.status_code}")
+        # A proxy may send this response after the queue has accepted the call.
+        raise OutcomeUnknown(f"{call.operation} returned {response.status_code}")
     return _check_rate_limit(call, require_success(call, response))
 
 
@@ -98,11 +99,11 @@ def _check_rate_limit(call: Call, response: httpx.Response) -> httpx.Response:
 def _rate_limited(
     call: Call, error_body: CloudErrorBody, seconds: float | None
 ) -> CreditsExhausted | ServerUnavailable:
-    message = error_body.message or error_body.code or "no reason was told"
+    message = error_body.message or error_body.code or "no reason was given"
     if error_body.is_payment_error:
-        return CreditsExhausted(f"the cloud wants to be paid first: {message}")
+        return CreditsExhausted(f"Comfy Cloud requires payment: {message}")
     return ServerUnavailable(
-        f"{call.operation} was put off: {message}",
+        f"{call.operation} was refused temporarily: {message}",
         received_code=error_body.code,
         retry_after_seconds=seconds,
     )
@@ -134,7 +135,8 @@ def is_loopback(url: httpx.URL) -> bool:
 
 
 def resolve_link(base: httpx.URL, link: str) -> httpx.URL:
-    """Resolves a link of an answer. Host-relative links belong to the origin, whatever path `base` has."""
+    """Resolves a link in a response. Host-relative links are relative to the origin, regardless of
+    the path of `base`."""
     try:
         return base.copy_with(path="/", query=None).join(link)
     except httpx.InvalidURL as error:
@@ -148,14 +150,14 @@ def require_own_link(base: httpx.URL, link: str) -> httpx.URL:
     """
     url = resolve_link(base, link)
     if not is_same_origin(base, url):
-        raise UnexpectedAnswer(f"the server links to {url.host}, which does not get its key")
+        raise UnexpectedAnswer(f"the server links to {url.host}, which must not receive the key")
     return url
 
 
 def require_storage_link(base: httpx.URL, at: httpx.URL, location: str) -> httpx.URL:
     """Resolves the redirect of a download.
 
-    Raises UnexpectedAnswer unless it is https or stays on this machine.
+    Raises UnexpectedAnswer unless it uses https or stays on this machine.
     """
     try:
         url = at.join(location)
@@ -178,9 +180,9 @@ REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
 def storage_transport(base: httpx.URL, trust: ssl.SSLContext) -> httpx.AsyncBaseTransport:
-    """The HTTP transport for the storage.
+    """Returns the HTTP transport for the storage.
 
-    Not a client, so that no header, cookie, key or signed URL is sent or logged.
+    This is not a client, so that no header, cookie, key or signed URL is sent or logged.
     """
     proxy = None if is_loopback(base) else urllib.request.getproxies().get("https")
     return httpx.AsyncHTTPTransport(verify=trust, proxy=proxy)
@@ -220,7 +222,7 @@ async def _download_once(
 async def _get_without_key(
     storage: httpx.AsyncBaseTransport, url: httpx.URL, limits: BackendLimits
 ) -> AsyncIterator[httpx.Response]:
-    """Sends a GET with nothing but the URL of the redirect, which is signed: the storage needs no
+    """Sends a GET with only the URL of the redirect. The URL is signed, so the storage needs no
     other credentials."""
     timeout = httpx.Timeout(limits.answer_seconds, connect=limits.connect_seconds)
     request = httpx.Request("GET", url, extensions={"timeout": timeout.as_dict()})
@@ -242,15 +244,15 @@ def marker_of(prompt_id: str) -> str:
 def with_marker(prompt: Mapping[str, Any], prompt_id: str) -> dict[str, Any]:
     """Returns the prompt with our marker in the `_meta` of each node.
 
-    Servers keep `_meta` and don't execute it, so output names and cache hits stay the same. Each
-    node gets it because a server may return only some.
+    Servers store `_meta` and don't execute it, so output names and cache hits don't change. Each
+    node gets the marker, because a server may return only some nodes.
     """
     marker = marker_of(prompt_id)
     return {node_id: _marked(node, marker) for node_id, node in prompt.items()}
 
 
 def is_marked(document: object, prompt_id: str) -> bool:
-    """Whether our marker is anywhere in what a server returns about a job."""
+    """Checks whether our marker occurs anywhere in a server's response about a job."""
     return marker_of(prompt_id) in json.dumps(document)
 
 
@@ -258,5 +260,5 @@ def _marked(node: Any, marker: str) -> Any:
     if not isinstance(node, Mapping):
         return node
     meta = node.get("_meta")
-    kept = meta if isinstance(meta, Mapping) else {}
-    return {**node, "_meta": {**kept, MARKER_KEY: marker}}
+    others = meta if isinstance(meta, Mapping) else {}
+    return {**node, "_meta": {**others, MARKER_KEY: marker}}

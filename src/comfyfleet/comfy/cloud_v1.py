@@ -1,4 +1,5 @@
-"""Comfy Cloud, API v1, as documented in August 2026: submit, websocket, job states, search and cancel."""
+"""Comfy Cloud, API v1, as documented in August 2026: submit, websocket, job states, search and
+cancel."""
 
 import asyncio
 import contextlib
@@ -73,7 +74,8 @@ from comfyfleet.transport.http import Call
 
 V1Phase = Literal["waiting", "running", "succeeded", "failed", "cancelled"]
 
-# Only these end a job. New states appear without notice, and each of them means: still running.
+# The states that end a job. New states appear without notice, and all of them mean that the job is
+# still running.
 END_PHASES: dict[str, V1Phase] = {
     "success": "succeeded",
     "error": "failed",
@@ -81,7 +83,7 @@ END_PHASES: dict[str, V1Phase] = {
     "lost": "failed",
     "cancelled": "cancelled",
 }
-# The cloud's own trouble; `non_retryable_error` is the prompt's.
+# Failures of the cloud itself. `non_retryable_error` is a failure of the prompt.
 RETRYABLE = frozenset({"error", "lost"})
 WAITING = frozenset(
     {
@@ -108,19 +110,20 @@ def is_retryable(state: str) -> bool:
 logger = logging.getLogger(__name__)
 
 FRAME_BYTES_MAX = 256 * 1024 * 1024
-# Messages of runs that nobody follows yet: a quick run can end before its submit is answered.
+# Limit for unclaimed messages, whose run isn't followed yet. A quick run can end before its submit
+# returns.
 UNCLAIMED_MESSAGES_MAX = 500
 SOCKET = Call("GET", "/ws")
 SOCKET_ERRORS = (OSError, TimeoutError, websockets.WebSocketException)
 HELLO = json.dumps({"type": "feature_flags", "data": {"supports_preview_metadata": True}})
-# The key is in the address, which the library would log: it gets a logger without handlers.
+# The URL contains the key, and the library would log it, so it gets a logger without handlers.
 SILENT_LOGGER = logging.Logger("silent", level=logging.CRITICAL + 1)
 
 
 class CloudSocket:
-    """One websocket for all runs: delivers each message to the run that it names.
+    """A websocket for all runs. Each message is delivered to the run that it names.
 
-    Never raises: without a socket, runs are polled.
+    Never raises. Without a socket, runs are polled.
     """
 
     def __init__(self, calls: BackendCalls, key: str, client_id: str) -> None:
@@ -136,7 +139,7 @@ class CloudSocket:
         return self._reader is not None and not self._reader.done()
 
     async def start(self) -> None:
-        """Opens the socket, if that is possible."""
+        """Opens the socket, if possible."""
         async with self._opening:
             if self.is_open:
                 return
@@ -176,7 +179,7 @@ class CloudSocket:
                 )
             await socket.send(HELLO)
         except SOCKET_ERRORS as error:
-            # Its text may hold the address, and with it the key.
+            # The error's text may contain the URL, and therefore the key.
             logger.warning("no websocket, runs are polled", extra={"reason": type(error).__name__})
             return None
         return socket
@@ -193,7 +196,8 @@ class CloudSocket:
             current = await self._reconnect()
 
     async def _reconnect(self) -> ClientConnection | None:
-        """Opens a new socket. None if no run is followed or the retries failed; the next run tries again."""
+        """Opens a new socket. Returns None if no run is followed or the retries failed. The next
+        run tries again."""
         for attempt in range(1, self._calls.limits.max_retries + 1):
             if not self._runs:
                 return None
@@ -209,9 +213,10 @@ class CloudSocket:
             with self._calls.count_unexpected("websocket"):
                 message = parse_message(raw)
         except UnexpectedAnswer:
-            # Counted and logged; polling finds what it may have contained.
+            # The error is counted and logged. Polling finds the information that the message may
+            # have contained.
             return
-        # Jobs of a user run concurrently: a message without a run id can belong to any of them.
+        # A user's jobs run concurrently, so a message without a run id can belong to any of them.
         run_id = getattr(message, "run_id", CURRENT_RUN)
         if run_id == CURRENT_RUN:
             return
@@ -234,7 +239,7 @@ QUEUE = Call("GET", "/queue")
 
 @dataclass(frozen=True, slots=True)
 class V1State:
-    """A job's state as v1 names it, and the cloud's message about a failure."""
+    """A job's state in v1's terminology, and the cloud's message about a failure."""
 
     name: str
     error_message: str
@@ -242,7 +247,7 @@ class V1State:
 
 @dataclass(frozen=True, slots=True)
 class V1QueueRow:
-    """A job in the queue. Items 3 and 4 are in another order than on a ComfyUI server."""
+    """A job in the queue. Items 3 and 4 have a different order than on a ComfyUI server."""
 
     number: float
     run_id: str
@@ -265,7 +270,8 @@ async def locate_v1_run(calls: BackendCalls, run_id: str) -> RunLocation:
         case "running":
             return Executing(None)
     detail = await fetch_detail(calls, run_id)
-    # The state changes a moment before the details can be read: not over before both are there.
+    # The state changes a moment before the details can be read. The job is over only when both are
+    # available.
     return Executing(None) if detail is None else _history_entry(run_id, state, detail)
 
 
@@ -313,9 +319,10 @@ def _row(row: object) -> V1QueueRow:
 
 
 def _queue_position(queue: V1Queue, run_id: str) -> InQueue:
-    """The queue position of a waiting job.
+    """Returns the queue position of a waiting job.
 
-    A job that has left the queue since its state was read has 0 ahead.
+    A job that left the queue after its state was read has no jobs before it, apart from the running
+    ones.
     """
     own = next((row.number for row in queue.pending if row.run_id == run_id), None)
     before = 0 if own is None else sum(row.number < own for row in queue.pending)
@@ -348,7 +355,9 @@ def _failure(run_id: str, state: V1State, detail: Mapping[str, Any]) -> Failed:
         failure = parse_failure({**error, "prompt_id": run_id})
         if isinstance(failure, Failed):
             return failure
-    return Failed(run_id, state.error_message or f"the cloud says {state.name!r}, and no more")
+    return Failed(
+        run_id, state.error_message or f"the cloud reported {state.name!r} without a reason"
+    )
 
 
 def _cached(detail: Mapping[str, Any]) -> tuple[str, ...]:
@@ -358,7 +367,7 @@ def _cached(detail: Mapping[str, Any]) -> tuple[str, ...]:
     return next((message.nodes for message in log if isinstance(message, Cached)), ())
 
 
-# Each costs a request of its own.
+# Limit for searched jobs, because each one costs a request.
 JOBS_SEARCHED_MAX = 100
 ENDED = {
     "status": "completed,failed,cancelled",
@@ -371,10 +380,10 @@ JOBS = Call("GET", "/jobs", params=ENDED)
 
 @dataclass(frozen=True, slots=True)
 class V1Search:
-    """The result of a search. `is_complete`: all jobs were searched, so a job that was not found does not
-    exist.
+    """The result of a search. If `is_complete`, all jobs were searched, so a job that was not found
+    doesn't exist.
 
-    `others`: ended jobs without the marker, which need not be fetched again.
+    `others` contains ended jobs without the marker, which need not be fetched again.
     """
 
     run_id: str | None
@@ -385,9 +394,10 @@ class V1Search:
 async def search_by_marker(
     calls: BackendCalls, prompt_id: str, others: frozenset[str] = frozenset()
 ) -> V1Search:
-    """Finds the job that carries the marker.
+    """Finds the job that has the marker.
 
-    Searches the queue first, then ended jobs: a job moves from one to the other, never back.
+    Searches the queue before the ended jobs, because a job moves from one to the other and never
+    back.
     """
     queue = await fetch_queue(calls)
     for row in (*queue.running, *queue.pending):
@@ -432,7 +442,7 @@ async def _ask_to_stop(calls: BackendCalls, run_id: str) -> None:
     answer = await call_repeatable(calls, call_by_id("POST", "/jobs/{id}/cancel", run_id))
     if answer.status_code not in NO_SUCH_ROUTE:
         return
-    # Without that route, a job can be deleted alone only while it waits in the queue.
+    # Without this route, a single job can only be deleted while it waits in the queue.
     await call_repeatable(calls, Call("POST", "/queue", json={"delete": [run_id]}))
     running = [row.run_id for row in (await fetch_queue(calls)).running]
     if run_id not in running:
@@ -440,7 +450,7 @@ async def _ask_to_stop(calls: BackendCalls, run_id: str) -> None:
     if running != [run_id]:
         raise CancelUnconfirmed(
             f"run {run_id} was not stopped: the cloud can only interrupt all running jobs of the "
-            f"account at once, and {len(running) - 1} other(s) would be hit",
+            f"account together, which would affect {len(running) - 1} other(s)",
             run_id=run_id,
         )
     await call_repeatable(calls, Call("POST", "/interrupt"))
@@ -450,7 +460,8 @@ LIVE_RUNS_MAX = 1000
 
 
 class CloudV1:
-    """Comfy Cloud by API v1; see Backend. `calls` send the key; `storage` must not."""
+    """Comfy Cloud via API v1. The methods are described in Backend. `calls` send the key, and
+    `storage` must not."""
 
     def __init__(
         self, calls: BackendCalls, storage: httpx.AsyncBaseTransport, socket: CloudSocket
@@ -458,7 +469,7 @@ class CloudV1:
         self._calls = calls
         self._storage = storage
         self._socket = socket
-        # Runs whose messages are received from the beginning and that have not been followed yet.
+        # Runs whose messages are received from the beginning, and which have not been followed yet.
         self._live_runs: deque[str] = deque(maxlen=LIVE_RUNS_MAX)
 
     async def aclose(self) -> None:
@@ -501,10 +512,10 @@ class CloudV1:
         return Submitted(run_id)
 
     async def adopt(self, prompt_id: str) -> Submitted | None:
-        found = await search_by_marker(self._calls, prompt_id)
-        if found.run_id is not None:
-            return Submitted(found.run_id, adopted=True)
-        if not found.is_complete:
+        search = await search_by_marker(self._calls, prompt_id)
+        if search.run_id is not None:
+            return Submitted(search.run_id, adopted=True)
+        if not search.is_complete:
             raise OutcomeUnknown(
                 "the run is not among the newest jobs of the account, and older ones can't be "
                 "searched",
@@ -545,11 +556,11 @@ class CloudV1:
         return await cancel_run(self._calls, run_id)
 
     async def free(self) -> None:
-        """Does nothing: the cloud manages the memory of its own machines."""
+        """Does nothing, because the cloud manages the memory of its own machines."""
 
     async def _cancel_submitted(self, run_id: str, partly: PromptRefused) -> NoReturn:
-        """Cancels what would run of a prompt that was refused in part, as far as possible: half a
-        result is of no use."""
+        """Cancels the accepted part of a partially refused prompt, if possible, because a partial
+        result is useless. Always raises the refusal."""
         try:
             await self.cancel(run_id)
         except FleetError as error:
@@ -572,20 +583,20 @@ class CloudV1:
     ) -> Submitted:
         """Looks for a prompt whose submit was not confirmed.
 
-        It is never sent again: it may still be on its way into the queue.
+        The prompt is never sent again, because it may still be on its way into the queue.
         """
         if 400 <= int(error.details.get("status") or 0) < 500:
             raise error
-        found = V1Search(None)
+        search = V1Search(None)
         for attempt in range(1, self._calls.limits.max_retries + 2):
             with contextlib.suppress(ServerUnavailable, UnexpectedAnswer):
-                found = await search_by_marker(self._calls, prompt_id, found.others)
-            if found.run_id is not None:
-                return Submitted(found.run_id, adopted=True)
+                search = await search_by_marker(self._calls, prompt_id, search.others)
+            if search.run_id is not None:
+                return Submitted(search.run_id, adopted=True)
             await self._calls.retry.back_off(attempt)
         raise OutcomeUnknown(
-            f"the prompt was sent and not confirmed ({error.message}), and no job of the account "
-            "carries its sign; it may still appear: adopt it later by its id",
+            f"the prompt was sent but not confirmed ({error.message}), and no job of the account "
+            "has its marker. It may still appear: adopt it later by its id.",
             prompt_id=prompt_id,
         ) from error
 
@@ -598,7 +609,7 @@ def parse_submitted(
         raise _refused(response, prompt)
     if response.status_code == 402:
         message = parse_error_body(response.content).message
-        raise CreditsExhausted(f"the cloud wants to be paid first: {message}")
+        raise CreditsExhausted(f"Comfy Cloud requires payment: {message}")
     answer = mapping_in(parse_answer(call, response), "the answer to a prompt")
     run_id = text_at(answer, "prompt_id", "the answer to a prompt")
     partly = refusal_from(answer, prompt) if answer.get("node_errors") else None

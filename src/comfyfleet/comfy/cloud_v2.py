@@ -1,5 +1,5 @@
-"""Comfy API v2 (Comfy Cloud, Serverless, comfy-api-proxy; checked against comfy-api-proxy 0.1.6): assets, jobs,
-submit and live events."""
+"""Comfy API v2 (Comfy Cloud, Serverless, comfy-api-proxy): assets, jobs, submit and live events.
+Checked against comfy-api-proxy 0.1.6."""
 
 import asyncio
 import base64
@@ -97,7 +97,8 @@ ENDED = frozenset({"succeeded", "failed", "expired", "canceled"})
 
 @dataclass(frozen=True, slots=True)
 class V2JobOutput:
-    """A file that a job made. `url` is valid until it expires, `asset_id` as long as the job exists."""
+    """A file that a job created. `url` is valid until it expires, and `asset_id` as long as the job
+    exists."""
 
     node_id: str
     name: str
@@ -160,7 +161,8 @@ def parse_job(answer: object) -> V2Job:
 
 
 def parse_status(holder: Mapping[str, Any]) -> V2JobStatus:
-    """The status of a job. An unknown status counts as running: only the four end states end a job."""
+    """Returns the status of a job. An unknown status counts as running, because only the four end
+    states end a job."""
     status = text_at(holder, "status", "a job")
     return cast(V2JobStatus, status) if status in STATUSES else "running"
 
@@ -206,11 +208,13 @@ def _parse_fault(answer: object) -> V2JobFault:
 
 
 def _optional(value: object, kind: type[T]) -> T | None:
-    """Returns None for a value of the wrong type: fields that are only shown to people must not end a run."""
+    """Returns None for a value of the wrong type, because fields that are only displayed must not
+    end a run."""
     return value if isinstance(value, kind) else None
 
 
-# Callers treat a loader's input as a text; `with_references` turns it into a reference at submit.
+# Callers treat a loader's input as a string. `with_references` converts it to a reference when the
+# prompt is submitted.
 SCHEME = "comfy-asset://"
 
 
@@ -230,7 +234,7 @@ class CloudAsset:
 
 
 def content_hash(path: Path) -> str:
-    """Hashes the file. Reads all of it, so run it in a thread."""
+    """Hashes the file. Reads the whole file, so run this in a thread."""
     digest = blake3.blake3(max_threads=blake3.blake3.AUTO)
     digest.update_mmap(path)
     return f"blake3:{digest.hexdigest()}"
@@ -252,7 +256,8 @@ def parse_asset_value(value: object) -> CloudAsset | None:
 
 
 def with_references(prompt: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the prompt with an asset reference in place of each value that `upload_asset` has returned."""
+    """Returns the prompt with an asset reference in place of each value that `upload_asset`
+    returned."""
     return {node_id: _with_references(node) for node_id, node in prompt.items()}
 
 
@@ -272,8 +277,8 @@ DEFAULT_TYPE = "application/octet-stream"
 
 
 async def upload_asset(calls: BackendCalls, path: Path, name: str | None) -> Uploaded:
-    """Uploads a file and returns a value for loader nodes; `with_references` replaces that value at
-    submit."""
+    """Uploads a file and returns a value for loader nodes, which `with_references` replaces when
+    the prompt is submitted."""
     file_path = Path(name or path.name).name
     try:
         hash_text = await asyncio.to_thread(content_hash, path)
@@ -286,9 +291,9 @@ async def upload_asset(calls: BackendCalls, path: Path, name: str | None) -> Upl
 
 
 async def _find_by_hash(calls: BackendCalls, hash_text: str, file_path: str) -> CloudAsset | None:
-    """Asks whether the server has these bytes already.
+    """Checks whether the server already has these bytes.
 
-    Any refusal counts as no: the bytes can still be sent.
+    Any refusal counts as no, because the bytes can still be sent.
     """
     body = {"hash": hash_text, "file_path": file_path}
     call = Call("POST", "/assets/from-hash", json=body)
@@ -308,9 +313,9 @@ async def _send_asset(
         response = await call_repeatable(calls, call)
     error_body = parse_error_body(response.content)
     if response.status_code == 413:
-        raise LimitExceeded(f"{file_path} is larger than the server takes: {error_body.message}")
+        raise LimitExceeded(f"{file_path} exceeds the server's upload limit: {error_body.message}")
     if response.status_code in (400, 409, 422):
-        raise InvalidInput(f"the server does not take {file_path}: {error_body.message}")
+        raise InvalidInput(f"the server refused {file_path}: {error_body.message}")
     return _parse_uploaded(calls, call, response, file_path)
 
 
@@ -320,7 +325,7 @@ def _parse_uploaded(
     with calls.count_unexpected(call.operation):
         if response.status_code not in (200, 201):
             raise unexpected_answer(
-                f"{call.operation} was answered {response.status_code}", shorten(response.text)
+                f"{call.operation} returned {response.status_code}", shorten(response.text)
             )
         return parse_asset(parse_json(response.content, "an asset"), file_path)
 
@@ -329,7 +334,7 @@ JOBS_SEARCHED_MAX = 100
 SETTLING_SECONDS = 0.1
 JOB_ROUTE = "/jobs/{id}"
 WORKFLOW_ROUTE = "/jobs/{id}/workflow"
-# The output keys that nodes use, as far as they can be guessed from v2's kinds.
+# The output keys that nodes use, as far as they can be inferred from v2's kinds.
 KEYS = {"image": "images", "file": "files", "latent": "latents"}
 
 
@@ -343,10 +348,10 @@ async def fetch_job(calls: BackendCalls, run_id: str) -> V2Job | None:
 
 
 async def fetch_settled_job(calls: BackendCalls, run_id: str) -> V2Job | None:
-    """Fetches a job; asks twice before it reports that the job has expired.
+    """Fetches a job. If the server reports it as expired, fetches it a second time.
 
-    comfy-api-proxy reads the ended jobs first, then the others: a job that ends in between seems to
-    be gone.
+    comfy-api-proxy reads the ended jobs before the others, so a job that ends in between briefly
+    seems to have expired.
     """
     job = await fetch_job(calls, run_id)
     if job is None or job.status != "expired":
@@ -358,14 +363,14 @@ async def fetch_settled_job(calls: BackendCalls, run_id: str) -> V2Job | None:
 async def fetch_jobs(
     calls: BackendCalls, statuses: Sequence[str] = ()
 ) -> tuple[tuple[V2Job, ...], bool]:
-    """Returns the newest jobs, and whether these are all."""
+    """Returns the newest jobs, and whether these are all jobs."""
     params = {"limit": str(JOBS_SEARCHED_MAX)}
     if statuses:
         params["status"] = ",".join(statuses)
     call = Call("GET", "/jobs", params=params)
     response = await call_repeatable(calls, call)
     if response.status_code in (404, 405, 501):
-        raise NotOffered("this server does not list its jobs")
+        raise NotOffered("this server doesn't list its jobs")
     with calls.count_unexpected(call.operation):
         answer = mapping_in(parse_answer(call, response), "a list of jobs")
         jobs = tuple(map(parse_job, list_in(answer.get("jobs"), "'jobs'")))
@@ -373,7 +378,7 @@ async def fetch_jobs(
 
 
 async def search_by_marker(calls: BackendCalls, prompt_id: str) -> tuple[V2Job | None, bool]:
-    """Returns the job that carries our marker, and whether all jobs could be searched."""
+    """Returns the job that has our marker, and whether all jobs could be searched."""
     jobs, is_complete = await fetch_jobs(calls)
     for job in jobs:
         workflow = await _workflow_of(calls, job.job_id)
@@ -410,25 +415,26 @@ def _end(job: V2Job, reused: tuple[str, ...], *, was_cancelled: bool) -> End:
         case "canceled":
             return Cancelled(job.job_id)
         case "expired" if was_cancelled:
-            # A server that forgets jobs deleted from its queue reports them as expired.
+            # A server that forgets jobs after they are deleted from its queue reports them as
+            # expired.
             return Cancelled(job.job_id)
         case "expired":
-            return Failed(job.job_id, "the server gave the job up", retryable=True)
+            return Failed(job.job_id, "the job expired on the server", retryable=True)
     return _failure(job)
 
 
 def _failure(job: V2Job) -> Failed:
     fault = job.fault
     if fault is None:
-        return Failed(job.job_id, "the server says that the job failed, and no more")
+        return Failed(job.job_id, "the server reported that the job failed, without a reason")
     trace = tuple((fault.traceback or "").splitlines())
     message = fault.message.strip() or fault.code
     return Failed(job.job_id, message, fault.node_id, fault.class_type, fault.code, trace)
 
 
 def reused_nodes(job: V2Job) -> tuple[str, ...]:
-    """The nodes whose outputs may come from an earlier run. v2 says that something was reused, but
-    not what."""
+    """Returns the nodes whose outputs may come from an earlier run. v2 reports that something was
+    reused, but not which outputs."""
     nodes = (output.node_id for output in job.outputs) if job.is_reused else ()
     return tuple(dict.fromkeys(nodes))
 
@@ -447,9 +453,9 @@ ROUTE = "/jobs/{id}/events"
 
 
 class EventListener:
-    """Puts the events of one run's event stream into an inbox until the run is over.
+    """Puts the events of a run's event stream into an inbox until the run is over.
 
-    Never raises: if there is no stream, the run is polled.
+    Never raises. Without a stream, the run is polled.
     """
 
     def __init__(self, calls: BackendCalls, run_id: str, inbox: Inbox) -> None:
@@ -462,8 +468,8 @@ class EventListener:
         self._was_cut = False
 
     async def listen(self, link: str | None) -> None:
-        """Reads the stream and reopens it when it is cut; gives up after too many attempts without
-        any event."""
+        """Reads the stream and reopens it when the connection is lost. Gives up after too many
+        attempts without any event."""
         own = call_by_id("GET", ROUTE, self._run_id)
         call = own if link is None else replace(own, path=link)
         failures = 0
@@ -474,7 +480,7 @@ class EventListener:
             failures = 1 if has_events else failures + 1
 
     async def _read_stream(self, call: Call) -> bool:
-        """Returns whether any event came before the stream ended."""
+        """Returns whether any event was received before the stream ended."""
         has_events = False
         try:
             async with self._calls.stream(call) as response:
@@ -491,14 +497,15 @@ class EventListener:
         except (*NETWORK_ERRORS, LimitExceeded):
             self._was_cut = True
             return has_events
-        # comfy-api-proxy closes the stream of a run that ends even when it can't report the end yet.
+        # comfy-api-proxy closes the stream of a run that ends, even if it can't report the end yet.
         self._inbox.put(RunOver(self._run_id))
         return has_events
 
     async def _is_stream(self, response: httpx.Response) -> bool:
-        """Whether the answer is an event stream.
+        """Checks whether the response is an event stream.
 
-        After a 429 with Retry-After it waits; after other refusals listening ends.
+        After a 429 with Retry-After, waits for that time. Other refusals end the listening, except
+        for server errors that may be temporary.
         """
         if response.status_code == 200:
             return True
@@ -514,7 +521,8 @@ class EventListener:
             with self._calls.count_unexpected(f"events: {event.name}"):
                 messages = tuple(self._messages(event))
         except UnexpectedAnswer:
-            # Counted and logged; polling finds what it may have contained.
+            # The error is counted and logged. Polling finds the information that the message may
+            # have contained.
             return
         for message in messages:
             self._inbox.put(message)
@@ -570,7 +578,7 @@ def _preview(run_id: str, data: object) -> Preview:
     return Preview(run_id, str(node_id) if node_id else None, content_type, picture)
 
 
-# v2 refuses a submit with any other.
+# Keys that v2 allows. It refuses a submit with any other key.
 EXTRA_DATA_KEYS = ("api_key_comfy_org",)
 REPEATED = "idempotency_key_reuse"
 
@@ -586,7 +594,7 @@ async def submit_prompt(
         try:
             response = await call_once(calls, call)
         except OutcomeUnknown as error:
-            # Safe to repeat: under one key the server takes one submit only.
+            # Repeating is safe, because the server accepts only one submit per key.
             trouble = error
             continue
         if parse_error_body(response.content).code == REPEATED:
@@ -601,8 +609,8 @@ async def submit_prompt(
 
 def _call(prompt: Prompt, prompt_id: str, extra_data: Mapping[str, Any]) -> Call:
     body: dict[str, Any] = {"workflow": with_references(with_marker(prompt, prompt_id))}
-    if kept := {key: extra_data[key] for key in EXTRA_DATA_KEYS if key in extra_data}:
-        body["extra_data"] = kept
+    if allowed := {key: extra_data[key] for key in EXTRA_DATA_KEYS if key in extra_data}:
+        body["extra_data"] = allowed
     return Call("POST", "/jobs", json=body, headers={"Idempotency-Key": prompt_id})
 
 
@@ -612,13 +620,13 @@ def _parse_submitted(
     error_body = parse_error_body(response.content)
     message = error_body.message or error_body.code
     if response.status_code == 402:
-        raise CreditsExhausted(f"the cloud wants to be paid first: {message}")
+        raise CreditsExhausted(f"Comfy Cloud requires payment: {message}")
     if response.status_code in (400, 422) and error_body.has_envelope:
         raise _refused(error_body, prompt)
     with calls.count_unexpected(call.operation):
         if response.status_code not in (200, 201):
             raise UnexpectedAnswer(
-                f"{call.operation} was answered {response.status_code}: {message}",
+                f"{call.operation} returned {response.status_code}: {message}",
                 status=response.status_code,
             )
         return parse_job(parse_json(response.content, "a job")).job_id
@@ -633,7 +641,7 @@ def _refused(error_body: CloudErrorBody, prompt: Prompt) -> PromptRefused:
 async def _find_again(
     calls: BackendCalls, prompt_id: str, error: OutcomeUnknown | UnexpectedAnswer | None
 ) -> Submitted:
-    """Looks for a job that the server has, or may have, accepted without confirming it."""
+    """Looks for a job that the server has accepted, or may have accepted, without confirming it."""
     if error is not None and 400 <= int(error.details.get("status") or 0) < 500:
         raise error
     for attempt in range(1, calls.limits.max_retries + 2):
@@ -647,8 +655,8 @@ async def _find_again(
             return Submitted(job.job_id, adopted=True)
         await calls.retry.back_off(attempt)
     raise OutcomeUnknown(
-        "the prompt was sent and not confirmed, and no job of the account carries its sign; "
-        "it may still appear: adopt it later by its id",
+        "the prompt was sent but not confirmed, and no job of the account has its marker. "
+        "It may still appear: adopt it later by its id.",
         prompt_id=prompt_id,
     ) from error
 
@@ -657,7 +665,8 @@ CANCELLED_KEPT_MAX = 1000
 
 
 class CloudV2:
-    """Comfy Cloud by API v2; see Backend. `calls` send the key; `storage` must not."""
+    """Comfy Cloud via API v2. The methods are described in Backend. `calls` send the key, and
+    `storage` must not."""
 
     def __init__(self, calls: BackendCalls, storage: httpx.AsyncBaseTransport) -> None:
         self._calls = calls
@@ -668,7 +677,7 @@ class CloudV2:
         await self._calls.client.aclose()
 
     async def describe(self) -> Description:
-        raise NotOffered("Comfy API v2 does not tell which nodes there are")
+        raise NotOffered("Comfy API v2 doesn't list its node types")
 
     async def queue_length(self) -> int:
         jobs, _ = await fetch_jobs(self._calls, ("queued", "running"))
@@ -707,7 +716,7 @@ class CloudV2:
     async def fetch(self, file: OutputFile, to: Path, *, bytes_max: int | None = None) -> Fetched:
         """Downloads by the asset id, because the URLs in a job expire."""
         if file.reference is None:
-            raise FileGone(f"{file.filename} is no output of this backend", file=file)
+            raise FileGone(f"{file.filename} isn't an output of this backend", file=file)
         call = call_by_id("GET", "/assets/{id}/content", file.reference)
         return await download(self._calls, self._storage, call, to, bytes_max)
 
@@ -722,7 +731,7 @@ class CloudV2:
         return await confirm_cancelled(self._calls, run_id, lambda: self._poll(run_id))
 
     async def free(self) -> None:
-        """Does nothing: v2 has no route for it."""
+        """Does nothing, because v2 has no route for it."""
 
     async def _poll(self, run_id: str) -> RunLocation:
         job = await fetch_settled_job(self._calls, run_id)

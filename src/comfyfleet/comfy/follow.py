@@ -1,8 +1,8 @@
-"""Follows one run, on a ComfyUI server or in the cloud: by its messages, and by polling when there are none.
-The run's state and its transitions are pure.
+"""Follows a run on a ComfyUI server or in the cloud: by its messages, and by polling if there are
+none. The run's state and its transitions are pure.
 
-In the cloud only a polled answer ends a run. Messages may be late, lost or repeated: they give live
-progress and say when to poll.
+In the cloud, only a poll ends a run. Messages may be late, lost or repeated. They provide live
+progress and determine when to poll.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -46,8 +46,8 @@ from comfyfleet.errors import CancelUnconfirmed, RunLost, RunStalled, RunTimedOu
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """`end` is the result from the messages; it counts once `over` is set, because then history
-    also has the outputs."""
+    """The state of a run. `end` is the result according to the messages. It counts once `over` is
+    set, because then the history also contains the outputs."""
 
     run_id: str
     started: bool = False
@@ -68,7 +68,7 @@ class Transition:
 
 
 def apply_message(state: RunState, message: Message) -> Transition:
-    """The transition for a message about this run."""
+    """Returns the transition for a message about this run."""
     match message:
         case QueueStatus() | UnknownMessage() | Queued():
             return Transition(state)
@@ -90,7 +90,7 @@ def apply_message(state: RunState, message: Message) -> Transition:
             return _then(begun, replace(begun.state, done=begun.state.done | {node_id}), message)
         case NodeStarted(node_id=node_id):
             begun = _start(state)
-            # The server repeats this to a socket that has reconnected.
+            # The server repeats this message for a socket that has reconnected.
             events = () if node_id == state.node_id else (message,)
             return _then(begun, replace(begun.state, node_id=node_id), *events)
         case _:
@@ -99,7 +99,7 @@ def apply_message(state: RunState, message: Message) -> Transition:
 
 
 def apply_location(state: RunState, location: RunLocation) -> Transition:
-    """The transition for a poll of queue and history."""
+    """Returns the transition for a poll of the queue and history."""
     match location:
         case InQueue(ahead=ahead) if not state.started:
             events = () if ahead == state.ahead else (Queued(state.run_id, ahead),)
@@ -126,7 +126,8 @@ def _then(transition: Transition, state: RunState, *events: Event) -> Transition
 
 
 def _finish_nodes(state: RunState, done: tuple[str, ...]) -> Transition:
-    """Emits NodeDone for nodes without a message of their own: nodes that show nothing have none."""
+    """Emits NodeDone for nodes without their own message, because nodes that show nothing don't
+    send one."""
     begun = _start(state)
     known = begun.state.done | set(state.cached or ())
     fresh = [node_id for node_id in done if node_id not in known]
@@ -135,14 +136,14 @@ def _finish_nodes(state: RunState, done: tuple[str, ...]) -> Transition:
 
 
 RENEW_PART = 0.25
-# Between a run's verdict and its last message, when history is written.
+# Seconds between a run's result and its last message, when the history is written.
 LAST_MESSAGE_SECONDS = 0.5
 FIRST_POLLS_SECONDS = 0.2
 FIRST_POLLS_PART = 0.1
 
 
 class RunDeadlines:
-    """Checks the run's time limit and the limit without progress."""
+    """Checks the run's time limit, and the time limit without progress."""
 
     def __init__(self, limits: BackendLimits, clock: Callable[[], float]) -> None:
         self._limits = limits
@@ -156,10 +157,10 @@ class RunDeadlines:
         self._renewals = 0
 
     def note_location(self, location: RunLocation, *, has_no_socket: bool) -> None:
-        """Notes a polled location and whether it counts as progress.
+        """Notes a polled location, and whether it counts as progress.
 
-        Waiting behind another run is no stall, because that run reports its progress to other
-        clients only. Without a socket no progress is reported at all, so executing counts as
+        Waiting behind another run is not a stall, because that run reports its progress only to
+        other clients. Without a socket, no progress is reported at all, so executing counts as
         progress.
         """
         behind = isinstance(location, InQueue) and location.running is not None
@@ -169,14 +170,16 @@ class RunDeadlines:
         self._location = location
 
     def should_renew_socket(self) -> bool:
-        """True now and then while there is no progress: the socket may have failed without an error."""
+        """Returns True from time to time while there is no progress, because the socket may have
+        failed without an error."""
         quiet = (self._clock() - self._last_progress) / self._limits.stall_seconds
         again = quiet >= RENEW_PART * (self._renewals + 1)
         self._renewals += again
         return again
 
     def seconds(self, *, has_no_socket: bool, has_started: bool) -> float:
-        """Seconds until the next poll. Without a socket the first polls come soon, for short runs."""
+        """Returns the seconds until the next poll. Without a socket, the first polls come soon, to
+        handle short runs."""
         now = self._clock()
         look = (
             self._began + self._limits.first_look_seconds - now
@@ -196,7 +199,7 @@ class RunDeadlines:
         now = self._clock()
         if now - self._began >= self._limits.job_seconds:
             raise RunTimedOut(
-                f"run {run_id} has not ended after {self._limits.job_seconds:g} s; it may go on",
+                f"run {run_id} has not ended after {self._limits.job_seconds:g} s; it may continue",
                 run_id=run_id,
             )
         if now - self._last_progress >= self._limits.stall_seconds:
@@ -209,12 +212,12 @@ class RunDeadlines:
 
 def _progress_key(location: RunLocation | None) -> str:
     if isinstance(location, InQueue):
-        return "it waits, nothing runs, so the server's prompt thread must be dead; restart it"
+        return "it is queued and nothing is running, so the server's prompt thread must be dead; restart the server"
     return "its node is stuck or the server's prompt thread is dead"
 
 
 class Follower:
-    """Follows one run on a ComfyUI server to its end, also when the socket is lost."""
+    """Follows a run on a ComfyUI server to its end, even if the socket is lost."""
 
     def __init__(
         self, calls: BackendCalls, run_id: str, inbox: Inbox, channel: ServerSocket | None
@@ -228,7 +231,7 @@ class Follower:
         self._has_message = False
 
     async def events(self, *, poll_first: bool) -> AsyncIterator[Event]:
-        """Yields events until the end. `poll_first`: poll first, because the run was not just submitted."""
+        """Yields events until the end. Set `poll_first` if the run was not just submitted."""
         if poll_first:
             for event in await self._poll():
                 yield event
@@ -267,7 +270,8 @@ class Follower:
         if events or self._state != before:
             self._deadlines.note_progress()
         if self._state.over and self._state.end is None:
-            # The run is over and the message with its result was missed: history has it.
+            # The run is over and the message with its result was missed, but the result is in the
+            # history.
             return (*events, *await self._poll())
         return events
 
@@ -287,7 +291,7 @@ class Follower:
         if isinstance(location, Absent):
             return self._handle_absent()
         if isinstance(location, InHistory) and self._channel is not None and not self._has_message:
-            # It has missed a whole run: the connection was cut without an error.
+            # The socket missed a whole run, so the connection was lost without an error.
             self._channel.degraded = True
         return self._take(apply_location(self._state, location))
 
@@ -308,15 +312,15 @@ class Follower:
 T = TypeVar("T")
 LocateRun: TypeAlias = Callable[[], Awaitable[RunLocation]]
 
-# A job that was just accepted may not be known everywhere at once.
+# A job that was just accepted may not be known everywhere yet.
 ABSENT_POLLS_MAX = 3
-# The end message comes a moment before the end can be polled.
+# The end message arrives a moment before the end can be polled.
 FIRST_POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class PollState:
-    """When something was last received and when to poll next, in seconds of one clock."""
+    """When a message was last received and when to poll next, in seconds of the same clock."""
 
     began: float
     last_message: float | None
@@ -335,7 +339,8 @@ async def follow_cloud_run(
 ) -> AsyncGenerator[Event]:
     """Yields the events of a cloud run.
 
-    `has_live_messages`: all messages of the run are in the inbox, so it need not be polled at once.
+    `has_live_messages` means that all messages of the run are in the inbox, so it need not be
+    polled immediately.
     """
     limits, clock = calls.limits, calls.retry.clock
     state, now = RunState(run_id), clock()
@@ -364,7 +369,7 @@ async def follow_cloud_run(
 
 
 async def retry_unexpected(poll: Callable[[], Awaitable[T]], calls: BackendCalls) -> T:
-    """Retries a poll whose answer has an unexpected shape, so that a garbled answer does not lose the run."""
+    """Retries a poll with a malformed response, so that a garbled response doesn't lose the run."""
     for attempt in range(1, calls.limits.max_retries + 1):
         try:
             return await poll()
@@ -374,7 +379,7 @@ async def retry_unexpected(poll: Callable[[], Awaitable[T]], calls: BackendCalls
 
 
 def _transition(state: RunState, message: Message) -> Transition:
-    """The transition for a message, except that end messages change nothing: only the next poll
+    """Returns the transition for a message. End messages change nothing, because only the next poll
     ends the run."""
     if is_end_message(message):
         return Transition(state)
@@ -394,7 +399,7 @@ def after_poll(
 ) -> PollState:
     pause = min(watch.pause * 2, limits.poll_seconds)
     absent_polls = watch.absent_polls + 1 if isinstance(location, Absent) else 0
-    # A run that waits behind others makes no progress, and does not stall either.
+    # A run that waits behind others makes no progress, but doesn't stall either.
     last_message = None if isinstance(location, InQueue) else watch.last_message
     return replace(
         watch,
@@ -414,12 +419,13 @@ def after_message(watch: PollState, message: Message, now: float) -> PollState:
 
 def check_deadlines(run_id: str, watch: PollState, now: float, limits: BackendLimits) -> None:
     if watch.absent_polls >= ABSENT_POLLS_MAX:
-        raise RunLost(f"the cloud does not know the run {run_id}")
+        raise RunLost(f"run {run_id} doesn't exist in the cloud")
     if now - watch.began > limits.job_seconds:
         raise RunTimedOut(f"the run {run_id} took more than {limits.job_seconds:g} s")
-    # Without any message so far there is probably no socket: then silence is no stall.
+    # If no message was received so far, there is probably no socket, so missing messages don't mean
+    # a stall.
     if watch.last_message is not None and now - watch.last_message > limits.stall_seconds:
-        raise RunStalled(f"the run {run_id} was silent for {limits.stall_seconds:g} s")
+        raise RunStalled(f"run {run_id} sent no messages for {limits.stall_seconds:g} s")
 
 
 PAUSE_FIRST_SECONDS = 0.02
@@ -435,14 +441,14 @@ async def confirm_cancelled(calls: BackendCalls, run_id: str, poll: LocateRun) -
         await calls.retry.sleep(pause)
         pause = min(pause * 2, PAUSE_SECONDS_MAX)
     raise CancelUnconfirmed(
-        f"run {run_id} was told to stop and had not ended after {calls.limits.cancel_seconds:g} s",
+        f"run {run_id} was asked to stop but had not ended after {calls.limits.cancel_seconds:g} s",
         run_id=run_id,
     )
 
 
 def cancellation_from(location: RunLocation) -> Cancellation | None:
-    """The result of a cancel, from where a run is that was there before: if it is gone, it was
-    deleted from the queue."""
+    """Returns the result of a cancel, based on the location of a run that existed before. If it no
+    longer exists, it was deleted from the queue."""
     match location:
         case InHistory(end=Cancelled()) | Absent():
             return Cancellation.CANCELLED

@@ -1,8 +1,8 @@
-"""Parses ComfyUI's websocket messages (those of 0.7.0 to 0.28.0), and the inbox from which a run's follower
-reads them.
+"""Parses ComfyUI's websocket messages (those of 0.7.0 to 0.28.0), and provides the inbox from which
+a run's follower reads them.
 
-Most become an event of a run. A message without a run id gets the empty run id: the server runs one
-prompt at a time, so the message is about the running one.
+Most messages become an event of a run. A message without a run id gets the empty run id: the server
+runs one prompt at a time, so the message belongs to the running one.
 """
 
 import asyncio
@@ -41,7 +41,8 @@ from comfyfleet.comfy.system_errors import system_texts
 
 CURRENT_RUN = ""
 BLOCKED = "ExecutionBlocked"
-# Not the prompt's fault: too small a GPU, or one whose process is broken until it is restarted.
+# Errors that are not the prompt's fault: the GPU is too small, or its process is broken until it
+# restarts.
 OUT_OF_MEMORY = "OutOfMemoryError"
 BROKEN = ("illegal memory access", "device-side assert")
 CONTENT_TYPES = {1: "image/jpeg", 2: "image/png"}
@@ -50,14 +51,14 @@ UINT32 = struct.Struct(">I")
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """The number of waiting and running prompts; sent to every client."""
+    """The number of waiting and running prompts. It is sent to every client."""
 
     remaining: int
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStates:
-    """The nodes of one run that are done."""
+    """The finished nodes of a run."""
 
     run_id: str
     done: tuple[str, ...]
@@ -65,14 +66,15 @@ class NodeStates:
 
 @dataclass(frozen=True, slots=True)
 class RunOver:
-    """The last message of a run, whatever its result: from now on the run is in history."""
+    """The last message of a run, regardless of its result. From this point on, the run is in the
+    history."""
 
     run_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownMessage:
-    """A message of another version or of a custom node; ignored."""
+    """A message of another version or of a custom node. It is ignored."""
 
     kind: str
 
@@ -82,7 +84,7 @@ Data: TypeAlias = Mapping[str, Any]
 
 
 def parse_message(raw: str | bytes) -> Message:
-    """Parses a message. Raises UnexpectedAnswer for a known type of unknown shape."""
+    """Parses a message. Raises UnexpectedAnswer if a message of a known type is malformed."""
     if isinstance(raw, bytes):
         return _parse_frame(raw)
     message = mapping_in(parse_json(raw, "a websocket message"), "a websocket message")
@@ -185,7 +187,7 @@ PARSERS: Mapping[str, Callable[[Data], Message]] = {
 
 
 def parse_log(messages: object) -> tuple[Message, ...]:
-    """Parses the messages that history keeps of a run: `[[type, data], …]`, in order."""
+    """Parses the messages of a run in the history: `[[type, data], …]`, in order."""
     return tuple(map(_parse_logged, list_in(messages, "'messages' of a history item")))
 
 
@@ -236,7 +238,7 @@ def _read_uint32(raw: bytes) -> tuple[int, bytes]:
 def _read_sized(raw: bytes) -> tuple[bytes, bytes]:
     size, rest = _read_uint32(raw)
     if size > len(rest):
-        raise unexpected_answer("a binary frame is shorter than it says", raw)
+        raise unexpected_answer("a binary frame is shorter than its stated length", raw)
     return rest[:size], rest[size:]
 
 
@@ -244,22 +246,23 @@ def _decode(raw: bytes) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
-        raise unexpected_answer("a binary frame should hold UTF-8", raw) from error
+        raise unexpected_answer("a binary frame should contain UTF-8", raw) from error
 
 
 def _optional(data: Data, key: str) -> str | None:
-    """The value as text. Custom nodes send numbers where a text belongs."""
+    """Returns the value as a string. Custom nodes send numbers where a string is expected."""
     value = data.get(key)
     return None if value is None else str(value)
 
 
 MESSAGES_MAX = 1000
-# Of all messages in one inbox. A single frame may have as many.
+# Limit for all messages in one inbox together. A single frame may be just as large.
 MESSAGES_BYTES_MAX = 256 * 1024 * 1024
 
 
 class Inbox:
-    """A queue of messages. If the reader is slow, progress and previews are dropped, never anything else."""
+    """A queue of messages. If the reader is slow, progress and previews are dropped, but never
+    anything else."""
 
     def __init__(self) -> None:
         self.tap: MessageTap | None = None
@@ -293,5 +296,5 @@ class Inbox:
 
 
 def _size_of(message: Message, raw: str | None) -> int:
-    """Returns the size of a message's text or picture."""
+    """Returns the size of a message's text or image."""
     return len(message.data) if isinstance(message, Preview) else len(raw or "")

@@ -1,4 +1,4 @@
-"""Finds a run on a ComfyUI server: reads its queue and its history."""
+"""Finds a run on a ComfyUI server by reading its queue and its history."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,8 @@ HISTORY_ROUTE = "/history/{id}"
 
 @dataclass(frozen=True, slots=True)
 class InQueue:
-    """`ahead`: prompts that run before it. `running`: the id of the run that executes now."""
+    """The run is waiting. `ahead` is the number of prompts before it, and `running` is the id of
+    the executing run."""
 
     client_id: str | None
     ahead: int
@@ -38,14 +39,16 @@ class InHistory:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """The server does not have the run: never accepted, deleted, or lost in a restart."""
+    """The server doesn't have the run. It was never accepted, was deleted, or was lost in a
+    restart."""
 
 
 RunLocation: TypeAlias = InQueue | Executing | InHistory | Absent
 
 
 async def locate_run(calls: BackendCalls, run_id: str) -> RunLocation:
-    """Reads the queue first, then history: a run moves from one to the other at once, never back."""
+    """Reads the queue first and then the history, because a run moves from the queue to the history
+    without a gap, and never back."""
     answer = await calls.ask_json(QUEUE)
     with calls.count_unexpected(QUEUE.operation):
         location = _in_queue(answer, run_id)
@@ -62,7 +65,8 @@ async def find_in_history(calls: BackendCalls, run_id: str) -> InHistory | None:
 async def submitted_prompt(
     calls: BackendCalls, run_id: str
 ) -> tuple[Mapping[str, Any], Sequence[str]] | None:
-    """The prompt of a run and the ids of its output nodes; None if the server does not return them."""
+    """Returns the prompt of a run and the ids of its output nodes, or None if the server doesn't
+    return them."""
     queue = await calls.ask_json(QUEUE)
     history = await calls.ask_json(Call("GET", HISTORY_ROUTE, path=f"/history/{run_id}"))
     with calls.count_unexpected(QUEUE.operation):
@@ -72,8 +76,8 @@ async def submitted_prompt(
     rows = (*waiting, ended_as.get("prompt") if isinstance(ended_as, dict) else None)
     for row in rows:
         match row:
-            case [_, found, dict(prompt), _, [*outputs], *_] if found == run_id:
-                return prompt, [str(each) for each in outputs]
+            case [_, row_id, dict(prompt), _, [*outputs], *_] if row_id == run_id:
+                return prompt, [str(output) for output in outputs]
     return None
 
 
@@ -86,7 +90,7 @@ def _in_queue(answer: object, run_id: str) -> InQueue | Executing | None:
             return Executing(_client_id(row))
     for row in pending:
         if row[1] == run_id:
-            # Pending rows are a heap: their order in the list means nothing.
+            # Pending rows are a heap, so their order in the list is meaningless.
             ahead = len(running) + sum(other[0] < row[0] for other in pending)
             return InQueue(_client_id(row), ahead, running[0][1] if running else None)
     return None
@@ -114,7 +118,7 @@ def parse_history(answer: object, run_id: str) -> InHistory | None:
     known: Mapping[str, Any] = mapping_in(status, "'status' of a history item") if status else {}
     log = parse_log(known.get("messages") or [])
     cached = next((message.nodes for message in log if isinstance(message, Cached)), ())
-    # The server's own verdict may be that of the run before; its messages are of this one.
+    # The server's status may be that of the previous run, but its messages belong to this run.
     ends = [message for message in log if isinstance(message, Succeeded | Failed | Cancelled)]
     end = ends[-1] if ends else _end_by_status(run_id, known)
     if isinstance(end, Succeeded):
@@ -124,10 +128,10 @@ def parse_history(answer: object, run_id: str) -> InHistory | None:
 
 
 def _end_by_status(run_id: str, status: Mapping[str, Any]) -> End:
-    """The end of a run whose history has no messages, from its status."""
+    """Returns the end of a run whose history has no messages, based on its status."""
     match status.get("status_str"):
         case "success":
             return Succeeded(run_id)
         case "error":
-            return Failed(run_id, "the server says that the run failed, and no more")
+            return Failed(run_id, "the server reported that the run failed, without a reason")
     raise unexpected_answer("a history item should say success or error", dict(status))

@@ -1,8 +1,9 @@
-"""A ComfyUI server as a backend: HTTP and websocket. A prompt is submitted exactly once and cancelled until it is
-certain; outputs are read from its history.
+"""A ComfyUI server as a backend, via HTTP and websocket. A prompt is submitted exactly once. A
+cancel is repeated until it is confirmed. Outputs are read from the server's history.
 
-The contract suite was run against ComfyUI 0.7.0 and 0.27.0 on CPU; recorded talks with 0.7.0 and 0.28.0 are
-replayed in tests."""
+The contract suite was run against ComfyUI 0.7.0 and 0.27.0 on CPU. Recorded conversations with
+0.7.0 and 0.28.0 are replayed in tests.
+"""
 
 import logging
 import re
@@ -74,16 +75,17 @@ from comfyfleet.transport.http import Call, open_client
 from comfyfleet.transport.retry import RetryPolicy
 
 FOLDERS = ("output", "input", "temp")
-# Keys that describe the files beside them for the editor; not results.
+# Keys that describe the files next to them for the editor, and are not results.
 ABOUT_FILES = frozenset({"animated"})
 
 
 def find_outputs(outputs: object, reused: Sequence[str] = ()) -> Outputs:
-    """Collects files and values under any key: a value that names a file is a file, all else is a value."""
-    found = tuple(_parse_outputs(mapping_in(outputs, "the outputs of a run"), frozenset(reused)))
+    """Collects files and values under all keys. A value that names a file is a file, and everything
+    else is a value."""
+    items = tuple(_parse_outputs(mapping_in(outputs, "the outputs of a run"), frozenset(reused)))
     return Outputs(
-        tuple(item for item in found if isinstance(item, OutputFile)),
-        tuple(item for item in found if isinstance(item, OutputValue)),
+        tuple(item for item in items if isinstance(item, OutputFile)),
+        tuple(item for item in items if isinstance(item, OutputValue)),
         tuple(reused),
     )
 
@@ -127,15 +129,18 @@ async def send_prompt(
 ) -> str:
     """Sends a prompt and returns the run's id.
 
-    Raises PromptRefused, also when only part would run (see `PARTLY`).
+    Raises PromptRefused, even if a part of the prompt would run. In this case, its details contain
+    the `run_id` of that part.
     """
     body = {"prompt": prompt, "prompt_id": prompt_id, "client_id": client_id}
     if extra_data:
         body["extra_data"] = extra_data
-    # No number: two waiting prompts of one number and id kill the server's prompt thread.
+    # Sent without a number: two waiting prompts with the same number and id would kill the server's
+    # prompt thread.
     call = Call("POST", ROUTE, json=body)
     try:
-        # Repeated only if it was not sent: a ComfyUI runs whatever arrives, twice if it comes twice.
+        # Repeated only if it was not sent, because a ComfyUI runs every prompt that arrives, even
+        # if it is the same one.
         response = require_success(call, await calls.send(call, may_repeat=False))
         return _read(calls, call, response, prompt)
     except (OutcomeUnknown, UnexpectedAnswer) as error:
@@ -157,7 +162,8 @@ def _read(calls: BackendCalls, call: Call, response: httpx.Response, prompt: Pro
 
 
 async def _find_submitted(calls: BackendCalls, call: Call, prompt_id: str, error: Exception) -> str:
-    """Looks for the prompt after an answer that was missing or unreadable; raises if it is not found."""
+    """Looks for the prompt after a response that was missing or unreadable. Raises an error if it
+    is not found."""
     for attempt in range(1, calls.limits.max_retries + 2):
         try:
             if not isinstance(await locate_run(calls, prompt_id), Absent):
@@ -175,8 +181,8 @@ def _outcome_of_search(
         return error
     reason = error.message if isinstance(error, FleetError) else str(error) or type(error).__name__
     return OutcomeUnknown(
-        f"the prompt was sent and not confirmed ({reason}); it was not found in queue or history. "
-        "It may still arrive: adopt it by its id, or submit it under another",
+        f"the prompt was sent but not confirmed ({reason}). It was not found in the queue or history. "
+        "It may still arrive: adopt it by its id, or submit it with a new id",
         prompt_id=prompt_id,
     )
 
@@ -187,8 +193,8 @@ ATTEMPTS_MAX = 1000
 
 
 async def cancel_run(calls: BackendCalls, run_id: str) -> Cancellation:
-    """Polls, asks to stop, and polls again until confirmed: an interrupt between two nodes of a run
-    can get lost."""
+    """Polls, sends a stop request, and polls again until the cancel is confirmed, because an
+    interrupt between two nodes of a run can get lost."""
     clock, before = calls.retry.clock, None
     deadline = clock() + calls.limits.cancel_seconds
     for attempt in range(ATTEMPTS_MAX):
@@ -201,7 +207,7 @@ async def cancel_run(calls: BackendCalls, run_id: str) -> Cancellation:
         before = location
         await calls.retry.sleep(min(PAUSE_FIRST_SECONDS * 2.0**attempt, PAUSE_SECONDS_MAX))
     raise CancelUnconfirmed(
-        f"run {run_id} was told to stop and still runs after {calls.limits.cancel_seconds:g} s",
+        f"run {run_id} was asked to stop but is still running after {calls.limits.cancel_seconds:g} s",
         run_id=run_id,
     )
 
@@ -213,7 +219,7 @@ def _confirmed(location: RunLocation, before: RunLocation | None) -> Cancellatio
         case InHistory():
             return Cancellation.ENDED_BEFORE
         case Absent():
-            # A run deleted from the queue leaves no trace.
+            # Runs that are deleted from the queue leave no trace.
             deleted = isinstance(before, InQueue)
             return Cancellation.CANCELLED if deleted else Cancellation.NOT_FOUND
     return None
@@ -223,7 +229,7 @@ async def _ask_to_stop(
     calls: BackendCalls, run_id: str, location: RunLocation, attempt: int
 ) -> None:
     if attempt == 0:
-        # Newer servers: one route for both, without a window between the two.
+        # Newer servers have one route for both cases, without a race condition between them.
         route = "/api/jobs/{id}/cancel"
         answer = await calls.ask(Call("POST", route, path=f"/api/jobs/{run_id}/cancel"))
         if answer.status_code == 200:
@@ -231,7 +237,7 @@ async def _ask_to_stop(
     if isinstance(location, InQueue):
         await calls.ask(Call("POST", "/queue", json={"delete": [run_id]}))
     else:
-        # Never without the id: that would stop whatever runs, of any client.
+        # Never without the id, which would stop whichever run is executing, for any client.
         await calls.ask(Call("POST", "/interrupt", json={"prompt_id": run_id}))
 
 
@@ -240,7 +246,8 @@ FREE = {"unload_models": True, "free_memory": True}
 
 
 class ComfyServer:
-    """A ComfyUI server; see Backend. A run can be followed by one caller at a time."""
+    """A ComfyUI server. The methods are described in Backend. Only one caller at a time can follow
+    a run."""
 
     def __init__(
         self,
@@ -282,7 +289,7 @@ class ComfyServer:
             return describe_server(object_info, mapping_in(answers[1], "the system stats"))
 
     async def devices(self) -> tuple[Device, ...]:
-        """The devices, without fetching the node types, which are megabytes."""
+        """Returns the devices without fetching the node types, which are megabytes."""
         call = Call("GET", "/system_stats")
         answer = await self._calls.ask_json(call)
         with self._calls.count_unexpected(call.operation):
@@ -303,7 +310,7 @@ class ComfyServer:
         self, prompt: Prompt, *, prompt_id: str, extra_data: Mapping[str, Any] | None = None
     ) -> Submitted:
         if not UUID.fullmatch(prompt_id):
-            raise InvalidValue(f"{prompt_id!r} is no lower-case UUID", prompt_id=prompt_id)
+            raise InvalidValue(f"{prompt_id!r} is not a lowercase UUID", prompt_id=prompt_id)
         channel = await self._sockets.open()
         await self._sockets.add(prompt_id, channel)
         try:
@@ -332,14 +339,15 @@ class ComfyServer:
         try:
             await cancel_run(self._calls, run_id)
         except FleetError as trouble:
-            error.add_note(f"The rest of it may be running as {run_id}: {trouble.message}")
+            error.add_note(f"The accepted part may be running as {run_id}: {trouble.message}")
 
     async def adopt(self, prompt_id: str) -> Submitted | None:
         run_socket = self._sockets.get(prompt_id) or await self._find(prompt_id)
         return None if run_socket is None else Submitted(prompt_id, adopted=True)
 
     async def submitted_prompt(self, run_id: str) -> tuple[Mapping[str, Any], Sequence[str]] | None:
-        """The prompt of a run and the ids of its output nodes; None if the server does not return them."""
+        """Returns the prompt of a run and the ids of its output nodes, or None if the server
+        doesn't return them."""
         return await submitted_prompt(self._calls, run_id)
 
     async def _find(self, run_id: str) -> RunSocket | None:
@@ -353,7 +361,7 @@ class ComfyServer:
     async def follow(self, run_id: str, *, tap: MessageTap | None = None) -> AsyncIterator[Event]:
         run_socket = self._sockets.get(run_id) or await self._find(run_id)
         if run_socket is None:
-            raise RunLost(f"the server knows no run {run_id}", run_id=run_id)
+            raise RunLost(f"run {run_id} doesn't exist on the server", run_id=run_id)
         fresh, run_socket.fresh = run_socket.fresh, False
         run_socket.inbox.tap = tap
         follower = Follower(self._calls, run_id, run_socket.inbox, run_socket.channel)
@@ -369,8 +377,8 @@ class ComfyServer:
         record = await find_in_history(self._calls, run_id)
         if record is None:
             raise RunLost(f"run {run_id} is not in the server's history", run_id=run_id)
-        found = find_outputs(record.outputs, record.cached)
-        return replace(found, history=record.entry)
+        outputs = find_outputs(record.outputs, record.cached)
+        return replace(outputs, history=record.entry)
 
     async def fetch(self, file: OutputFile, to: Path, *, bytes_max: int | None = None) -> Fetched:
         return await fetch_file(self._calls, file, to, bytes_max)
@@ -389,7 +397,7 @@ class ComfyServer:
 
 
 def describe_server(object_info: Mapping[str, Any], stats: Mapping[str, Any]) -> Description:
-    """Builds a Description from the answers of `/object_info` and `/system_stats`."""
+    """Builds a Description from the responses of `/object_info` and `/system_stats`."""
     system = mapping_at(stats, "system", "the system stats")
     devices = list_in(stats.get("devices") or [], "'devices' of the system stats")
     return Description(

@@ -1,4 +1,5 @@
-"""Websockets to a ComfyUI server, each with its own client id, and which run uses which of them."""
+"""Websockets to a ComfyUI server, each with its own client id, and the assignment of runs to
+them."""
 
 import asyncio
 import contextlib
@@ -35,15 +36,16 @@ SOCKET_ERRORS = (OSError, TimeoutError, websockets.WebSocketException)
 
 
 class SocketRefused(ServerUnavailable):
-    """The server answers, but not with a websocket: usually a proxy is in between."""
+    """The server responds, but not with a websocket. Usually there is a proxy in between."""
 
 
 class ServerSocket:
-    """Delivers each message to the run it is about, and reconnects when the socket is lost.
+    """Delivers each message to its run, and reconnects when the connection is lost.
 
-    After a reconnect the socket is `degraded`: the server may drop the new socket together with the
-    old one (both have the same client id) and then sends nothing. A socket that missed a whole run
-    is degraded, too. Runs on a degraded socket are also polled, and new runs get a new one.
+    After a reconnect, the socket is `degraded`: the server may drop the new socket together with
+    the old one (both have the same client id), and then sends nothing. A socket that missed a whole
+    run is degraded as well. Runs on a degraded socket are also polled, and new runs get a new
+    socket.
     """
 
     def __init__(self, calls: BackendCalls, client_id: str) -> None:
@@ -65,8 +67,8 @@ class ServerSocket:
         return not self._runs
 
     async def start(self) -> None:
-        """Connects. Raises ServerUnavailable after retries, SocketRefused if the server offers no
-        websocket."""
+        """Connects. Raises ServerUnavailable after retries, and SocketRefused if the server offers
+        no websocket."""
         self._socket = await self._connect_with_retries()
         self._reader = asyncio.create_task(self._read(), name="comfy-channel")
 
@@ -81,7 +83,7 @@ class ServerSocket:
             inbox.put(message, raw)
 
     async def renew(self) -> None:
-        """Closes a degraded socket that receives nothing; the reader then opens another."""
+        """Closes a degraded socket that receives nothing. The reader then opens a new one."""
         if self.degraded and self.open and self._socket is not None:
             await self._socket.close()
 
@@ -116,7 +118,7 @@ class ServerSocket:
                 self._url(),
                 open_timeout=seconds,
                 close_timeout=1,
-                # A node that holds the interpreter answers no ping and is alive all the same.
+                # A node that blocks the interpreter doesn't answer pings, but is still alive.
                 ping_interval=None,
                 compression=None,
                 max_size=FRAME_BYTES_MAX,
@@ -124,7 +126,8 @@ class ServerSocket:
             try:
                 async with asyncio.timeout(seconds):
                     await socket.send(HELLO)
-                    # After its first message the server knows us: no event is lost from here on.
+                    # The server has registered our id once it sends its first message, so no event
+                    # is lost from here on.
                     self._take(await socket.recv())
             except BaseException:
                 await socket.close()
@@ -149,8 +152,8 @@ class ServerSocket:
                 self._take(await socket.recv())
 
     async def _reconnect(self) -> ClientConnection | None:
-        """Connects again. None if no run needs the socket or the server is gone: followers notice
-        that by polling."""
+        """Reconnects. Returns None if no run needs the socket or the server doesn't respond.
+        Followers notice the latter by polling."""
         self.degraded = True
         self._reconnects += 1
         if self.idle or self._reconnects > RECONNECTS_MAX:
@@ -171,7 +174,8 @@ class ServerSocket:
             with self._calls.count_unexpected("websocket"):
                 message = parse_message(raw)
         except UnexpectedAnswer:
-            # Counted and logged; polling finds what it may have contained.
+            # The error is counted and logged. Polling finds the information that the message may
+            # have contained.
             return
         message = self._with_run_id(message)
         if isinstance(message, Started | NodeStarted):
@@ -182,37 +186,42 @@ class ServerSocket:
             self._current = CURRENT_RUN
 
     def _with_run_id(self, message: Message) -> Message:
-        """Adds the run id to messages that have none: they are about the run that executes now."""
+        """Adds the run id to messages without one. Such messages belong to the currently executing
+        run."""
         match message:
             case NodeStarted(run_id=""):
-                # Sent to a socket that connects while one of its runs executes: with several runs
-                # it is unknown which.
+                # Sent to a socket that connects while one of its runs is executing. With several
+                # runs, it is unknown which one.
                 only = next(iter(self._runs)) if len(self._runs) == 1 else CURRENT_RUN
                 return replace(message, run_id=self._current or only)
             case (
                 RunOver(run_id="") | Progress(run_id="") | NodeText(run_id="") | Preview(run_id="")
             ):
-                # Messages about other clients' runs arrive, too, but never while ours executes.
+                # Messages about other clients' runs arrive as well, but never while ours is
+                # executing.
                 return replace(message, run_id=self._current)
         return message
 
 
 def _is_transient(error: websockets.InvalidHandshake) -> bool:
-    """Whether another attempt may succeed: after a 5xx yes, after another refusal no."""
+    """Checks whether another attempt may succeed, which is the case only after a 5xx or an
+    unreadable response."""
     return not isinstance(error, websockets.InvalidStatus) or error.response.status_code >= 500
 
 
-# Runs that were submitted and never followed are forgotten at last.
+# How many runs keep a socket. Runs that were submitted and never followed are dropped, oldest
+# first.
 RUN_SOCKETS_MAX = 1000
-# After so long, a server that refused a WebSocket is tried again.
+# Seconds until a server that refused a websocket is tried again.
 WITHOUT_SOCKET_SECONDS = 300.0
 
 
 @dataclass(slots=True)
 class RunSocket:
-    """The socket of one run.
+    """The socket of a run.
 
-    `fresh`: it has received the run from its beginning, and nobody has read from it yet.
+    `fresh` means that it has received the run's messages from the beginning, and that nobody has
+    read them yet.
     """
 
     inbox: Inbox
@@ -221,9 +230,10 @@ class RunSocket:
 
 
 class SocketPool:
-    """The sockets of one server: one for new runs, others as long as their runs last.
+    """The sockets of a server: one for new runs, and others that exist as long as their runs.
 
-    Never two at once with one client id: when the older closes, the server forgets the newer.
+    There are never two sockets with the same client id, because the server forgets the newer one
+    when the older one closes.
     """
 
     def __init__(self, calls: BackendCalls) -> None:
@@ -239,7 +249,7 @@ class SocketPool:
         return self._run_sockets.get(run_id)
 
     async def open(self) -> ServerSocket | None:
-        """Returns the socket for a new run; None if the server offers no websocket.
+        """Returns the socket for a new run, or None if the server offers no websocket.
 
         Raises ServerUnavailable.
         """
@@ -261,7 +271,7 @@ class SocketPool:
             return channel
 
     async def _use_no_socket(self, error: SocketRefused) -> None:
-        """Switches to polling if the server answers other calls."""
+        """Switches to polling if the server responds to other calls."""
         await self._calls.ask_json(QUEUE)
         if not self._has_no_socket:
             logger.warning("no WebSocket to the backend: runs are polled. %s", error.message)
@@ -289,7 +299,7 @@ class SocketPool:
             if known := self._channels.get(client_id):
                 return known
             channel = ServerSocket(self._calls, client_id)
-            # The server may not have noticed yet that the previous socket is gone.
+            # The server may not have noticed yet that the previous socket is closed.
             channel.degraded = True
             channel.join(run_id)
             try:

@@ -1,4 +1,4 @@
-"""ComfyUI's protocol as a server speaks it: what the built-in engine and the gateway share.
+"""ComfyUI's protocol from the server's side, shared by the built-in engine and the gateway.
 
 Internal: may change without notice.
 """

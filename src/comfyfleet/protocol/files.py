@@ -1,5 +1,5 @@
-"""Files over HTTP as ComfyUI sends and takes them: preconditions and ranges, headers by file name, which file a view
-names, and the fields of an upload."""
+"""Files over HTTP in the form that ComfyUI sends and accepts them: preconditions and ranges,
+headers by file name, the file that a view requests, and the fields of an upload."""
 
 import json
 import mimetypes
@@ -21,7 +21,7 @@ from comfyfleet.transport.ranges import ByteRange, file_etag, names_etag, select
 NANOSECONDS = 1_000_000_000
 FOLDERS = ("input", "output", "temp")
 
-# Types that a browser would run or render: they are downloaded instead.
+# Types that a browser would execute or render. They are sent as downloads instead.
 ACTIVE_TYPES = frozenset(
     {
         "application/ecmascript",
@@ -37,7 +37,7 @@ ACTIVE_TYPES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """Identifies one state of a file."""
+    """Identifies a version of a file."""
 
     size: int
     modified_ns: int
@@ -52,13 +52,13 @@ class FileStamp:
 
 
 def plan_reply(headers: Mapping[str, str], stamp: FileStamp) -> ByteRange:
-    """Evaluates the preconditions first, then the range."""
+    """Evaluates the preconditions first, and then the range."""
     if (status := _precondition(headers, stamp)) is not None:
         return ByteRange(status)
-    wanted = headers.get("range")
-    if wanted is None or not _range_still_holds(headers, stamp):
+    range_header = headers.get("range")
+    if range_header is None or not _range_still_holds(headers, stamp):
         return ByteRange(200, 0, stamp.size)
-    return select_range(wanted, stamp.size, is_strict=True)
+    return select_range(range_header, stamp.size, is_strict=True)
 
 
 def _precondition(headers: Mapping[str, str], stamp: FileStamp) -> int | None:
@@ -86,7 +86,8 @@ def _date(headers: Mapping[str, str], name: str) -> float | None:
 
 
 class FileReply(StreamingResponse):
-    """The planned part of a file, read while it is sent; without `chunks`, its headers alone."""
+    """A response with the planned part of a file, which is read while it is sent. Without `chunks`,
+    only the headers are sent."""
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class FileReply(StreamingResponse):
         self.headers.update(plan.headers(stamp.size))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Whatever happens to the client, the file is let go of.
+        # Close the file even if the client disconnects.
         async with aclosing(self._chunks):  # type: ignore[type-var]
             await super().__call__(scope, receive, send)
 
@@ -135,7 +136,7 @@ def type_by_name(name: str) -> str:
 
 def disposition_of(name: str) -> str:
     quoted = name.replace("\\", "\\\\").replace('"', '\\"')
-    # Headers go out as Latin-1; ComfyUI's have names in UTF-8.
+    # Headers are sent as Latin-1, but ComfyUI's headers contain names in UTF-8.
     return f'filename="{quoted}"'.encode(errors="replace").decode("latin-1")
 
 
@@ -151,7 +152,8 @@ _BASE = "/folder"
 
 
 def path_inside(subfolder: str, name: str = "") -> str:
-    """The path inside its folder that a client's words lead to; raises OutsideFolder if they leave it."""
+    """Returns the normalized path inside the folder. Raises OutsideFolder if the client's path
+    leaves it."""
     path = posixpath.normpath(posixpath.join(_BASE, posixpath.normpath(subfolder), name))
     if path != _BASE and not path.startswith(f"{_BASE}/"):
         raise OutsideFolder(f"{name!r} is outside its folder", name=name)
@@ -159,7 +161,7 @@ def path_inside(subfolder: str, name: str = "") -> str:
 
 
 class ViewRefused(Exception):
-    """A file that may not be viewed, with the HTTP status."""
+    """Raised if a file may not be viewed. Contains the HTTP status."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -167,7 +169,7 @@ class ViewRefused(Exception):
 
 
 class ViewedFile(NamedTuple):
-    """The words of a view."""
+    """The file that a view requests."""
 
     folder: str
     subfolder: str
@@ -175,12 +177,14 @@ class ViewedFile(NamedTuple):
 
     @property
     def base(self) -> str:
-        """A path in the name does not count for views; `subfolder` is for that."""
+        """Returns the file name. A path in the name is ignored, because `subfolder` is meant for
+        this purpose."""
         return posixpath.basename(self.name)
 
 
 def parse_view(query: Mapping[str, str]) -> ViewedFile:
-    """What `filename`, `type` and `subfolder` name; raises ViewRefused, and KeyError without a name."""
+    """Returns the file that `filename`, `type` and `subfolder` refer to. Raises ViewRefused, and
+    KeyError if `filename` is missing."""
     name, folder = split_annotation(query["filename"], query.get("type", "output"))
     if not name or name.startswith("/") or ".." in name or folder not in FOLDERS:
         raise ViewRefused(400)
@@ -196,7 +200,7 @@ def split_annotation(name: str, folder: str) -> tuple[str, str]:
 
 
 class UploadForm(NamedTuple):
-    """An upload as its client describes it."""
+    """An upload with the fields that the client sent."""
 
     image: UploadFile
     name: str
@@ -206,27 +210,28 @@ class UploadForm(NamedTuple):
 
 
 def parse_upload(form: FormData) -> UploadForm | None:
-    """None: there is no file in it. Raises UnforeseenInput where ComfyUI fails."""
+    """Parses an upload. Returns None if it has no file. Raises UnforeseenInput in the cases in
+    which ComfyUI fails."""
     folder = form.get("type", "input")
     if not isinstance(folder, str) or folder not in FOLDERS:
-        raise UnforeseenInput(f"there is no folder of type {folder!r}")
+        raise UnforeseenInput(f"unknown folder type {folder!r}")
     image = form.get("image")
     if not image:
         return None
     if not isinstance(image, UploadFile) or not image.filename:
-        raise UnforeseenInput("image is no file with a name")
+        raise UnforeseenInput("image must be a file with a name")
     overwrites = form.get("overwrite") in ("true", "1")
     return UploadForm(image, image.filename, folder, str(form.get("subfolder", "")), overwrites)
 
 
 def numbered_name(name: str, number: int) -> str:
-    """What ComfyUI calls a file whose name is taken: `a (1).png`."""
+    """Returns ComfyUI's name for a file whose own name is already used: `a (1).png`."""
     stem, extension = posixpath.splitext(name)
     return f"{stem} ({number}){extension}" if number else name
 
 
 def parse_original(form: FormData) -> ViewedFile | None:
-    """Which file a mask is for; None: one that can't be."""
+    """Returns the file that a mask belongs to, or None if its name is invalid."""
     reference = form.get("original_ref")
     try:
         named: dict[str, str] = json.loads(reference if isinstance(reference, str) else "")

@@ -1,5 +1,5 @@
-"""Reads requests within limits and routes them to handlers; replies in the form of ComfyUI's web
-server; checks for foreign origins. Every route exists twice: `/x` and `/api/x`."""
+"""Reads requests within limits and routes them to handlers, replies in the form of ComfyUI's web
+server, and checks for foreign origins. Every route exists twice: as `/x` and `/api/x`."""
 
 import asyncio
 import contextlib
@@ -27,11 +27,11 @@ from comfyfleet.protocol.payloads import InvalidQuery, MalformedBody, RefusedPro
 
 
 def is_foreign(headers: Mapping[str, str]) -> bool:
-    """Whether a browser sent this on behalf of another site's page."""
+    """Checks whether a browser sent the request on behalf of another site's page."""
     if headers.get("sec-fetch-site") == "cross-site":
         return True
     host, origin = headers.get("host"), headers.get("origin")
-    if origin == "null":  # a page without an origin, such as one in a sandbox
+    if origin == "null":  # a page without an origin, such as a sandboxed one
         return True
     if not host or not origin:
         return False
@@ -45,16 +45,17 @@ def _is_other_site(host: str, origin: str) -> bool:
     except ValueError:
         return True
     if not own.hostname or not other.hostname or not _is_loopback(own.hostname):
-        # Elsewhere the browser's own rules protect: a foreign page can't read answers.
+        # On other hosts, the browser's own rules protect: a foreign page can't read responses.
         return False
-    # A side that does not name its port is compared by name only.
+    # If a side has no port, only the names are compared.
     if None in ports:
         return own.hostname != other.hostname
     return own.netloc != other.netloc
 
 
 def is_local_name(host: str | None) -> bool:
-    """Whether the Host header is a name of this machine that no other site's page can have."""
+    """Checks whether the Host header is a local name, which no other site's page can have as its
+    origin."""
     try:
         named = urlsplit(f"//{host or ''}".lower()).hostname
     except ValueError:
@@ -75,7 +76,7 @@ NOTHING = "application/octet-stream"
 
 
 def json_text(value: Any) -> str:
-    # ASCII with escapes: a lone surrogate that came in as one can go out again.
+    # ASCII with escapes, so that a lone surrogate in a request can be sent back.
     return json.dumps(value, separators=(",", ":"))
 
 
@@ -83,10 +84,10 @@ def json_reply(body: Any, status: int = 200) -> Response:
     return Response(json_text(body), status, {"content-type": JSON})
 
 
-def names_etag(given: str, etag: str) -> bool:
-    """Whether an `If-None-Match` names it."""
-    told = (each.strip().removeprefix("W/") for each in given.split(","))
-    return any(each in (etag, "*") for each in told)
+def names_etag(header: str, etag: str) -> bool:
+    """Checks whether an `If-None-Match` header contains the ETag."""
+    etags = (item.strip().removeprefix("W/") for item in header.split(","))
+    return any(item in (etag, "*") for item in etags)
 
 
 def empty_reply(status: int = 200) -> Response:
@@ -109,7 +110,8 @@ def too_large_reply(limit_bytes: int) -> Response:
 
 
 def not_allowed_reply(methods: Iterable[str]) -> Response:
-    """ComfyUI's static files match every path, but only for GET and HEAD."""
+    """Returns a 405. GET and HEAD are always allowed, because ComfyUI's static files match every
+    path for them."""
     allowed = ",".join(sorted({"GET", "HEAD", *methods}))
     headers = {"content-type": TEXT, "allow": allowed}
     return Response("405: Method Not Allowed", 405, headers)
@@ -119,7 +121,7 @@ BODY_BYTES_MAX = 100 * 1024 * 1024
 FIELD_BYTES_MAX = 1024 * 1024
 PARTS_MAX = 100
 MULTIPART = "multipart/form-data"
-# As proxies call it: nobody reads the answer.
+# The status that proxies use when the client has disconnected. Nobody reads this response.
 CLIENT_GONE = 499
 
 
@@ -128,7 +130,8 @@ class BodyTooLarge(LimitExceeded):
 
 
 def limit_body(receive: Receive, bytes_max: int = BODY_BYTES_MAX) -> Receive:
-    """Wraps `receive` so that a body above the limit raises BodyTooLarge; a declared length may be wrong."""
+    """Wraps `receive` so that a body above the limit raises BodyTooLarge. The declared length is
+    not trusted."""
     received = 0
 
     async def receive_limited() -> Message:
@@ -143,7 +146,7 @@ def limit_body(receive: Receive, bytes_max: int = BODY_BYTES_MAX) -> Receive:
 
 
 async def read_json(request: Request) -> object:
-    """Parses the body as JSON, whatever its content type."""
+    """Parses the body as JSON, regardless of its content type."""
     body = await request.body()
     try:
         return json.loads(body)
@@ -153,9 +156,10 @@ async def read_json(request: Request) -> object:
 
 @contextlib.asynccontextmanager
 async def open_form(request: Request, folder: Path | None = None) -> AsyncIterator[FormData]:
-    """Opens the form; its files exist until the end of the block.
+    """Opens the form. Its files exist until the end of the block.
 
-    `folder`: where large files lie meanwhile; None means the system's folder for temporary files.
+    `folder` is the directory for large files in the meantime. None means the system's temporary
+    directory.
     """
     try:
         form = await _read_form(request, folder)
@@ -182,7 +186,7 @@ async def _read_form(request: Request, folder: Path | None) -> FormData:
 
 
 class _FormParser(MultiPartParser):
-    """Chooses the folder of temporary files."""
+    """Stores temporary files in a specific folder."""
 
     folder: Path | None = None
 
@@ -197,7 +201,7 @@ class _FormParser(MultiPartParser):
             self._files_to_close_on_error[-1] = file
 
 
-# What handlers work with: the engine, or whatever has one.
+# The object that handlers work with: the engine, or an object that contains it.
 T = TypeVar("T")
 Handler = Callable[[T, Request], Awaitable[Response]]
 SocketHandler = Callable[[T, WebSocket], Awaitable[None]]
@@ -207,7 +211,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Route(Generic[T]):
-    """`path` may contain `{name}` for one part of it and `{name:path}` for all the rest."""
+    """A route. `path` may contain `{name}` for one segment, and `{name:path}` for the rest of the
+    path."""
 
     method: str
     path: str
@@ -222,14 +227,15 @@ class _Pattern(Generic[T]):
 
 
 class Lifespan(Protocol):
-    """Started and stopped with the server."""
+    """An object that is started and stopped with the server."""
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None: ...
     def stop(self) -> None: ...
 
 
 class Router(Generic[T]):
-    """The ASGI application. Handlers get `served`; `alive` is started and stopped with the server."""
+    """The ASGI application. Handlers get `app_state`. `lifespan` is started and stopped with the
+    server."""
 
     def __init__(
         self,
@@ -289,7 +295,8 @@ class Router(Generic[T]):
 
     def reply_to_failure(self, request: Request, error: Exception) -> Response:
         """Returns the response to an error that no handler expected."""
-        if isinstance(error, HTTPException):  # such as a body that arrives too slowly; no bug
+        # for example, a body that arrives too slowly, which is not a bug
+        if isinstance(error, HTTPException):
             return text_reply(error.detail, error.status_code)
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return internal_error()
@@ -298,15 +305,20 @@ class Router(Generic[T]):
         return BODY_BYTES_MAX
 
     async def served_to(self, request: Request) -> T:
-        """What the handler of this request works with."""
+        """Returns the object that the handler of this request works with."""
         return self._app_state
 
     def route_of(self, path: str) -> str | None:
-        """The route that a path belongs to; None: it is of none."""
+        """Returns the route that a path belongs to, or None."""
         if path in self._fixed or path in self._sockets:
             return path
         return next(
-            (name for name, each in self._patterns.items() if each.expression.fullmatch(path)), None
+            (
+                name
+                for name, pattern in self._patterns.items()
+                if pattern.expression.fullmatch(path)
+            ),
+            None,
         )
 
     async def _dispatch(self, request: Request) -> Response:
@@ -327,8 +339,8 @@ class Router(Generic[T]):
         if path in self._fixed:
             yield self._fixed[path]
         for pattern in self._patterns.values():
-            if found := pattern.expression.fullmatch(path):
-                request.scope["path_params"] = found.groupdict()
+            if match := pattern.expression.fullmatch(path):
+                request.scope["path_params"] = match.groupdict()
                 yield pattern.handlers
 
     async def talk(self, socket: WebSocket) -> None:

@@ -1,5 +1,5 @@
-"""Bodies of ComfyUI's protocol: a submitted prompt, parsed as leniently as ComfyUI does and with
-its refusals; and queue and history as jobs for `/api/jobs`. Pure."""
+"""Bodies of ComfyUI's protocol: submitted prompts, which are parsed as leniently as in ComfyUI and
+with its errors, and the queue and history as jobs for `/api/jobs`. Pure."""
 
 import re
 import uuid
@@ -26,13 +26,13 @@ class QueuedPrompt:
         return self.extra_data.get("client_id")
 
     def row(self) -> list[Any]:
-        """As queue and history show it."""
+        """Returns the item in the form of `/queue` and `/history`."""
         return [self.number, self.prompt_id, self.prompt, self.extra_data, list(self.outputs)]
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """How a run ended and what it showed."""
+    """The result of a run and its displayed outputs."""
 
     success: bool
     messages: Sequence[tuple[str, Mapping[str, Any]]]
@@ -44,7 +44,7 @@ Record = Mapping[str, Any]
 
 
 def history_record(item: QueuedPrompt, outcome: RunOutcome) -> Record:
-    """A history item as `/history` shows it."""
+    """Returns a history item in the form of `/history`."""
     return {
         "prompt": item.row(),
         "outputs": outcome.outputs,
@@ -58,7 +58,7 @@ def history_record(item: QueuedPrompt, outcome: RunOutcome) -> Record:
 
 
 class UnforeseenInput(InvalidInput):
-    """Bad input that ComfyUI does not handle: it answers 500, and clients expect that."""
+    """Invalid input that ComfyUI doesn't handle. It responds with 500, which clients expect."""
 
     code = "trouble"
 
@@ -79,7 +79,7 @@ PREVIEW_TEXT_CHARACTERS_MAX = 1024
 
 
 class InvalidQuery(InvalidInput):
-    """An invalid parameter of the job list."""
+    """Raised for an invalid parameter of the job list."""
 
     code = "invalid_query"
 
@@ -118,13 +118,13 @@ def read_query(params: Mapping[str, str]) -> JobQuery:
 def read_statuses(text: str | None) -> Sequence[str]:
     if not text:
         return STATUSES
-    wanted = [part.strip().lower() for part in text.split(",") if part.strip()]
-    unknown = [status for status in wanted if status not in STATUSES]
+    statuses = [part.strip().lower() for part in text.split(",") if part.strip()]
+    unknown = [status for status in statuses if status not in STATUSES]
     if unknown:
         raise InvalidQuery(
             f"Invalid status value(s): {', '.join(unknown)}. Valid values: {', '.join(STATUSES)}"
         )
-    return wanted
+    return statuses
 
 
 def _read_integer(params: Mapping[str, str], name: str) -> int | None:
@@ -142,7 +142,7 @@ def list_jobs(
     waiting: Iterable[QueuedPrompt],
     history: Mapping[str, Record],
 ) -> dict[str, Any]:
-    """The requested page of jobs, and its position."""
+    """Returns the requested page of jobs and its position."""
     page, total = select_jobs(query, all_jobs(running, waiting, history), lambda job: job)
     return {"jobs": page, "pagination": pagination(query, len(page), total)}
 
@@ -150,16 +150,16 @@ def list_jobs(
 def select_jobs(
     query: JobQuery, listed: Iterable[T], job_of: Callable[[T], Mapping[str, Any]]
 ) -> tuple[list[T], int]:
-    """The requested page, and how many there are on all pages."""
-    wanted = [each for each in listed if _is_wanted(job_of(each), query)]
+    """Returns the requested page, and the number of jobs on all pages."""
+    matching = [item for item in listed if _is_wanted(job_of(item), query)]
     sort_key = _duration if query.sort_by == "execution_duration" else _age
-    wanted.sort(key=lambda each: sort_key(job_of(each)), reverse=query.descending)
+    matching.sort(key=lambda item: sort_key(job_of(item)), reverse=query.descending)
     end = None if query.limit is None else query.offset + query.limit
-    return wanted[query.offset : end], len(wanted)
+    return matching[query.offset : end], len(matching)
 
 
 def pagination(query: JobQuery, count: int, total: int) -> dict[str, Any]:
-    """The position of a page of so many jobs."""
+    """Returns the position of a page with `count` jobs."""
     return {
         "offset": query.offset,
         "limit": query.limit,
@@ -245,11 +245,11 @@ def _status(entry: Record, messages: Mapping[str, Any]) -> str:
 
 
 def _workflow_id(extra_data: Mapping[str, Any]) -> Any:
-    """The id of the saved workflow; None if any level on the way is not an object."""
-    found: Any = extra_data
+    """Returns the id of the saved workflow, or None if a level of the path is not an object."""
+    value: Any = extra_data
     for key in ("extra_pnginfo", "workflow", "id"):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 def _without_none(job: Job) -> Job:
@@ -257,7 +257,7 @@ def _without_none(job: Job) -> Job:
 
 
 def _summarise(outputs: Mapping[str, Any]) -> tuple[int, Job | None]:
-    """The number of files, and the preview of the job: a saved file, otherwise any."""
+    """Returns the number of files, and the job's preview: a saved file, or otherwise any file."""
     count = 0
     candidates: list[Job] = []
     for node_id, media, value in _each_output(outputs):
@@ -297,7 +297,8 @@ def _is_previewable(media: str, value: Mapping[str, Any]) -> bool:
 
 
 SECRETS = ("auth_token_comfy_org", "api_key_comfy_org")
-# Keys are hidden wherever they are quoted, so none may be a common text or a name, or look different where it is quoted.
+# Keys are redacted wherever they are quoted. A key must therefore not be a common word or name, and
+# must not contain characters that are escaped in quotes.
 SECRET_CHARACTERS_MIN, SECRET_CHARACTERS_MAX = 16, 2_000
 _SECRET = re.compile(r"(?=.*[0-9])[A-Za-z0-9._~+/=:-]+")
 ABSENT: Final = object()
@@ -312,7 +313,7 @@ INVALID_PROMPT_ID = fault(
 
 
 class RefusedPrompt(InvalidInput):
-    """Nothing of the prompt will run."""
+    """Raised if no part of the prompt will run."""
 
     code = "refused_prompt"
 
@@ -323,27 +324,28 @@ class RefusedPrompt(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class PromptSubmission:
-    """A body that contains a well-formed prompt."""
+    """A submitted body that contains a well-formed prompt."""
 
     prompt: Prompt
     prompt_id: str | None
     extra_data: Mapping[str, Any]
     targets: Collection[str] | None
-    # The client's keys for paid services: never stored, logged or shown.
+    # The client's keys for paid services. They are never stored, logged or displayed.
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def body_field(body: object, name: str) -> Any:
-    """`body[name]`, or ABSENT. A list or a text has no fields, which is no error by itself."""
+    """Returns `body[name]`, or ABSENT. Lists and strings have no fields, but are not an error in
+    themselves."""
     if isinstance(body, dict):
         return body.get(name, ABSENT)
     if isinstance(body, list | str) and name not in body:
         return ABSENT
-    raise MalformedBody(f"a JSON object is expected, not {type(body).__name__}")
+    raise MalformedBody(f"expected a JSON object, not {type(body).__name__}")
 
 
 def read_number(body: object) -> tuple[float | None, bool]:
-    """The queue number that the client requests, and whether it wants to be first."""
+    """Returns the queue number that the client requests, and whether the prompt should be first."""
     number = body_field(body, "number")
     if number is ABSENT:
         return None, bool(body_field(body, "front")) and body_field(body, "front") is not ABSENT
@@ -367,7 +369,7 @@ def parse_submission(body: object) -> PromptSubmission:
 
 
 def is_canonical_id(value: object) -> bool:
-    """Whether it is a UUID in ComfyUI's form: lower case, with hyphens."""
+    """Checks whether a value is a UUID in ComfyUI's form: lowercase, with hyphens."""
     try:
         return isinstance(value, str) and str(uuid.UUID(value)) == value
     except ValueError:
@@ -387,22 +389,22 @@ def _read_prompt(value: Any) -> Prompt:
         raise MalformedBody("prompt must be an object")
     for node_id, node in value.items():
         if not _is_node(node):
-            raise MalformedBody(f"node {node_id} is no node")
+            raise MalformedBody(f"node {node_id} is malformed")
         if isinstance(node.get("inputs"), list):
             raise _inputs_as_list(node_id, node)
     return value
 
 
 def _inputs_as_list(node_id: str, node: Mapping[str, Any]) -> RefusedPrompt:
-    """Returns the refusal that ComfyUI sends when its validation of a node fails."""
+    """Returns the error that ComfyUI sends when its validation of a node fails."""
     class_type = node.get("class_type")
     class_type = class_type[:200] if isinstance(class_type, str) else class_type
     details = "inputs must be an object, not a list"
-    found = fault("exception_during_validation", "Exception when validating node", details)
-    entry = {"errors": [found], "dependent_outputs": [node_id[:200]], "class_type": class_type}
-    says = "Prompt outputs failed validation"
-    line = f"{found['message']}: {details}"
-    error = fault("prompt_outputs_failed_validation", says, line)
+    node_fault = fault("exception_during_validation", "Exception when validating node", details)
+    entry = {"errors": [node_fault], "dependent_outputs": [node_id[:200]], "class_type": class_type}
+    message = "Prompt outputs failed validation"
+    line = f"{node_fault['message']}: {details}"
+    error = fault("prompt_outputs_failed_validation", message, line)
     return RefusedPrompt(error, {node_id[:200]: entry})
 
 
@@ -414,22 +416,24 @@ def _is_node(node: object) -> bool:
 
 
 def _read_extra_data(body: object) -> Mapping[str, Any]:
-    given = body_field(body, "extra_data")
-    if given is ABSENT:
-        given = {}
-    if not isinstance(given, dict):
+    extra = body_field(body, "extra_data")
+    if extra is ABSENT:
+        extra = {}
+    if not isinstance(extra, dict):
         raise MalformedBody("extra_data must be an object")
     client_id = body_field(body, "client_id")
-    extra_data = given if client_id is ABSENT else {**given, "client_id": client_id}
+    extra_data = extra if client_id is ABSENT else {**extra, "client_id": client_id}
     return {key: value for key, value in extra_data.items() if key not in SECRETS}
 
 
 def _read_secrets(body: object) -> Mapping[str, str]:
-    given = body_field(body, "extra_data")
-    found = {name: given[name] for name in SECRETS if name in given} if given is not ABSENT else {}
+    extra = body_field(body, "extra_data")
+    secrets = (
+        {name: extra[name] for name in SECRETS if name in extra} if extra is not ABSENT else {}
+    )
     return {
         name: secret
-        for name, secret in found.items()
+        for name, secret in secrets.items()
         if isinstance(secret, str) and _is_key(secret)
     }
 

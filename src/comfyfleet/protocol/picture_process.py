@@ -1,8 +1,8 @@
-"""Decodes a stranger's picture for /view and for masks, as a process of its own.
+"""Decodes an untrusted image for /view and for masks in a separate process.
 
-`python -m comfyfleet.protocol.picture_process show FROM TO PIXELS IS_PREVIEW PREVIEW CHANNEL` prints the content type of what it
-wrote; `mask MASK ORIGINAL TO PIXELS` writes the original with the alpha of the mask. It ends with 1 if it can't, and with
-ENOSPC if the disk is full.
+`python -m comfyfleet.protocol.picture_process show FROM TO PIXELS IS_PREVIEW PREVIEW CHANNEL`
+writes a file and prints its content type. `mask MASK ORIGINAL TO PIXELS` writes the original with
+the alpha channel of the mask. The exit code is 1 if this fails, and ENOSPC if the disk is full.
 """
 
 import errno

@@ -1,4 +1,5 @@
-"""Pictures as /view shows them: previews, single channels; and masks put into them. Needs Pillow, and blocks."""
+"""Images in the forms that /view supports (previews, single channels), and masks that are added to
+images. Needs Pillow, and blocks."""
 
 from collections.abc import Callable
 from io import BytesIO
@@ -13,10 +14,10 @@ from comfyfleet.media import Size, measure_picture
 from comfyfleet.protocol.payloads import UnforeseenInput
 
 T = TypeVar("T")
-# Refuses a size that is too large, before anything is decoded.
+# Raises an error for a size that is too large, before anything is decoded.
 CheckSize = Callable[[Size | None], None]
 
-# Whoever uploads a file chooses its bytes: others of Pillow's decoders are old, or start programs.
+# The formats that untrusted files may have. Pillow's other decoders are old or start programs.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 PREVIEW_QUALITY = 90
 QUALITY_MAX = 100
@@ -26,7 +27,7 @@ MASK_COMPRESSION = 4
 def shown_picture(
     path: Path, preview: str | None, channel: str | None, check: CheckSize
 ) -> tuple[bytes, str] | None:
-    """The bytes and their content type; None: the file itself is wanted."""
+    """Returns the image's bytes and content type, or None if the file itself was requested."""
     if preview is not None:
         return picture_preview(path, preview, channel or "", check)
     if channel == "rgb":
@@ -36,12 +37,15 @@ def shown_picture(
     return None
 
 
-def picture_preview(path: Path, wanted: str, channel: str, check: CheckSize) -> tuple[bytes, str]:
-    """Encodes `webp;90` or `jpeg;q`; any other format is webp. Returns the bytes and the content type."""
-    kind, _, _ = wanted.partition(";")
+def picture_preview(
+    path: Path, requested: str, channel: str, check: CheckSize
+) -> tuple[bytes, str]:
+    """Encodes a preview such as `webp;90` or `jpeg;q`. Any other format means webp. Returns the
+    bytes and the content type."""
+    kind, _, _ = requested.partition(";")
     if kind not in ("webp", "jpeg") or "a" in channel:
         kind = "webp"
-    last = wanted.split(";")[-1]
+    last = requested.split(";")[-1]
     quality = min(int(last[:4]), QUALITY_MAX) if last.isdecimal() else PREVIEW_QUALITY
 
     def encode(picture: PIL.Image.Image) -> bytes:
@@ -59,7 +63,8 @@ def without_alpha(path: Path, check: CheckSize) -> bytes:
 
 
 def alpha_only(path: Path, check: CheckSize) -> bytes:
-    """A black picture with the alpha of the original; without alpha it is opaque."""
+    """Returns a black image with the alpha channel of the original. Without an alpha channel, the
+    image is opaque."""
 
     def encode(picture: PIL.Image.Image) -> bytes:
         opaque = PIL.Image.new("L", picture.size, 255)
@@ -72,7 +77,8 @@ def alpha_only(path: Path, check: CheckSize) -> bytes:
 
 
 def put_mask(mask: BinaryIO, original: Path, path: Path, check: CheckSize) -> None:
-    """Writes the original with the alpha of the mask, keeping its text metadata."""
+    """Writes the original with the alpha channel of the mask. The original's text metadata is
+    preserved."""
 
     def combine(picture: PIL.Image.Image) -> None:
         texts = PngInfo()
@@ -113,4 +119,4 @@ def _with_picture(path: Path, use: Callable[[PIL.Image.Image], T], check: CheckS
     except UNREADABLE as error:
         if is_full_disk(error):
             raise
-        raise UnforeseenInput(f"{path.name} can't be shown as a picture: {error}") from error
+        raise UnforeseenInput(f"{path.name} can't be displayed as an image: {error}") from error

@@ -1,4 +1,5 @@
-"""What a ComfyUI says about itself, whoever plays it: version, features, names of model folders, an empty log."""
+"""The information that a ComfyUI server provides about itself, for the engine and the gateway:
+version, features, names of model folders, and an empty log."""
 
 import re
 import sys
@@ -59,7 +60,7 @@ MODEL_FOLDERS = (
     "detection",
 )
 
-# Packages that a ComfyUI names in its system statistics; none of them is part of the engine.
+# Packages that ComfyUI lists in its system statistics. None of them is part of the engine.
 PACKAGES = (
     "comfyui-frontend-package",
     "comfyui-workflow-templates",
@@ -98,7 +99,7 @@ def describe_system(argv: Sequence[str], ram_total: int, ram_free: int) -> dict[
 
 
 def constant_reply(body: Any) -> Handler[Any]:
-    """A handler that always returns this body, for things that this server does not have."""
+    """Returns a handler with a constant response, for features that this server lacks."""
 
     async def answer(served: object, request: Request) -> Response:
         return json_reply(body)

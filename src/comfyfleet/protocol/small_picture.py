@@ -1,8 +1,9 @@
-"""Makes a small picture for a gallery, as a process of its own: `python -m comfyfleet.protocol.small_picture FROM TO PIXELS`.
+"""Creates a thumbnail for a gallery in a separate process: `python -m
+comfyfleet.protocol.small_picture FROM TO PIXELS`.
 
-Whoever uploaded the picture chose its bytes: this process holds no key and no connection, and has limits of memory, time
-and output. It needs Pillow. It ends with 0 once the small picture is written, with 1 if there can be none, and with
-ENOSPC if the disk is full.
+The image is untrusted, so this process has no key and no connection, and its memory, time and
+output are limited. It needs Pillow. The exit code is 0 once the thumbnail is written, 1 if no
+thumbnail can be created, and ENOSPC if the disk is full.
 """
 
 import contextlib
@@ -20,7 +21,8 @@ from comfyfleet.media import measure_picture, require_pixels
 SIDE_PIXELS_MAX = 512
 QUALITY = 80
 FORMATS = ("PNG", "JPEG", "WEBP")
-# Others lose something on the way to eight bits of red, green and blue: they are shown as they are.
+# Other modes lose information when they are converted to 8-bit RGB, so those images are shown
+# without a thumbnail.
 MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA"})
 COLOUR_PROFILE_BYTES_MAX = 16 * 1024
 MEMORY_BYTES_MAX = 768 * 1024**2
@@ -30,14 +32,15 @@ NO_SMALL_PICTURE = 1
 
 
 def shrink_picture(path: Path, to: Path, *, pixels_max: int) -> bool:
-    """Writes the picture as WebP, with no side longer than `SIDE_PIXELS_MAX`; False if it can't be made smaller
-    without a loss that people would see, such as that of its movement."""
+    """Writes the image as WebP, with no side longer than `SIDE_PIXELS_MAX`. Returns False if this
+    would visibly change the image, for example by losing its animation."""
     require_pixels(measure_picture(path), pixels_max)
     with PIL.Image.open(path, formats=FORMATS) as picture:
         require_pixels(picture.size, pixels_max)
         if picture.mode not in MODES or getattr(picture, "is_animated", False):
             return False
-        picture.draft("RGB", (SIDE_PIXELS_MAX, SIDE_PIXELS_MAX))  # of a JPEG less is decoded
+        # decodes only a smaller version of a JPEG
+        picture.draft("RGB", (SIDE_PIXELS_MAX, SIDE_PIXELS_MAX))
         mode = "RGBA" if picture.has_transparency_data else "RGB"
         profile = picture.info.get("icc_profile") or b""
         if len(profile) > COLOUR_PROFILE_BYTES_MAX:
@@ -56,8 +59,9 @@ def _shrunk(picture: PIL.Image.Image, mode: str) -> PIL.Image.Image:
 
 
 def limit_process(memory_bytes: int, cpu_seconds: int, written_bytes: int) -> None:
-    """Call it after all imports, as their memory is not counted. Some systems have no such limits: there, only the
-    limits of time and pixels apply."""
+    """Limits the resources of this process. Call this after all imports, because memory that is
+    already in use isn't counted. Some systems don't support these limits. There, only the limits
+    for time and pixels apply."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 

@@ -1,9 +1,9 @@
-"""Websocket connections of clients, and the delivery of JSON texts and ComfyUI's three binary frames. The
-executor thread sends, the event loop delivers.
+"""Websocket connections of clients, and the delivery of JSON messages and ComfyUI's three binary
+frames. The executor thread sends frames, and the event loop delivers them.
 
-A client id stands for one socket: a second one replaces it, and when either closes, nothing is
-delivered to the id any more. That is ComfyUI's rule, and clients that share an id must find it
-here, too.
+A client id stands for one socket. A second socket with the same id replaces the first one, and when
+either closes, nothing is delivered to this id anymore. This is ComfyUI's behavior, and clients that
+share an id must find the same behavior here.
 """
 
 import asyncio
@@ -51,7 +51,8 @@ def _format(picture: bytes) -> ImageFormat:
     return ImageFormat.PNG if sniff_type(picture[:SNIFF_BYTES]) == "image/png" else ImageFormat.JPEG
 
 
-# A client that does not read is cut off rather than fed from ever more memory.
+# Limits for unsent frames. A client that doesn't read is disconnected, so that its backlog can't
+# grow indefinitely.
 BACKLOG_FRAMES_MAX = 10_000
 BACKLOG_BYTES_MAX = 64 * 1024 * 1024
 BEHIND_BYTES_MIN = 1024 * 1024
@@ -60,9 +61,9 @@ Frame = str | bytes
 
 
 class Audience(Protocol):
-    """Receives the executor's messages. `to` None means everybody.
+    """Receives the executor's messages. If `to` is None, a message is for all clients.
 
-    Data goes on changing after the call: copy or serialize at once what is to be kept.
+    `data` may change after the call, so implementations must copy or serialize it immediately.
     """
 
     def send(self, event: str, data: Mapping[str, Any], to: Any = None) -> None: ...
@@ -70,11 +71,11 @@ class Audience(Protocol):
     def send_frame(self, frame: bytes, to: Any = None) -> None: ...
 
     def wants_metadata(self, client_id: Any) -> bool:
-        """Whether the client supports previews with metadata."""
+        """Checks whether the client supports previews with metadata."""
 
 
 class Socket:
-    """The frames that one connection has yet to send."""
+    """The unsent frames of a connection."""
 
     def __init__(self) -> None:
         self.features: Mapping[str, Any] = {}
@@ -83,7 +84,7 @@ class Socket:
         self._size = 0
 
     def push(self, frame: Frame) -> None:
-        """One frame always fits, however large it is."""
+        """Adds a frame. A single frame always fits, regardless of its size."""
         if self._backlog.full() or (self._size and self._size + len(frame) > BACKLOG_BYTES_MAX):
             self.overrun.set()
         else:
@@ -96,7 +97,8 @@ class Socket:
 
     @property
     def is_behind(self) -> bool:
-        """Whether its reader does not keep up: what is of the moment may be left out."""
+        """Checks whether the client reads too slowly. Frames that only matter at the moment may
+        then be skipped."""
         return self._size > BEHIND_BYTES_MIN
 
     async def next_frame(self) -> Frame:
@@ -118,7 +120,7 @@ class Sockets:
         self._loop = loop
 
     def connect(self, client_id: str) -> Socket:
-        """Makes a new socket the only one of this id."""
+        """Creates a socket and makes it the only one with this id."""
         self._sockets[client_id] = [Socket()]
         return self._sockets[client_id][0]
 
@@ -126,7 +128,8 @@ class Sockets:
         self._sockets.pop(client_id, None)
 
     def join(self, client_id: str) -> Socket:
-        """Adds one more socket of this id: Comfy Cloud sends everything to all connections of a user."""
+        """Adds another socket with this id, because Comfy Cloud sends all messages to all
+        connections of a user."""
         socket = Socket()
         self._sockets.setdefault(client_id, []).append(socket)
         return socket
@@ -142,10 +145,10 @@ class Sockets:
         supported = [
             socket.features.get("supports_preview_metadata") for socket in self._of(client_id)
         ]
-        return bool(supported) and all(each is True for each in supported)
+        return bool(supported) and all(value is True for value in supported)
 
     def send(self, event: str, data: Mapping[str, Any], to: Any = None) -> None:
-        # Most runs are watched by one client or none: don't write what nobody reads.
+        # Most runs have one client or none, so messages without a receiver are not even serialized.
         if self._has_receiver(to):
             self._post(json_frame(event, data), to)
 
@@ -160,7 +163,8 @@ class Sockets:
         return self._sockets.get(client_id, []) if isinstance(client_id, str) else []
 
     def _post(self, frame: Frame, to: Any) -> None:
-        """Wakes the loop once for all frames that gather until it runs."""
+        """Queues a frame. Wakes the event loop only once for all frames that accumulate until it
+        runs."""
         with self._lock:
             self._outbox.append((frame, to))
             first = len(self._outbox) == 1

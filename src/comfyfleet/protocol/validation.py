@@ -1,7 +1,7 @@
-"""Validates a prompt: which outputs can run, and what is wrong with the others.
+"""Validates a prompt: finds the outputs that can run, and reports the errors of the others.
 
-The answers have the types, texts and shapes of ComfyUI 0.28.0. The prompt itself is not changed:
-values that ComfyUI coerces in place are returned in a new prompt.
+The responses have the types, texts and structure of ComfyUI 0.28.0. The prompt itself is not
+changed: values that ComfyUI coerces in place are returned in a new prompt.
 """
 
 import contextlib
@@ -14,12 +14,13 @@ from typing import Any, Protocol, TypeGuard
 
 from comfyfleet.errors import FleetError, NodeFailed
 
-# One entry of `node_errors[id].errors`, or the `error` of a refused prompt.
+# An entry of `node_errors[id].errors`, or the `error` of a refused prompt.
 Fault = dict[str, Any]
 
 
 class NodeInterface(Protocol):
-    """What is known of a node type: its `/object_info` entry, and ComfyUI's VALIDATE_INPUTS."""
+    """The known properties of a node type: its `/object_info` entry, and ComfyUI's
+    VALIDATE_INPUTS."""
 
     @property
     def name(self) -> str: ...
@@ -29,20 +30,21 @@ class NodeInterface(Protocol):
     def is_output(self) -> bool: ...
     @property
     def validated(self) -> Sequence[str]:
-        """Inputs that `check_values` alone judges: no list or range check."""
+        """Returns the inputs that only `check_values` validates, without a list or range check."""
 
     @property
     def may_waive_types(self) -> bool:
-        """Whether the types of linked outputs are left to the backend's own check."""
+        """Checks whether the backend itself validates the types of linked outputs."""
 
     def may_waive(self, value: Any) -> bool:
-        """Whether the list or range of an input with this value is left to the backend's own check."""
+        """Checks whether the backend itself validates the list or range of an input with this
+        value."""
 
     def declared_inputs(self) -> Mapping[str, Any]:
-        """The groups of inputs, with lists of files as they are now."""
+        """Returns the groups of inputs, with current lists of files."""
 
     def check_values(self, values: Mapping[str, Any]) -> str | None:
-        """A message, or None when fine. Linked inputs are None."""
+        """Returns an error message, or None if the values are valid. Linked inputs are None."""
 
 
 def fault(kind: str, message: str, details: str = "", **extra_info: Any) -> Fault:
@@ -50,7 +52,8 @@ def fault(kind: str, message: str, details: str = "", **extra_info: Any) -> Faul
 
 
 def type_name(error: BaseException) -> str:
-    """The exception's type as ComfyUI shows it; ours are shown as what a ComfyUI node would raise."""
+    """Returns the exception's type in ComfyUI's format. Our own errors appear as the error that a
+    ComfyUI node would raise."""
     if isinstance(error, FleetError):
         return str(error.details.get("exception_type", "Exception"))
     kind = type(error)
@@ -61,7 +64,7 @@ def type_name(error: BaseException) -> str:
     )
 
 
-# Where we are installed is nobody's business.
+# Removed from tracebacks, so that clients don't see where comfyfleet is installed.
 _PACKAGES = f"{Path(__file__).resolve().parents[2]}{os.sep}"
 
 
@@ -69,11 +72,11 @@ def traceback_lines(error: BaseException) -> list[str]:
     return [line.replace(_PACKAGES, "") for line in traceback.format_tb(error.__traceback__)]
 
 
-# Around a value that could be taken for something else.
+# The key that wraps a value which could otherwise be mistaken for a link.
 WRAPPED = "__value__"
 GROWING = "COMFY_AUTOGROW_V3"
 DEPENDENT = "COMFY_DYNAMICCOMBO_V3"
-# Of a growing group; ComfyUI itself has at most 100.
+# Limit for the slots of a growing group. ComfyUI itself allows at most 100.
 SLOTS_MAX = 1_000
 ANYTHING = {"*", "COMFY_MATCHTYPE_V3"}
 
@@ -82,7 +85,7 @@ Kind = str | list[Any]
 
 @dataclass(frozen=True, slots=True)
 class DeclaredInput:
-    """One input: a type name or the list of its choices, and its options."""
+    """An input: a type name or a list of choices, and its options."""
 
     kind: Kind
     options: Mapping[str, Any]
@@ -94,41 +97,41 @@ class DeclaredInput:
 
     @property
     def choices(self) -> list[Any] | None:
-        """The valid choices, or None if it is no choice."""
+        """Returns the valid choices, or None if the input has none."""
         if isinstance(self.kind, list):
             return self.kind
         return list(self.options.get("options", [])) if self.kind == "COMBO" else None
 
 
 def is_link(value: object) -> TypeGuard[list[Any]]:
-    """Whether the executor treats this value as a link to another node."""
+    """Checks whether the executor treats this value as a link to another node."""
     if not isinstance(value, list) or len(value) != 2:
         return False
     return isinstance(value[0], str) and isinstance(value[1], int | float)
 
 
 def declared_inputs(
-    groups: Mapping[str, Any], given: Mapping[str, Any]
+    groups: Mapping[str, Any], values: Mapping[str, Any]
 ) -> dict[str, DeclaredInput]:
-    """All inputs of a node by their full names, for the given values."""
-    return dict(_entries(groups, given, prefix=""))
+    """Returns all inputs that a node has with these values, by full name."""
+    return dict(_entries(groups, values, prefix=""))
 
 
 def _entries(
-    groups: Mapping[str, Any], given: Mapping[str, Any], prefix: str
+    groups: Mapping[str, Any], values: Mapping[str, Any], prefix: str
 ) -> Iterator[tuple[str, DeclaredInput]]:
     for category in ("required", "optional"):
         for name, config in groups.get(category, {}).items():
-            yield from _entry(prefix + name, _declare(config, category), given)
+            yield from _entry(prefix + name, _declare(config, category), values)
 
 
 def _entry(
-    name: str, declared: DeclaredInput, given: Mapping[str, Any]
+    name: str, declared: DeclaredInput, values: Mapping[str, Any]
 ) -> Iterator[tuple[str, DeclaredInput]]:
     if declared.kind == GROWING:
         yield from _slots(name, declared.options["template"])
     elif declared.kind == DEPENDENT:
-        yield from _chosen(name, declared, given)
+        yield from _chosen(name, declared, values)
     else:
         yield name, declared
 
@@ -139,7 +142,7 @@ def _declare(config: list[Any], category: str) -> DeclaredInput:
 
 
 def _slots(name: str, template: Mapping[str, Any]) -> Iterator[tuple[str, DeclaredInput]]:
-    """A growing group consists only of its slots: `images.image0`, `images.image1`…"""
+    """Yields the slots of a growing group: `images.image0`, `images.image1` …"""
     category, inputs = next((c, i) for c, i in template["input"].items() if i)
     slot = _declare(next(iter(inputs.values())), category)
     for index, slot_name in enumerate(_slot_names(template)):
@@ -154,34 +157,37 @@ def _slot_names(template: Mapping[str, Any]) -> list[str]:
 
 
 def _chosen(
-    name: str, declared: DeclaredInput, given: Mapping[str, Any]
+    name: str, declared: DeclaredInput, values: Mapping[str, Any]
 ) -> Iterator[tuple[str, DeclaredInput]]:
-    """A dynamic choice brings the inputs of its option; an unknown option brings nothing."""
+    """Yields the inputs that the selected option of a dynamic choice adds, followed by the choice
+    itself. An unknown option yields nothing."""
     for option in declared.options["options"]:
-        if name in given and option["key"] == given[name]:
-            yield from _entries(option["inputs"], given, prefix=f"{name}.")
+        if name in values and option["key"] == values[name]:
+            yield from _entries(option["inputs"], values, prefix=f"{name}.")
             yield name, declared
             return
 
 
-def fits(received: Kind, wanted: Kind) -> bool:
-    """Whether an output of type `received` may be linked to an input of type `wanted`."""
-    if received == wanted:
+def fits(received: Kind, expected: Kind) -> bool:
+    """Checks whether an output of type `received` may be linked to an input of type `expected`."""
+    if received == expected:
         return True
-    kinds = [kind for kind in (received, wanted) if isinstance(kind, str)]
+    kinds = [kind for kind in (received, expected) if isinstance(kind, str)]
     if ANYTHING & set(kinds):
         return True
     if isinstance(received, list):
-        return wanted == "COMBO"
-    return isinstance(wanted, str) and _overlap(received, wanted)
+        return expected == "COMBO"
+    return isinstance(expected, str) and _overlap(received, expected)
 
 
-def _overlap(received: str, wanted: str) -> bool:
-    left, right = ({part.strip() for part in kinds.split(",")} for kinds in (received, wanted))
-    return "*" in left | right or bool(left & right)
+def _overlap(received: str, expected: str) -> bool:
+    received_parts, expected_parts = (
+        {part.strip() for part in kinds.split(",")} for kinds in (received, expected)
+    )
+    return "*" in received_parts | expected_parts or bool(received_parts & expected_parts)
 
 
-# Longer lists of choices (files, mostly) are not repeated in an error.
+# Longer lists of choices (usually files) are not repeated in an error.
 CHOICES_SHOWN_MAX = 20
 
 
@@ -303,11 +309,11 @@ def choice_fault(name: str, value: Any, declared: DeclaredInput) -> Fault | None
 UNDECLARED = DeclaredInput("*", {}, required=False)
 Prompt = Mapping[str, Mapping[str, Any]]
 
-# Each is told with all faulty nodes before it, so that many of them would be told without end.
+# Each reported output repeats all faulty nodes before it, so their number is limited.
 BLAMED_OUTPUTS_MAX = 100
-# Each is told with all of its nodes.
+# Each reported cycle lists all of its nodes, so their number is limited.
 CYCLES_TOLD_MAX = 100
-# With more nodes than this a chain may be longer than Python lets functions call each other.
+# In a larger prompt, a chain may be longer than Python's recursion limit.
 CHAIN_NODES_MAX = 100
 COERCIONS: Mapping[str, Callable[[Any], Any]] = {
     "INT": int,
@@ -319,7 +325,8 @@ COERCIONS: Mapping[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class PromptValidation:
-    """`error` is None when at least one output can run; `node_errors` may name others even then."""
+    """The result of a validation. `error` is None if at least one output can run. `node_errors` may
+    contain errors of other outputs even in this case."""
 
     prompt: Prompt
     outputs: tuple[str, ...] = ()
@@ -329,7 +336,8 @@ class PromptValidation:
 
 @dataclass(frozen=True, slots=True)
 class CheckedNode:
-    """A node without errors of its own is still invalid when one before it is."""
+    """The result for a node. A node without faults is still invalid if a node before it is
+    invalid."""
 
     valid: bool = True
     faults: tuple[Fault, ...] = ()
@@ -342,10 +350,10 @@ def validate(
     targets: Collection[str] | None = None,
     follows_all: bool = False,
 ) -> PromptValidation:
-    """Validates a prompt; with `targets`, only these of its output nodes count.
+    """Validates a prompt. With `targets`, only these of its output nodes count.
 
-    `follows_all`: nodes behind inputs that a class does not declare are judged, too. ComfyUI runs
-    them without a look at them.
+    `follows_all` also validates nodes that are linked to undeclared inputs. ComfyUI runs those
+    without validating them.
     """
     for node_id, node in prompt.items():
         if missing := missing_type_fault(node_id, node, nodes):
@@ -374,7 +382,9 @@ def _validate_outputs(validation: "_Validation", outputs: Sequence[str]) -> Prom
         bad += 1
         if bad > BLAMED_OUTPUTS_MAX:
             continue
-        lines += [f"{found['message']}: {found['details']}" for found in checked.faults]
+        lines += [
+            f"{node_fault['message']}: {node_fault['details']}" for node_fault in checked.faults
+        ]
         _add_dependent_output(validation, output, node_errors)
     prompt = validation.coerced_prompt()
     if good:
@@ -388,7 +398,7 @@ def _validate_outputs(validation: "_Validation", outputs: Sequence[str]) -> Prom
 def _add_dependent_output(
     validation: "_Validation", output: str, node_errors: dict[str, Any]
 ) -> None:
-    """Adds this output to every faulty node found so far, as ComfyUI does."""
+    """Adds this output to every faulty node that was found so far, like ComfyUI."""
     for node_id, checked in validation.checked.items():
         if checked.valid or not checked.faults:
             continue
@@ -404,7 +414,7 @@ def _add_dependent_output(
 
 
 class _Validation:
-    """Walks once from the outputs up; each node is checked once."""
+    """Walks once from the outputs upstream. Each node is checked once."""
 
     def __init__(
         self, prompt: Prompt, nodes: Mapping[str, NodeInterface], *, follows_all: bool = False
@@ -428,54 +438,55 @@ class _Validation:
     def check_output(self, output: str) -> CheckedNode:
         try:
             for node_id in self._upstream_of(output):
-                # What is wrong is found again, and told, where the node is linked.
+                # An error is found again, and reported, where the node is linked.
                 with contextlib.suppress(Exception):
                     self.check(node_id)
             return self.check(output)
-        except Exception as error:  # noqa: BLE001 - whatever a node's own check raises is told
-            found = fault(
+        except Exception as error:  # noqa: BLE001 - any error of a node's own check is reported
+            node_fault = fault(
                 "exception_during_validation",
                 "Exception when validating node",
                 str(error),
                 exception_type=type_name(error),
                 traceback=traceback_lines(error),
             )
-            self.checked[output] = CheckedNode(valid=False, faults=(found,))
+            self.checked[output] = CheckedNode(valid=False, faults=(node_fault,))
             return self.checked[output]
 
     def _upstream_of(self, output: str) -> list[str]:
-        """Of a prompt with long chains its nodes in the order in which they are judged: each then
-        finds those before it judged, instead of calling as deep as the chain is long."""
+        """Returns the nodes of a large prompt before `output`, in the order in which they should be
+        checked. Each node then finds the nodes before it already checked, which avoids a recursion
+        as deep as the chain."""
         if len(self.prompt) <= CHAIN_NODES_MAX:
             return []
-        found: list[str] = []
+        order: list[str] = []
         seen = {output}
         stack = [(output, iter(self._sources_of(output)))]
         while stack:
             node_id, sources = stack[-1]
-            source = next((each for each in sources if each not in seen), None)
+            source = next((candidate for candidate in sources if candidate not in seen), None)
             if source is None:
-                found.append(node_id)
+                order.append(node_id)
                 stack.pop()
             else:
                 seen.add(source)
                 stack.append((source, iter(self._sources_of(source))))
-        return found[:-1]
+        return order[:-1]
 
     def _sources_of(self, node_id: str) -> list[str]:
-        """Nodes that are linked to declared inputs and not judged yet."""
+        """Returns the nodes that are linked to declared inputs and haven't been checked yet."""
         node = self.prompt[node_id]
-        given = node.get("inputs", {})
-        links = [name for name, value in given.items() if isinstance(value, list)]
+        inputs = node.get("inputs", {})
+        links = [name for name, value in inputs.items() if isinstance(value, list)]
         if not links:
             return []
-        declared = declared_inputs(self._type_of(node_id).declared_inputs(), given)
+        declared = declared_inputs(self._type_of(node_id).declared_inputs(), inputs)
         followed = links if self._follows_all else [name for name in declared if name in links]
-        sources = [given[name][0] for name in followed if given[name]]
+        sources = [inputs[name][0] for name in followed if inputs[name]]
         return [
-            each
-            for each in sources
-            if isinstance(each, str) and each in self.prompt and each not in self.checked
+            source
+            for source in sources
+            if isinstance(source, str) and source in self.prompt and source not in self.checked
         ]
 
     def check(self, node_id: str) -> CheckedNode:
@@ -488,7 +499,7 @@ class _Validation:
             own = self._check_inputs(node_id)
         finally:
             self._visiting.pop()
-        # A cycle through this node has been noted on it meanwhile.
+        # A cycle through this node may have been noted in the meantime.
         noted = self.checked.get(node_id, CheckedNode())
         faults = noted.faults + tuple(f for f in own.faults if f not in noted.faults)
         valid = noted.valid and own.valid and not own.faults
@@ -502,44 +513,44 @@ class _Validation:
         cycle = self._visiting[self._visiting.index(node_id) :]
         path = " -> ".join(f"{n} ({self.prompt[n]['class_type']})" for n in [*cycle, node_id])
         for member in cycle:
-            found = fault(
+            cycle_fault = fault(
                 "dependency_cycle",
                 "Dependency cycle detected",
                 path,
                 node_id=member,
                 cycle_nodes=cycle,
             )
-            self.checked[member] = CheckedNode(valid=False, faults=(found,))
+            self.checked[member] = CheckedNode(valid=False, faults=(cycle_fault,))
         return self.checked[node_id]
 
     def _check_inputs(self, node_id: str) -> CheckedNode:
-        given = self.prompt[node_id]["inputs"]
+        inputs = self.prompt[node_id]["inputs"]
         node_type = self._type_of(node_id)
         self._coerced[node_id] = {}
         faults: list[Fault] = []
         valid = True
-        declared = declared_inputs(node_type.declared_inputs(), given)
+        declared = declared_inputs(node_type.declared_inputs(), inputs)
         for name, declaration in declared.items():
-            if name not in given:
+            if name not in inputs:
                 faults += missing_input_fault(name, declaration)
-            elif isinstance(given[name], list):
-                found, upstream_valid = self._check_link(
-                    name, given[name], declaration, may_differ=node_type.may_waive_types
+            elif isinstance(inputs[name], list):
+                link_faults, upstream_valid = self._check_link(
+                    name, inputs[name], declaration, may_differ=node_type.may_waive_types
                 )
-                faults += found
+                faults += link_faults
                 valid = valid and upstream_valid
             else:
-                faults += self._check_value(node_id, name, given[name], declaration)
+                faults += self._check_value(node_id, name, inputs[name], declaration)
         faults += self._check_custom(node_id, node_type, declared)
-        valid = valid and (not self._follows_all or self._check_undeclared(given, declared))
+        valid = valid and (not self._follows_all or self._check_undeclared(inputs, declared))
         return CheckedNode(valid, tuple(faults))
 
     def _check_undeclared(
-        self, given: Mapping[str, Any], declared: Mapping[str, DeclaredInput]
+        self, inputs: Mapping[str, Any], declared: Mapping[str, DeclaredInput]
     ) -> bool:
         links = [
             (name, value)
-            for name, value in given.items()
+            for name, value in inputs.items()
             if name not in declared and is_link(value) and value[0] in self.prompt
         ]
         return all(self._check_upstream(name, link, UNDECLARED) for name, link in links)
@@ -561,8 +572,8 @@ class _Validation:
     def _check_upstream(self, name: str, link: list[Any], declared: DeclaredInput) -> bool:
         try:
             return self.check(link[0]).valid
-        except Exception as error:  # noqa: BLE001 - whatever a node's own check raises is told
-            found = fault(
+        except Exception as error:  # noqa: BLE001 - any error of a node's own check is reported
+            link_fault = fault(
                 "exception_during_inner_validation",
                 "Exception when validating inner node",
                 str(error),
@@ -573,7 +584,7 @@ class _Validation:
                 traceback=traceback_lines(error),
                 linked_node=link,
             )
-            self.checked[link[0]] = CheckedNode(valid=False, faults=(found,))
+            self.checked[link[0]] = CheckedNode(valid=False, faults=(link_fault,))
             return False
 
     def _check_value(
@@ -590,22 +601,22 @@ class _Validation:
         node_type = self._type_of(node_id)
         if name in node_type.validated or node_type.may_waive(coerced):
             return []
-        found = range_fault(name, coerced, declared) or choice_fault(name, coerced, declared)
-        return [found] if found else []
+        value_fault = range_fault(name, coerced, declared) or choice_fault(name, coerced, declared)
+        return [value_fault] if value_fault else []
 
     def _check_custom(
         self, node_id: str, node_type: NodeInterface, declared: Mapping[str, DeclaredInput]
     ) -> list[Fault]:
-        """The node's own check; it sees a linked input as None, as ComfyUI's nodes do."""
+        """Runs the node's own check. Linked inputs are None, as for ComfyUI's nodes."""
         if not node_type.validated:
             return []
-        given = {**self.prompt[node_id]["inputs"], **self._coerced[node_id]}
+        inputs = {**self.prompt[node_id]["inputs"], **self._coerced[node_id]}
         for name in node_type.validated:
-            if name not in given:
+            if name not in inputs:
                 raise _no_argument(node_type, name)
         constants = {
             name: None if isinstance(value, list) else value
-            for name, value in given.items()
+            for name, value in inputs.items()
             if name in declared
         }
         message = node_type.check_values(constants)
@@ -629,12 +640,13 @@ def _coerce(kind: Kind, value: Any) -> Any:
 
 def _output_types(node_type: NodeInterface) -> Sequence[Kind]:
     types: Sequence[Kind] = node_type.info["output"]
-    # ComfyUI's older nodes hold them in a tuple, and the text of an IndexError says so.
+    # ComfyUI's older nodes store them in a tuple, which affects the text of an IndexError.
     return list(types) if is_newer_node(node_type) else tuple(types)
 
 
 def is_newer_node(node_type: NodeInterface) -> bool:
-    """Whether ComfyUI has this node in its newer form; some texts and hidden inputs differ."""
+    """Checks whether ComfyUI has this node in its newer form. Some messages and hidden inputs
+    differ."""
     return "price_badge" in node_type.info
 
 

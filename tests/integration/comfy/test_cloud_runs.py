@@ -175,12 +175,12 @@ async def test_v2_odd_events_are_counted_and_do_not_end_the_run() -> None:
     ("told_job", "end"),
     [
         (job("canceled"), Cancelled(JOB)),
-        (job("expired"), Failed(JOB, "the server gave the job up", retryable=True)),
+        (job("expired"), Failed(JOB, "the job expired on the server", retryable=True)),
         (
             job("failed", error={"code": "c", "message": "m", "node_id": "3", "class_type": "K"}),
             Failed(JOB, "m", "3", "K", "c"),
         ),
-        (job("failed"), Failed(JOB, "the server says that the job failed, and no more")),
+        (job("failed"), Failed(JOB, "the server reported that the job failed, without a reason")),
     ],
 )
 async def test_v2_every_end_is_told_as_what_it_is(told_job: object, end: Event) -> None:

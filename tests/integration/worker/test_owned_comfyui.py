@@ -276,7 +276,7 @@ async def test_something_else_at_the_port_is_told_once_and_as_what_it_is(
     assert owned.pid is None
     told = [each for each in caplog.records if each.levelno >= logging.WARNING]
     assert len(told) == 1
-    assert "GET /prompt was answered 404" in vars(told[0])["detail"]
+    assert "GET /prompt returned 404" in vars(told[0])["detail"]
 
 
 def _listens(port: int) -> bool:
