@@ -140,7 +140,7 @@ def test_a_condition_fires_one_port_and_what_only_the_other_feeds_is_skipped(
     s.start()
     actions = s.done("draw", width=width)
     assert started(actions) == [chosen]
-    assert SkipNode(ExecutionKey(other), "nothing that feeds it came about") in actions
+    assert SkipNode(ExecutionKey(other), "an input that it needs has no value") in actions
     (finish,) = s.done(chosen)
     assert isinstance(finish, FinishRun)
     assert finish.outputs["result"]["count"] == 1
@@ -187,7 +187,7 @@ def test_a_node_that_needs_what_was_skipped_is_skipped_though_something_else_arr
                "x.output > m.input_0", "draw.output > m.input_1", "m.output.count > result.value"),
     )  # fmt: skip
     s.start()
-    assert SkipNode(ExecutionKey("x"), "nothing that feeds it came about") in s.done("draw")
+    assert SkipNode(ExecutionKey("x"), "an input that it needs has no value") in s.done("draw")
     assert s.run.outputs == {"result": 1}
 
 
@@ -619,7 +619,7 @@ def test_a_run_never_spends_more_than_it_may() -> None:
     assert started(s.done("fix", 0)) == []
     s.done("fix", 1)
     (failed,) = failures(s.done("fix", 2))
-    assert failed.error.message == "the run may spend 7 tokens, 6 are spent, and it costs 2"
+    assert failed.error.message == "the run has spent 6 of at most 7 tokens, and the next job costs 2"
 
 
 @pytest.mark.parametrize(

@@ -264,7 +264,7 @@ def test_a_deadline_answers_for_a_person(then: str) -> None:
     assert run.run.outputs == expected
     if then == "fail":
         assert run.run.error
-        assert "nobody answered within 60 s" in run.run.error.message
+        assert "there was no answer within 60 s" in run.run.error.message
 
 
 def test_pictures_of_a_result_are_picked_too() -> None:
@@ -649,7 +649,7 @@ def test_what_is_inside_may_not_multiply_connections_without_end() -> None:
     outer = parse_graph({"name": "x", "nodes": nodes, "connections": []}).graph
     found = expand(outer, {("wide", 1): parse_graph(inner).graph})
     assert [each.message for each in found.problems] == [
-        "the graph has more than 20,000 connections, with those inside others"
+        "the graph has more than 20,000 connections, including nested ones"
     ]
     assert len(found.graph.connections) == 20_000
 

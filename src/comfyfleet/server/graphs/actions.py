@@ -1,4 +1,5 @@
-"""What users do with graphs: store, list, quote, start, cancel, retry, answer; and the expiry of old runs."""
+"""User actions on graphs: store, list, quote, start, cancel, retry and answer. Also expires old
+runs."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -90,20 +91,20 @@ from comfyfleet.server.media.model import File
 from comfyfleet.server.tenants import wallet as ledger
 
 FILES_GIVEN_MAX = 10_000
-SAME_NAME_MAX = 50  # graphs of one name that a new one is compared with
-SUBGRAPHS_MAX = 50  # that a graph may contain
+SAME_NAME_MAX = 50  # graphs of the same name that are compared with a new one
+SUBGRAPHS_MAX = 50  # subgraphs in one graph
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The tenant, to whom graphs belong, and the user, to whom runs belong."""
+    """The tenant that owns graphs, and the user who owns runs."""
 
     tenant_id: UUID
     user_id: UUID
 
 
 class CheckedDocument(NamedTuple):
-    """A graph as it was checked, with what it was checked against."""
+    """A checked graph, with the catalogue and the subgraphs it was checked against."""
 
     check: GraphCheck
     catalogue: GraphCatalogue
@@ -111,17 +112,20 @@ class CheckedDocument(NamedTuple):
     document: Any
 
     def plan(self) -> RunPlan:
-        """Plans the graph, which takes long for a large one: see `compute`."""
+        """Returns the graph's run plan. Planning a large graph is slow, so call this through
+        `compute`."""
         return plan_of(self.check.graph, self.catalogue, self.library)
 
 
 async def check_document(
     graphs: GraphContext, owner: Owner, document: Any, *, known: GraphLibrary = NO_GRAPHS
 ) -> CheckedDocument:
-    """Validates a graph; `known` are graphs inside it that are not looked up, as they may be deleted by now."""
+    """Validates a graph. Subgraphs in `known` replace stored ones, which may have been deleted
+    since."""
     parsed = await compute(owner.tenant_id, document, partial(parse_graph, document))
     library = {**await _read_library(graphs, owner, parsed.graph), **known}
-    work = [document, *(write_graph(each) for each in library.values())]  # both sizes count
+    # the subgraphs count toward the size as well
+    work = [document, *(write_graph(each) for each in library.values())]
     expanded = await compute(owner.tenant_id, work, lambda: expand(parsed.graph, library).graph)
     async with graphs.context.central.read() as tx:
         catalogue = await read_graph_catalogue(tx, expanded, graphs.context)
@@ -132,24 +136,24 @@ async def check_document(
 async def _read_library(
     graphs: GraphContext, owner: Owner, graph: GraphDefinition
 ) -> dict[GraphName, GraphDefinition]:
-    """Reads the graphs inside a graph, and those inside them; unknown ones are left out."""
-    found: dict[GraphName, GraphDefinition] = {}
-    asked: set[GraphName] = set()
+    """Reads the subgraphs of a graph, at any depth. Skips graphs that don't exist."""
+    library: dict[GraphName, GraphDefinition] = {}
+    visited: set[GraphName] = set()
     waiting = list(subgraph_names(graph))
-    while waiting and len(asked) < SUBGRAPHS_MAX:
+    while waiting and len(visited) < SUBGRAPHS_MAX:
         name, version = waiting.pop()
-        if (name, version) in asked:
+        if (name, version) in visited:
             continue
-        asked.add((name, version))
+        visited.add((name, version))
         try:
             stored = await get_graph(graphs, owner, await find_graph(graphs, owner, name), version)
         except NotFound:
             continue
         document = dict(stored.document)
         parsed = await compute(owner.tenant_id, document, partial(parse_graph, document))
-        found[name, version] = parsed.graph
-        waiting += subgraph_names(found[name, version])
-    return found
+        library[name, version] = parsed.graph
+        waiting += subgraph_names(library[name, version])
+    return library
 
 
 async def graph_ports(
@@ -161,13 +165,15 @@ async def graph_ports(
     graph = (await compute(owner.tenant_id, document, partial(parse_graph, document))).graph
     library = await _read_library(graphs, owner, graph)
     types = await compute(owner.tenant_id, [document] * 2, partial(output_types, graph, library))
-    inputs = (each for each in graph.nodes.values() if isinstance(each, InputNode))
+    inputs = (node for node in graph.nodes.values() if isinstance(node, InputNode))
     return GraphPorts(
         inputs=tuple(
-            GraphPort(name=each.id, type=str(input_type(each)), required=each.required)
-            for each in inputs
+            GraphPort(name=node.id, type=str(input_type(node)), required=node.required)
+            for node in inputs
         ),
-        outputs=tuple(GraphPort(name=name, type=str(each)) for name, each in types.items()),
+        outputs=tuple(
+            GraphPort(name=name, type=str(value_type)) for name, value_type in types.items()
+        ),
     )
 
 
@@ -180,22 +186,21 @@ async def _require_valid(graphs: GraphContext, owner: Owner, document: Any) -> G
 
 
 async def create_graph(graphs: GraphContext, owner: Owner, document: Any) -> StoredGraph:
-    """Stores a graph, unless the user has one with the same name and content, which is returned
-    then.
-    """
-    made, _ = await create_graph_once(graphs, owner, document)
-    return made
+    """Stores a graph. If the user already has one with the same name and content, returns that
+    one."""
+    graph, _ = await create_graph_once(graphs, owner, document)
+    return graph
 
 
 async def create_graph_once(
     graphs: GraphContext, owner: Owner, document: Any
 ) -> tuple[StoredGraph, bool]:
-    """Stores a graph; returns it and whether it is new."""
+    """Stores a graph. Returns the graph and whether it is new."""
     graph = await _require_valid(graphs, owner, document)
     context = graphs.context
     if same := await _same_graph(graphs, owner, graph):
         return same, False
-    made = StoredGraph(
+    stored = StoredGraph(
         context.new_id(),
         owner.tenant_id,
         owner.user_id,
@@ -208,62 +213,65 @@ async def create_graph_once(
         most = context.settings.max_graphs_per_user
         if await store.count_graphs(tx, owner.tenant_id, owner.user_id) >= most:
             raise LimitExceeded(f"a user has at most {most:,} graphs; delete some first")
-        await store.add_graph(tx, made)
-    return made, True
+        await store.add_graph(tx, stored)
+    return stored, True
 
 
 async def _same_graph(
     graphs: GraphContext, owner: Owner, graph: GraphDefinition
 ) -> StoredGraph | None:
     async with graphs.context.tenant(owner.tenant_id) as tx:
-        found = await store.graphs_named(
+        candidates = await store.graphs_named(
             tx, owner.tenant_id, graph.name, user_id=owner.user_id, limit=SAME_NAME_MAX
         )
     document = write_graph(graph)
-    return next((each for each in found if dict(each.document) == document), None)
+    return next((stored for stored in candidates if dict(stored.document) == document), None)
 
 
 async def find_graph(graphs: GraphContext, owner: Owner, text: str) -> UUID:
-    """Finds a graph by its id or its name: the user's own before the tenant's, the newest first."""
+    """Returns the id of a graph that is given by id or name. A name is first looked up among the
+    user's own graphs, then among the tenant's; the newest match wins. Ids are returned
+    unchecked."""
     try:
         return UUID(text)
     except ValueError:
         pass
     async with graphs.context.tenant(owner.tenant_id) as tx:
-        found = await store.graphs_named(
+        matches = await store.graphs_named(
             tx, owner.tenant_id, text, user_id=owner.user_id, limit=1
         ) or await store.graphs_named(tx, owner.tenant_id, text, limit=1)
-    if not found:
+    if not matches:
         raise NotFound(f"there is no graph {text!r:.100}")
-    return found[0].id
+    return matches[0].id
 
 
 async def delete_graph(graphs: GraphContext, owner: Owner, graph_id: UUID) -> None:
-    """Deletes a graph; its active runs continue."""
+    """Deletes a graph. Its active runs continue."""
     _require_own(await get_graph(graphs, owner, graph_id), owner)
     async with graphs.context.tenant_transaction(owner.tenant_id) as tx:
         await store.delete_graph(tx, owner.tenant_id, graph_id, now=graphs.context.clock())
 
 
 def _require_own(graph: StoredGraph, owner: Owner) -> None:
-    """Refuses all but the maker of a graph. Colleagues may run it, and pay for that, but not change
-    it.
-    """
+    """Allows only the creator of a graph to change it. The tenant's other users may only run it, at
+    their own cost."""
     if graph.user_id != owner.user_id:
-        raise Forbidden("only who made this graph may change it; store one of your own")
+        raise Forbidden(
+            "only the creator of this graph may change it; store your own graph instead"
+        )
 
 
 async def add_graph_version(
     graphs: GraphContext, owner: Owner, graph_id: UUID, document: Any
 ) -> StoredGraph:
-    """Adds a version; active runs keep theirs."""
+    """Adds a version to a graph. Only its creator can do this. Active runs keep their version."""
     _require_own(await get_graph(graphs, owner, graph_id), owner)
     graph = await _require_valid(graphs, owner, document)
     async with graphs.context.tenant_transaction(owner.tenant_id) as tx:
         version = await store.next_version(tx, owner.tenant_id, graph_id, graph.name)
         if version is None:
             raise NotFound(f"there is no graph {graph_id}")
-        made = StoredGraph(
+        stored = StoredGraph(
             graph_id,
             owner.tenant_id,
             owner.user_id,
@@ -272,25 +280,25 @@ async def add_graph_version(
             write_graph(graph),
             graphs.context.clock(),
         )
-        await store.add_version(tx, made)
-    return made
+        await store.add_version(tx, stored)
+    return stored
 
 
 async def get_graph(
     graphs: GraphContext, owner: Owner, graph_id: UUID, version: int | None = None
 ) -> StoredGraph:
     async with graphs.context.tenant(owner.tenant_id) as tx:
-        found = await store.get_graph(tx, owner.tenant_id, graph_id, version)
-    if found is None:
+        graph = await store.get_graph(tx, owner.tenant_id, graph_id, version)
+    if graph is None:
         which = "" if version is None else f" with a version {version}"
         raise NotFound(f"there is no graph {graph_id}{which}")
-    return found
+    return graph
 
 
 async def _plan(
     graphs: GraphContext, owner: Owner, document: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> RunPlan:
-    """Validates and plans the graph anew, as its workflows may have changed since it was stored."""
+    """Validates and plans a stored graph again, because its workflows may have changed since."""
     checked = await check_document(graphs, owner, dict(document))
     raise_problems([*checked.check.problems, *check_inputs(checked.check.graph, inputs)])
     return await compute(owner.tenant_id, checked.document, checked.plan)
@@ -304,7 +312,8 @@ async def quote_run(
     *,
     version: int | None = None,
 ) -> RunQuote:
-    """Estimates price and duration. Without inputs, lists count with their longest length."""
+    """Estimates the price and duration of a run. Without inputs, lists count with their maximum
+    length."""
     stored = await get_graph(graphs, owner, graph_id, version)
     checked = await check_document(graphs, owner, dict(stored.document))
     raise_problems(list(checked.check.problems))
@@ -314,8 +323,8 @@ async def quote_run(
 async def quote_checked(
     graphs: GraphContext, owner: Owner, checked: CheckedDocument, inputs: Mapping[str, Any]
 ) -> RunQuote:
-    """Estimates price and duration of a graph without problems."""
-    online = sum(each.is_online for each in checked.catalogue.backends)
+    """Estimates the price and duration of a valid graph."""
+    online = sum(backend.is_online for backend in checked.catalogue.backends)
     most = graphs.context.settings.max_queued_per_graph_run
 
     def work() -> RunQuote:
@@ -339,7 +348,8 @@ class NewGraphRun:
 async def start_run(
     graphs: GraphContext, owner: Owner, graph_id: UUID, wanted: NewGraphRun
 ) -> tuple[LoadedRun, bool]:
-    """Starts a run; returns it and whether it is new: the same idempotency key gives the same run."""
+    """Starts a run. Returns it and whether it is new: a repeated idempotency key returns the same
+    run."""
     check_size(wanted.inputs)
     run_id = _run_id(graphs, owner, graph_id, wanted.idempotency_key)
     if wanted.idempotency_key and (before := await find_run(graphs, owner, run_id)):
@@ -364,7 +374,7 @@ async def start_run(
         is_new = await store.add_run(tx, head)
     if is_new:
         graphs.runs.keep(LoadedRun(head, plan, run, 0))
-    else:  # another call with the same key was faster
+    else:  # another request with the same key was faster
         await _require_same(graphs, owner, await get_run(graphs, owner, run_id), wanted)
     return await advance_new(graphs, owner, run_id), is_new
 
@@ -372,9 +382,8 @@ async def start_run(
 async def start_document_run(
     graphs: GraphContext, owner: Owner, document: Any, wanted: NewGraphRun
 ) -> tuple[LoadedRun, bool]:
-    """Starts a run of a graph and stores the graph if it is new; nothing is stored if the run is
-    refused.
-    """
+    """Starts a run of a graph document, and stores the graph if it is new. Stores nothing if the
+    run is refused."""
     check_size(wanted.inputs)
     graph = await _require_valid(graphs, owner, document)
     if await _same_graph(graphs, owner, graph) is None:
@@ -390,7 +399,7 @@ async def _prepare_run(
     run_id: UUID,
     wanted: NewGraphRun,
 ) -> tuple[RunPlan, GraphRunState]:
-    """Plans the run and raises whatever prevents it; writes nothing."""
+    """Plans a run without storing anything. Raises an error if the run can't start."""
     plan = await _plan(graphs, owner, document, wanted.inputs)
     inputs = await replace_files(graphs, owner, plan.graph, wanted.inputs)
     run = new_run(plan, run_id, inputs, max_tokens=wanted.max_tokens)
@@ -404,10 +413,10 @@ async def _prepare_run(
 async def require_payable(
     graphs: GraphContext, owner: Owner, run: GraphRunState, least: int
 ) -> None:
-    """Refuses a run that surely can't be paid to its end, so that nothing is spent on half of it."""
+    """Refuses a run that can't be paid for in full, so that no tokens are spent on half a run."""
     if run.max_tokens is not None and least > run.max_tokens:
         raise Conflict(
-            f"the run costs at least {least:,} tokens, and may spend {run.max_tokens:,}",
+            f"the run costs at least {least:,} tokens, more than its limit of {run.max_tokens:,}",
             field="max_tokens",
             required_tokens=least,
             max_tokens=run.max_tokens,
@@ -434,25 +443,24 @@ async def find_run(graphs: GraphContext, owner: Owner, run_id: UUID) -> LoadedRu
 async def _require_same(
     graphs: GraphContext, owner: Owner, before: LoadedRun, wanted: NewGraphRun
 ) -> None:
-    """Compares a repeated request with its run. A file may be named by its own id or by that of its
-    media.
-    """
+    """Raises a conflict if a repeated request differs from its run. A file may be referenced by its
+    own id or by its media item's id."""
     if before.head.is_expired:
-        return  # its original request is no longer known
-    given, known = _file_ids(wanted.inputs), _file_ids(before.head.inputs)
+        return  # an expired run no longer has its original inputs
+    requested, known = _file_ids(wanted.inputs), _file_ids(before.head.inputs)
     bounds = new_run(before.plan, before.run.id, {}, max_tokens=wanted.max_tokens)
     is_same = (
         wanted.version in (None, before.head.graph_version)
         and bounds.max_tokens == before.head.max_tokens
     )
-    if given != known and given.keys() == known.keys():
-        given = _file_ids(await replace_files(graphs, owner, before.plan.graph, wanted.inputs))
-    if given != known or not is_same:
+    if requested != known and requested.keys() == known.keys():
+        requested = _file_ids(await replace_files(graphs, owner, before.plan.graph, wanted.inputs))
+    if requested != known or not is_same:
         raise key_conflict()
 
 
 async def advance_new(graphs: GraphContext, owner: Owner, run_id: UUID) -> LoadedRun:
-    """Advances a stored run; what can't be done now is left to the sweep."""
+    """Advances a stored run. If that isn't possible now, the sweep does it later."""
     try:
         return await advance(graphs, owner.tenant_id, run_id)
     except (QueueFull, Unavailable):
@@ -462,11 +470,12 @@ async def advance_new(graphs: GraphContext, owner: Owner, run_id: UUID) -> Loade
 async def replace_files(
     graphs: GraphContext, owner: Owner, graph: GraphDefinition, inputs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Replaces files in inputs by references, wherever they stand, if they are the user's own."""
-    nodes = {each.id: each for each in graph.nodes.values() if isinstance(each, InputNode)}
+    """Replaces file ids in inputs, at any depth, with file references. Raises an error for files
+    that aren't the user's."""
+    nodes = {node.id: node for node in graph.nodes.values() if isinstance(node, InputNode)}
     named = sum(1 for _ in file_ids_in(inputs))
     if named > FILES_GIVEN_MAX:
-        raise InvalidInput(f"the inputs name {named:,} files, more than {FILES_GIVEN_MAX:,}")
+        raise InvalidInput(f"the inputs refer to {named:,} files, more than {FILES_GIVEN_MAX:,}")
     return {
         name: await _replace_in_input(graphs, owner, nodes[name], value)
         for name, value in inputs.items()
@@ -481,7 +490,7 @@ async def _replace_in_input(graphs: GraphContext, owner: Owner, node: InputNode,
         names_files = next(file_ids_in(value), None) is not None
         return await _replace_own_files(graphs, owner, node.id, value) if names_files else value
     if len(value) * len(media_columns) > FILES_GIVEN_MAX:
-        raise InvalidInput(f"the table names more than {FILES_GIVEN_MAX:,} files")
+        raise InvalidInput(f"the table refers to more than {FILES_GIVEN_MAX:,} files")
     return [
         {
             name: await (_to_reference if name in media_columns else _replace_own_files)(
@@ -494,28 +503,29 @@ async def _replace_in_input(graphs: GraphContext, owner: Owner, node: InputNode,
 
 
 async def _replace_own_files(graphs: GraphContext, owner: Owner, name: str, value: Any) -> Any:
-    """Replaces the files that a value of any kind names by references."""
+    """Replaces file ids inside a value of any type with file references."""
     if isinstance(value, list | tuple):
-        return [await _replace_own_files(graphs, owner, name, each) for each in value]
+        return [await _replace_own_files(graphs, owner, name, item) for item in value]
     if not isinstance(value, Mapping):
         return value
     if "file_id" in value:
         return await _to_reference(graphs, owner, name, value)
     return {
-        field: await _replace_own_files(graphs, owner, name, each) for field, each in value.items()
+        field: await _replace_own_files(graphs, owner, name, inner)
+        for field, inner in value.items()
     }
 
 
 def _is_media(node: InputNode) -> bool:
-    wanted = type_named(node.value_type)
-    while wanted and wanted.item:
-        wanted = wanted.item
-    return wanted is not None and wanted.name in MEDIA
+    value_type = type_named(node.value_type)
+    while value_type and value_type.item:
+        value_type = value_type.item
+    return value_type is not None and value_type.name in MEDIA
 
 
 async def _to_reference(graphs: GraphContext, owner: Owner, name: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return [await _to_reference(graphs, owner, name, each) for each in value]
+        return [await _to_reference(graphs, owner, name, item) for item in value]
     file = await own_file(graphs, owner, _file_id(value))
     if file is None:
         raise_problems(
@@ -530,11 +540,13 @@ async def _to_reference(graphs: GraphContext, owner: Owner, name: str, value: An
 
 
 async def own_file(graphs: GraphContext, owner: Owner, named: Any) -> File | None:
-    """Finds a file by its own id or by that of its media; None if it isn't the user's."""
+    """Finds a file by its own id or by its media item's id. Returns None if it isn't the user's."""
     try:
-        wanted = UUID(str(named))
+        requested_id = UUID(str(named))
         async with graphs.context.tenant(owner.tenant_id) as tx:
-            file = await media.get_file(tx, owner.tenant_id, await _file_of(tx, owner, wanted))
+            file = await media.get_file(
+                tx, owner.tenant_id, await _file_of(tx, owner, requested_id)
+            )
     except (ValueError, NotFound):
         return None
     return file if file.user_id == owner.user_id else None
@@ -542,14 +554,14 @@ async def own_file(graphs: GraphContext, owner: Owner, named: Any) -> File | Non
 
 async def _file_of(tx: Tx, owner: Owner, named: UUID) -> UUID:
     try:
-        found = await media.get_media(tx, owner.tenant_id, owner.user_id, named)
+        media_item = await media.get_media(tx, owner.tenant_id, owner.user_id, named)
     except NotFound:
         return named
-    return found.original_file_id or named
+    return media_item.original_file_id or named
 
 
 def file_ids_in(value: Any) -> Iterator[str]:
-    """Returns the file ids of all references in a value."""
+    """Yields the file ids of all references in a value."""
     if isinstance(value, Mapping):
         if "file_id" in value:
             yield str(value["file_id"])
@@ -566,7 +578,7 @@ def _file_ids(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _file_id(value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return [_file_id(each) for each in value]
+        return [_file_id(item) for item in value]
     return value["file_id"] if isinstance(value, Mapping) and "file_id" in value else value
 
 
@@ -588,24 +600,24 @@ async def get_live_run(
 async def unservable_nodes(
     graphs: GraphContext, loaded: LoadedRun, run: GraphRunState
 ) -> dict[str, str]:
-    """Returns the nodes whose jobs wait because no backend can run them now, and why."""
+    """Returns the nodes with queued jobs that no backend can run now, and the reasons."""
     waiting = sorted(
         key for key in run.in_flight if run.record(key).status == ExecutionStatus.QUEUED
     )
     if not waiting:
         return {}
     environment = await graphs.environment.now(graphs.context, loaded.head.tenant_id)
-    found = ((key, loaded.plan.workflows[key.node]) for key in waiting)
+    queued = ((key, loaded.plan.workflows[key.node]) for key in waiting)
     return {
         key.node: no_backend_message(facts)
-        for key, facts in found
+        for key, facts in queued
         if is_self_hosted(facts)
         and not alternatives(facts.need_for(run.record(key).inputs or {}), environment.backends)
     }
 
 
 async def cancel_graph_run(graphs: GraphContext, owner: Owner, run_id: UUID) -> LoadedRun:
-    """Cancels a run; an ended one stays as it is."""
+    """Cancels a run. A run that has ended is not changed."""
     await get_run(graphs, owner, run_id)
 
     async def decide(loaded: LoadedRun, environment: Environment) -> RunDecision:
@@ -623,13 +635,13 @@ async def retry_graph_run(
     backend: str | None = None,
     max_tokens: int | None = None,
 ) -> LoadedRun:
-    """Retries a failed run; `max_tokens` replaces the run's bound, and is never lower."""
+    """Retries a failed run. `max_tokens` replaces the run's spending limit, but never lowers it."""
     await get_run(graphs, owner, run_id)
     backend = full_backend_name(backend) if backend else backend
 
     async def decide(loaded: LoadedRun, environment: Environment) -> RunDecision:
         if loaded.head.is_expired:
-            raise Conflict("the time of this run is up: what it had done is gone")
+            raise Conflict("the run has expired, and its results were deleted")
         if backend is not None:
             _require_known(backend, environment)
         run = loaded.run
@@ -650,7 +662,7 @@ async def answer_question(
     *,
     for_all: bool = False,
 ) -> LoadedRun:
-    """Answers a question; `for_all`: every item of its node that asks now."""
+    """Answers a question. With `for_all`, answers all open questions of the same node."""
     await get_run(graphs, owner, run_id)
     if answer.backend:
         answer = replace(answer, backend=full_backend_name(answer.backend))
@@ -658,11 +670,11 @@ async def answer_question(
     async def decide(loaded: LoadedRun, environment: Environment) -> RunDecision:
         same = sorted(key for key in loaded.run.asking if key.node == answer.key.node)
         answers = [replace(answer, key=key) for key in same if for_all] or [answer]
-        for each in answers:
-            _require_asking(loaded, each.key)
-            _require_answerable(loaded, each)
-            if each.choice == Choice.BACKEND:
-                _require_able(loaded, each, environment)
+        for item_answer in answers:
+            _require_asking(loaded, item_answer.key)
+            _require_answerable(loaded, item_answer)
+            if item_answer.choice == Choice.BACKEND:
+                _require_able(loaded, item_answer, environment)
         return await decide_slice(loaded, loaded.run, answers, environment)
 
     await apply_decision(graphs, owner.tenant_id, run_id, decide, fresh=True)
@@ -670,12 +682,12 @@ async def answer_question(
 
 
 def only_question(loaded: LoadedRun) -> ExecutionKey:
-    """Returns the only open question, for an answer that names no node."""
+    """Returns the run's only open question, for an answer that doesn't name a node."""
     if not loaded.run.asking:
-        raise Conflict("the run asks nothing (any more)")
+        raise Conflict("the run has no open question")
     if len(loaded.run.asking) > 1:
         asking = ", ".join(str(key) for key in sorted(loaded.run.asking))
-        raise Conflict(f"name the node that the answer is for; asking: {asking}", field="node")
+        raise Conflict(f"specify the node to answer; open questions: {asking}", field="node")
     return next(iter(loaded.run.asking))
 
 
@@ -684,7 +696,7 @@ def _require_asking(loaded: LoadedRun, key: ExecutionKey) -> None:
         raise NotFound(f"the graph has no node {key.node}")
     is_open = loaded.run.status == GraphRunStatus.WAITING_FOR_USER
     if not is_open or loaded.run.record(key).status != ExecutionStatus.ASKING:
-        raise Conflict(f"{key} asks nothing (any more)")
+        raise Conflict(f"{key} has no open question")
 
 
 def _require_answerable(loaded: LoadedRun, answer: QuestionAnswered) -> None:
@@ -701,7 +713,7 @@ def _require_answerable(loaded: LoadedRun, answer: QuestionAnswered) -> None:
         raise InvalidInput(f"{answer.key} has nothing to pick from", field="picked")
     if len(set(picked)) < len(picked) or not all(0 <= n < question.pick_from for n in picked):
         most = question.pick_from - 1
-        raise InvalidInput(f"picked must be numbers from 0 to {most}, each once", field="picked")
+        raise InvalidInput(f"picked must be unique numbers from 0 to {most}", field="picked")
 
 
 def _require_able(loaded: LoadedRun, answer: QuestionAnswered, environment: Environment) -> None:
@@ -709,7 +721,9 @@ def _require_able(loaded: LoadedRun, answer: QuestionAnswered, environment: Envi
     need = facts.need_for(loaded.run.record(answer.key).inputs or {})
     if not answer.backend:
         others = ", ".join(alternatives(need, environment.backends)) or "none"
-        raise InvalidInput(f"name the backend; online that can run it: {others}", field="backend")
+        raise InvalidInput(
+            f"specify a backend; online backends that can run it: {others}", field="backend"
+        )
     if not is_online(answer.backend, need, environment.backends):
         raise InvalidInput(
             f"{answer.backend} is not online, or can't run {facts.slug}", field="backend"
@@ -717,7 +731,7 @@ def _require_able(loaded: LoadedRun, answer: QuestionAnswered, environment: Envi
 
 
 def _require_known(backend: str, environment: Environment) -> None:
-    if not any(each.is_target_of(backend) for each in environment.backends):
+    if not any(state.is_target_of(backend) for state in environment.backends):
         raise InvalidInput(f"there is no backend {backend}", field="backend")
 
 
@@ -727,7 +741,7 @@ PAGE_MAX = 200
 async def list_graphs(
     graphs: GraphContext, owner: Owner, *, before: UUID | None = None, limit: int
 ) -> list[GraphListItem]:
-    """Returns a page of graphs, the newest first; `before` is the id of the last page's last."""
+    """Returns a page of graphs, newest first. `before` is the last id of the previous page."""
     async with graphs.context.tenant(owner.tenant_id) as tx:
         last = await store.get_graph_item(tx, owner.tenant_id, before) if before else None
         if before and last is None:
@@ -745,7 +759,7 @@ async def list_runs(
     before: UUID | None = None,
     limit: int,
 ) -> list[RunListItem]:
-    """Returns a page of runs, the newest first; `before` is the id of the last page's last."""
+    """Returns a page of runs, newest first. `before` is the last id of the previous page."""
     whose = (owner.tenant_id, owner.user_id)
     async with graphs.context.tenant(owner.tenant_id) as tx:
         last = await store.get_run_item(tx, *whose, before) if before else None
@@ -766,7 +780,7 @@ RUNS_PER_PASS_MAX = 100
 
 
 async def expire_runs(pool: Database, tenant_id: UUID, *, before: datetime) -> int:
-    """Expires runs that ended before a moment; active ones keep everything."""
+    """Expires runs that ended before the given time. Active runs keep all their data."""
     expired = 0
     while True:
         async with pool.transaction() as tx:
@@ -780,12 +794,13 @@ async def expire_runs(pool: Database, tenant_id: UUID, *, before: datetime) -> i
 
 async def input_files_of_open_runs(tx: Tx, tenant_id: UUID) -> set[UUID]:
     """Returns the input files of active runs, whose nodes may still need them."""
-    found = await store.inputs_of_open_runs(tx, tenant_id)
-    return {UUID(each) for inputs in found for each in _open_file_ids(inputs)}
+    open_inputs = await store.inputs_of_open_runs(tx, tenant_id)
+    return {UUID(file_id) for inputs in open_inputs for file_id in _open_file_ids(inputs)}
 
 
 async def jobs_reused_by_open_runs(tx: Tx, tenant_id: UUID) -> set[UUID]:
-    """Returns the jobs of others whose results active runs have taken, and whose files they may still need."""
+    """Returns the jobs whose results active runs have reused. The runs may still need these jobs'
+    files."""
     return await store.jobs_reused_by_open_runs(tx, tenant_id)
 
 

@@ -1,7 +1,9 @@
-"""Applies decisions: all of one in one transaction under the run's lock, or nothing.
+"""Applies decisions. Each one is applied completely, in one transaction under the run's lock, or
+not at all.
 
-A decision is made on the run as it was read; if another process changed the run meanwhile, it is made anew.
-Prompts are built before the transaction, as that may read from the object store."""
+A decision is based on the run as it was read. If another process has changed the run since, the
+decision is made again. Prompts are built before the transaction, because building them may read
+from object storage."""
 
 import json
 import logging
@@ -58,19 +60,20 @@ from comfyfleet.server.notifications.model import EndOfJob, WebhookEvent
 from comfyfleet.server.tenants import wallet as ledger
 from comfyfleet.server.turns import FairThreads
 
-# For reports about large runs, and reruns of them, by user.
+# Threads for reports about large runs and for reruns of them. The limit applies per user.
 AT_ONCE_MAX, WAITING_PER_USER_MAX = 2, 20
 large_runs = FairThreads("graphs", AT_ONCE_MAX, waiting_each_max=WAITING_PER_USER_MAX)
-# For decisions about runs that are too large for the event loop, by tenant. Nobody is refused: those who
-# wait here are limited by the runs and calls that they have.
+# Threads for decisions about runs that are too large for the event loop. The limit applies per
+# tenant, and refuses nothing in practice: a tenant's limits on runs and requests bound how many
+# decisions wait here.
 WAITING_PER_TENANT_MAX = 10_000
 decisions = FairThreads("decisions", AT_ONCE_MAX, waiting_each_max=WAITING_PER_TENANT_MAX)
-SLICE_MAX = 250  # notifications of executions in one decision, and jobs started in it
+SLICE_MAX = 250  # notifications of executions in one decision; also the jobs started in it
 IN_LOOP_EXECUTIONS_MAX = 500  # a decision about a larger run is made in a thread
-IN_LOOP_STEPS_MAX = 20_000  # and so is one that evaluates more
-READS_MAX = 5  # of a run that is changed by others while it is read
+IN_LOOP_STEPS_MAX = 20_000  # a decision that takes more expression steps is made in a thread
+READS_MAX = 5  # attempts to read a run that other processes are changing
 RUNS_KEPT_MAX = 500
-ENDED_RUNS_KEPT_MAX = 50  # an ended run is read a few times more, by those who followed it
+ENDED_RUNS_KEPT_MAX = 50  # clients that followed a run read it a few more times after its end
 RECORDS_KEPT_MAX = 200_000
 
 
@@ -82,16 +85,15 @@ class LoadedRun(NamedTuple):
 
     @property
     def jobs(self) -> Mapping[UUID, tuple[ExecutionKey, int]]:
-        """The jobs that executions wait for: by job id, the execution and its attempt."""
+        """The execution and attempt of each job that executions wait for, by job id."""
         keys = self.run.in_flight or _stopping_keys(self.run)
-        found = ((key, self.run.record(key).attempt) for key in keys)
-        return {job_id(self.run.id, key, attempt): (key, attempt) for key, attempt in found}
+        attempts = ((key, self.run.record(key).attempt) for key in keys)
+        return {job_id(self.run.id, key, attempt): (key, attempt) for key, attempt in attempts}
 
 
 def _stopping_keys(run: GraphRunState) -> frozenset[ExecutionKey]:
-    """Returns the executions of an ended run whose jobs were told to stop; none of them is in
-    flight.
-    """
+    """Returns the executions of an ended run whose jobs were told to stop. They don't count as in
+    flight."""
     if not run.status.is_over:
         return frozenset()
     return frozenset(key for key, record in run.records.items() if record.status == "stopping")
@@ -105,9 +107,8 @@ class RunCache:
         self._shown_percents: OrderedDict[UUID, tuple[float, float]] = OrderedDict()
 
     def get_cached(self, tenant_id: UUID, run_id: UUID) -> LoadedRun | None:
-        """Returns the run as last seen here, perhaps outdated: its revision is checked before
-        anything is written.
-        """
+        """Returns the cached run, which may be outdated. Its revision is checked before anything is
+        written."""
         loaded = self._loaded.get(run_id)
         return loaded if loaded and loaded.head.tenant_id == tenant_id else None
 
@@ -130,7 +131,7 @@ class RunCache:
                 raise NotFound(f"there is no graph run {run_id}")
             records = await store_executions.read_records(tx, head)
             if len(records) < store_executions.ROWS_PER_PAGE:
-                break  # they were read by one statement
+                break  # a single statement read all of them
             if await store.revision_of(tx, tenant_id, run_id) == head.revision:
                 break
         else:
@@ -157,22 +158,21 @@ class RunCache:
         ):
             self.drop(next(iter(self._loaded)))
 
-    def keep_monotonic(self, run: GraphRunState, found: RunProgress) -> RunProgress:
-        """Raises progress to what was shown before, while the run is open: lists grow, and jobs
-        restart.
-        """
+    def keep_monotonic(self, run: GraphRunState, progress: RunProgress) -> RunProgress:
+        """Raises the progress of an active run to the highest value shown so far. The computed
+        value can fall, because lists grow and jobs restart."""
         if run.status.is_over:
             self._shown_percents.pop(run.id, None)
-            return found
+            return progress
         before = self._shown_percents.pop(run.id, (0.0, 0.0))
         percents = (
-            max(found.overall_percent, before[0]),
-            max(found.weighted_percent, before[1]),
+            max(progress.overall_percent, before[0]),
+            max(progress.weighted_percent, before[1]),
         )
         self._shown_percents[run.id] = percents
         while len(self._shown_percents) > RUNS_KEPT_MAX:
             self._shown_percents.popitem(last=False)
-        return found._replace(overall_percent=percents[0], weighted_percent=percents[1])
+        return progress._replace(overall_percent=percents[0], weighted_percent=percents[1])
 
     def drop(self, run_id: UUID) -> None:
         self._ended.pop(run_id, None)
@@ -191,7 +191,8 @@ Decide: TypeAlias = Callable[[LoadedRun, Environment], Awaitable[RunDecision]]
 
 
 class CutRuns:
-    """The runs whose last decision was cut in this process, by tenant. They take turns."""
+    """The runs, by tenant, whose last decision in this process stopped at the slice limit. Tenants
+    take turns."""
 
     def __init__(self) -> None:
         self._runs: OrderedDict[UUID, OrderedDict[UUID, None]] = OrderedDict()
@@ -212,19 +213,19 @@ class CutRuns:
         return bool(self._runs)
 
     def take_one_per_tenant(self) -> list[tuple[UUID, UUID]]:
-        """Removes and returns the run of each tenant that has waited longest."""
-        taken = []
+        """Removes and returns the longest-waiting run of each tenant."""
+        next_runs = []
         for tenant_id, runs in list(self._runs.items()):
             run_id, _ = runs.popitem(last=False)
-            taken.append((tenant_id, run_id))
+            next_runs.append((tenant_id, run_id))
             if not runs:
                 del self._runs[tenant_id]
-        return taken
+        return next_runs
 
 
 @dataclass(frozen=True)
 class GraphContext:
-    """The dependencies of graph runs; one for a process."""
+    """The dependencies of graph runs. There is one instance per process."""
 
     context: JobContext
     runs: RunCache = field(default_factory=RunCache)
@@ -235,7 +236,7 @@ class GraphContext:
 async def decide_slice(
     loaded: LoadedRun, run: GraphRunState, events: Sequence[Event], environment: Environment
 ) -> RunDecision:
-    """Makes one slice of a decision: in the event loop if that is quick, or in a thread."""
+    """Makes one slice of a decision, in the event loop if that is quick, otherwise in a thread."""
     decide = partial(next_actions, loaded.plan, run, events, environment, slice_max=SLICE_MAX)
     if run.open_count + len(run.records) <= IN_LOOP_EXECUTIONS_MAX:
         try:
@@ -261,10 +262,12 @@ async def apply_decision(
     handled_outbox: Sequence[int] = (),
     fresh: bool = False,
 ) -> LoadedRun:
-    """Returns the run after the decision; the outbox rows it rests on are deleted in the same transaction."""
+    """Makes and applies a decision; returns the run afterwards. Deletes the handled outbox rows in
+    the same transaction."""
     context = graphs.context
     pool = await context.pool_of(tenant_id)
-    # With outbox rows to delete there is a transaction in any case, which checks the revision.
+    # If there are outbox rows to delete, a transaction is always opened, and it checks the
+    # revision.
     loaded = graphs.runs.get_cached(tenant_id, run_id) if handled_outbox else None
     for _ in range(TRIES_MAX):
         if loaded is None:
@@ -315,7 +318,8 @@ class _DecisionApplier:
     handled_outbox: Sequence[int]
 
     async def commit(self) -> _Outcome | None:
-        """Applies the decision in one transaction; None if the run has changed since it was read."""
+        """Applies the decision in one transaction. Returns None if the run has changed since it was
+        read."""
         is_paused = self.decision.run.paused_at is not None
         is_idle = (
             not self.decision.changed
@@ -338,7 +342,7 @@ class _DecisionApplier:
         return outcome
 
     async def _resolve_jobs(self) -> tuple[dict[UUID, JobSpec], list[JobFailed]]:
-        """Resolves the jobs to be started; also returns those that are refused."""
+        """Resolves the jobs to start. Returns their specs, and the jobs that are refused."""
         head, specs, refused = self.loaded.head, {}, []
         lookup = self.graphs.environment.lookup(self.graphs.context)
         for action in _start_actions(self.decision):
@@ -371,12 +375,12 @@ class _DecisionApplier:
     ) -> None:
         now, tenant_id = self.graphs.context.clock(), self.loaded.head.tenant_id
         if self.decision.actions:
-            # Jobs are locked before the wallet, as when a job ends; another order could deadlock.
+            # Lock jobs before the wallet, as the end of a job does. Another order could deadlock.
             await jobs.lock(tx, tenant_id, list(self.loaded.jobs))
-        found = await reuse.find_results(tx, tenant_id, specs, kept_since=kept_since, now=now)
+        results = await reuse.find_results(tx, tenant_id, specs, kept_since=kept_since, now=now)
         await self._cancel(tx, self.decision, outcome)
-        left = {each: spec for each, spec in specs.items() if each not in found}
-        affordable, unpaid = await self._split_affordable(tx, left)
+        unmatched = {job_id: spec for job_id, spec in specs.items() if job_id not in results}
+        affordable, unpaid = await self._split_affordable(tx, unmatched)
         if affordable:
             most = self.graphs.context.active_max
             added, outbox_ids = await jobs.submit(
@@ -384,51 +388,51 @@ class _DecisionApplier:
             )
             outcome.jobs += added
             outcome.outbox_ids += outbox_ids
-        reused = self._reused(found)
+        reused = self._reused(results)
         decision = await self._decide_further(tx, [*reused, *refused, *unpaid], outcome)
         outcome.loaded = await write_decision(self.graphs, tx, self.loaded, decision)
 
     async def _split_affordable(
         self, tx: Tx, specs: Mapping[UUID, JobSpec]
     ) -> tuple[dict[UUID, JobSpec], list[JobFailed]]:
-        """Splits jobs into those that the wallet pays for, in the order of the decision, and the
-        others.
-        """
-        if not any(each.price_tokens for each in specs.values()):
+        """Splits specs into jobs that the wallet can pay for, in the decision's order, and refused
+        jobs."""
+        if not any(spec.price_tokens for spec in specs.values()):
             return dict(specs), []
         head = self.loaded.head
         wallet = await ledger.lock_wallet(
             tx, head.tenant_id, head.user_id, now=self.graphs.context.clock()
         )
-        left, paid, unpaid = wallet.balance, {}, []
+        balance, paid, unpaid = wallet.balance, {}, []
         room = self._tokens_left()
         for action in _start_actions(self.decision):
             spec = specs.get(action.job_id)
             if spec is None:
                 continue
             if room is not None and spec.price_tokens > room:
-                # It was started because its result could have been there, for nothing.
+                # The job was only started because a free reusable result might have existed.
                 most = self.decision.run.max_tokens
                 message = too_dear_message(most, (most or 0) - room, spec.price_tokens)
                 unpaid.append(_refusal(action, message, FailureCause.REFUSED))
                 continue
             room = None if room is None else room - spec.price_tokens
-            if spec.price_tokens <= left:
-                left -= spec.price_tokens
+            if spec.price_tokens <= balance:
+                balance -= spec.price_tokens
                 paid[action.job_id] = spec
             else:
                 unpaid.append(_refusal(action, NO_TOKENS, FailureCause.NO_TOKENS))
         return paid, unpaid
 
     def _tokens_left(self) -> int | None:
-        """Returns what the run may spend beside the jobs of this decision; None: it has no bound."""
+        """Returns the tokens that the run could spend before this decision's jobs. None means no
+        limit."""
         run = self.decision.run
         if run.max_tokens is None:
             return None
-        prices = sum(each.price_tokens for each in _start_actions(self.decision))
+        prices = sum(action.price_tokens for action in _start_actions(self.decision))
         return run.max_tokens - (run.tokens - prices)
 
-    def _reused(self, found: Mapping[UUID, ReusableResult]) -> list[JobDone]:
+    def _reused(self, results: Mapping[UUID, ReusableResult]) -> list[JobDone]:
         return [
             JobDone(
                 action.key,
@@ -437,15 +441,14 @@ class _DecisionApplier:
                 reused_from=result.source,
             )
             for action in _start_actions(self.decision)
-            if (result := found.get(action.job_id))
+            if (result := results.get(action.job_id))
         ]
 
     async def _decide_further(
         self, tx: Tx, events: Sequence[JobDone | JobFailed], outcome: _Outcome
     ) -> RunDecision:
-        """Returns the decision after results that were there, and refused jobs. Nothing else is started
-        in this step.
-        """
+        """Decides again after reused results and refused jobs. Starts no further jobs in this
+        step."""
         if not events:
             return self.decision
         environment = replace(self.environment, in_queue_max=0)
@@ -464,17 +467,16 @@ class _DecisionApplier:
                     tx, tenant_id, action.job_id, new_id=context.new_id, now=context.clock()
                 )
             except NotFound:
-                continue  # it was refused in this step
-            outcome.jobs = [each for each in outcome.jobs if each.id != job.id] + [job]
+                continue  # the job was refused in this step
+            outcome.jobs = [other for other in outcome.jobs if other.id != job.id] + [job]
             outcome.outbox_ids += outbox_ids
 
 
 async def write_decision(
     graphs: GraphContext, tx: Tx, loaded: LoadedRun, decision: RunDecision
 ) -> LoadedRun:
-    """Writes a run as it is after a decision. Webhooks for its end and its new questions are enqueued once: this
-    transaction is the only one that makes the revision.
-    """
+    """Writes the state of a run after a decision. Enqueues webhooks for the run's end and its new
+    questions exactly once, because only this transaction creates the revision."""
     context, run, head = graphs.context, decision.run, loaded.head
     now, revision = context.clock(), loaded.revision + 1
     await store_executions.write_run(tx, head, run, decision.changed, revision=revision, now=now)
@@ -502,26 +504,26 @@ async def write_decision(
 def run_events(
     before: LoadedRun, after: LoadedRun, changed: Sequence[ExecutionKey]
 ) -> list[EndOfJob]:
-    """Returns what webhooks are told of a change: its end, or each question that is new."""
+    """Returns the webhook events for a change: the run's end, or each new question."""
     run, head = after.run, after.head
-    told = {"run_id": str(run.id), "graph_id": str(head.graph_id), "version": head.graph_version}
+    common = {"run_id": str(run.id), "graph_id": str(head.graph_id), "version": head.graph_version}
     if run.status.is_over:
-        return [] if before.run.status.is_over else [_end_event(after, told)]
-    asked = [
+        return [] if before.run.status.is_over else [_end_event(after, common)]
+    new_questions = [
         key
         for key in changed
-        # A question that stands is the same object; one that is asked again is another.
+        # A question that remains open is the same object. One that is asked again is a new object.
         if key in run.asking and run.record(key).question is not before.run.record(key).question
     ]
-    return [_question_event(after, key, told) for key in sorted(asked)]
+    return [_question_event(after, key, common) for key in sorted(new_questions)]
 
 
-def _end_event(after: LoadedRun, told: Mapping[str, Any]) -> EndOfJob:
+def _end_event(after: LoadedRun, common: Mapping[str, Any]) -> EndOfJob:
     run, head = after.run, after.head
     is_failed = run.status == GraphRunStatus.FAILED
     event = WebhookEvent.GRAPH_RUN_FAILED if is_failed else WebhookEvent.GRAPH_RUN_ENDED
     payload = {
-        **told,
+        **common,
         "status": run.status,
         "tokens": run.tokens,
         "error": {"node": run.error.node, "message": run.error.message} if run.error else None,
@@ -530,10 +532,10 @@ def _end_event(after: LoadedRun, told: Mapping[str, Any]) -> EndOfJob:
     return EndOfJob(_event_id(after, event), event, payload)
 
 
-def _question_event(after: LoadedRun, key: ExecutionKey, told: Mapping[str, Any]) -> EndOfJob:
+def _question_event(after: LoadedRun, key: ExecutionKey, common: Mapping[str, Any]) -> EndOfJob:
     question = after.run.record(key).question
     payload = {
-        **told,
+        **common,
         "node": key.node,
         "index": list(key.at),
         "message": question.message if question else None,
@@ -544,19 +546,23 @@ def _question_event(after: LoadedRun, key: ExecutionKey, told: Mapping[str, Any]
 
 
 def _event_id(after: LoadedRun, name: str) -> UUID:
-    """A run may end, be retried and end again: each is an event of its own."""
+    """Returns an event id. It depends on the revision, because a run can end, be retried and end
+    again."""
     return uuid5(after.head.id, f"{name}/{after.revision}")
 
 
 _PICTURES = "image/"
 
 
-def job_output(job: Job, made: Mapping[UUID, File]) -> dict[str, Any]:
-    """Builds `{images, files, width, height, text, json, values, …}`; files by reference."""
+def job_output(job: Job, files: Mapping[UUID, File]) -> dict[str, Any]:
+    """Builds `{images, files, width, height, text, json, values, …}`. Files are included as
+    references."""
     outputs = [
-        _output_reference(each, made[each.file_id]) for each in job.outputs if each.file_id in made
+        _output_reference(output, files[output.file_id])
+        for output in job.outputs
+        if output.file_id in files
     ]
-    pictures = [each for each in outputs if each["mime_type"].startswith(_PICTURES)]
+    pictures = [output for output in outputs if output["mime_type"].startswith(_PICTURES)]
     first = pictures[0] if pictures else {}
     return {
         "images": pictures,
@@ -570,20 +576,22 @@ def job_output(job: Job, made: Mapping[UUID, File]) -> dict[str, Any]:
 
 
 def shown_values(job: Job) -> dict[str, Any]:
-    """Returns what nodes showed: `values` by name, and all of one node under that node's id."""
+    """Returns the values that nodes showed, by name. If several nodes showed values, they are also
+    returned by node id."""
     shown, text = job.values, text_of(job.values) or ""
     by_name: dict[str, Any] = {}
-    for each in shown:
-        by_name.setdefault(each.name, each.value)
+    for value in shown:
+        by_name.setdefault(value.name, value.value)
     by_node: dict[str, Any] = {}
-    if len({each.node_id for each in shown}) > 1:
-        for each in shown:
-            by_node.setdefault(each.node_id, {}).setdefault(each.name, each.value)
+    if len({value.node_id for value in shown}) > 1:
+        for value in shown:
+            by_node.setdefault(value.node_id, {}).setdefault(value.name, value.value)
     return {"text": text, "json": _parse_shown(text), "values": {**by_node, **by_name}}
 
 
 def _parse_shown(text: str) -> Any:
-    """Parses a number, boolean, list or object that was shown as text; None for plain text."""
+    """Parses a number, boolean, list or object that was shown as text. Returns None for plain
+    text."""
     try:
         return clean(json.loads(text)) if text else None
     except (ValueError, RecursionError):
@@ -596,9 +604,8 @@ def _output_reference(output: JobOutput, file: File) -> dict[str, Any]:
 
 
 def file_reference(file: File) -> dict[str, Any]:
-    """Returns a file as the values of a run name it. Its path is for display, not where it is
-    stored.
-    """
+    """Returns a file in the form that run values use. Its path is for display, and isn't its
+    storage path."""
     return {
         "file_id": str(file.id),
         "filename": file.filename,
@@ -609,7 +616,7 @@ def file_reference(file: File) -> dict[str, Any]:
 
 
 def _start_actions(decision: RunDecision) -> list[StartJob]:
-    return [each for each in decision.actions if isinstance(each, StartJob)]
+    return [action for action in decision.actions if isinstance(action, StartJob)]
 
 
 def _refusal(action: StartJob, message: str, cause: FailureCause) -> JobFailed:
@@ -633,9 +640,8 @@ def job_request_of(action: StartJob, environment: Environment, user_id: UUID) ->
 
 
 def stage_of(affinity: str | None, environment: Environment, usual: str) -> str:
-    """Returns the stage of the backend that a job is bound to: in another stage's lane nobody would
-    take it.
-    """
+    """Returns the stage of the backend that a job is bound to. In another stage's lane, no worker
+    would accept the job."""
     for backend in environment.backends:
         if affinity and backend.is_target_of(affinity):
             return backend.fleet.partition("/")[2] or STAGE

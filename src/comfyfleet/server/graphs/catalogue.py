@@ -1,4 +1,5 @@
-"""What a graph is validated against: effects and workflows on offer, and the workers that could run them."""
+"""Catalogues that graphs are validated against: available effects and workflows, and the workers
+that could run them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,11 +17,11 @@ from comfyfleet.server.catalog.model import (
 from comfyfleet.server.fleets.model import BackendOffer, ModelUse
 
 NAMES_TOLD_MAX = 5
-CLOSENESS = 0.4  # of two names, as difflib counts it
+CLOSENESS = 0.4  # minimum similarity of suggested names, as difflib computes it
 
 
 class WorkReference(Protocol):
-    """What a node or step names: an effect, or else a workflow."""
+    """A reference from a node or step to an effect or, without an effect, to a workflow."""
 
     @property
     def workflow(self) -> str: ...
@@ -32,7 +33,7 @@ class WorkReference(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EffectTerms:
-    """What a job takes over from its effect."""
+    """The settings that a job inherits from its effect."""
 
     id: UUID
     slug: str
@@ -40,7 +41,8 @@ class EffectTerms:
     locked: tuple[str, ...] = ()
     stage: str = "production"
     provider: str = "self_hosted"
-    media_types: tuple[str, ...] = ()  # of what it is applied to; none named: all of its kind
+    # accepted types of the input; empty means all types of its kind
+    media_types: tuple[str, ...] = ()
     max_upload_bytes: int | None = None
 
     @property
@@ -51,7 +53,7 @@ class EffectTerms:
 
 
 class BackendNeed(NamedTuple):
-    """What a backend must be able to run: a workflow, and the models that a job of it chooses."""
+    """What a job needs from a backend: a workflow, and the models that the job selects."""
 
     slug: str
     choices: tuple[ModelUse, ...] = ()
@@ -67,8 +69,8 @@ class WorkflowFacts:
     price_tokens: int = 0
     typical_seconds: float | None = None
     required_capabilities: frozenset[str] = frozenset()
-    is_current: bool = True  # the version that new jobs get, if none is named
-    effect: EffectTerms | None = None  # None: the workflow itself is offered
+    is_current: bool = True  # the version that new jobs use by default
+    effect: EffectTerms | None = None  # None means the workflow itself is offered
     locked_choices: tuple[ModelUse, ...] = ()  # models in properties that the effect locks
 
     @property
@@ -77,10 +79,11 @@ class WorkflowFacts:
         return self.effect.slug if self.effect else self.slug
 
     def property_named(self, name: str) -> Property | None:
-        return next((each for each in self.properties if each.name == name), None)
+        return next((prop for prop in self.properties if prop.name == name), None)
 
     def need_for(self, values: Mapping[str, Any]) -> BackendNeed:
-        """Returns what a job with these values needs of a backend, as far as they are known."""
+        """Returns what a job with these values needs from a backend, as far as the values are
+        known."""
         return BackendNeed(
             self.slug, (*self.locked_choices, *models_chosen(self.properties, values))
         )
@@ -93,14 +96,15 @@ class BackendState:
     worker_id: str
     fleet: str = ""  # SLUG/STAGE
     is_online: bool = True
-    workflows: frozenset[str] = frozenset()  # slugs that it may run and is able to run
+    # slugs of the workflows that it is allowed and able to run
+    workflows: frozenset[str] = frozenset()
     capabilities: frozenset[str] = frozenset()
     queue_depth: int = 0
     free_gpu_memory_bytes: int = 0
-    offer: BackendOffer | None = None  # None: nothing is known of its models
+    offer: BackendOffer | None = None  # None means its models are unknown
 
     def is_able(self, need: BackendNeed) -> bool:
-        """Whether it can run this, online or not."""
+        """Checks whether the backend can run this, regardless of whether it is online."""
         if need.slug not in self.workflows:
             return False
         return self.offer is None or not any(map(self.offer.lacks_choice, need.choices))
@@ -118,7 +122,8 @@ class GraphCatalogue:
     workflows: Mapping[str, tuple[WorkflowFacts, ...]] = field(default_factory=dict)
     backends: tuple[BackendState, ...] = ()
     effects: Mapping[str, WorkflowFacts] = field(default_factory=dict)
-    workflow_names: tuple[str, ...] = ()  # all names on offer, to suggest one for a misspelt name
+    # all available names, to suggest one for a misspelled name
+    workflow_names: tuple[str, ...] = ()
     effect_names: tuple[str, ...] = ()
 
     def facts_for(self, named: WorkReference) -> WorkflowFacts | None:
@@ -127,23 +132,22 @@ class GraphCatalogue:
         return self.find(named.workflow, named.version)
 
     def why_unknown(self, named: WorkReference) -> str:
-        """Returns the same message for what isn't there and what isn't offered, so that names can't
-        be guessed.
-        """
+        """Returns an error message. It is the same for names that don't exist and names that aren't
+        offered, so that names can't be guessed."""
         if named.effect is not None:
             return _unknown("effect", named.effect, self.effect_names)
-        versions = sorted(each.version for each in self.workflows.get(named.workflow, ()))
+        versions = sorted(facts.version for facts in self.workflows.get(named.workflow, ()))
         if versions:
             known = ", ".join(map(str, versions))
             return f"the workflow {named.workflow!r} has no version {named.version}; it has {known}"
         return _unknown("workflow", named.workflow, self.workflow_names)
 
     def find(self, slug: str, version: int | None) -> WorkflowFacts | None:
-        """Finds a workflow; version None is the one that new jobs get."""
+        """Finds a version of a workflow. None selects the version that new jobs use."""
         versions = self.workflows.get(slug, ())
         if version is None:
-            return max(versions, key=lambda each: (each.is_current, each.version), default=None)
-        return next((each for each in versions if each.version == version), None)
+            return max(versions, key=lambda facts: (facts.is_current, facts.version), default=None)
+        return next((facts for facts in versions if facts.version == version), None)
 
 
 def _unknown(kind: str, name: str, offered: Iterable[str]) -> str:
@@ -160,14 +164,14 @@ def _unknown(kind: str, name: str, offered: Iterable[str]) -> str:
 def catalogue_of(
     workflows: tuple[WorkflowFacts, ...], backends: tuple[BackendState, ...] = ()
 ) -> GraphCatalogue:
-    """Builds a catalogue; effects are distinguished from workflows by their terms."""
+    """Builds a catalogue. Entries that have effect terms are effects, all others workflows."""
     by_slug: dict[str, tuple[WorkflowFacts, ...]] = {}
     effects: dict[str, WorkflowFacts] = {}
-    for each in workflows:
-        if each.effect:
-            effects[each.effect.slug] = each
+    for facts in workflows:
+        if facts.effect:
+            effects[facts.effect.slug] = facts
         else:
-            by_slug[each.slug] = (*by_slug.get(each.slug, ()), each)
+            by_slug[facts.slug] = (*by_slug.get(facts.slug, ()), facts)
     return GraphCatalogue(
         by_slug, backends, effects, tuple(sorted(by_slug)), tuple(sorted(effects))
     )
@@ -209,7 +213,7 @@ def facts_of_effect(
             settings.max_upload_bytes,
         ),
         locked_choices=models_chosen(
-            [each for each in offer.version.properties if each.name in settings.locked],
+            [prop for prop in offer.version.properties if prop.name in settings.locked],
             settings.overrides,
         ),
     )

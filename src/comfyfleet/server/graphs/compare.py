@@ -1,6 +1,7 @@
-"""Compares two runs, value by value: what went in, what the graphs say, what it cost, how long it took, what came out. Pure.
+"""Compares two runs value by value: inputs, graphs, prices, durations and outputs. Pure.
 
-Values are texts by name. Files are compared by their content hash, or by their id where that is not known."""
+Values are represented as strings, by name. Files are compared by content hash, or by id if the hash
+is unknown."""
 
 import hashlib
 import json
@@ -22,20 +23,20 @@ from comfyfleet.server.graphs.plan import RunPlan
 from comfyfleet.server.graphs.run import ExecutionStatus, GraphRunState, RunRow
 
 VALUE_CHARACTERS_MAX = 300
-VALUES_MAX = 2_000  # that are listed
-LEAVES_MAX = 10_000  # of the inputs, nodes or outputs of one run that are compared one by one
+VALUES_MAX = 2_000  # values in one report
+LEAVES_MAX = 10_000  # values of one run's inputs, nodes or outputs that are compared individually
 DEPTH_MAX = 30
 NAME_CHARACTERS_MAX = 64  # of one part of a path
-HASH_DIGITS = 12  # that are shown
-SAME_SECONDS = 0.1  # times that differ by less are the same,
-SAME_PART = 0.1  # as are those that differ by less than this part
-# They are of one run, and so never the same in two.
+HASH_DIGITS = 12  # digits of a content hash that are shown
+SAME_SECONDS = 0.1  # times that differ by at most this are equal,
+SAME_PART = 0.1  # and so are times that differ by at most this fraction
+# Fields that are unique to a run, so that they differ between any two runs.
 _OWN_FIELDS = frozenset({"prompt_id", "execution_time"})
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What is compared of a run."""
+    """The facts about a run that a comparison uses."""
 
     head: RunRow
     plan: RunPlan
@@ -44,7 +45,7 @@ class RunFacts:
 
 
 class Leaf(NamedTuple):
-    """One value: what it is told apart by, and how it is shown."""
+    """A value: the identity it is compared by, and the text that is shown."""
 
     identity: Any
     text: str
@@ -56,16 +57,17 @@ Hashes = Mapping[str, str]  # content hashes by file id
 def compare_runs(
     a: RunFacts, b: RunFacts, hashes: Hashes, *, with_same: bool = False
 ) -> RunComparison:
-    """`hashes` has the content hashes of the files in both runs, as far as they are known."""
-    found = list(_compared(_values(a, hashes), _values(b, hashes)))
-    listed = [each for each in found if with_same or not each.is_same]
-    same = sum(each.is_same for each in found)
+    """Compares two runs. `hashes` has the content hashes of the files in both runs, as far as they
+    are known."""
+    compared = list(_compared(_values(a, hashes), _values(b, hashes)))
+    listed = [value for value in compared if with_same or not value.is_same]
+    same = sum(value.is_same for value in compared)
     return RunComparison(
         a=_compared_run(a),
         b=_compared_run(b),
         values=tuple(listed[:VALUES_MAX]),
         same=same,
-        different=len(found) - same,
+        different=len(compared) - same,
         left_out=max(0, len(listed) - VALUES_MAX),
     )
 
@@ -94,7 +96,7 @@ def _values(facts: RunFacts, hashes: Hashes) -> Values:
         CompareSection.NODES: _of_nodes(facts.plan, hashes),
         CompareSection.CONNECTIONS: _of_connections(facts.plan),
         CompareSection.WORKFLOWS: _of_workflows(facts.plan),
-        CompareSection.STATES: {each.id: _leaf(_state(each)) for each in facts.timeline.nodes},
+        CompareSection.STATES: {node.id: _leaf(_state(node)) for node in facts.timeline.nodes},
         CompareSection.PRICES: _prices(facts),
         CompareSection.TIMES: _times(facts.timeline),
         CompareSection.OUTPUTS: _leaves(outputs, hashes),
@@ -121,7 +123,7 @@ def _is_same(section: CompareSection, one: Leaf | None, two: Leaf | None) -> boo
     if section == CompareSection.TIMES:
         apart = abs(one.identity - two.identity)
         return bool(apart <= max(SAME_SECONDS, SAME_PART * max(one.identity, two.identity)))
-    # 1 equals True in Python, and 1.0 equals 1 in graphs.
+    # In Python 1 equals True, but in graphs it doesn't. 1.0 equals 1 in both.
     return isinstance(one.identity, bool) == isinstance(two.identity, bool) and bool(
         one.identity == two.identity
     )
@@ -139,7 +141,7 @@ def _leaf(value: Any) -> Leaf:
 
 def _of_run(facts: RunFacts) -> dict[str, Leaf]:
     head, run = facts.head, facts.run
-    told = {
+    fields = {
         "graph": facts.plan.graph.name,
         "graph_id": str(head.graph_id),
         "version": head.graph_version,
@@ -148,31 +150,32 @@ def _of_run(facts: RunFacts) -> dict[str, Leaf]:
         "max_tokens": run.max_tokens,
         "error": run.error.message if run.error else None,
     }
-    return {name: _leaf(value) for name, value in told.items() if value is not None}
+    return {name: _leaf(value) for name, value in fields.items() if value is not None}
 
 
 def _of_nodes(plan: RunPlan, hashes: Hashes) -> dict[str, Leaf]:
-    """Fields of the nodes as they are written, and settings of the graph."""
+    """Returns the nodes' fields as the document defines them, and the graph's settings."""
     document = write_graph(plan.source)
-    nodes = {each["id"]: each for each in document.pop("nodes", ())}
+    nodes = {node["id"]: node for node in document.pop("nodes", ())}
     for name in ("name", "connections", "layout"):
         document.pop(name, None)
     fields = {
-        name: {key: value for key, value in each.items() if key != "id"}
-        for name, each in nodes.items()
+        name: {key: value for key, value in node.items() if key != "id"}
+        for name, node in nodes.items()
     }
     return _leaves({**document, **fields}, hashes)
 
 
 def _of_connections(plan: RunPlan) -> dict[str, Leaf]:
     return {
-        f"{each.source} → {each.target}": Leaf(True, "connected")
-        for each in plan.source.connections
+        f"{connection.source} → {connection.target}": Leaf(True, "connected")
+        for connection in plan.source.connections
     }
 
 
 def _of_workflows(plan: RunPlan) -> dict[str, Leaf]:
-    """Versions of workflows, also of those inside maps, loops and graphs, and of the graphs inside."""
+    """Returns the versions of workflows and subgraphs, including those inside maps, loops and
+    subgraphs."""
     workflows = {
         node: _leaf(f"{plan.workflows[node].name} v{plan.workflows[node].version}")
         for node in plan.shape.order
@@ -182,18 +185,18 @@ def _of_workflows(plan: RunPlan) -> dict[str, Leaf]:
     return {**workflows, **graphs}
 
 
-def _state(each: NodeTimeline) -> str:
+def _state(node: NodeTimeline) -> str:
     return (
-        f"{each.status.value}, {each.executions} of {each.expected}"
-        if each.expected > 1
-        else each.status.value
+        f"{node.status.value}, {node.executions} of {node.expected}"
+        if node.expected > 1
+        else node.status.value
     )
 
 
 def _prices(facts: RunFacts) -> dict[str, Leaf]:
-    """What each node has cost: its jobs that are done; those that were reused cost nothing."""
+    """Returns the cost of each node: the price of its completed jobs. Reused results are free."""
     jobs = dict.fromkeys(
-        (each for each in facts.plan.shape.order if each in facts.plan.workflows), 0
+        (node for node in facts.plan.shape.order if node in facts.plan.workflows), 0
     )
     for key, record in facts.run.records.items():
         if key.node in jobs and record.status == ExecutionStatus.DONE and not record.reused_from:
@@ -206,27 +209,29 @@ def _prices(facts: RunFacts) -> dict[str, Leaf]:
 
 
 def _times(timeline: RunTimeline) -> dict[str, Leaf]:
-    """How long the run took, and what each node did in that time."""
-    found = {"run": timeline.seconds}
-    for each in timeline.nodes:
-        for kind, seconds in each.seconds.model_dump().items():
+    """Returns the duration of the run, and each node's seconds by kind of activity."""
+    times = {"run": timeline.seconds}
+    for node in timeline.nodes:
+        for kind, seconds in node.seconds.model_dump().items():
             if seconds:
-                found[f"{each.id} {kind}"] = seconds
-    return {name: Leaf(seconds, f"{seconds:.1f} s") for name, seconds in found.items()}
+                times[f"{node.id} {kind}"] = seconds
+    return {name: Leaf(seconds, f"{seconds:.1f} s") for name, seconds in times.items()}
 
 
 def _leaves(value: Mapping[str, Any], hashes: Hashes) -> dict[str, Leaf]:
-    """Returns the values inside a value by their paths; if there are too many, the rest as one."""
+    """Returns the values inside a value by their paths. Values beyond the limit are combined into
+    one."""
     walk = _walk(value, (), hashes) if value else iter(())
-    found = dict(islice(walk, LEAVES_MAX))
+    leaves = dict(islice(walk, LEAVES_MAX))
     rest = [leaf.identity for _, leaf in walk]
     if rest:
-        found["…"] = Leaf(rest, f"{len(rest):,} more values")
-    return found
+        leaves["…"] = Leaf(rest, f"{len(rest):,} more values")
+    return leaves
 
 
 def _short(name: str) -> str:
-    """Cuts a name so that no two become the same: thousands of values may have it in their paths."""
+    """Shortens a name. It may occur in the paths of thousands of values. A hash keeps different
+    names different."""
     if len(name) <= NAME_CHARACTERS_MAX:
         return name
     digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
@@ -247,17 +252,18 @@ def _walk(value: Any, path: tuple[str, ...], hashes: Hashes) -> Iterator[tuple[s
 
 
 def _result_fields(value: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    """The fields of a value; of a workflow's result, what it made, and each file once."""
+    """Returns the fields of a value. For a workflow's result, returns only its outputs, and each
+    file once."""
     if not {"images", "files"} <= value.keys():
         return value.items()
-    gone = _OWN_FIELDS | ({"images"} if value["images"] == value["files"] else frozenset())
-    return [(name, each) for name, each in value.items() if name not in gone]
+    skipped = _OWN_FIELDS | ({"images"} if value["images"] == value["files"] else frozenset())
+    return [(name, inner) for name, inner in value.items() if name not in skipped]
 
 
 def _file(value: Mapping[str, Any], hashes: Hashes) -> Leaf:
     file_id = str(value["file_id"])
     name = str(value.get("filename") or file_id)
-    found = hashes.get(file_id)
-    if found is None:
+    digest = hashes.get(file_id)
+    if digest is None:
         return Leaf(("id", file_id), f"{name} (id {file_id})")
-    return Leaf(("hash", found), f"{name} ({found[:HASH_DIGITS]})")
+    return Leaf(("hash", digest), f"{name} ({digest[:HASH_DIGITS]})")

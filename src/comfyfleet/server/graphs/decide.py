@@ -1,7 +1,9 @@
-"""Decides what happens next in a graph run. Pure: the same run and events give the same decision.
+"""Decides what happens next in a graph run. Pure: the same run and events always give the same
+decision.
 
-Ended executions notify those behind them, which count down what they wait for; the last notification starts
-the node. So a decision costs what it touches, however large the run is."""
+An execution that ends notifies its successors. Each successor counts down the sources that it waits
+for, and starts after the last notification. So the cost of a decision depends on the affected
+executions, and not on the size of the run."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -86,7 +88,7 @@ from comfyfleet.server.graphs.run import (
 )
 
 MOVES_MAX = 10
-IN_FLIGHT_MAX = 1_000  # where neither the graph nor the control plane sets less
+IN_FLIGHT_MAX = 1_000  # default, unless the graph or the control plane sets a lower limit
 _CODES = {
     FailureCause.NO_TOKENS: RunErrorCode.NO_TOKENS,
     FailureCause.WITHDRAWN: RunErrorCode.WITHDRAWN,
@@ -96,11 +98,12 @@ _RETRIED = frozenset({FailureCause.ERROR, FailureCause.TIMEOUT, FailureCause.BAC
 
 @singledispatch
 def apply_event(event: Event, draft: RunDraft) -> None:
-    raise TypeError(f"{event!r} is no event")
+    raise TypeError(f"{event!r} isn't an event")
 
 
 def _current(draft: RunDraft, key: ExecutionKey, attempt: int) -> ExecutionRecord | None:
-    """Returns the record that a job's event is about; None if the job is not its latest."""
+    """Returns the record that a job's event refers to. Returns None if the job isn't the
+    execution's latest, or the execution is no longer open."""
     record = draft.record(key)
     is_meant = record.attempt == attempt and attempt > 0
     is_open = record.status.is_in_flight or record.status == ExecutionStatus.STOPPING
@@ -135,9 +138,8 @@ def _progressed(event: JobProgressed, draft: RunDraft) -> None:
 
 @apply_event.register
 def _done(event: JobDone, draft: RunDraft) -> None:
-    """Records the output, also of a job that was told to stop too late: it is paid, and a retry
-    will use it.
-    """
+    """Records the output. A job that completed before its cancellation took effect counts as well:
+    it is paid for, and a retry uses its result."""
     record = _current(draft, event.key, event.attempt)
     if record is not None:
         backend = event.backend or record.backend
@@ -174,7 +176,8 @@ def _failed(event: JobFailed, draft: RunDraft) -> None:
 
 
 def _may_try_again(draft: RunDraft, event: JobFailed, record: ExecutionRecord) -> bool:
-    """Whether another attempt is allowed. A lost backend with a fallback doesn't use up a retry."""
+    """Checks whether another attempt is allowed. A lost backend with a fallback doesn't use up a
+    retry."""
     node = draft.plan.workflow_node(event.key.node)
     if event.cause == FailureCause.BACKEND_LOST and node.fallback_strategy != Fallback.NONE:
         draft.update(event.key, failures=record.failures - 1, moves=record.moves + 1)
@@ -212,7 +215,7 @@ def _refund(draft: RunDraft, key: ExecutionKey) -> None:
 
 @apply_event.register
 def _answered(event: QuestionAnswered, draft: RunDraft) -> None:
-    """Applies an answer; ignored if the question is no longer open."""
+    """Applies an answer. Ignores it if the question is no longer open."""
     record = draft.record(event.key)
     if record.status != ExecutionStatus.ASKING or not draft.is_running:
         return
@@ -234,11 +237,11 @@ def _answered(event: QuestionAnswered, draft: RunDraft) -> None:
 def _judge(
     draft: RunDraft, key: ExecutionKey, choice: Choice, picked: Sequence[int] | None = None
 ) -> None:
-    """Passes on what a person, or a deadline, has approved or rejected."""
+    """Passes on the value that a person or a deadline has approved or rejected."""
     record = draft.record(key)
     value = (record.inputs or {})[INPUT_PORT]
     if picked is None and record.question and record.question.pick_from is not None:
-        picked = range(record.question.pick_from)  # all: in the same shape as some of them
+        picked = range(record.question.pick_from)  # all of them, in the same form as a selection
     port = APPROVED_PORT if choice == Choice.APPROVE else REJECTED_PORT
     outputs = {port: picked_value(value, picked) if choice == Choice.APPROVE else value}
     if why := draft.refusal(key, outputs):
@@ -248,7 +251,7 @@ def _judge(
 
 
 def _check_questions(draft: RunDraft) -> None:
-    """Answers questions whose deadline has passed, as their nodes say."""
+    """Answers questions whose deadline has passed, as their nodes specify."""
     now = draft.environment.now
     for key in sorted(draft.asking):
         question, node = draft.record(key).question, draft.plan.node(key.node)
@@ -258,13 +261,14 @@ def _check_questions(draft: RunDraft) -> None:
             continue
         draft.asking.discard(key)
         if node.on_deadline == DeadlineChoice.FAIL:
-            fail_node(draft, key, f"nobody answered within {node.deadline_seconds} s")
+            fail_node(draft, key, f"there was no answer within {node.deadline_seconds} s")
         else:
             _judge(draft, key, Choice(node.on_deadline))
 
 
 def _withdraw_questions(draft: RunDraft) -> None:
-    """Goes on by itself where the backend that a person was asked about is back."""
+    """Withdraws questions about an unavailable backend once it is available again, so that their
+    nodes continue."""
     for key in sorted(draft.asking):
         node, record = draft.plan.node(key.node), draft.record(key)
         if isinstance(node, WorkflowNode) and _is_served(draft, node, record):
@@ -274,23 +278,24 @@ def _withdraw_questions(draft: RunDraft) -> None:
 
 
 def _is_served(draft: RunDraft, node: WorkflowNode, record: ExecutionRecord) -> bool:
-    """Whether the wanted backend can run it now; without a wanted one, whether any can."""
+    """Checks whether the requested backend can run the node now. Without a requested backend,
+    checks whether any backend can."""
     need = draft.plan.workflows[node.id].need_for(record.inputs or {})
     backends = draft.environment.backends
-    wanted = record.chosen or node.backend_affinity
-    return is_online(wanted, need, backends) if wanted else bool(alternatives(need, backends))
+    requested = record.chosen or node.backend_affinity
+    return is_online(requested, need, backends) if requested else bool(alternatives(need, backends))
 
 
 def new_run(
     plan: RunPlan, run_id: UUID, inputs: Mapping[str, Any], *, max_tokens: int | None = None
 ) -> GraphRunState:
-    """Returns a new run, which may spend what the graph allows or less."""
-    bounds = [each for each in (plan.graph.max_tokens, max_tokens) if each is not None]
+    """Returns a new run. Its spending limit is the lower of the graph's limit and `max_tokens`."""
+    bounds = [limit for limit in (plan.graph.max_tokens, max_tokens) if limit is not None]
     return GraphRunState(run_id, inputs, min(bounds, default=None))
 
 
 def deadline_from(plan: RunPlan, now: datetime) -> datetime | None:
-    """Returns when a run that is started or retried now fails, if it has not ended by then."""
+    """Returns the deadline of a run that is started or retried now. None means no deadline."""
     seconds = plan.graph.deadline_seconds
     return None if seconds is None else now + timedelta(seconds=seconds)
 
@@ -304,13 +309,14 @@ def next_actions(
     slice_max: int | None = None,
     in_loop_max: int | None = None,
 ) -> RunDecision:
-    """Decides after the events in `ended`; without any, by the current environment.
+    """Decides how a run continues after the events in `ended`. Without events, only the environment
+    may have changed.
 
-    Events that were applied before, or of a job that is not the execution's latest, change nothing.
-    After `slice_max` notifications the decision stops where it is, and the run is cut: the next decision
-    continues there, with the same result as if there had been one. None means that it doesn't stop.
-    DecisionTooLong is raised if expressions take more than `in_loop_max` steps.
-    """
+    Events that were applied before, and events of jobs that are not the execution's latest, have
+    no effect. After `slice_max` notifications, the decision stops and the run is marked as cut.
+    The next decision continues from there, and the combined result equals that of a single
+    decision. None means no limit. Raises DecisionTooLong if expressions take more than
+    `in_loop_max` steps."""
     draft = RunDraft(plan, run, environment, slice_max=slice_max, in_loop_max=in_loop_max)
     if run.status == GraphRunStatus.PENDING:
         _begin(draft)
@@ -330,14 +336,14 @@ def decide_cancel(plan: RunPlan, run: GraphRunState, environment: Environment) -
 
 
 def decide_pause(run: GraphRunState, environment: Environment) -> RunDecision:
-    """Pauses an active run: it starts no jobs, and its submitted jobs continue."""
+    """Pauses an active run. It starts no more jobs, but jobs already submitted continue."""
     if run.status.is_over:
         raise Conflict(f"only an active run can be paused; this one is {run.status}")
     return RunDecision((), replace(run, paused_at=run.paused_at or environment.now), ())
 
 
 def decide_resume(run: GraphRunState, environment: Environment) -> RunDecision:
-    """Resumes a paused run. Its deadline moves by the time that it was paused."""
+    """Resumes a paused run. Its deadline moves by the duration of the pause."""
     if run.status.is_over:
         raise Conflict(f"only an active run can be resumed; this one is {run.status}")
     deadline_at = run.deadline_at
@@ -349,7 +355,8 @@ def decide_resume(run: GraphRunState, environment: Environment) -> RunDecision:
 def decide_retry(
     plan: RunPlan, run: GraphRunState, environment: Environment, *, backend: str | None = None
 ) -> RunDecision:
-    """Continues from where the run failed; what was done or skipped is not run again."""
+    """Continues a failed run from the point of failure. Completed and skipped executions don't run
+    again."""
     if run.status != GraphRunStatus.FAILED:
         raise Conflict(f"only a failed run can be retried; this one is {run.status}")
     run = replace(run, deadline_at=deadline_from(plan, environment.now), paused_at=None)
@@ -373,20 +380,22 @@ def decide_retry(
 def decide_rerun(
     plan: RunPlan, run: GraphRunState, earlier: EarlierRun, environment: Environment
 ) -> RerunDecision:
-    """Begins a run with the results of an earlier one. No job is started: that is the next decision's."""
+    """Starts a run with the results of an earlier one. Starts no jobs, which is left to the next
+    decision."""
     draft = RunDraft(plan, run, replace(environment, in_queue_max=0), earlier)
     _begin(draft)
     return RerunDecision(_decided(draft), frozenset(draft.kept))
 
 
 def _take_earlier(draft: RunDraft, earlier: EarlierRun, key: ExecutionKey) -> bool:
-    """Takes what an earlier run has of an execution, if all that it depends on is as it was there."""
+    """Takes an execution's result from an earlier run, if everything that it depends on is
+    unchanged. Returns whether it did."""
     if not _is_as_before(draft, earlier, key):
         return False
     record = earlier.result_of(key)
     if record is None:
         if not decides_anew(draft.plan.node(key.node)):
-            draft.kept.add(key)  # computed again, it comes out the same
+            draft.kept.add(key)  # computing it again gives the same result
         return False
     draft.kept.add(key)
     if record.status == ExecutionStatus.SKIPPED:
@@ -413,10 +422,10 @@ def _is_as_before(draft: RunDraft, earlier: EarlierRun, key: ExecutionKey) -> bo
     if key.node in earlier.changed:
         return False
     if over and draft.width(over, key.at) != earlier.width(over, key.at):
-        return False  # a loop may go on for more or fewer rounds
+        return False  # the loop may continue for more or fewer rounds
     sources = draft.plan.shape.sources[key.node]
-    needed = (each for source in sources for each in _keys_of(draft, source, key))
-    return all(each in draft.kept for each in (*earlier.rounds_before(key), *needed))
+    needed = (source_key for source in sources for source_key in _keys_of(draft, source, key))
+    return all(source_key in draft.kept for source_key in (*earlier.rounds_before(key), *needed))
 
 
 def _is_to_be_retried(draft: RunDraft, key: ExecutionKey) -> bool:
@@ -476,11 +485,12 @@ def _finish(draft: RunDraft) -> None:
     draft.actions.append(FinishRun(outputs))
 
 
-# Notifying those that wait
+# Notifying successors
 
 
 def _notify_all(draft: RunDraft) -> None:
-    """Passes on the ends of executions, in their order, until the slice is full."""
+    """Notifies the successors of ended executions, in the order of the ends, until the slice is
+    full."""
     while draft.is_running and draft.has_room:
         if draft.notifying is None:
             if not draft.unnotified:
@@ -509,14 +519,15 @@ def _notify_targets(draft: RunDraft, at_work: Notifying) -> None:
 
 
 def _notify(draft: RunDraft, key: ExecutionKey, number: int) -> None:
-    """Counts down what an execution waits for; the count is made at the first notification."""
+    """Counts down the sources that an execution waits for. The first notification sets the
+    count."""
     record = draft.record(key)
     if record.status != ExecutionStatus.PENDING:
         return
     if not draft.is_touched(key):
         waiting = _count_undecided(draft, key)
     elif record.end_number > number:
-        return  # this end had begun to be passed on when the count was made
+        return  # this end was already excluded when the count was set
     else:
         waiting = record.waiting - 1
         draft.update(key, waiting=waiting)
@@ -525,7 +536,7 @@ def _notify(draft: RunDraft, key: ExecutionKey, number: int) -> None:
 
 
 def _count_undecided(draft: RunDraft, key: ExecutionKey) -> int:
-    """Counts what an execution waits for, and notes which ends are in that count."""
+    """Counts the sources that an execution waits for, and records which ends the count reflects."""
     waiting = _undecided(draft, key)
     draft.update(key, waiting=waiting, end_number=draft.next_end)
     return waiting
@@ -534,14 +545,15 @@ def _count_undecided(draft: RunDraft, key: ExecutionKey) -> int:
 def _undecided(draft: RunDraft, key: ExecutionKey) -> int:
     sources = draft.plan.shape.sources[key.node]
     return sum(
-        not draft.is_decided(each) for source in sources for each in _keys_of(draft, source, key)
+        not draft.is_decided(source_key)
+        for source in sources
+        for source_key in _keys_of(draft, source, key)
     )
 
 
 def _keys_of(draft: RunDraft, source: str, key: ExecutionKey) -> Iterator[ExecutionKey]:
-    """Returns the executions of a source that one execution waits for: many, for a merge over
-    items.
-    """
+    """Yields the executions of a source that an execution waits for. A merge over items waits for
+    many."""
     for at in draft.indexes(source, key.at):
         yield ExecutionKey(source, at)
 
@@ -572,14 +584,15 @@ def _ready(draft: RunDraft, key: ExecutionKey) -> None:
 
 
 def _ask(draft: RunDraft, key: ExecutionKey, question: UserQuestion, **changes: Any) -> None:
-    asked = {"question": question, "asked_at": draft.environment.now, "answered_at": None}
-    draft.update(key, status=ExecutionStatus.ASKING, **asked, **changes)
+    changed = {"question": question, "asked_at": draft.environment.now, "answered_at": None}
+    draft.update(key, status=ExecutionStatus.ASKING, **changed, **changes)
     draft.asking.add(key)
     draft.actions.append(AskUser(key, question))
 
 
 def _start_next_round(draft: RunDraft, key: ExecutionKey) -> None:
-    """Opens another round of a loop, if its last one has not done it and another is allowed."""
+    """Opens another round of a loop, unless the last round met its condition or the limit is
+    reached."""
     judge = draft.plan.node(key.node)
     if not isinstance(judge, RoundEndNode) or (draft.record(key).outputs or {})["done"]:
         return
@@ -591,17 +604,19 @@ def _start_next_round(draft: RunDraft, key: ExecutionKey) -> None:
     if why := draft.refusal_of_executions(len(draft.plan.members[judge.rounds])):
         fail_node(draft, rounds, why)
         return
-    [result] = [value_arriving(draft, each, key) for each in draft.plan.shape.incoming[key.node]]
+    [result] = [
+        value_arriving(draft, connection, key) for connection in draft.plan.shape.incoming[key.node]
+    ]
     if why := draft.refusal(rounds, result):
         fail_node(draft, rounds, why)
         return
     draft.update(rounds, outputs={**(begun.outputs or {}), ITEM_PORT: [*items, result]})
     members = [
-        ExecutionKey(each, (*rounds.at, len(items))) for each in draft.plan.members[rounds.node]
+        ExecutionKey(node, (*rounds.at, len(items))) for node in draft.plan.members[rounds.node]
     ]
     for member in members:
         draft.expect(member.node, 1)
-    # What waits for all rounds waits for this one, too.
+    # Nodes that wait for all rounds now wait for the new round as well.
     for target in draft.plan.shape.targets[key.node]:
         end = ExecutionKey(target, rounds.at)
         if closes_over(draft.plan.node(target)) == rounds.node and draft.is_touched(end):
@@ -619,10 +634,10 @@ def _start_held(draft: RunDraft) -> None:
         return
     most = min(draft.environment.in_queue_max, draft.plan.graph.at_once or IN_FLIGHT_MAX)
     while draft.is_running and len(draft.in_flight) < most and draft.may_start:
-        found = draft.next_held()
-        if found is None:
+        next_held = draft.next_held()
+        if next_held is None:
             return
-        row, key = found
+        row, key = next_held
         if _exceeds_tokens(draft, key) and (draft.in_flight or not _reuses(draft, key)):
             if not draft.in_flight:
                 price = draft.plan.workflows[key.node].price_tokens
@@ -634,7 +649,7 @@ def _start_held(draft: RunDraft) -> None:
 
 
 def too_dear_message(most: int | None, spent: int, price: int) -> str:
-    return f"the run may spend {most} tokens, {spent} are spent, and it costs {price}"
+    return f"the run has spent {spent} of at most {most} tokens, and the next job costs {price}"
 
 
 def _exceeds_tokens(draft: RunDraft, key: ExecutionKey) -> bool:
@@ -643,7 +658,8 @@ def _exceeds_tokens(draft: RunDraft, key: ExecutionKey) -> bool:
 
 
 def _reuses(draft: RunDraft, key: ExecutionKey) -> bool:
-    """Whether it may cost nothing: that is known only when its job would be submitted."""
+    """Checks whether the job may turn out to be free. That is known only when the job is about to
+    be submitted."""
     return draft.plan.workflow_node(key.node).reuse
 
 
@@ -652,16 +668,16 @@ def _start(draft: RunDraft, key: ExecutionKey) -> None:
     facts = draft.plan.workflows[node.id]
     need = facts.need_for(record.inputs or {})
     is_unserved = _is_unserved(draft, facts, record)
-    found = place_job(
+    placement = place_job(
         node, facts, need, draft.environment.backends, record.chosen, is_unserved=is_unserved
     )
-    match found:
+    match placement:
         case PlacedOn(affinity):
             _submit(draft, key, node, affinity)
         case NoBackend(message, others):
             fail_node(draft, key, message, others, code=RunErrorCode.NO_BACKEND)
         case UserQuestion():
-            _ask(draft, key, found)
+            _ask(draft, key, placement)
 
 
 def _submit(draft: RunDraft, key: ExecutionKey, node: WorkflowNode, affinity: str | None) -> None:
@@ -706,10 +722,10 @@ def _is_unserved(draft: RunDraft, facts: WorkflowFacts, record: ExecutionRecord)
 
 
 def _check_placements(draft: RunDraft) -> None:
-    """Cancels jobs that wait for a worker that went away, or that nobody can run.
+    """Cancels queued jobs whose worker went away, or that no worker can run.
 
-    Each is placed anew only once its cancellation is certain, as it might just have been done.
-    """
+    A job is placed again only after its cancellation is confirmed, because it may just have
+    completed."""
     for key in sorted(draft.in_flight):
         record = draft.record(key)
         if record.status != ExecutionStatus.QUEUED:

@@ -1,7 +1,8 @@
-"""A run while a decision is made: reads fall through to the run, writes are kept aside.
+"""A draft of a run while a decision is made. Reads fall through to the run, and writes are stored
+separately.
 
-So a decision costs what it changes, and the run that came in is never modified. Also the ways in which
-executions and runs end early: skip, fail, stop."""
+So the cost of a decision depends on its changes, and the original run is never modified. This
+module also implements how executions and runs end early: skip, fail and stop."""
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
@@ -40,11 +41,13 @@ from comfyfleet.server.graphs.run import (
 )
 
 DECISION_STEPS_MAX = 2_000_000
-SLICE_STEPS = 100_000  # a slice ends after the execution that exceeds this
+# a slice ends after the execution that exceeds this number of expression steps
+SLICE_STEPS = 100_000
 
 
 class RunDecision(NamedTuple):
-    """The actions to take, the run afterwards, and which of its records are new or changed."""
+    """The actions to take, the run after the decision, and the keys of its new or changed
+    records."""
 
     actions: tuple[Action, ...]
     run: GraphRunState
@@ -52,21 +55,22 @@ class RunDecision(NamedTuple):
 
 
 class RerunDecision(NamedTuple):
-    """How a run begins that takes results of an earlier one, and the executions that are as they were there."""
+    """The first decision of a rerun, and the executions that are unchanged since the earlier
+    run."""
 
     decision: RunDecision
     kept: frozenset[ExecutionKey]
 
 
 class DecisionTooLong(Exception):
-    """A decision takes more steps than the event loop may spend on it."""
+    """Raised when a decision takes more steps than the event loop may spend on it."""
 
 
 class DecisionSteps(StepCount):
-    """The steps of all expressions of one decision."""
+    """Counts the steps of all expressions in one decision."""
 
     def __init__(self, before: int, in_loop_max: int | None) -> None:
-        """`before`: the steps of the earlier slices of this decision."""
+        """`before` is the number of steps in the earlier slices of this decision."""
         super().__init__(most=DECISION_STEPS_MAX)
         self.count = self.before = before
         self.in_loop_max = in_loop_max
@@ -92,13 +96,13 @@ class RunDraft:
         slice_max: int | None = None,
         in_loop_max: int | None = None,
     ) -> None:
-        """`slice_max`: how many notifications, and how many starts, one decision may make. None means
-        no limit. `in_loop_max`: the steps after which DecisionTooLong is raised.
-        """
+        """`slice_max` limits the notifications, and separately the starts, of one decision. None
+        means no limit. DecisionTooLong is raised after `in_loop_max` expression steps."""
         self.plan = plan
         self.slice_max = slice_max
         self.notified = self.started = 0
-        # In the first decision of a rerun: what results are taken from, and what is as it was there.
+        # In the first decision of a rerun: the run whose results are reused, and the executions
+        # that are unchanged since then.
         self.earlier = earlier
         self.kept: set[ExecutionKey] = set()
         self.was = run
@@ -120,7 +124,7 @@ class RunDraft:
         self.no_longer_held: set[HeldPlace] = set()
         self.actions: list[Action] = []
         self.steps = DecisionSteps(run.decision_steps if run.is_cut else 0, in_loop_max)
-        # Ended executions whose successors are not notified yet; each notifies once.
+        # Ended executions that haven't notified their successors yet. Each notifies them once.
         self.unnotified = deque(run.unnotified)
         self.notifying = run.notifying
         self.next_end = run.next_end or 1
@@ -132,8 +136,8 @@ class RunDraft:
     # Records
 
     def record(self, key: ExecutionKey) -> ExecutionRecord:
-        found = self.records.get(key)
-        return found if found is not None else self.was.record(key)
+        record = self.records.get(key)
+        return record if record is not None else self.was.record(key)
 
     def is_touched(self, key: ExecutionKey) -> bool:
         return key in self.records or key in self.was.records
@@ -144,7 +148,8 @@ class RunDraft:
         return record
 
     def is_decided(self, key: ExecutionKey) -> bool:
-        """Whether an execution has ended and its successors were notified, or are just now."""
+        """Checks whether an execution has ended and has notified its successors, or is doing so
+        now."""
         record = self.record(key)
         return record.status.is_ended and record.end_number < self.next_end
 
@@ -160,7 +165,7 @@ class RunDraft:
         return self.slice_max is None or self.started < self.slice_max
 
     def end(self, key: ExecutionKey, status: ExecutionStatus, **changes: Any) -> None:
-        """Ends an execution, once; those behind it are notified later."""
+        """Ends an execution. Its successors are notified later."""
         record = self.update(
             key,
             status=status,
@@ -176,13 +181,14 @@ class RunDraft:
         self.unnotified.append(key)
 
     def forget_ends(self) -> None:
-        """Drops all notifications that are left: nothing starts any more."""
+        """Drops all remaining notifications, so that nothing else starts."""
         self.next_end += len(self.unnotified)
         self.unnotified.clear()
         self.notifying = None
 
     def reopen(self, key: ExecutionKey) -> None:
-        """Resets an execution for a retry, except for the number of its last job."""
+        """Resets an execution for a retry. Only its attempt number and chosen backend are
+        preserved."""
         record = self.record(key)
         if record.status.is_ended:
             self.open_count += 1
@@ -192,7 +198,8 @@ class RunDraft:
     # Values
 
     def refusal(self, key: ExecutionKey, *values: Any) -> str:
-        """Returns why these values are too large to be kept; if empty, they are counted."""
+        """Returns why these values are too large to store. If they fit, counts them and returns an
+        empty string."""
         most = self.size.within(RUN_SIZE_MAX)
         size = size_of(values, ValueSize(*map(min, VALUE_SIZE_MAX, most)))
         if not size.fits(VALUE_SIZE_MAX):
@@ -208,24 +215,25 @@ class RunDraft:
         return ""
 
     def refusal_of_items(self, key: ExecutionKey, outputs: Mapping[str, Any]) -> str:
-        """Returns why the items that a fan-out gives are too many for the nodes behind it; mostly empty."""
+        """Returns why a fan-out has too many items for the nodes inside it. Empty if they are
+        allowed."""
         width = items_of(self.plan, key, ExecutionRecord(outputs=outputs))
         more = width * len(self.plan.members[key.node]) if width else 0
         return self.refusal_of_executions(more) if more else ""
 
     def refusal_of_executions(self, more: int) -> str:
-        """Returns why a run may not get so many more executions; mostly empty."""
+        """Returns why a run may not get this many more executions. Empty if it may."""
         most = self.environment.executions_max
-        wanted = self.executions + more
-        if wanted <= most:
+        total = self.executions + more
+        if total <= most:
             return ""
-        return f"the run would have {wanted:,} executions, more than its limit of {most:,}"
+        return f"the run would have {total:,} executions, more than its limit of {most:,}"
 
     # Tallies
 
     def tally(self, node: str) -> ExecutionCounts:
-        found = self.tallies.get(node)
-        return found if found is not None else self.was.tally(node)
+        tally = self.tallies.get(node)
+        return tally if tally is not None else self.was.tally(node)
 
     def count(self, node: str, tally: ExecutionCounts) -> None:
         self.tallies[node] = tally
@@ -237,7 +245,8 @@ class RunDraft:
         self.executions += executions
 
     def expect_items(self, key: ExecutionKey, record: ExecutionRecord) -> None:
-        """Adds the expected executions behind a per-item fan-out, whose width is known only now."""
+        """Adds the executions inside a per-item fan-out, since its number of items is known only
+        now."""
         width = items_of(self.plan, key, record)
         for member in self.plan.members[key.node] if width else ():
             self.expect(member, width)
@@ -249,7 +258,8 @@ class RunDraft:
         return items_of(self.plan, key, self.record(key))
 
     def indexes(self, node: str, prefix: Index = (), after: Index | None = None) -> Iterator[Index]:
-        """Yields all present indexes of a node that begin with a prefix, or those after one of them."""
+        """Yields all existing indexes of a node that begin with a prefix. With `after`, yields only
+        later ones."""
         scope, depth = self.plan.scope(node), len(prefix)
         if depth >= len(scope):
             if after is None:
@@ -275,7 +285,8 @@ class RunDraft:
         self.update(key, status=ExecutionStatus.HELD, place=row.end)
 
     def next_held(self) -> tuple[HeldRange, ExecutionKey] | None:
-        """Returns what is started next: of the highest priority, from the lane with the fewest jobs."""
+        """Returns the next execution to start: from the highest priority, in the lane with the
+        fewest jobs."""
         full, busy = self._full_lanes(), Counter(self.plan.lane(key.node) for key in self.in_flight)
         waiting = [
             row
@@ -289,7 +300,8 @@ class RunDraft:
         return row, self.held[place] if place in self.held else self.was.held[place]
 
     def _full_lanes(self) -> tuple[str, ...]:
-        """Returns the lanes with as many jobs as they may have, also in lanes inside them."""
+        """Returns the lanes that have reached their job limit. Jobs in nested lanes count as
+        well."""
         lanes = self.plan.graph.lanes
         return tuple(
             lane
@@ -342,7 +354,8 @@ def held_row(plan: RunPlan, key: ExecutionKey) -> tuple[int, str]:
 
 
 def items_of(plan: RunPlan, key: ExecutionKey, record: ExecutionRecord) -> int:
-    """Returns how many items a per-item fan-out has given, or a loop rounds; 0 for other nodes."""
+    """Returns the number of items of a per-item fan-out, or of rounds of a loop. Returns 0 for
+    other nodes."""
     if record.outputs is None or not opens_scope(plan.node(key.node)):
         return 0
     return len(record.outputs[ITEM_PORT])
@@ -386,9 +399,8 @@ def fail_run(
 
 
 def stop_run(draft: RunDraft, status: GraphRunStatus) -> None:
-    """Ends the run: what has not started never will; what is in flight is cancelled, and ends when
-    that is confirmed.
-    """
+    """Ends a run. Executions that haven't started never will. Jobs in flight are cancelled, and
+    their executions end when the cancellation is confirmed."""
     draft.status = status
     draft.clear_held()
     for key in list(draft.all_keys()):

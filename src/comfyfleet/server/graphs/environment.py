@@ -1,4 +1,5 @@
-"""Reads what graphs and pipelines may use (effects, workflows, prices) and which backends are there, with a cache."""
+"""Reads the effects, workflows and prices that graphs and pipelines can use, and caches the states
+of backends."""
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
@@ -32,30 +33,36 @@ OFFERS_MAX = 500
 
 
 async def read_catalogue(tx: Tx, named: Iterable[WorkReference]) -> GraphCatalogue:
-    """Reads the named effects and workflows; unknown ones, and those not on offer, are left out."""
-    wanted = {(each.effect, each.workflow if each.effect is None else "") for each in named}
+    """Reads the named effects and workflows. Leaves out unknown ones and those that aren't
+    offered."""
+    references = {
+        (reference.effect, reference.workflow if reference.effect is None else "")
+        for reference in named
+    }
     facts: list[WorkflowFacts] = []
-    for effect, workflow in sorted(wanted, key=str):
+    for effect, workflow in sorted(references, key=str):
         facts += await (_of_workflow(tx, workflow) if effect is None else _of_effect(tx, effect))
     return catalogue_of(tuple(facts))
 
 
-async def with_offered_names(tx: Tx, found: GraphCatalogue) -> GraphCatalogue:
-    """Adds all names on offer, for error messages about unknown ones."""
+async def with_offered_names(tx: Tx, catalogue: GraphCatalogue) -> GraphCatalogue:
+    """Adds all offered names, for error messages about unknown ones."""
     return replace(
-        found,
+        catalogue,
         workflow_names=tuple(await catalog.offered_slugs(tx)),
         effect_names=tuple(await catalog.published_slugs(tx)),
     )
 
 
 async def all_offered(tx: Tx) -> list[WorkflowFacts]:
-    """Reads effects and workflows by name, each in the version that a job gets if none is named."""
-    found = [facts_of_effect(each) for each in await catalog.list_published(tx, limit=OFFERS_MAX)]
+    """Reads all offered effects and workflows, each in the version that new jobs use by default."""
+    offered = [
+        facts_of_effect(effect) for effect in await catalog.list_published(tx, limit=OFFERS_MAX)
+    ]
     slugs = (await catalog.offered_slugs(tx))[:OFFERS_MAX]
     for slug in slugs:
-        found += [each for each in await _of_workflow(tx, slug) if each.is_current]
-    return found
+        offered += [facts for facts in await _of_workflow(tx, slug) if facts.is_current]
+    return offered
 
 
 async def _of_workflow(tx: Tx, slug: str) -> list[WorkflowFacts]:
@@ -82,7 +89,7 @@ async def _of_effect(tx: Tx, slug: str) -> list[WorkflowFacts]:
     return [facts_of_effect(offer, typical_seconds=seconds)]
 
 
-# Jobs of graphs go to workers that we have; a cloud is asked for by effects only.
+# Jobs of graphs run on self-hosted workers. Only an effect can select a cloud.
 PROVIDER = "self_hosted"
 MEMORY_READING_TTL = timedelta(minutes=5)
 BACKENDS_TTL = timedelta(seconds=1)
@@ -91,16 +98,16 @@ BACKENDS_TTL = timedelta(seconds=1)
 async def read_graph_catalogue(
     tx: Tx, graph: GraphDefinition, context: JobContext
 ) -> GraphCatalogue:
-    """Reads the part of the catalogue that the graph names."""
-    nodes = [each for each in graph.nodes.values() if isinstance(each, WorkflowNode)]
-    found = await with_offered_names(tx, await read_catalogue(tx, nodes))
-    return replace(found, backends=await read_backends(tx, context))
+    """Reads the part of the catalogue that the graph refers to."""
+    nodes = [node for node in graph.nodes.values() if isinstance(node, WorkflowNode)]
+    catalogue = await with_offered_names(tx, await read_catalogue(tx, nodes))
+    return replace(catalogue, backends=await read_backends(tx, context))
 
 
 async def read_backends(
     tx: Tx, context: JobContext, *, seen_since: datetime | None = None
 ) -> tuple[BackendState, ...]:
-    """Reads all registered workers, including offline ones."""
+    """Reads all registered self-hosted workers, including offline ones."""
     now = context.clock()
     if seen_since is None:
         seen_since = now - timedelta(seconds=context.settings.offline_after_seconds)
@@ -127,10 +134,10 @@ async def read_backends(
 
 
 async def _free_memory(tx: Tx, worker: FleetWorker, now: datetime) -> int:
-    found = await fleets.readings(tx, worker.worker_id, since=now - MEMORY_READING_TTL, limit=1)
-    if not found:
+    recent = await fleets.readings(tx, worker.worker_id, since=now - MEMORY_READING_TTL, limit=1)
+    if not recent:
         return 0
-    reading = found[0].reading
+    reading = recent[0].reading
     return (reading.gpu_memory_total_bytes or 0) - (reading.gpu_memory_used_bytes or 0)
 
 
@@ -150,11 +157,11 @@ def _state(
         fleet=worker.fleet_name,
         is_online=worker.takes_jobs and worker.last_seen_at >= seen_since,
         workflows=frozenset(
-            each.slug
-            for each in able
-            if each.is_active
-            and (worker.workflow_ids is None or each.workflow_id in worker.workflow_ids)
-            and each.required_capabilities <= worker.capabilities
+            workflow.slug
+            for workflow in able
+            if workflow.is_active
+            and (worker.workflow_ids is None or workflow.workflow_id in worker.workflow_ids)
+            and workflow.required_capabilities <= worker.capabilities
         ),
         capabilities=worker.capabilities,
         queue_depth=depths.get(worker.subject, 0),
@@ -164,7 +171,7 @@ def _state(
 
 
 class EnvironmentCache:
-    """Caches backends for a second; otherwise each step of each run would read them."""
+    """Caches backends for a second. Otherwise, each step of each run would read them."""
 
     def __init__(self) -> None:
         self._backends: tuple[BackendState, ...] = ()
@@ -190,7 +197,8 @@ class EnvironmentCache:
                 seen_since = await online_since(tx, now, context.settings)
                 self._backends = await read_backends(tx, context, seen_since=seen_since)
                 self._starts_within = await fleets.starts_within(tx)
-                # Its range of priorities may be changed, so it is not kept for long either.
+                # A tenant's priority range may change, so tenants are not cached for longer than
+                # backends.
                 self._tenants.clear()
                 self._lookup = None
             self._at = now
@@ -214,12 +222,13 @@ class EnvironmentCache:
             starts_within=self._starts_within,
         )
 
-    def _note_online(self, now: datetime, kept: timedelta) -> None:
-        """Notes when each kind of backend was last online; earlier times make no difference."""
-        for each in self._backends:
-            if each.is_online:
-                offered = each.offer.key if each.offer else None
-                self._lately_online[each.workflows, offered] = each, now
+    def _note_online(self, now: datetime, retention: timedelta) -> None:
+        """Records when each kind of backend was last online. Times older than the retention have no
+        effect, and are dropped."""
+        for backend in self._backends:
+            if backend.is_online:
+                offered = backend.offer.key if backend.offer else None
+                self._lately_online[backend.workflows, offered] = backend, now
         self._lately_online = {
-            what: seen for what, seen in self._lately_online.items() if now - seen[1] <= kept
+            what: seen for what, seen in self._lately_online.items() if now - seen[1] <= retention
         }

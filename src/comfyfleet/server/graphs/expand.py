@@ -1,9 +1,11 @@
-"""Expands nodes that contain others to plain nodes and connections. Pure.
+"""Expands nodes that contain other nodes into plain nodes and connections. Pure.
 
-A map becomes a per-item fan-out, its body and the node that brings the results together; a loop the same with rounds
-in place of items; a graph its nodes, with its inputs and outputs as nodes that pass values on. What is inside has ids
-that begin with the id of the node around it, as in `refine/sharpen`; names reach out to the nodes around, except out of
-a graph. Nodes that nobody wrote have ids whose last part begins with a dot. Values that templates read arrive at ports named after them."""
+A map becomes a per-item fan-out, its body, and a node that collects the results. A loop is expanded
+in the same way, with rounds instead of items. A subgraph becomes its nodes, and its inputs and
+outputs become nodes that pass values on. Inner ids begin with the id of the enclosing node, as in
+`refine/sharpen`. Names can refer to nodes of enclosing scopes, but not to nodes outside a subgraph.
+Generated nodes have ids whose last part begins with a dot. Values that templates read arrive at
+ports named after them."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -49,7 +51,7 @@ from comfyfleet.api.graph_model import (
 )
 from comfyfleet.api.templates import parse_template, templates_in
 
-GraphName: TypeAlias = tuple[str, int]  # id or name as it is written, and version
+GraphName: TypeAlias = tuple[str, int]  # id or name as written, and version
 GraphLibrary: TypeAlias = Mapping[GraphName, GraphDefinition]
 NO_GRAPHS: GraphLibrary = {}
 INPUT_NAME = "input"
@@ -61,8 +63,9 @@ class ExpandedGraph(NamedTuple):
 
 
 def subgraph_names(graph: GraphDefinition) -> set[GraphName]:
-    """Returns the graphs that a graph names itself, also inside maps and loops."""
-    return {(each.graph, each.version) for each in _subgraphs(graph.nodes.values())}
+    """Returns the graphs that a graph refers to itself, including those inside its maps and
+    loops."""
+    return {(node.graph, node.version) for node in _subgraphs(graph.nodes.values())}
 
 
 def _subgraphs(nodes: Iterable[Node]) -> Iterator[SubgraphNode]:
@@ -90,17 +93,19 @@ def expand(
 
 @dataclass(frozen=True)
 class _Names:
-    """What names mean inside one node: its own nodes, a few words, and what is around it."""
+    """Resolves names inside one node: its own nodes, a few special words, and the enclosing
+    names."""
 
     prefix: str
     nodes: Mapping[str, Node]
     words: Mapping[str, ConnectionSource] = field(default_factory=dict)
     around: "_Names | None" = None
-    graphs: tuple[GraphName, ...] = ()  # that this is inside of
-    opener: str | None = None  # the node for whose items or rounds these nodes run
+    graphs: tuple[GraphName, ...] = ()  # the enclosing subgraphs
+    opener: str | None = None  # the node that opens the items or rounds for which these nodes run
 
     def source(self, root: str, path: tuple[str, ...]) -> ConnectionSource | None:
-        """Returns the port that a path begins at, and the rest of it; None for an unknown name."""
+        """Returns the source port of a path, with the rest of the path. Returns None for an unknown
+        name."""
         if root in self.words:
             word = self.words[root]
             return word._replace(path=(*word.path, *path))
@@ -112,7 +117,7 @@ class _Names:
 
     def _port(self, node: Node, path: tuple[str, ...]) -> ConnectionSource:
         if isinstance(node, InputNode) and path[:1] != (VALUE_PORT,):
-            path = (VALUE_PORT, *path)  # an input has one port only
+            path = (VALUE_PORT, *path)  # an input has only one port
         port, *rest = path or (OUTPUT_PORT,)
         return ConnectionSource(self.prefix + node.id, port, tuple(rest))
 
@@ -123,7 +128,8 @@ class _Expander:
         self.limits = limits
         self.nodes: dict[str, Node] = {}
         self.connections: list[GraphConnection] = []
-        self.read: set[GraphConnection] = set()  # what templates read, each once
+        # connections for values that templates read, each once
+        self.read: set[GraphConnection] = set()
         self.problems: list[DocumentProblem] = []
         self.lanes: dict[str, int] = {}
         self.openers: dict[str, str] = {}
@@ -146,14 +152,14 @@ class _Expander:
             if self.is_full:
                 return
             self.node(node, names)
-        for each in connections:
+        for connection in connections:
             if self.is_full:
                 return
-            source, target = each
+            source, target = connection
             target = ConnectionTarget(names.prefix + target.node, target.port)
-            found = names.source(source.node, (source.port, *source.path))
-            # An unknown name is kept: the validation reports it.
-            self.wire(GraphConnection(found or source, target))
+            resolved = names.source(source.node, (source.port, *source.path))
+            # Keep an unknown name. The validation reports it.
+            self.wire(GraphConnection(resolved or source, target))
 
     def node(self, node: Node, names: _Names) -> None:
         match node:
@@ -169,7 +175,8 @@ class _Expander:
                 self.plain(node, names)
 
     def plain(self, node: Node, names: _Names) -> None:
-        """Adds a node that contains no other, with connections for what its templates read."""
+        """Adds a node that contains no other nodes, and connections for the values that its
+        templates read."""
         node_id = names.prefix + node.id
         self.put(replace(node, id=node_id), names)
         if isinstance(node, WorkflowNode | ValueNode):
@@ -178,7 +185,9 @@ class _Expander:
                 self.references(node_id, name, value, names)
 
     def references(self, node_id: str, port: str, value: Any, names: _Names) -> None:
-        for path in dict.fromkeys(path for each in templates_in(value) for path in each.paths):
+        for path in dict.fromkeys(
+            path for template in templates_in(value) for path in template.paths
+        ):
             if self.is_full:
                 return
             self.connect(path, ConnectionTarget(node_id, reference_port(path)), names, port)
@@ -207,10 +216,10 @@ class _Expander:
 
     def refuse_more(self, what: str) -> None:
         self.is_full = True
-        message = f"the graph has more than {what}, with those inside others"
+        message = f"the graph has more than {what}, including nested ones"
         self.problems.append(DocumentProblem("too_many", message))
 
-    # A list, item by item
+    # Items of a list
 
     def items(
         self,
@@ -219,19 +228,20 @@ class _Expander:
         end: ResultsNode | RankNode,
         body: GraphBody,
     ) -> None:
-        inside, each = f"{end.id}/", end.over
+        inside, opener = f"{end.id}/", end.over
         self.put(
-            FanOutNode(each, FanOutMode.DISTRIBUTE, per_item=True, max_items=node.max_items), names
+            FanOutNode(opener, FanOutMode.DISTRIBUTE, per_item=True, max_items=node.max_items),
+            names,
         )
-        self.connect(node.over, ConnectionTarget(each, ITEMS_PORT), names, "over")
+        self.connect(node.over, ConnectionTarget(opener, ITEMS_PORT), names, "over")
         words = {
-            "item": ConnectionSource(each, ITEM_PORT),
-            "index": ConnectionSource(each, INDEX_PORT),
+            "item": ConnectionSource(opener, ITEM_PORT),
+            "index": ConnectionSource(opener, INDEX_PORT),
         }
         if node.at_once is not None:
             self.lanes[inside] = node.at_once
         inner = replace(
-            names, prefix=inside, nodes=body.nodes, words=words, around=names, opener=each
+            names, prefix=inside, nodes=body.nodes, words=words, around=names, opener=opener
         )
         self.close(end, body, names, inner)
 
@@ -242,7 +252,7 @@ class _Expander:
         names: _Names,
         inner: _Names,
     ) -> None:
-        """Adds a body, and the node that brings its results together."""
+        """Adds a body and the node that collects its results."""
         self.add(body.nodes, body.connections, inner)
         self.put(end, names)
         self.connect(body.result, ConnectionTarget(end.id, "input_0"), inner, "do")
@@ -250,7 +260,9 @@ class _Expander:
     def map(self, node: MapNode, names: _Names) -> None:
         body = node.body
         if node.continue_on_error:
-            body = replace(body, nodes={each.id: _tolerant(each) for each in body.nodes.values()})
+            body = replace(
+                body, nodes={child.id: _tolerant(child) for child in body.nodes.values()}
+            )
         end = names.prefix + node.id
         self.items(node, names, ResultsNode(end, over=f"{end}/.each"), body)
 
@@ -284,7 +296,7 @@ class _Expander:
         self.put(RoundEndNode(judge, rounds, node.until, node.best), inner)
         self.connect(node.body.result, ConnectionTarget(judge, INPUT_PORT), inner, "do")
 
-    # A graph inside
+    # Subgraphs
 
     def subgraph(self, node: SubgraphNode, names: _Names) -> None:
         node_id, name = names.prefix + node.id, (node.graph, node.version)
@@ -295,7 +307,7 @@ class _Expander:
         elif name in names.graphs:
             problem = f"the graph {node.graph!r} contains itself"
         elif len(names.graphs) >= self.limits.graph_depth_max:
-            problem = f"more than {self.limits.graph_depth_max} graphs inside one another"
+            problem = f"graphs are nested more than {self.limits.graph_depth_max} deep"
         if graph is None or problem:
             self.problems.append(DocumentProblem("unknown_graph", problem, node_id, "graph"))
             self.put(ValueNode(node_id, {}), names)
@@ -305,38 +317,41 @@ class _Expander:
         )
         self.inputs(node, graph, names, inner)
         rest = {
-            each.id: PassNode(each.id) if isinstance(each, OutputNode) else each
-            for each in graph.nodes.values()
-            if not isinstance(each, InputNode)
+            child.id: PassNode(child.id) if isinstance(child, OutputNode) else child
+            for child in graph.nodes.values()
+            if not isinstance(child, InputNode)
         }
         self.add(rest, graph.connections, inner)
-        outputs = [each.id for each in graph.nodes.values() if isinstance(each, OutputNode)]
-        values = {each: parse_template(f"{{{{ {each}.{VALUE_PORT} }}}}", None) for each in outputs}
+        outputs = [child.id for child in graph.nodes.values() if isinstance(child, OutputNode)]
+        values = {
+            output: parse_template(f"{{{{ {output}.{VALUE_PORT} }}}}", None) for output in outputs
+        }
         self.put(ValueNode(node_id, values), names)
-        for each in values.values():
-            self.references(node_id, OUTPUTS_PORT, each, inner)
+        for template in values.values():
+            self.references(node_id, OUTPUTS_PORT, template, inner)
 
     def inputs(
         self, node: SubgraphNode, graph: GraphDefinition, names: _Names, inner: _Names
     ) -> None:
         node_id = names.prefix + node.id
-        inputs = {each.id: each for each in graph.nodes.values() if isinstance(each, InputNode)}
+        inputs = {child.id: child for child in graph.nodes.values() if isinstance(child, InputNode)}
         for name in node.inputs:
             if name not in inputs:
                 message = f"{node.graph} has no input {name!r}; it has {told_names(inputs)}"
                 self.problems.append(DocumentProblem("unknown_input", message, node_id, name))
-        for each in inputs.values():
-            given = node.inputs.get(each.id, each.default)
-            if given is None and each.required:
+        for input_node in inputs.values():
+            value = node.inputs.get(input_node.id, input_node.default)
+            if value is None and input_node.required:
                 self.problems.append(
-                    DocumentProblem("missing_input", "is not given", node_id, each.id)
+                    DocumentProblem("missing_input", "is not given", node_id, input_node.id)
                 )
-            # The value is made among the names around, and passed on with its type inside.
-            made = f"{node.id}/.{each.id}"
-            self.plain(ValueNode(made, {VALUE_PORT: given}), names)
-            passed = inner.prefix + each.id
-            self.put(PassNode(passed, each.value_type), inner)
-            self.link(names.prefix + made, VALUE_PORT, passed, VALUE_PORT)
+            # The value is computed among the outer names, and is passed on with its type to the
+            # inner ones.
+            value_node = f"{node.id}/.{input_node.id}"
+            self.plain(ValueNode(value_node, {VALUE_PORT: value}), names)
+            passed = inner.prefix + input_node.id
+            self.put(PassNode(passed, input_node.value_type), inner)
+            self.link(names.prefix + value_node, VALUE_PORT, passed, VALUE_PORT)
 
 
 def _tolerant(node: Node) -> Node:

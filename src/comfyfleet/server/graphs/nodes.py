@@ -1,4 +1,5 @@
-"""Decides what becomes of a node once all its inputs are decided: a result, a job, or nothing. Pure."""
+"""Decides the outcome of a node whose inputs are all decided: a result, a job, a question, a skip
+or a failure. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -68,11 +69,12 @@ from comfyfleet.server.graphs.run import (
 
 
 class NoValue:
-    """Stands for a value that will never come: its source was skipped, or another port fired."""
+    """Stands for a value that will never arrive, because its source was skipped or another port
+    fired."""
 
 
 NO_VALUE = NoValue()
-NOT_REACHED = "nothing that feeds it came about"
+NOT_REACHED = "an input that it needs has no value"
 
 
 class NodeFired(NamedTuple):
@@ -84,7 +86,7 @@ class NodeFired(NamedTuple):
 
     @property
     def values(self) -> tuple[Any, ...]:
-        # A node that passes its input on has equal inputs and outputs; both are recorded.
+        # A node that passes on its input has equal inputs and outputs, and both are recorded.
         return (self.outputs, self.inputs)
 
 
@@ -107,7 +109,7 @@ class NodeImpossible(NamedTuple):
 
 
 class NodeAsks(NamedTuple):
-    """The node waits for a person."""
+    """The node waits for a person's answer."""
 
     question: UserQuestion
     inputs: Mapping[str, Any]
@@ -120,14 +122,14 @@ class NodeAsks(NamedTuple):
 NodeOutcome: TypeAlias = NodeFired | JobNeeded | NodeSkipped | NodeImpossible | NodeAsks
 
 
-TOO_MANY_STEPS = f"what many nodes do at one moment takes more than {DECISION_STEPS_MAX:,} steps"
-EXECUTION_STEPS = 10  # what an execution takes beside its connections and expressions
+TOO_MANY_STEPS = f"the nodes that are decided together take more than {DECISION_STEPS_MAX:,} steps"
+EXECUTION_STEPS = 10  # steps of an execution, in addition to its connections and expressions
 
 
 def run_node(draft: RunDraft, key: ExecutionKey) -> NodeOutcome:
-    """Decides what becomes of an execution once all its inputs are decided. One decision about many
-    thousands of them, or about as many connections, must not keep everybody else waiting.
-    """
+    """Decides the outcome of an execution whose inputs are all decided. A decision may cover
+    thousands of executions or connections. It fails if it takes too many steps, so that it can't
+    delay other work."""
     try:
         draft.steps.add(EXECUTION_STEPS)
         fired = _run_node(draft, key)
@@ -145,12 +147,15 @@ def _run_node(draft: RunDraft, key: ExecutionKey) -> NodeOutcome:
         return _close(draft, key, node)
     incoming = draft.plan.shape.incoming[key.node]
     draft.steps.add(len(incoming))
-    arrived = {each.target.port: value_arriving(draft, each, key) for each in incoming}
+    arrived = {
+        connection.target.port: value_arriving(draft, connection, key) for connection in incoming
+    }
     return _unfed(draft, key, arrived) or _work(draft, key, node, arrived)
 
 
 def value_arriving(draft: RunDraft, connection: GraphConnection, key: ExecutionKey) -> Any:
-    """Returns the value at the source; NO_VALUE if none will come, MISSING if its path leads nowhere."""
+    """Returns the value at the source. Returns NO_VALUE if there will be none, and MISSING if the
+    path doesn't exist in it."""
     source = connection.source
     depth = len(draft.plan.scope(source.node))
     record = draft.record(ExecutionKey(source.node, key.at[:depth]))
@@ -167,16 +172,15 @@ def value_arriving(draft: RunDraft, connection: GraphConnection, key: ExecutionK
     return value_at(value, source.path)
 
 
-# What the number of an item or a round is counted from.
+# The number of the first item, and of the first round.
 _NUMBERS = {INDEX_PORT: 0, ROUND_PORT: 1}
 
 
 def _unfed(
     draft: RunDraft, key: ExecutionKey, arrived: Mapping[str, Any]
 ) -> NodeSkipped | NodeImpossible | None:
-    """Decides about a node that lacks what it needs. What templates lack is decided when they are
-    filled, as it may have a default.
-    """
+    """Decides the outcome of a node that lacks a required value. Values that templates read are
+    checked when the templates are filled, because a template may have a default."""
     fixed = {port: value for port, value in arrived.items() if not is_reference(port)}
     dead = [port for port, value in fixed.items() if value is NO_VALUE]
     needed = draft.plan.needed[key.node]
@@ -193,7 +197,10 @@ def _unfed(
 
 def _source(draft: RunDraft, node: str, port: str) -> str:
     incoming = draft.plan.shape.incoming[node]
-    return next((str(each.source) for each in incoming if each.target.port == port), "its template")
+    return next(
+        (str(connection.source) for connection in incoming if connection.target.port == port),
+        "its template",
+    )
 
 
 def _work(
@@ -214,7 +221,7 @@ def _work(
             return _judge_round(draft, key, node, arrived[INPUT_PORT])
         case ConditionNode() | SwitchNode() | ApproveNode():
             return _junction(draft, node, arrived)
-    # An output is what arrived: written down once, or a large result would count twice.
+    # An output records its value only once. Otherwise, a large result would count twice.
     return NodeFired(arrived)
 
 
@@ -240,7 +247,9 @@ def _junction(
 def _ask(draft: RunDraft, node: ApproveNode, arrived: Mapping[str, Any]) -> NodeOutcome:
     items = items_to_pick(arrived[INPUT_PORT])
     if node.pick and items is None:
-        return NodeImpossible("there is nothing to pick from: neither a list nor pictures came")
+        return NodeImpossible(
+            "there is nothing to pick from: the input is neither a list nor a result with images"
+        )
     seconds = node.deadline_seconds
     return NodeAsks(
         UserQuestion(
@@ -254,14 +263,14 @@ def _ask(draft: RunDraft, node: ApproveNode, arrived: Mapping[str, Any]) -> Node
 
 
 def items_to_pick(value: Any) -> list[Any] | None:
-    """Returns what a person may pick from: a list, or the pictures of a result."""
+    """Returns the items that a user can pick from: a list, or the images of a result."""
     if isinstance(value, Mapping):
         value = value.get("images")
     return list(value) if isinstance(value, list | tuple) else None
 
 
 def picked_value(value: Any, picked: Sequence[int] | None) -> Any:
-    """Returns what of a value was picked; None: all of it."""
+    """Returns the picked part of a value. Returns all of it if `picked` is None."""
     items = items_to_pick(value)
     if picked is None or items is None:
         return value
@@ -285,46 +294,47 @@ def _reader(named: Mapping[str, Any]) -> Read:
 
 
 def _is_unreached(value: Any, arrived: Mapping[str, Any]) -> bool:
-    """Whether a template reads something that will never come."""
-    paths = (path for each in templates_in(value) for path in each.needed_paths)
+    """Checks whether a template reads a value that will never arrive."""
+    paths = (path for template in templates_in(value) for path in template.needed_paths)
     return any(arrived.get(reference_port(path)) is NO_VALUE for path in paths)
 
 
 def _values(draft: RunDraft, node: ValueNode, arrived: Mapping[str, Any]) -> NodeOutcome:
-    """Makes values. One whose templates read what never came is left out."""
-    found: dict[str, Any] = {}
+    """Computes the values. Leaves out those whose templates read a value that will never arrive."""
+    values: dict[str, Any] = {}
     for name, value in node.values.items():
         if _is_unreached(value, arrived):
             continue
         try:
-            found[name] = fill(value, _read(arrived), StepCount(draft.steps))
+            values[name] = fill(value, _read(arrived), StepCount(draft.steps))
         except FleetError as problem:
             return NodeImpossible(f"{name}: {problem.message}")
-    if node.values and not found:
+    if node.values and not values:
         return NodeSkipped(NOT_REACHED)
-    return NodeFired({**found, OUTPUTS_PORT: found} if node.id in draft.plan.bundles else found)
+    return NodeFired({**values, OUTPUTS_PORT: values} if node.id in draft.plan.bundles else values)
 
 
 def _properties(draft: RunDraft, node: WorkflowNode, arrived: Mapping[str, Any]) -> NodeOutcome:
-    """Returns the properties of a job. Those that are not given are left to the workflow's default;
-    a template that reads what never came leaves nothing to do, unless it says what to take then.
-    """
-    given = {port: value for port, value in arrived.items() if not is_reference(port)}
+    """Returns the properties of a job. Missing ones use the workflow's defaults. The node is
+    skipped if a template without a default reads a value that will never arrive."""
+    values = {port: value for port, value in arrived.items() if not is_reference(port)}
     for name, value in node.properties.items():
         if _is_unreached(value, arrived):
             return NodeSkipped(NOT_REACHED)
         try:
-            given[name] = fill(value, _read(arrived), StepCount(draft.steps))
+            values[name] = fill(value, _read(arrived), StepCount(draft.steps))
         except FleetError as problem:
             return NodeImpossible(f"{name}: {problem.message}")
     properties: dict[str, Any] = {}
-    for port, value in given.items():
+    for port, value in values.items():
         if isinstance(value, NoValue | MissingField):
             continue
         fitting = value_for(draft.plan.wanted_type(node.id, port), value)
         if fitting is MISSING:
-            wanted = draft.plan.wanted_type(node.id, port)
-            return NodeImpossible(f"{_source(draft, node.id, port)} has no {wanted} for {port}")
+            expected_type = draft.plan.wanted_type(node.id, port)
+            return NodeImpossible(
+                f"{_source(draft, node.id, port)} has no {expected_type} for {port}"
+            )
         properties[port] = fitting
     return JobNeeded(properties)
 
@@ -343,12 +353,12 @@ def _distribute(node: FanOutNode, value: Any) -> NodeOutcome:
     if node.per_item:
         return NodeFired({ITEM_PORT: list(items)})
     chunks = zip(node.outputs, _chunks(items, node.output_count), strict=True)
-    # A port without items doesn't fire, as an empty job would be useless.
+    # A port without items doesn't fire, because an empty job would be useless.
     return NodeFired({port: {"items": chunk} for port, chunk in chunks if chunk})
 
 
 def _chunks(items: Sequence[Any], count: int) -> list[list[Any]]:
-    """Splits items in order into chunks whose lengths differ by one at most."""
+    """Splits items, in order, into chunks whose lengths differ by at most one."""
     size, longer = divmod(len(items), count)
     ends = [number * size + min(number, longer) for number in range(count + 1)]
     return [list(items[start:end]) for start, end in pairwise(ends)]
@@ -371,7 +381,7 @@ def _judge_round(
 
 
 def _close(draft: RunDraft, key: ExecutionKey, node: ClosingNode) -> NodeOutcome:
-    """Brings the values of all items or rounds together, in order."""
+    """Collects the values of all items or rounds, in order."""
     if node.over is None:
         return _merge(node, _arrived(draft, key, [key]))
     if draft.record(ExecutionKey(node.over, key.at)).status != ExecutionStatus.DONE:
@@ -391,16 +401,16 @@ def _close(draft: RunDraft, key: ExecutionKey, node: ClosingNode) -> NodeOutcome
 
 def _arrived(draft: RunDraft, key: ExecutionKey, places: Sequence[ExecutionKey]) -> list[Any]:
     incoming = sorted(
-        draft.plan.shape.incoming[key.node], key=lambda each: port_number(each.target.port) or 0
+        draft.plan.shape.incoming[key.node],
+        key=lambda connection: port_number(connection.target.port) or 0,
     )
     draft.steps.add(len(incoming) * len(places))
-    return [value_arriving(draft, each, place) for place in places for each in incoming]
+    return [value_arriving(draft, connection, place) for place in places for connection in incoming]
 
 
 def _merge(node: ClosingNode, arrived: Sequence[Any]) -> NodeOutcome:
-    """Merges the values that arrived, without skipped ones. Over no items the result is empty, and
-    still a result.
-    """
+    """Merges the values that arrived, without skipped ones. A merge over zero items has an empty
+    result, and isn't skipped."""
     alive = [value for value in arrived if _is_value(value)]
     if not alive and node.over is None:
         return NodeSkipped(NOT_REACHED)
@@ -452,12 +462,12 @@ def _results(
             rows.append({**row, "output": value})
         else:
             rows.append({**row, "error": _error_of_item(draft, node.over, (*key.at, index))})
-    made = [row["output"] for row in rows if "output" in row]
+    results = [row["output"] for row in rows if "output" in row]
     outputs = {
         "results": rows,
         "count": len(rows),
-        "failed": len(rows) - len(made),
-        "images": list(_pictures(made)),
+        "failed": len(rows) - len(results),
+        "images": list(_pictures(results)),
     }
     return NodeFired({OUTPUT_PORT: outputs})
 
@@ -500,14 +510,14 @@ def _pictures(value: Any) -> Iterator[Any]:
             yield value
         elif "images" in value:
             yield from value["images"] or ()
-        else:  # the outputs of a graph inside
-            yield from (file for each in _objects_in(value) for file in _pictures(each))
+        else:  # the outputs of a subgraph
+            yield from (file for inner in _objects_in(value) for file in _pictures(inner))
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _pictures(each)
+        for item in value:
+            yield from _pictures(item)
     elif isinstance(value, str):
         yield value
 
 
 def _objects_in(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    return (each for each in value.values() if isinstance(each, Mapping))
+    return (inner for inner in value.values() if isinstance(inner, Mapping))

@@ -1,8 +1,9 @@
-"""A graph ready to run: its order, scopes and cycles, and the facts of its workflows at the start.
+"""A graph that is ready to run: its order, scopes and cycles, and the facts about its workflows at
+the start.
 
-A node between a per-item fan-out and the merge over it runs once for each item. The fan-outs around a node,
-outermost first, are its scope; a run numbers the node's executions by one index for each. A run keeps its
-plan, so that a later version of a workflow doesn't change it."""
+A node between a per-item fan-out and the merge over it runs once for each item. The fan-outs around
+a node, outermost first, are its scope. A run numbers the node's executions with one index per
+fan-out. A run keeps its plan, so that a later version of a workflow doesn't change it."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ Scope: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class GraphShape:
-    order: tuple[str, ...]  # every node after its sources; those in or behind a cycle are left out
+    order: tuple[str, ...]  # every node after its sources; excludes nodes in or behind a cycle
     incoming: Mapping[str, tuple[GraphConnection, ...]]
     sources: Mapping[str, tuple[str, ...]]  # nodes that must be decided first
     targets: Mapping[str, tuple[str, ...]]  # nodes that wait for this one
@@ -65,19 +66,18 @@ class GraphShape:
 
 
 def shape_of(graph: GraphDefinition) -> GraphShape:
-    """Computes order, scopes and cycles. Connections of unknown nodes are skipped; the validation
-    reports them.
-    """
+    """Computes the order, scopes and cycles. Skips connections with unknown nodes, which the
+    validation reports."""
     incoming: dict[str, list[GraphConnection]] = {node: [] for node in graph.nodes}
-    for each in graph.connections:
-        if each.source.node in graph.nodes and each.target.node in graph.nodes:
-            incoming[each.target.node].append(each)
-    sources = {node: _sources(graph, node, found) for node, found in incoming.items()}
+    for connection in graph.connections:
+        if connection.source.node in graph.nodes and connection.target.node in graph.nodes:
+            incoming[connection.target.node].append(connection)
+    sources = {node: _sources(graph, node, connections) for node, connections in incoming.items()}
     order, cycles = _sort_topologically(sources)
     scopes, problems = _scopes(graph, order, sources)
     return GraphShape(
         order,
-        {node: tuple(found) for node, found in incoming.items()},
+        {node: tuple(connections) for node, connections in incoming.items()},
         sources,
         _invert(sources),
         scopes,
@@ -89,30 +89,30 @@ def shape_of(graph: GraphDefinition) -> GraphShape:
 def _sources(
     graph: GraphDefinition, node: str, incoming: Iterable[GraphConnection]
 ) -> tuple[str, ...]:
-    """Returns what a node waits for. A merge over a fan-out also waits for the fan-out, which gives
-    the count, and what is inside a map or a loop waits for its items or rounds.
-    """
-    found = graph.nodes[node]
-    judge = found.judge if isinstance(found, LoopEndNode) else None
-    over = closes_over(found)
+    """Returns the nodes that a node waits for. A merge over a fan-out also waits for the fan-out,
+    which determines the number of items. Nodes inside a map or a loop also wait for its items or
+    rounds."""
+    graph_node = graph.nodes[node]
+    judge = graph_node.judge if isinstance(graph_node, LoopEndNode) else None
+    over = closes_over(graph_node)
     implied = (over or graph.openers.get(node), judge)
-    first = [each for each in implied if each is not None and each in graph.nodes]
-    return tuple(dict.fromkeys([*first, *(each.source.node for each in incoming)]))
+    first = [source for source in implied if source is not None and source in graph.nodes]
+    return tuple(dict.fromkeys([*first, *(connection.source.node for connection in incoming)]))
 
 
 def _invert(sources: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     targets: dict[str, list[str]] = {node: [] for node in sources}
-    for node, found in sources.items():
-        for source in found:
+    for node, node_sources in sources.items():
+        for source in node_sources:
             targets[source].append(node)
-    return {node: tuple(found) for node, found in targets.items()}
+    return {node: tuple(node_targets) for node, node_targets in targets.items()}
 
 
 def _sort_topologically(
     sources: Mapping[str, tuple[str, ...]],
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     targets = _invert(sources)
-    waiting = {node: len(found) for node, found in sources.items()}
+    waiting = {node: len(node_sources) for node, node_sources in sources.items()}
     order: list[str] = []
     _take_all([node for node, count in waiting.items() if not count], targets, waiting, order)
     sound = tuple(order)
@@ -120,7 +120,7 @@ def _sort_topologically(
     while len(order) < len(sources):
         cycle = _find_cycle(sources, set(order))
         cycles.append(cycle)
-        # As if the cycle had been decided: what is behind it may have cycles of its own.
+        # Treat the cycle as decided, because nodes behind it may form other cycles.
         for node in cycle:
             waiting[node] = -len(sources)
         _take_all(list(cycle), targets, waiting, order)
@@ -145,14 +145,13 @@ def _take_all(
 
 
 def _find_cycle(sources: Mapping[str, tuple[str, ...]], done: set[str]) -> tuple[str, ...]:
-    """Finds a cycle: every remaining node has a remaining source, so going back from one must come
-    round.
-    """
-    node = next(each for each in sources if each not in done)
+    """Finds a cycle. Every remaining node has a remaining source, so walking back from any node
+    must reach a node again."""
+    node = next(source for source in sources if source not in done)
     path: dict[str, None] = {}
     while node not in path:
         path[node] = None
-        node = next(each for each in sources[node] if each not in done)
+        node = next(source for source in sources[node] if source not in done)
     nodes = list(path)
     return tuple(reversed(nodes[nodes.index(node) :]))
 
@@ -163,36 +162,38 @@ def _scopes(
     scopes: dict[str, Scope] = {}
     problems: list[DocumentProblem] = []
     for node in order:
-        given = {source: _given_scope(graph, source, scopes[source]) for source in sources[node]}
-        scopes[node] = _scope(graph, node, given, scopes, problems)
+        source_scopes = {
+            source: _given_scope(graph, source, scopes[source]) for source in sources[node]
+        }
+        scopes[node] = _scope(graph, node, source_scopes, scopes, problems)
     return scopes, tuple(problems)
 
 
 def _given_scope(graph: GraphDefinition, node: str, scope: Scope) -> Scope:
-    """Returns the scope of a node's outputs: a per-item fan-out or a loop opens one."""
+    """Returns the scope of a node's outputs. A per-item fan-out or a loop opens a new scope."""
     return (*scope, node) if opens_scope(graph.nodes[node]) else scope
 
 
 def _scope(
     graph: GraphDefinition,
     node: str,
-    given: Mapping[str, Scope],
+    source_scopes: Mapping[str, Scope],
     scopes: Mapping[str, Scope],
     problems: list[DocumentProblem],
 ) -> Scope:
-    found = graph.nodes[node]
-    over = closes_over(found)
+    graph_node = graph.nodes[node]
+    over = closes_over(graph_node)
     if over is not None:
-        return _close_scope(graph, found, over, given, scopes, problems)
-    longest = max(given.values(), key=len, default=())
-    for source, scope in given.items():
+        return _close_scope(graph, graph_node, over, source_scopes, scopes, problems)
+    longest = max(source_scopes.values(), key=len, default=())
+    for source, scope in source_scopes.items():
         if longest[: len(scope)] != scope:
             message = (
-                f"{source} runs for the items of {scope[-1]}, other inputs for those of "
+                f"{source} runs for each item of {scope[-1]}, but other inputs for each item of "
                 f"{longest[-1]}; merge one of them first"
             )
             problems.append(DocumentProblem("mixed_items", message, node))
-    if longest and isinstance(found, OutputNode):
+    if longest and isinstance(graph_node, OutputNode):
         message = f"runs for each item of {longest[-1]}; put a merge over {longest[-1]} before it"
         problems.append(DocumentProblem("open_items", message, node))
     return longest
@@ -202,7 +203,7 @@ def _close_scope(
     graph: GraphDefinition,
     merge: Node,
     over: str,
-    given: Mapping[str, Scope],
+    source_scopes: Mapping[str, Scope],
     scopes: Mapping[str, Scope],
     problems: list[DocumentProblem],
 ) -> Scope:
@@ -210,13 +211,11 @@ def _close_scope(
     if opener is None or not opens_scope(opener) or over not in scopes:
         message = f"over must name a fan-out with per_item, not {over!r}"
         problems.append(DocumentProblem("invalid_over", message, merge.id, "over"))
-        return max(given.values(), key=len, default=())
+        return max(source_scopes.values(), key=len, default=())
     inside = (*scopes[over], over)
-    for source, scope in given.items():
+    for source, scope in source_scopes.items():
         if scope != inside:
-            message = (
-                f"{source} doesn't run for each item of {over}, and so can't be merged over it"
-            )
+            message = f"{source} doesn't run for each item of {over}, so it can't be merged over it"
             problems.append(DocumentProblem("mixed_items", message, merge.id))
     return scopes[over]
 
@@ -226,28 +225,30 @@ class RunPlan:
     graph: GraphDefinition
     shape: GraphShape
     workflows: Mapping[str, WorkflowFacts]  # by node id
-    needed: Mapping[str, frozenset[str]]  # ports without which a node can't do its work
-    members: Mapping[str, tuple[str, ...]]  # per-item fan-out → nodes that run once for each item
-    bundles: frozenset[str]  # nodes whose `outputs` is read
-    source: GraphDefinition  # as it was written
-    library: GraphLibrary  # the graphs inside it
+    needed: Mapping[str, frozenset[str]]  # ports that must have a value for the node to run
+    # per-item fan-out or loop → nodes that run once per item or round
+    members: Mapping[str, tuple[str, ...]]
+    bundles: frozenset[str]  # nodes whose `outputs` port is read
+    source: GraphDefinition  # the graph as it was written, before expansion
+    library: GraphLibrary  # its subgraphs
 
     def node(self, node: str) -> Node:
         return self.graph.nodes[node]
 
     def workflow_node(self, node: str) -> WorkflowNode:
-        found = self.graph.nodes[node]
-        if not isinstance(found, WorkflowNode):
+        graph_node = self.graph.nodes[node]
+        if not isinstance(graph_node, WorkflowNode):
             raise TypeError(f"{node} has no jobs")
-        return found
+        return graph_node
 
     def scope(self, node: str) -> Scope:
         return self.shape.scopes[node]
 
     def lane(self, node: str) -> str:
-        """Returns the innermost map around a node whose jobs run a few at a time, or nothing."""
+        """Returns the innermost map around a node that limits its concurrent jobs. Empty if there
+        is none."""
         return max(
-            (each for each in self.graph.lanes if node.startswith(each)), key=len, default=""
+            (lane for lane in self.graph.lanes if node.startswith(lane)), key=len, default=""
         )
 
     @property
@@ -256,14 +257,14 @@ class RunPlan:
 
     def wanted_type(self, node: str, port: str) -> PortType:
         facts = self.workflows.get(node)
-        found = facts.property_named(port) if facts else None
-        return (type_named(found.type) if found else None) or ANY
+        prop = facts.property_named(port) if facts else None
+        return (type_named(prop.type) if prop else None) or ANY
 
 
 def plan_of(
     source: GraphDefinition, catalogue: GraphCatalogue, library: GraphLibrary = NO_GRAPHS
 ) -> RunPlan:
-    """Plans a graph that was validated against the same catalogue and library."""
+    """Plans a graph that has been validated against the same catalogue and library."""
     graph, problems = expand(source, library)
     raise_problems(list(problems))
     shape = shape_of(graph)
@@ -276,7 +277,9 @@ def plan_of(
     raise_problems([*lacking, *shape.problems, *cycle_problems(shape)])
     needed = {node: _needed(graph.nodes[node], workflows) for node in graph.nodes}
     bundles = frozenset(
-        each.source.node for each in graph.connections if each.source.port == OUTPUTS_PORT
+        connection.source.node
+        for connection in graph.connections
+        if connection.source.port == OUTPUTS_PORT
     )
     members = _members(graph, shape)
     return RunPlan(graph, shape, workflows, needed, members, bundles, source, library)
@@ -285,37 +288,37 @@ def plan_of(
 def resolve_workflows(
     graph: GraphDefinition, catalogue: GraphCatalogue
 ) -> dict[str, WorkflowFacts]:
-    """Returns the workflow of each workflow node, as far as there is one."""
-    found: dict[str, WorkflowFacts] = {}
+    """Returns the workflow of each workflow node. Leaves out nodes whose workflow is unknown."""
+    workflows: dict[str, WorkflowFacts] = {}
     for node in graph.nodes.values():
         facts = isinstance(node, WorkflowNode) and catalogue.facts_for(node)
         if facts:
-            found[node.id] = facts
-    return found
+            workflows[node.id] = facts
+    return workflows
 
 
 def cycle_problems(shape: GraphShape) -> list[DocumentProblem]:
     return [
         DocumentProblem(
-            "cycle", "the graph runs in a circle: " + " → ".join((*cycle, cycle[0])), cycle[0]
+            "cycle", "the graph has a cycle: " + " → ".join((*cycle, cycle[0])), cycle[0]
         )
         for cycle in shape.cycles
     ]
 
 
 def raise_problems(problems: list[DocumentProblem]) -> None:
-    """Raises with all problems, if there are any."""
+    """Raises an error with all problems, if there are any."""
     if not problems:
         return
     lines = "\n".join(f"  {problem}" for problem in problems)
     count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
     raise InvalidInput(
-        f"the graph has {count}:\n{lines}", problems=[each._asdict() for each in problems]
+        f"the graph has {count}:\n{lines}", problems=[problem._asdict() for problem in problems]
     )
 
 
-def is_required(each: Property) -> bool:
-    return bool(each.required) and each.default is None
+def is_required(prop: Property) -> bool:
+    return bool(prop.required) and prop.default is None
 
 
 def _needed(node: Node, workflows: Mapping[str, WorkflowFacts]) -> frozenset[str]:
@@ -324,27 +327,27 @@ def _needed(node: Node, workflows: Mapping[str, WorkflowFacts]) -> frozenset[str
     if not isinstance(node, WorkflowNode):
         return frozenset(inputs_of(node) or ())
     facts = workflows[node.id].properties
-    return _read_by(node.properties) | {each.name for each in facts if is_required(each)}
+    return _read_by(node.properties) | {prop.name for prop in facts if is_required(prop)}
 
 
 def _read_by(value: Any) -> frozenset[str]:
-    """Returns the ports of what templates read and can't do without."""
-    paths = (path for each in templates_in(value) for path in each.needed_paths)
+    """Returns the ports of the values that templates read and that they have no default for."""
+    paths = (path for template in templates_in(value) for path in template.needed_paths)
     return frozenset(map(reference_port, paths))
 
 
 def _members(graph: GraphDefinition, shape: GraphShape) -> dict[str, tuple[str, ...]]:
     openers = [
-        each.id for each in graph.nodes.values() if isinstance(each, FanOutNode | RoundsNode)
+        node.id for node in graph.nodes.values() if isinstance(node, FanOutNode | RoundsNode)
     ]
     members: dict[str, list[str]] = {opener: [] for opener in openers}
     for node in shape.order:
         if shape.scopes[node]:
             members[shape.scopes[node][-1]].append(node)
-    return {fanout: tuple(found) for fanout, found in members.items()}
+    return {fanout: tuple(nodes) for fanout, nodes in members.items()}
 
 
-OUTCOMES_MAX = 256  # combinations of ways that are counted one by one
+OUTCOMES_MAX = 256  # combinations of branches that are evaluated one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,10 +358,11 @@ class RunQuote:
     jobs_max: int
     seconds_min: float
     seconds_max: float
-    executions_min: int = 0  # nodes that run or are skipped, each counted per item and round
+    executions_min: int = 0  # nodes that run or are skipped, counted per item and round
     executions_max: int = 0
-    unknown_durations: tuple[str, ...] = ()  # workflows without a known duration; counted as 0 s
-    warnings: tuple[DocumentProblem, ...] = ()  # what no backend could run now
+    # workflows without a known duration, which count as 0 s
+    unknown_durations: tuple[str, ...] = ()
+    warnings: tuple[DocumentProblem, ...] = ()  # nodes that no backend can run now
 
 
 class _Sum(NamedTuple):
@@ -371,7 +375,8 @@ class _Sum(NamedTuple):
 def quote_plan(
     plan: RunPlan, inputs: Mapping[str, Any] | None = None, *, side_by_side: int = 1
 ) -> RunQuote:
-    """Estimates price and duration; `side_by_side` is how many jobs of the run can run at a time."""
+    """Estimates the price and duration of a run. `side_by_side` is the number of its jobs that can
+    run concurrently."""
     least, most = _widths(plan, inputs or {})
     parallel = max(1, min(side_by_side, plan.graph.at_once or side_by_side))
     junctions = _junctions(plan)
@@ -384,20 +389,21 @@ def quote_plan(
     low = [_sum(plan, way, least, parallel, with_reuse=True) for way in low_ways]
     high = [_sum(plan, way, most, parallel) for way in high_ways]
     return RunQuote(
-        tokens_min=min(each.tokens for each in low),
-        tokens_max=max(each.tokens for each in high),
-        jobs_min=min(each.jobs for each in low),
-        jobs_max=max(each.jobs for each in high),
-        seconds_min=min(each.seconds for each in low),
-        seconds_max=max(each.seconds for each in high),
-        executions_min=min(each.executions for each in low),
-        executions_max=max(each.executions for each in high),
+        tokens_min=min(total.tokens for total in low),
+        tokens_max=max(total.tokens for total in high),
+        jobs_min=min(total.jobs for total in low),
+        jobs_max=max(total.jobs for total in high),
+        seconds_min=min(total.seconds for total in low),
+        seconds_max=max(total.seconds for total in high),
+        executions_min=min(total.executions for total in low),
+        executions_max=max(total.executions for total in high),
         unknown_durations=_unknown(plan),
     )
 
 
 def require_few_executions(quote: RunQuote, most: int) -> None:
-    """Refuses a run that surely would have too many executions, before anything is spent on it."""
+    """Refuses a run that will certainly have too many executions, before any tokens are spent on
+    it."""
     if quote.executions_min > most:
         raise LimitExceeded(
             f"the run would have at least {quote.executions_min:,} executions, "
@@ -406,32 +412,32 @@ def require_few_executions(quote: RunQuote, most: int) -> None:
 
 
 def _ways(node: Node) -> tuple[str, ...]:
-    """Returns the ports of which one fires; none for a node that is no junction."""
+    """Returns the ports of a junction, exactly one of which fires. Returns nothing for other
+    nodes."""
     match node:
         case ConditionNode():
             return (TRUE_PORT, FALSE_PORT)
         case SwitchNode(cases=cases):
-            return (*(each.name for each in cases), DEFAULT_PORT)
+            return (*(case.name for case in cases), DEFAULT_PORT)
         case ApproveNode():
             return (APPROVED_PORT, REJECTED_PORT)
     return ()
 
 
 def _junctions(plan: RunPlan) -> dict[str, tuple[str, ...]]:
-    found = {node: _ways(plan.node(node)) for node in plan.shape.order}
-    return {node: ways for node, ways in found.items() if ways}
+    ways_by_node = {node: _ways(plan.node(node)) for node in plan.shape.order}
+    return {node: ways for node, ways in ways_by_node.items() if ways}
 
 
 def _outcomes(junctions: Mapping[str, tuple[str, ...]]) -> Iterator[dict[str, frozenset[str]]]:
-    """Returns the ports that fire, for each combination of results."""
+    """Yields the ports that fire, for each combination of branches."""
     for answers in product(*junctions.values()):
         yield {node: frozenset({port}) for node, port in zip(junctions, answers, strict=True)}
 
 
 def _running_nodes(plan: RunPlan, fires: Mapping[str, frozenset[str]]) -> set[str]:
-    """Returns the nodes that run, if every condition fires the ports given; none: neither is
-    certain.
-    """
+    """Returns the nodes that run if the junctions fire the given ports. Without given ports, leaves
+    out the nodes behind junctions, because no branch is certain."""
     alive: set[str] = set()
     for node in plan.shape.order:
         if _runs(plan, node, alive, fires):
@@ -447,25 +453,29 @@ def _runs(plan: RunPlan, node: str, alive: set[str], fires: Mapping[str, frozens
     if opener is not None and opener not in alive:
         return False
     incoming = plan.shape.incoming[node]
-    fed = {each.target.port for each in incoming if _feeds(plan, each, alive, fires)}
-    found = plan.node(node)
-    if isinstance(found, ValueNode) and found.values:
-        return any(_read_by(value) <= fed for value in found.values.values())
-    if not fed and any(not is_reference(each.target.port) for each in incoming):
+    fed = {
+        connection.target.port for connection in incoming if _feeds(plan, connection, alive, fires)
+    }
+    graph_node = plan.node(node)
+    if isinstance(graph_node, ValueNode) and graph_node.values:
+        return any(_read_by(value) <= fed for value in graph_node.values.values())
+    if not fed and any(not is_reference(connection.target.port) for connection in incoming):
         return False
     return all(
-        each.target.port in fed for each in incoming if each.target.port in plan.needed[node]
+        connection.target.port in fed
+        for connection in incoming
+        if connection.target.port in plan.needed[node]
     )
 
 
 def _feeds(
-    plan: RunPlan, each: GraphConnection, alive: set[str], fires: Mapping[str, frozenset[str]]
+    plan: RunPlan, connection: GraphConnection, alive: set[str], fires: Mapping[str, frozenset[str]]
 ) -> bool:
-    if each.source.node not in alive:
+    if connection.source.node not in alive:
         return False
-    if not _ways(plan.node(each.source.node)):
+    if not _ways(plan.node(connection.source.node)):
         return True
-    return each.source.port in fires.get(each.source.node, frozenset())
+    return connection.source.port in fires.get(connection.source.node, frozenset())
 
 
 def _sum(
@@ -476,22 +486,25 @@ def _sum(
     *,
     with_reuse: bool = False,
 ) -> _Sum:
-    """`with_reuse`: as if nodes that may take a result that is there already all did."""
+    """Sums up the cost of the nodes that run. With `with_reuse`, all nodes that may reuse a result
+    count as free."""
     tokens, jobs, work, executions = 0, 0, 0.0, 0
     ready: dict[str, float] = {}
     running = set(alive)
     for node in plan.shape.order:
-        # A node that is not reached is skipped, which is an execution, too.
-        executions += prod(widths[each] if each in running else 0 for each in plan.scope(node))
+        # A node that isn't reached is skipped, which counts as an execution too.
+        executions += prod(
+            widths[opener] if opener in running else 0 for opener in plan.scope(node)
+        )
         if node not in running:
             continue
-        times = prod(widths[each] for each in plan.scope(node))
+        times = prod(widths[opener] for opener in plan.scope(node))
         facts = plan.workflows.get(node)
         if with_reuse and facts and plan.workflow_node(node).reuse:
             facts = None
         seconds = (facts.typical_seconds or 0.0) if facts else 0.0
-        begin = max((ready.get(each, 0.0) for each in plan.shape.sources[node]), default=0.0)
-        rounds = prod(widths[each] for each in plan.scope(node) if _is_loop(plan, each))
+        begin = max((ready.get(source, 0.0) for source in plan.shape.sources[node]), default=0.0)
+        rounds = prod(widths[opener] for opener in plan.scope(node) if _is_loop(plan, opener))
         ready[node] = begin + (seconds * rounds if times else 0.0)
         if facts is not None:
             tokens, jobs, work = (
@@ -507,7 +520,8 @@ def _is_loop(plan: RunPlan, node: str) -> bool:
 
 
 def _widths(plan: RunPlan, inputs: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns how many items each fan-out has, at least and at most; equal where the list is known."""
+    """Returns the minimum and maximum number of items of each fan-out, or rounds of each loop. They
+    are equal if the list is known."""
     least: dict[str, int] = {}
     most: dict[str, int] = {}
     for node in plan.graph.nodes.values():
@@ -521,26 +535,26 @@ def _widths(plan: RunPlan, inputs: Mapping[str, Any]) -> tuple[dict[str, int], d
 
 
 def _known_width(plan: RunPlan, node: FanOutNode, inputs: Mapping[str, Any]) -> int | None:
-    source = next((each.source for each in plan.shape.incoming[node.id]), None)
+    source = next((connection.source for connection in plan.shape.incoming[node.id]), None)
     value = _known_value(plan, source, inputs) if source else None
     items = value.get("items", MISSING) if isinstance(value, Mapping) else value
     return len(items) if isinstance(items, list | tuple) else None
 
 
 def _known_value(plan: RunPlan, source: ConnectionSource, inputs: Mapping[str, Any]) -> Any:
-    """Returns a value that doesn't depend on a job: an input, or a literal, perhaps with templates inside it.
+    """Returns a value that doesn't depend on a job: an input or a literal, which may contain
+    templates.
 
-    Follows nodes that pass it on unchanged. Returns None for other values.
-    """
+    Follows nodes that pass the value on unchanged. Returns None for other values."""
     path = source.path
-    for _ in plan.graph.nodes:  # no chain is longer
-        found = plan.graph.nodes[source.node]
+    for _ in plan.graph.nodes:  # no chain is longer than this
+        graph_node = plan.graph.nodes[source.node]
         onward: GraphConnection | None = None
-        match found:
+        match graph_node:
             case InputNode():
-                return value_at(inputs.get(found.id, found.default), path)
+                return value_at(inputs.get(graph_node.id, graph_node.default), path)
             case PassNode():
-                onward = next(iter(plan.shape.incoming[found.id]), None)
+                onward = next(iter(plan.shape.incoming[graph_node.id]), None)
             case ValueNode(values=values):
                 value = values.get(source.port)
                 if not isinstance(value, Template):
@@ -549,8 +563,10 @@ def _known_value(plan: RunPlan, source: ConnectionSource, inputs: Mapping[str, A
                 if not isinstance(whole, FieldPath):
                     return value
                 port = reference_port(whole)
-                arriving = plan.shape.incoming[found.id]
-                onward = next((each for each in arriving if each.target.port == port), None)
+                arriving = plan.shape.incoming[graph_node.id]
+                onward = next(
+                    (connection for connection in arriving if connection.target.port == port), None
+                )
         if onward is None:
             return None
         source, path = onward.source, (*onward.source.path, *path)
@@ -559,4 +575,4 @@ def _known_value(plan: RunPlan, source: ConnectionSource, inputs: Mapping[str, A
 
 def _unknown(plan: RunPlan) -> tuple[str, ...]:
     facts = plan.workflows.values()
-    return tuple(sorted({each.slug for each in facts if each.typical_seconds is None}))
+    return tuple(sorted({workflow.slug for workflow in facts if workflow.typical_seconds is None}))

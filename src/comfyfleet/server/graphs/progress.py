@@ -1,4 +1,4 @@
-"""The progress of a run as figures. Costs as much as there are nodes."""
+"""Computes the progress of a run. The cost is proportional to the number of nodes."""
 
 from typing import NamedTuple
 
@@ -11,9 +11,7 @@ from comfyfleet.server.graphs.run import (
     GraphRunStatus,
 )
 
-UNKNOWN_SECONDS = (
-    1.0  # what a node weighs if nobody knows how long it takes; a fraction if it has no job
-)
+UNKNOWN_SECONDS = 1.0  # weight of a job whose duration is unknown
 NO_JOB_SECONDS = 0.01
 
 
@@ -27,24 +25,24 @@ class NodeProgress(NamedTuple):
 
 class RunProgress(NamedTuple):
     overall_percent: float
-    weighted_percent: float  # by how long each node typically takes
+    weighted_percent: float  # weighted by the typical duration of each node
     completed_nodes: int
     total_nodes: int
-    running_nodes: tuple[NodeProgress, ...]  # that a backend works on; others wait in the queue
+    # those that a backend is working on; others wait in the queue
+    running_nodes: tuple[NodeProgress, ...]
 
 
 def progress_of(plan: RunPlan, run: GraphRunState) -> RunProgress:
-    """Computes the progress of a run. Skipped nodes count as completed, as nothing is left to do
-    for them.
-    """
+    """Computes the progress of a run. Skipped nodes count as completed, because they have nothing
+    left to do."""
     running = tuple(
         _running(run, key)
         for key in sorted(run.in_flight)
         if run.record(key).status == ExecutionStatus.RUNNING
     )
     going: dict[str, float] = {}
-    for each in running:
-        going[each.node_id] = going.get(each.node_id, 0.0) + each.progress
+    for execution in running:
+        going[execution.node_id] = going.get(execution.node_id, 0.0) + execution.progress
     shown = [node for node in plan.shape.order if not is_hidden(plan.node(node))]
     parts = {node: done_fraction(plan, run, node, going.get(node, 0.0)) for node in shown}
     weights = {node: weight_of(plan, node) for node in shown}
@@ -69,7 +67,8 @@ def _running(run: GraphRunState, key: ExecutionKey) -> NodeProgress:
 
 
 def done_fraction(plan: RunPlan, run: GraphRunState, node: str, going: float = 0.0) -> float:
-    """Returns 0 to 1; `going` is the summed progress of the node's running executions."""
+    """Returns the completed fraction of a node, from 0 to 1. `going` is the summed progress of its
+    running executions."""
     if run.status == GraphRunStatus.PENDING:
         return 0.0
     tally = run.tally(node)
@@ -82,19 +81,18 @@ def done_fraction(plan: RunPlan, run: GraphRunState, node: str, going: float = 0
 
 
 def is_settled(plan: RunPlan, run: GraphRunState, node: str) -> bool:
-    """Whether no execution is left and none can come, because the fan-outs around it are settled
-    too.
-    """
+    """Checks whether a node has no open executions and can't get any more. The second is certain
+    once the fan-outs around it are settled."""
     if run.status == GraphRunStatus.PENDING:
         return False
     tally = run.tally(node)
     return tally.ended == tally.expected and all(
-        run.tally(each).ended == run.tally(each).expected for each in plan.scope(node)
+        run.tally(opener).ended == run.tally(opener).expected for opener in plan.scope(node)
     )
 
 
 def node_status(plan: RunPlan, run: GraphRunState, node: str) -> ExecutionStatus:
-    """Returns one status for all executions of a node."""
+    """Returns a single status for all executions of a node."""
     tally = run.tally(node)
     if not is_settled(plan, run, node):
         going = {run.record(key).status for key in run.in_flight if key.node == node}

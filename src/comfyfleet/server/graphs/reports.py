@@ -1,4 +1,4 @@
-"""What users read about runs: the timeline of one, the comparison of two."""
+"""Reports about runs for users: the timeline of a run, and the comparison of two runs."""
 
 from functools import partial
 from itertools import islice
@@ -11,7 +11,8 @@ from comfyfleet.server.graphs.compare import RunFacts, compare_runs
 from comfyfleet.server.graphs.timeline import timeline_of
 from comfyfleet.server.media.service import FILES_AT_ONCE_MAX, find_existing
 
-FILES_COMPARED_MAX = 20_000  # of both runs, by their content; the rest by id
+# files of both runs that are compared by content; the rest are compared by id
+FILES_COMPARED_MAX = 20_000
 
 
 async def read_timeline(graphs: GraphContext, owner: Owner, run_id: UUID) -> RunTimeline:
@@ -21,7 +22,7 @@ async def read_timeline(graphs: GraphContext, owner: Owner, run_id: UUID) -> Run
 async def compare_own_runs(
     graphs: GraphContext, owner: Owner, a: UUID, b: UUID, *, with_same: bool
 ) -> RunComparison:
-    """Compares two runs of a user; raises NotFound for any other."""
+    """Compares two of the user's runs. Raises NotFound for any other run."""
     one, two = await _read_facts(graphs, owner, a), await _read_facts(graphs, owner, b)
     hashes = await _content_hashes(graphs, owner, (one, two))
     work = partial(compare_runs, one, two, hashes, with_same=with_same)
@@ -31,7 +32,7 @@ async def compare_own_runs(
 async def _read_facts(graphs: GraphContext, owner: Owner, run_id: UUID) -> RunFacts:
     loaded, run = await get_live_run(graphs, owner, run_id)
     head = loaded.head
-    # In a thread: a run may have many thousands of executions.
+    # This runs in a thread, because a run may have many thousands of executions.
     work = partial(
         timeline_of,
         loaded.plan,
@@ -47,21 +48,20 @@ async def _read_facts(graphs: GraphContext, owner: Owner, run_id: UUID) -> RunFa
 async def _content_hashes(
     graphs: GraphContext, owner: Owner, facts: tuple[RunFacts, ...]
 ) -> dict[str, str]:
-    """Returns the content hashes of the files that went into the runs and came out, if they are the
-    user's own: values of a run may name any id.
-    """
-    values = [value for each in facts for value in (each.head.inputs, each.run.outputs or {})]
+    """Returns the content hashes of the runs' input and output files, if the files are the user's
+    own. The check is needed because the values of a run may contain any id."""
+    values = [value for run in facts for value in (run.head.inputs, run.run.outputs or {})]
     named = islice(dict.fromkeys(file_ids_in(values)), FILES_COMPARED_MAX)
-    wanted = [each for each in map(_id_or_none, named) if each is not None]
-    found: dict[str, str] = {}
-    for start in range(0, len(wanted), FILES_AT_ONCE_MAX):
-        part = wanted[start : start + FILES_AT_ONCE_MAX]
+    file_ids = [file_id for file_id in map(_id_or_none, named) if file_id is not None]
+    hashes: dict[str, str] = {}
+    for start in range(0, len(file_ids), FILES_AT_ONCE_MAX):
+        part = file_ids[start : start + FILES_AT_ONCE_MAX]
         async with graphs.context.tenant(owner.tenant_id) as tx:
             files = await find_existing(tx, owner.tenant_id, part)
-        for each in files.values():
-            if each.user_id == owner.user_id and each.content_hash:
-                found[str(each.id)] = each.content_hash
-    return found
+        for file in files.values():
+            if file.user_id == owner.user_id and file.content_hash:
+                hashes[str(file.id)] = file.content_hash
+    return hashes
 
 
 def _id_or_none(text: str) -> UUID | None:

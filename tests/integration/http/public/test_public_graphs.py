@@ -393,4 +393,4 @@ async def test_an_answer_without_a_backend_says_which_there_are(
         path = f"/api/graph-runs/{run['id']}/answer"
         refused = await ada.client.post(path, json={"choice": "backend"})
     message = refused.json()["error"]["message"]
-    assert message == "name the backend; online that can run it: worker:w1"
+    assert message == "specify a backend; online backends that can run it: worker:w1"
