@@ -149,9 +149,8 @@ def _state(
     seen_since: datetime,
     offer: BackendOffer | None,
 ) -> BackendState:
-    """Builds a backend's state; `able` is what it can run. A paused one counts, as it will run its
-    jobs.
-    """
+    """Builds a backend's state from the workflows it can run. A paused workflow counts, because its
+    jobs will run after the pause."""
     return BackendState(
         worker.worker_id,
         fleet=worker.fleet_name,

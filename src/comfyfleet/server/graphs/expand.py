@@ -343,7 +343,7 @@ class _Expander:
             value = node.inputs.get(input_node.id, input_node.default)
             if value is None and input_node.required:
                 self.problems.append(
-                    DocumentProblem("missing_input", "is not given", node_id, input_node.id)
+                    DocumentProblem("missing_input", "is required", node_id, input_node.id)
                 )
             # The value is computed among the outer names, and is passed on with its type to the
             # inner ones.

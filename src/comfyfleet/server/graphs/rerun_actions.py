@@ -1,7 +1,8 @@
-"""Starts a run with the results of an earlier one: from a node on, or with what is lacking or has changed.
+"""Starts a run with the results of an earlier one: from a given node, or only for missing and
+changed results.
 
-The new run is written with all that it has kept in one transaction, in which the earlier run and the files of the
-results are locked. Jobs are started afterwards, as in any other run."""
+The new run is written together with the results it keeps, in one transaction that locks the earlier
+run and the result files. Jobs are started afterwards, as in any other run."""
 
 import hashlib
 import json
@@ -61,16 +62,16 @@ NODES_NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class NewRerun:
-    start: str | None = None  # the node from which on everything runs
-    inputs: Mapping[str, Any] = field(default_factory=dict)  # those that are others than before
+    start: str | None = None  # the node to run again, with everything after it
+    inputs: Mapping[str, Any] = field(default_factory=dict)  # only the changed inputs
     values: Mapping[str, Any] = field(default_factory=dict)  # properties to set, as node.property
-    version: int | None = None  # None: the graph as it was run
+    version: int | None = None  # None means the graph as the earlier run had it
     max_tokens: int | None = None
     idempotency_key: str | None = None
 
     @property
     def digest(self) -> str:
-        """By which a repeated request is known."""
+        """A hash of the request, to recognize when it is repeated."""
         whole = (self.start, self.inputs, self.values, self.version, self.max_tokens)
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
@@ -80,13 +81,14 @@ class _PreparedRerun(NamedTuple):
     head: RunRow
     plan: RunPlan
     begun: RerunDecision
-    needed: Mapping[UUID, str]  # files, by who has made or given them
+    needed: Mapping[UUID, str]  # files, with the node or input that each comes from
 
 
 async def rerun_graph_run(
     graphs: GraphContext, owner: Owner, run_id: UUID, wanted: NewRerun
 ) -> tuple[LoadedRun, bool]:
-    """Starts a run from an earlier one; returns it and whether it is new: the same idempotency key gives the same run."""
+    """Starts a rerun. Returns it and whether it is new: a repeated idempotency key returns the same
+    run."""
     check_size(wanted.inputs)
     check_size(wanted.values, "set")
     await get_run(graphs, owner, run_id)
@@ -95,15 +97,15 @@ async def rerun_graph_run(
         return _require_same(before, wanted), False
     for _ in range(TRIES_MAX):
         earlier = await get_run(graphs, owner, run_id)
-        made = await _prepare(graphs, owner, earlier, new_id, wanted)
-        loaded = await _store(graphs, made)
+        prepared = await _prepare(graphs, owner, earlier, new_id, wanted)
+        loaded = await _store(graphs, prepared)
         if loaded is None:
             continue  # the earlier run has changed
         if loaded.revision:
             graphs.runs.keep(loaded)
             count_end(graphs, GraphRunStatus.PENDING, loaded.run.status)
             return await advance_new(graphs, owner, new_id), True
-        # Another call with the same key was faster.
+        # Another request with the same key was faster.
         return _require_same(await get_run(graphs, owner, new_id), wanted), False
     raise Conflict(f"the graph run {run_id} is being changed by others; try again")
 
@@ -123,7 +125,7 @@ def _require_same(before: LoadedRun, wanted: NewRerun) -> LoadedRun:
 async def _prepare(
     graphs: GraphContext, owner: Owner, earlier: LoadedRun, new_id: UUID, wanted: NewRerun
 ) -> _PreparedRerun:
-    """Plans the run and raises whatever prevents it; writes nothing."""
+    """Plans the run without storing anything. Raises an error if the run can't start."""
     _require_ended(earlier)
     checked, version = await _checked(graphs, owner, earlier, wanted)
     inputs = _merged_inputs(checked, earlier, wanted)
@@ -161,23 +163,25 @@ async def _prepare(
 
 def _require_ended(earlier: LoadedRun) -> None:
     if earlier.head.is_expired:
-        raise Conflict("the time of this run is up: what it had done is gone")
+        raise Conflict("the run has expired, and its results were deleted")
     if not earlier.run.status.is_over:
         asks = earlier.run.status == GraphRunStatus.WAITING_FOR_USER
-        state = "waits for an answer: give it" if asks else f"is {earlier.run.status}: wait"
+        state = "waits for an answer: answer it" if asks else f"is {earlier.run.status}: wait"
         raise Conflict(
-            f"only a run that is over can be run again; this one {state}, or cancel the run"
+            f"only a run that has ended can be run again; this one {state}, or cancel the run"
         )
 
 
 async def _checked(
     graphs: GraphContext, owner: Owner, earlier: LoadedRun, wanted: NewRerun
 ) -> tuple[CheckedDocument, int]:
-    """Validates the graph anew, as its workflows may have changed; returns it with its version."""
+    """Validates the graph again, because its workflows may have changed. Returns it with its
+    version."""
     head = earlier.head
     if wanted.version is None:
         changed = with_properties(write_graph(earlier.plan.source), wanted.values)
-        known = earlier.plan.library  # as it was run, whatever its names mean by now
+        # the graphs as they were run, even if their names refer to others now
+        known = earlier.plan.library
         return await check_document(graphs, owner, changed, known=known), head.graph_version
     stored = await get_graph(graphs, owner, head.graph_id, wanted.version)
     changed = with_properties(stored.document, wanted.values)
@@ -187,14 +191,14 @@ async def _checked(
 def _merged_inputs(
     checked: CheckedDocument, earlier: LoadedRun, wanted: NewRerun
 ) -> dict[str, Any]:
-    """Returns the inputs of the earlier run that the graph still has, and those that are given now."""
+    """Returns the earlier run's inputs that the graph still has, combined with the new inputs."""
     nodes = checked.check.graph.nodes
-    kept = {
+    earlier_inputs = {
         name: value
         for name, value in earlier.head.inputs.items()
         if isinstance(nodes.get(name), InputNode)
     }
-    return {**kept, **wanted.inputs}
+    return {**earlier_inputs, **wanted.inputs}
 
 
 def _new_state(
@@ -205,10 +209,11 @@ def _new_state(
     inputs: Mapping[str, Any],
     wanted: NewRerun,
 ) -> GraphRunState:
-    """Returns the run before anything has happened. It may spend what is given now, or what the earlier run might."""
+    """Returns the run before anything has happened. Its spending limit is the requested one, or
+    that of the earlier run."""
     was = earlier.run.max_tokens
-    asked = was if was != earlier.plan.graph.max_tokens else None
-    run = new_run(plan, new_id, inputs, max_tokens=asked)
+    own_limit = was if was != earlier.plan.graph.max_tokens else None
+    run = new_run(plan, new_id, inputs, max_tokens=own_limit)
     if wanted.max_tokens is not None:
         run = replace(run, max_tokens=wanted.max_tokens)
     return replace(run, deadline_at=deadline_from(plan, graphs.context.clock()))
@@ -226,13 +231,13 @@ async def _begin(
     changed = changed_nodes(before, after, start=wanted.start)
     environment = await graphs.environment.now(graphs.context, owner.tenant_id)
     source = EarlierRun(plan, earlier.plan, earlier.run, changed)
-    # It may have the results of ten thousand jobs: nobody else should wait for that.
+    # There may be results of ten thousand jobs, so this runs in a thread.
     work = partial(decide_rerun, plan, run, source, environment)
     begun = await large_runs.run(owner.user_id, work)
     after_it = begun.decision.run
     if after_it.status.is_over and len(begun.kept) == len(after_it.records):
         raise Conflict(
-            "nothing is left to run: all nodes have their results; name the node to run from (--from NODE)",
+            "all nodes already have results; specify the node to run from (--from NODE)",
             field="from",
         )
     await require_payable(graphs, owner, after_it, least_tokens(plan, after_it, begun.kept))
@@ -242,48 +247,52 @@ async def _begin(
 def _files_needed(
     plan: RunPlan, begun: RerunDecision, inputs: Mapping[str, Any]
 ) -> dict[UUID, str]:
-    """Returns the files that the run needs, by the node that made them or the input that they were given as."""
+    """Returns the files that the run needs, each with the node that produced it or the input that
+    it was given as."""
     run = begun.decision.run
     needed = {
         UUID(file_id): name
         for name in inputs_read(plan, run, begun.kept)
         for file_id in file_ids_in(inputs.get(name))
     }
-    kept: list[ExecutionKey] = [key for key in begun.kept if key.node in plan.workflows]
-    return needed | {made: str(key) for key in kept for made in files_made(run.record(key))}
+    reused_keys: list[ExecutionKey] = [key for key in begun.kept if key.node in plan.workflows]
+    return needed | {
+        file_id: str(key) for key in reused_keys for file_id in files_made(run.record(key))
+    }
 
 
-async def _store(graphs: GraphContext, made: _PreparedRerun) -> LoadedRun | None:
-    """Writes the run with what it has kept. None: the earlier run has changed; at revision 0: there is such a run."""
-    context, head = graphs.context, made.head
+async def _store(graphs: GraphContext, prepared: _PreparedRerun) -> LoadedRun | None:
+    """Writes the run with the results that it keeps. Returns None if the earlier run has changed,
+    and a run with revision 0 if the new run already exists."""
+    context, head = graphs.context, prepared.head
     kept_since = await reuse.files_kept_since(context, head.tenant_id)
     first = LoadedRun(
         head,
-        made.plan,
+        prepared.plan,
         GraphRunState(head.id, head.inputs, head.max_tokens, deadline_at=head.deadline_at),
         0,
     )
     async with context.tenant_transaction(head.tenant_id) as tx:
-        revision = await store.lock_revision(tx, head.tenant_id, made.earlier.head.id)
-        if revision != made.earlier.revision:
+        revision = await store.lock_revision(tx, head.tenant_id, prepared.earlier.head.id)
+        if revision != prepared.earlier.revision:
             return None
         if not await store.add_run(tx, head):
             return first
-        found = await media.lock_kept(
-            tx, head.tenant_id, head.user_id, list(made.needed), since=kept_since
+        locked = await media.lock_kept(
+            tx, head.tenant_id, head.user_id, list(prepared.needed), since=kept_since
         )
-        _require_files(made, set(found))
-        await media.keep_longer(tx, head.tenant_id, found, now=context.clock())
-        return await write_decision(graphs, tx, first, made.begun.decision)
+        _require_files(prepared, set(locked))
+        await media.keep_longer(tx, head.tenant_id, locked, now=context.clock())
+        return await write_decision(graphs, tx, first, prepared.begun.decision)
 
 
-def _require_files(made: _PreparedRerun, found: set[UUID]) -> None:
-    lost = sorted({name for file_id, name in made.needed.items() if file_id not in found})
+def _require_files(prepared: _PreparedRerun, available: set[UUID]) -> None:
+    lost = sorted({name for file_id, name in prepared.needed.items() if file_id not in available})
     if not lost:
         return
     named = ", ".join(lost[:NODES_NAMED_MAX]) + (" and others" if lost[NODES_NAMED_MAX:] else "")
     raise Conflict(
-        f"files of {named} have expired or were deleted, and so can't be kept: run again from there, or from before it",
+        f"files of {named} have expired or were deleted; run again from there or from an earlier node",
         nodes=lost[:NODES_NAMED_MAX],
         field="from",
     )

@@ -1,8 +1,10 @@
-"""A graph run: its executions, the events it receives and the actions it asks for. Frozen and pure.
+"""The model of a graph run: its executions, the events it receives and the actions it requests.
+Frozen and pure.
 
-An execution is one node at one index: `()` for most, one number for each fan-out around the node. Records lie
-in a persistent map, so that a run of ten thousand jobs is not copied for each change; values are counted
-against a budget, as a few merges in a row could stand for more than any memory holds."""
+An execution is one node at one index. The index is `()` for most nodes, and otherwise has one
+number for each fan-out around the node. Records are stored in a persistent map, so that a run of
+ten thousand jobs isn't copied for each change. The size of all values is limited, because a few
+merges in a row could otherwise exceed any memory."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -33,21 +35,21 @@ class PersistentMap(Mapping[K, V]):
             filled = self.changed(entries)
             self._buckets, self._count = filled._buckets, filled._count
 
-    def changed(self, entries: Mapping[K, V], gone: Iterable[K] = ()) -> "PersistentMap[K, V]":
-        """Returns a map with these entries added or replaced, and without those that are gone."""
+    def changed(self, entries: Mapping[K, V], removed: Iterable[K] = ()) -> "PersistentMap[K, V]":
+        """Returns a map with these entries added or replaced, and without the removed keys."""
         fresh: dict[int, dict[K, V]] = {}
         for key, value in entries.items():
             self._fresh(fresh, key)[key] = value
-        for key in gone:
+        for key in removed:
             self._fresh(fresh, key).pop(key, None)
         buckets = list(self._buckets)
         count = self._count
         for number, bucket in fresh.items():
             count += len(bucket) - len(buckets[number])
             buckets[number] = bucket
-        made: PersistentMap[K, V] = PersistentMap()
-        made._buckets, made._count = tuple(buckets), count
-        return made
+        result: PersistentMap[K, V] = PersistentMap()
+        result._buckets, result._count = tuple(buckets), count
+        return result
 
     def _fresh(self, fresh: dict[int, dict[K, V]], key: K) -> dict[K, V]:
         number = hash(key) % BUCKETS
@@ -62,7 +64,7 @@ class PersistentMap(Mapping[K, V]):
         return self._buckets[hash(key) % BUCKETS].get(key, default)
 
     def __iter__(self) -> Iterator[K]:
-        """Iterates in no particular order; callers that need one must sort."""
+        """Iterates in no particular order. Callers that need an order must sort."""
         for bucket in self._buckets:
             yield from bucket
 
@@ -76,7 +78,7 @@ class PersistentMap(Mapping[K, V]):
         return f"PersistentMap({dict(self)!r})"
 
 
-SCALAR_CHARACTERS = 8  # of what is no text
+SCALAR_CHARACTERS = 8  # assumed size of a value that isn't a string
 NUMBERS = (int, float)
 
 
@@ -91,31 +93,31 @@ class ValueSize(NamedTuple):
         return self.values <= most.values and self.characters <= most.characters
 
     def within(self, most: "ValueSize") -> "ValueSize":
-        """Returns what is left of a limit when this much is used."""
+        """Returns how much of a limit remains after this size."""
         return ValueSize(
             max(0, most.values - self.values), max(0, most.characters - self.characters)
         )
 
 
 NO_SIZE = ValueSize()
-VALUE_SIZE_MAX = ValueSize(values=300_000, characters=8 * 1024**2)  # what one node takes and gives
-# Enough for 10,000 items with a picture each: given, distributed, drawn, merged and put out.
+VALUE_SIZE_MAX = ValueSize(values=300_000, characters=8 * 1024**2)  # inputs and outputs of one node
+# Enough for 10,000 items with an image each, through input, fan-out, jobs, merge and output.
 RUN_SIZE_MAX = ValueSize(values=1_200_000, characters=48 * 1024**2)
-OUTPUTS_SIZE_MAX = VALUE_SIZE_MAX  # of all output nodes together: the answer has them whole
-ANSWER_SIZE_MAX = ValueSize(
-    values=50_000, characters=2 * 1024**2
-)  # of the executions in one answer
+# all output nodes together, because a response contains them in full
+OUTPUTS_SIZE_MAX = VALUE_SIZE_MAX
+ANSWER_SIZE_MAX = ValueSize(values=50_000, characters=2 * 1024**2)  # the executions in one response
 
 
 def size_of(value: Any, most: ValueSize = VALUE_SIZE_MAX) -> ValueSize:
-    """Measures a value; stops as soon as it is larger than `most`."""
+    """Measures a value. Stops as soon as it exceeds `most`."""
     values, characters, waiting = 0, 0, [value]
     while waiting and values <= most.values and characters <= most.characters:
         current = waiting.pop()
         values += 1
         if isinstance(current, str):
             characters += len(current)
-        elif current is None or isinstance(current, NUMBERS):  # before Mapping, a slow check
+        # checked before Mapping, which is slow to check
+        elif current is None or isinstance(current, NUMBERS):
             characters += SCALAR_CHARACTERS
         elif isinstance(current, dict | Mapping):
             characters += sum(len(str(name)) for name in current)
@@ -136,7 +138,7 @@ JOB_NAMES = uuid5(NAMESPACE_URL, "https://comfyfleet.dev/graph-jobs")
 
 
 class ExecutionKey(NamedTuple):
-    """One execution of a node."""
+    """Identifies one execution of a node."""
 
     node: str
     at: Index = ()  # one number for each fan-out around the node
@@ -151,10 +153,10 @@ APPROVAL_CHOICES = (Choice.APPROVE, Choice.REJECT, Choice.FAIL)
 
 class UserQuestion(NamedTuple):
     message: str
-    backends: tuple[str, ...] = ()  # that could take its place, the best first
+    backends: tuple[str, ...] = ()  # possible replacements, best first
     choices: tuple[Choice, ...] = BACKEND_CHOICES
     deadline: datetime | None = None
-    pick_from: int | None = None  # of how many some may be picked
+    pick_from: int | None = None  # number of items to pick from; None means nothing to pick
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,30 +164,30 @@ class ExecutionRecord:
     """The record of one execution."""
 
     status: ExecutionStatus = ExecutionStatus.PENDING
-    waiting: int = 0  # inputs that are not decided yet
-    place: int = 0  # in its row, while it is held
-    attempt: int = 0  # number of the last job; 0: none was started
+    waiting: int = 0  # number of sources that are not decided yet
+    place: int = 0  # position in its lane while it is held
+    attempt: int = 0  # number of the last job; 0 means none was started
     failures: int = 0  # since the run was started or retried
-    moves: int = 0  # to other backends, or back
+    moves: int = 0  # how often it was moved to another backend or back
     chosen: str | None = None  # a backend that a person chose
-    affinity: str | None = None  # what the job is bound to
-    backend: str | None = None  # the worker that has it, or had it
+    affinity: str | None = None  # the backend that the job is bound to
+    backend: str | None = None  # the worker that runs or ran the job
     progress: float = 0.0  # 0 to 1
     current_step: str | None = None
     inputs: Mapping[str, Any] | None = None
-    outputs: Mapping[str, Any] | None = None  # by port; a port that did not fire is absent
+    outputs: Mapping[str, Any] | None = None  # by port; without ports that did not fire
     error: str | None = None
     traceback: str | None = None
-    notes: tuple[str, ...] = ()  # why it was skipped; what a condition missed
+    notes: tuple[str, ...] = ()  # why it was skipped, or what a condition could not find
     question: UserQuestion | None = None
-    reused_from: Mapping[str, Any] | None = None  # job_id, and run_id if a run had made it
-    asked_at: datetime | None = None  # of its last question, as is the next
+    reused_from: Mapping[str, Any] | None = None  # job_id, and run_id if a run produced the result
+    asked_at: datetime | None = None  # this and the next refer to the last question
     answered_at: datetime | None = None
-    queued_at: datetime | None = None  # of its last job, as is the next
+    queued_at: datetime | None = None  # this and the next refer to the last job
     started_at: datetime | None = None
     ended_at: datetime | None = None
-    # Of an ended execution: the number under which its end is passed on. Of a waiting one: ends below
-    # this number are not in `waiting` any more.
+    # For an ended execution, the number of its end in the order of notifications. For a waiting
+    # one, ends with lower numbers are no longer counted in `waiting`.
     end_number: int = field(default=0, compare=False)
 
 
@@ -193,9 +195,8 @@ NEW_RECORD = ExecutionRecord()
 
 
 class ExecutionCounts(NamedTuple):
-    """Counts of one node's executions by status; `expected` grows as fan-outs around it are
-    decided.
-    """
+    """Counts the executions of one node by status. `expected` grows as the fan-outs around the node
+    are decided."""
 
     expected: int = 0
     done: int = 0
@@ -216,15 +217,16 @@ class RunError(NamedTuple):
     at: Index
     backend: str | None
     message: str
-    alternatives: tuple[str, ...] = ()  # backends that could take the place of a lost one
+    alternatives: tuple[str, ...] = ()  # backends that could replace a lost one
     code: RunErrorCode | None = None
 
 
 class HeldRange(NamedTuple):
-    """Held executions of one priority and lane: the numbers of the first and of the one after the last.
+    """A range of held executions with the same priority and lane: the first number, and the number
+    after the last.
 
-    A lane is a map whose jobs run a few at a time; the rest of the run is the lane without a name.
-    """
+    A lane is a map with a concurrency limit. All other executions share a lane with an empty
+    name."""
 
     priority: int
     lane: str
@@ -233,16 +235,16 @@ class HeldRange(NamedTuple):
 
 
 HeldPlace: TypeAlias = tuple[int, str, int]  # priority, lane, number
-START = ExecutionKey("")  # "ends" when a run begins, which starts the nodes that wait for nothing
+START = ExecutionKey("")  # stands for the start of a run; its end starts the nodes without sources
 
 
 class Notifying(NamedTuple):
-    """How far the end of one execution has been passed on to the executions behind it."""
+    """The progress of notifying the successors of one ended execution."""
 
     source: ExecutionKey
     number: int  # its `end_number`
-    target: int = 0  # which of the nodes behind it
-    last: Index | None = None  # the last index of that node that was notified
+    target: int = 0  # position of the successor that is being notified
+    last: Index | None = None  # the last index of that successor that was notified
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,45 +260,45 @@ class GraphRunState:
     in_flight: frozenset[ExecutionKey] = frozenset()
     asking: frozenset[ExecutionKey] = frozenset()
     open_count: int = 0  # executions that have not ended
-    tokens: int = 0  # of jobs that are in flight or done
+    tokens: int = 0  # price of the jobs in flight and completed jobs
     error: RunError | None = None
     outputs: Mapping[str, Any] | None = None
-    deadline_at: datetime | None = None  # then it fails
+    deadline_at: datetime | None = None  # the run fails if it hasn't ended by then
     paused_at: datetime | None = None  # starts no jobs until it is resumed
-    # Of all that its executions took and gave; counted anew when it is read, so never compared.
+    # Size of all inputs and outputs of executions. Computed when the run is read, so it is never
+    # compared.
     size: ValueSize = field(default=NO_SIZE, compare=False)
     outputs_size: ValueSize = field(default=NO_SIZE, compare=False)
-    # Where a decision stopped before everything was decided: ended executions whose successors aren't
-    # notified yet, and the first of them if that has begun.
+    # The place where a decision stopped early: ended executions that haven't notified their
+    # successors yet, and the one that is doing so.
     unnotified: tuple[ExecutionKey, ...] = ()
     notifying: Notifying | None = None
     next_end: int = field(default=0, compare=False)  # the `end_number` of the first in `unnotified`
-    decision_steps: int = field(default=0, compare=False)  # of its expressions so far
+    decision_steps: int = field(default=0, compare=False)  # expression steps of the decision so far
 
     @property
     def is_cut(self) -> bool:
-        """Whether the last decision has stopped before everything was decided."""
+        """Checks whether the last decision stopped early."""
         return bool(self.unnotified) or self.notifying is not None
 
     def record(self, key: ExecutionKey) -> ExecutionRecord:
-        found: ExecutionRecord = self.records.get(key, NEW_RECORD)
-        return found
+        record: ExecutionRecord = self.records.get(key, NEW_RECORD)
+        return record
 
     def tally(self, node: str) -> ExecutionCounts:
-        found: ExecutionCounts = self.tallies.get(node, ExecutionCounts())
-        return found
+        tally: ExecutionCounts = self.tallies.get(node, ExecutionCounts())
+        return tally
 
 
 def job_id(run: UUID, key: ExecutionKey, attempt: int) -> UUID:
-    """Returns the id of an attempt's job; deterministic, so repeating a decision starts no second
-    job.
-    """
+    """Returns the id of an attempt's job. The id is deterministic, so repeating a decision doesn't
+    start a second job."""
     index = ",".join(map(str, key.at))
     return uuid5(JOB_NAMES, f"{run}/{key.node}/{index}/{attempt}")
 
 
 class PlacedOn(NamedTuple):
-    affinity: str | None  # None: any worker
+    affinity: str | None  # None means any worker
 
 
 class NoBackend(NamedTuple):
@@ -316,10 +318,10 @@ def place_job(
     *,
     is_unserved: bool = False,
 ) -> Placement:
-    """Places a job. One without affinity waits in the queue, as a worker that can run it may come.
+    """Places a job. A job without affinity waits in the queue, because a worker that can run it may
+    come online.
 
-    `is_unserved`: it has waited for that long enough.
-    """
+    `is_unserved` means that it has already waited too long for such a worker."""
     affinity = chosen or node.backend_affinity
     backends = tuple(backends)
     if affinity is None and is_unserved:
@@ -328,7 +330,7 @@ def place_job(
         return UserQuestion(message, ()) if asks else NoBackend(message)
     if affinity is None or is_online(affinity, need, backends):
         return PlacedOn(affinity)
-    is_there = any(each.is_online and each.is_target_of(affinity) for each in backends)
+    is_there = any(backend.is_online and backend.is_target_of(affinity) for backend in backends)
     message = f"Backend {affinity} is offline"
     if is_there:
         message = f"Backend {affinity} can't run {workflow.name}"
@@ -338,13 +340,14 @@ def place_job(
     if node.fallback_strategy == Fallback.NONE:
         return NoBackend(message, others)
     if not others:
-        wanted = ", ".join(sorted(workflow.required_capabilities)) or workflow.slug
-        return NoBackend(f"No backends with capabilities: {wanted}")
+        missing = ", ".join(sorted(workflow.required_capabilities)) or workflow.slug
+        return NoBackend(f"No backends with capabilities: {missing}")
     return PlacedOn(others[0])
 
 
 def is_self_hosted(workflow: WorkflowFacts) -> bool:
-    """Whether its jobs run on our workers; what a cloud can run is not known here."""
+    """Checks whether the workflow's jobs run on self-hosted workers. What a cloud can run isn't
+    known here."""
     return workflow.effect is None or workflow.effect.provider == "self_hosted"
 
 
@@ -358,21 +361,24 @@ def no_backend_message(workflow: WorkflowFacts) -> str:
 
 
 def is_online(affinity: str, need: BackendNeed, backends: Iterable[BackendState]) -> bool:
-    return any(_can_run(each, need) and each.is_target_of(affinity) for each in backends)
+    return any(_can_run(backend, need) and backend.is_target_of(affinity) for backend in backends)
 
 
 def alternatives(need: BackendNeed, backends: Iterable[BackendState]) -> tuple[str, ...]:
-    """Returns other backends: the shortest queue first, then the most free GPU memory."""
-    able = [each for each in backends if _can_run(each, need)]
-    able.sort(key=lambda each: (each.queue_depth, -each.free_gpu_memory_bytes, each.worker_id))
-    return tuple(each.name for each in able)
+    """Returns the online backends that can run this: those with the shortest queue first, then
+    those with the most free GPU memory."""
+    able = [backend for backend in backends if _can_run(backend, need)]
+    able.sort(
+        key=lambda backend: (backend.queue_depth, -backend.free_gpu_memory_bytes, backend.worker_id)
+    )
+    return tuple(backend.name for backend in able)
 
 
 def _can_run(backend: BackendState, need: BackendNeed) -> bool:
     return backend.is_online and backend.is_able(need)
 
 
-# Status of an expired run. Its plan and records were removed, so nothing changes it any more.
+# The revision of an expired run. Its plan and records were deleted, so it can't change any more.
 EXPIRED_REVISION = -1
 
 
@@ -434,7 +440,7 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True)
 class GraphListItem:
-    """A graph in a list: without its document."""
+    """A graph in a list, without its document."""
 
     id: UUID
     user_id: UUID
@@ -445,12 +451,12 @@ class GraphListItem:
 
 @dataclass(frozen=True, slots=True)
 class RunListItem:
-    """A run in a list: without its snapshot, inputs, outputs and executions."""
+    """A run in a list, without its snapshot, inputs, outputs and executions."""
 
     id: UUID
     graph_id: UUID
     graph_version: int
-    name: str  # of its graph, as that is called now
+    name: str  # the current name of its graph
     status: GraphRunStatus
     tokens: int
     max_tokens: int | None
@@ -462,33 +468,35 @@ class RunListItem:
 
 
 IN_QUEUE_MAX = 5
-EXECUTIONS_MAX = 100_000  # of one run, where the control plane's settings don't say otherwise
+EXECUTIONS_MAX = 100_000  # default limit for one run
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Backends, clock and limits on which a decision depends."""
+    """The backends, time and limits that a decision depends on."""
 
     now: datetime
     backends: tuple[BackendState, ...] = ()
-    in_queue_max: int = IN_QUEUE_MAX  # jobs of one run; the rest is held
-    priority_min: int = -1_000  # the tenant's range
+    in_queue_max: int = IN_QUEUE_MAX  # concurrent jobs of one run; other executions are held
+    priority_min: int = -1_000  # the range that the tenant may use
     priority_max: int = 1_000
-    # Backends that were online lately, and when; since when that is watched at all.
+    # Recently online backends with the time each was last online, and the time since when this is
+    # recorded.
     lately_online: tuple[tuple[BackendState, datetime], ...] = ()
     watched_since: datetime | None = None
-    no_backend_seconds: float | None = None  # None: jobs wait for a backend as long as it takes
-    executions_max: int = EXECUTIONS_MAX  # of one run
-    # Seconds by workflow, where machines of its fleets start on demand.
+    no_backend_seconds: float | None = None  # None means jobs wait for a backend without a limit
+    executions_max: int = EXECUTIONS_MAX  # limit for one run
+    # How long to wait for a backend, by workflow, where a fleet starts machines on demand.
     starts_within: Mapping[str, int] = field(default_factory=dict)
 
     def is_unserved(self, slug: str, need: BackendNeed, since: datetime | None) -> bool:
-        """Whether no backend could run a workflow for too long, within the time that the job has waited."""
+        """Checks whether no backend has been able to run a workflow for too long, while the job
+        waited."""
         if self.no_backend_seconds is None or self.watched_since is None or since is None:
             return False
-        if any(each.is_online and each.is_able(need) for each in self.backends):
+        if any(backend.is_online and backend.is_able(need) for backend in self.backends):
             return False
-        served = (at for each, at in self.lately_online if each.is_able(need))
+        served = (at for backend, at in self.lately_online if backend.is_able(need))
         last = max(since, self.watched_since, *served)
         seconds = self.starts_within.get(slug, self.no_backend_seconds)
         return (self.now - last).total_seconds() >= seconds
@@ -500,7 +508,7 @@ class FailureCause(StrEnum):
     BACKEND_LOST = "backend_lost"
     NO_TOKENS = "no_tokens"
     WITHDRAWN = "withdrawn"  # its workflow accepts no new jobs
-    REFUSED = "refused"  # the job was refused: a retry would be refused too
+    REFUSED = "refused"  # the job was refused, and a retry would be refused too
 
 
 @dataclass(frozen=True, slots=True)
@@ -508,12 +516,12 @@ class JobStarted:
     key: ExecutionKey
     attempt: int
     backend: str
-    at: datetime | None = None  # None: just now
+    at: datetime | None = None  # None means now
 
 
 @dataclass(frozen=True, slots=True)
 class JobWaiting:
-    """The job is queued again: its worker was lost, or gave it back."""
+    """The job is queued again, because its worker was lost or returned it."""
 
     key: ExecutionKey
     attempt: int
@@ -529,13 +537,15 @@ class JobProgressed:
 
 @dataclass(frozen=True, slots=True)
 class JobDone:
-    """`output` is as `apply.job_output` makes it: files, sizes, and what was shown as text."""
+    """A completed job. `output` comes from `apply.job_output`: files, dimensions, and values shown
+    as text."""
 
     key: ExecutionKey
     attempt: int
     output: Mapping[str, Any]
     backend: str | None = None
-    reused_from: Mapping[str, Any] | None = None  # the result was there: there is no job to pay for
+    # an existing result was reused, so there is no job to pay for
+    reused_from: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -559,7 +569,7 @@ class QuestionAnswered:
     key: ExecutionKey
     choice: Choice
     backend: str | None = None
-    picked: tuple[int, ...] | None = None  # of an approval; None: all of it
+    picked: tuple[int, ...] | None = None  # the items picked in an approval; None means all
 
 
 Event: TypeAlias = (
@@ -584,7 +594,7 @@ class StartJob:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The properties as a job takes them: files by their ids."""
+        """The properties in the form that jobs accept, with files as ids."""
         return {
             name: value["file_id"] if isinstance(value, Mapping) and "file_id" in value else value
             for name, value in self.properties.items()
@@ -606,7 +616,7 @@ class SkipNode:
 
 @dataclass(frozen=True, slots=True)
 class FailNode:
-    """The node failed for good, and the run goes on without it."""
+    """The node failed permanently, and the run continues without it."""
 
     key: ExecutionKey
     message: str

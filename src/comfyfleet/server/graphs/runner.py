@@ -1,4 +1,5 @@
-"""Advances runs: turns the state of their jobs into events, reads the outbox, sweeps backends and timeouts."""
+"""Advances runs: converts the state of their jobs into events, reads the outbox, and sweeps
+backends and timeouts."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
@@ -45,18 +46,23 @@ from comfyfleet.server.media.service import FILES_AT_ONCE_MAX
 from comfyfleet.server.queue import service as dispatch
 from comfyfleet.server.queue.model import Dispatch
 
-TIMED_OUT = "node timeout"  # the raw error of a job that took longer than its node allows
+TIMED_OUT = "node timeout"  # raw error of a job that exceeded its node's timeout
 
 
 async def output_files(tx: Tx, tenant_id: UUID, jobs: Iterable[Job]) -> dict[UUID, File]:
-    """Reads the output files of completed jobs, by id; files that have expired are left out."""
-    wanted = [
-        each.file_id for job in jobs if job.status == JobStatus.COMPLETED for each in job.outputs
+    """Reads the output files of completed jobs, by id. Leaves out files that have expired."""
+    file_ids = [
+        output.file_id
+        for job in jobs
+        if job.status == JobStatus.COMPLETED
+        for output in job.outputs
     ]
-    found: dict[UUID, File] = {}
-    for start in range(0, len(wanted), FILES_AT_ONCE_MAX):
-        found |= await media.find_existing(tx, tenant_id, wanted[start : start + FILES_AT_ONCE_MAX])
-    return found
+    files: dict[UUID, File] = {}
+    for start in range(0, len(file_ids), FILES_AT_ONCE_MAX):
+        files |= await media.find_existing(
+            tx, tenant_id, file_ids[start : start + FILES_AT_ONCE_MAX]
+        )
+    return files
 
 
 def events_from_job(
@@ -64,12 +70,11 @@ def events_from_job(
     attempt: int,
     job: Job,
     dispatch: Dispatch | None,
-    made: Mapping[UUID, File],
+    files: Mapping[UUID, File],
     backends: Iterable[BackendState],
 ) -> Iterator[Event]:
-    """Returns all events that the state of a job implies; those that were applied before change
-    nothing.
-    """
+    """Returns all events that follow from the state of a job. Events that were applied before have
+    no effect."""
     worker = dispatch.worker_id if dispatch else None
     if job.status == JobStatus.QUEUED:
         yield JobWaiting(key, attempt)
@@ -77,7 +82,7 @@ def events_from_job(
     if worker and job.started_at:
         yield JobStarted(key, attempt, worker, job.started_at)
     if job.status == JobStatus.COMPLETED:
-        yield JobDone(key, attempt, job_output(job, made), worker)
+        yield JobDone(key, attempt, job_output(job, files), worker)
     elif job.status == JobStatus.CANCELLED:
         yield JobCancelled(key, attempt)
     elif job.status == JobStatus.FAILED:
@@ -89,7 +94,7 @@ def events_from_job(
 def _cause(job: Job, worker: str | None, backends: Iterable[BackendState]) -> FailureCause:
     if job.raw_error == TIMED_OUT:
         return FailureCause.TIMEOUT
-    is_there = any(each.is_online for each in backends if each.worker_id == worker)
+    is_there = any(backend.is_online for backend in backends if backend.worker_id == worker)
     return FailureCause.ERROR if is_there or worker is None else FailureCause.BACKEND_LOST
 
 
@@ -104,15 +109,15 @@ log = logging.getLogger(__name__)
 OUTBOX_PER_PAGE = 500
 RETRY_DELAY = timedelta(seconds=30)
 RUNS_PER_PAGE = 100
-STEPS_AT_ONCE_MAX = 4  # slices that one call makes; the rest follows in turns with other tenants
-# A run that was cut and changed so lately is being continued by another process.
+STEPS_AT_ONCE_MAX = 4  # slices per call; the rest is done in turns with other tenants
+# A run that was cut and has changed this recently is being continued by another process.
 CONTINUED_ELSEWHERE = timedelta(seconds=10)
 
 
 async def advance(
     graphs: GraphContext, tenant_id: UUID, run_id: UUID, *, handled_outbox: tuple[int, ...] = ()
 ) -> LoadedRun:
-    """Advances a run as far as possible at present."""
+    """Advances a run as far as is possible now."""
 
     async def decide(loaded: LoadedRun, environment: Environment) -> RunDecision:
         events = await _read_events(graphs, loaded, environment)
@@ -132,7 +137,7 @@ async def advance(
 
 
 async def _continue(graphs: GraphContext, tenant_id: UUID, run_id: UUID) -> LoadedRun:
-    """Makes the next slice of a decision, without looking at jobs."""
+    """Makes the next slice of a decision, without reading jobs."""
 
     async def decide(loaded: LoadedRun, environment: Environment) -> RunDecision:
         return await decide_slice(loaded, loaded.run, (), environment)
@@ -141,40 +146,39 @@ async def _continue(graphs: GraphContext, tenant_id: UUID, run_id: UUID) -> Load
 
 
 async def continue_cut_runs(graphs: GraphContext) -> bool:
-    """Makes one slice of the decision about a run of each tenant; True if more are left.
+    """Makes one slice of a decision for each tenant. Returns whether there is more to do.
 
-    Only runs that were cut in this process are known here. After a restart the sweep finds them.
-    """
+    Only runs that were cut in this process are known here. After a restart, the sweep finds the
+    others."""
     for tenant_id, run_id in graphs.cut.take_one_per_tenant():
         await _continue_safely(graphs, tenant_id, run_id)
     return bool(graphs.cut)
 
 
 async def _continue_safely(graphs: GraphContext, tenant_id: UUID, run_id: UUID) -> None:
-    """Logs any error. The sweep tries the run again."""
+    """Continues a run and logs any error. The sweep retries failed runs."""
     before = graphs.runs.get_cached(tenant_id, run_id)
     try:
         loaded = await _continue(graphs, tenant_id, run_id)
     except (QueueFull, Unavailable, NotFound) as error:
         log.log(log_level_of(error), "graph run %s is cut: %s", run_id, error.message)
     except Exception:
-        log.exception("graph run %s can't go on", run_id)
+        log.exception("graph run %s can't continue", run_id)
     else:
-        # If others have changed the run meanwhile, they continue it.
+        # If another process has changed the run, that process continues it.
         is_ours = before is None or loaded.revision == before.revision + 1
         if is_ours and _has_more(graphs, loaded):
             graphs.cut.add(tenant_id, run_id)
 
 
 def _has_more(graphs: GraphContext, loaded: LoadedRun) -> bool:
-    """Whether the last decision was cut, or has left room for jobs: where it has started some that were
-    refused, or whose results were there, nothing is in their place yet.
-    """
+    """Checks whether there is more to do now: either the last decision was cut, or there is room
+    for more jobs. There is room if some jobs were refused or reused existing results."""
     return loaded.run.is_cut or _has_room(graphs, loaded)
 
 
 def _has_room(graphs: GraphContext, loaded: LoadedRun) -> bool:
-    """Whether executions are held though more jobs may be in flight."""
+    """Checks whether executions are held although more jobs may be in flight."""
     run, graph = loaded.run, loaded.plan.graph
     most = graphs.context.settings.max_queued_per_graph_run
     is_going = not run.status.is_over and run.paused_at is None and bool(run.held)
@@ -182,10 +186,10 @@ def _has_room(graphs: GraphContext, loaded: LoadedRun) -> bool:
 
 
 async def _dispatches(
-    graphs: GraphContext, loaded: LoadedRun, found: Iterable[Job]
+    graphs: GraphContext, loaded: LoadedRun, run_jobs: Iterable[Job]
 ) -> dict[UUID, Dispatch]:
-    """Reads the dispatches of jobs that a worker has or had."""
-    begun = [job.id for job in found if job.status != JobStatus.QUEUED]
+    """Reads the dispatches of jobs that a worker has accepted."""
+    begun = [job.id for job in run_jobs if job.status != JobStatus.QUEUED]
     if not begun:
         return {}
     async with graphs.context.central.read() as tx:
@@ -195,40 +199,43 @@ async def _dispatches(
 async def _read_events(
     graphs: GraphContext, loaded: LoadedRun, environment: Environment
 ) -> list[Event]:
-    """Reads the events of all jobs that the run waits for; those that it knows change nothing."""
+    """Reads the events of all jobs that the run waits for. Events that it already knows have no
+    effect."""
     waiting = loaded.jobs
     if not waiting:
         return []
     async with graphs.context.tenant(loaded.head.tenant_id) as tx:
-        found = await jobs.get_many(tx, loaded.head.tenant_id, list(waiting))
-        made = await output_files(tx, loaded.head.tenant_id, found.values())
-    rows = await _dispatches(graphs, loaded, found.values())
+        run_jobs = await jobs.get_many(tx, loaded.head.tenant_id, list(waiting))
+        files = await output_files(tx, loaded.head.tenant_id, run_jobs.values())
+    rows = await _dispatches(graphs, loaded, run_jobs.values())
     return [
         event
-        for job_id, (key, attempt) in sorted(waiting.items(), key=lambda each: each[1])
-        if job_id in found
+        for job_id, (key, attempt) in sorted(waiting.items(), key=lambda item: item[1])
+        if job_id in run_jobs
         for event in events_from_job(
-            key, attempt, found[job_id], rows.get(job_id), made, environment.backends
+            key, attempt, run_jobs[job_id], rows.get(job_id), files, environment.backends
         )
     ]
 
 
 async def with_live_progress(graphs: GraphContext, loaded: LoadedRun) -> GraphRunState:
-    """Returns the run with the live progress of its jobs, which changes too often to be stored."""
+    """Returns the run with the live progress of its jobs. This progress changes too often to be
+    stored."""
     if loaded.run.status.is_over or not loaded.run.in_flight:
         return loaded.run
     async with graphs.context.tenant(loaded.head.tenant_id) as tx:
-        found = await jobs.get_many(tx, loaded.head.tenant_id, list(loaded.jobs))
-    rows = await _dispatches(graphs, loaded, found.values())
+        run_jobs = await jobs.get_many(tx, loaded.head.tenant_id, list(loaded.jobs))
+    rows = await _dispatches(graphs, loaded, run_jobs.values())
     environment = Environment(graphs.context.clock())
     draft = RunDraft(loaded.plan, loaded.run, environment)
     for job_id, (key, attempt) in loaded.jobs.items():
-        job = found.get(job_id)
+        job = run_jobs.get(job_id)
         if job is None:
             continue
         row = rows.get(job_id)
         if not job.status.is_active:
-            # It has ended, which the run will process in a moment: until then it must not fall back.
+            # The job has ended, and the run will process that soon. Until then, show it as
+            # complete, so that its progress doesn't drop.
             if job.status == JobStatus.COMPLETED:
                 apply_event(
                     JobStarted(key, attempt, (row and row.worker_id) or "", job.started_at), draft
@@ -245,7 +252,8 @@ async def with_live_progress(graphs: GraphContext, loaded: LoadedRun) -> GraphRu
 
 
 async def read_outbox(graphs: GraphContext, pool: Database) -> None:
-    """Processes all outbox rows of one pool, page by page: rows of blocked runs may stay for long."""
+    """Processes all outbox rows of one pool, page by page, because rows of blocked runs may remain
+    for a long time."""
     after = 0
     while True:
         async with pool.read() as tx:
@@ -269,7 +277,8 @@ async def _advance_safely(
     run_id: UUID,
     handled_outbox: tuple[int, ...] = (),
 ) -> None:
-    """Logs any error, so that one run doesn't block the others; its outbox rows stay."""
+    """Advances a run and logs any error, so that one run doesn't block the others. After an error,
+    its outbox rows remain."""
     try:
         await advance(graphs, tenant_id, run_id, handled_outbox=handled_outbox)
     except (QueueFull, Unavailable) as error:
@@ -280,11 +289,11 @@ async def _advance_safely(
             error.message,
         )
     except NotFound:
-        # The run was removed, so its outbox rows are too.
+        # The run was deleted, so its outbox rows are deleted too.
         async with pool.transaction() as tx:
             await jobs.delete_outbox(tx, handled_outbox)
     except Exception as error:  # noqa: BLE001 — one run must not block the others
-        log_failure(log, error, "graph run %s can't go on", run_id)
+        log_failure(log, error, "graph run %s can't continue", run_id)
         await _reschedule(graphs, pool, handled_outbox)
 
 
@@ -299,7 +308,7 @@ async def _reschedule(
 
 
 async def sweep_runs(graphs: GraphContext, pool: Database) -> None:
-    """Advances every active run by the current backends and the clock."""
+    """Advances every active run based on the current backends and time."""
     after: UUID | None = None
     while True:
         async with pool.read() as tx:
@@ -317,7 +326,7 @@ def _is_being_continued(graphs: GraphContext, run: OpenRun) -> bool:
         return False
     is_known = graphs.runs.get_cached(run.tenant_id, run.id) is not None
     if is_known and run.id not in graphs.cut:
-        return False  # it was cut here, and its continuation has failed
+        return False  # this process cut the run, and continuing it failed
     return run.id in graphs.cut or graphs.context.clock() - run.changed_at < CONTINUED_ELSEWHERE
 
 
@@ -325,7 +334,9 @@ async def _sweep_run(graphs: GraphContext, pool: Database, tenant_id: UUID, run_
     try:
         await _end_overdue(graphs, pool, tenant_id, run_id)
     except Exception as error:  # noqa: BLE001 — one run must not block the others
-        log_failure(log, error, "graph run %s can't be judged, will be retried", run_id)
+        log_failure(
+            log, error, "timeouts of graph run %s could not be checked, will be retried", run_id
+        )
     else:
         await _advance_safely(graphs, pool, tenant_id, run_id)
 
@@ -341,21 +352,20 @@ async def _end_overdue(graphs: GraphContext, pool: Database, tenant_id: UUID, ru
     if not limits:
         return
     async with pool.read() as tx:
-        found = await jobs.get_many(tx, tenant_id, list(limits))
-    for job in overdue_jobs(graphs, found, limits):
+        run_jobs = await jobs.get_many(tx, tenant_id, list(limits))
+    for job in overdue_jobs(graphs, run_jobs, limits):
         await _fail_overdue(graphs, pool, job, limits[job.id])
 
 
 def overdue_jobs(
-    graphs: GraphContext, found: Mapping[UUID, Job], limits: Mapping[UUID, int]
+    graphs: GraphContext, candidates: Mapping[UUID, Job], limits: Mapping[UUID, int]
 ) -> list[Job]:
-    """Returns jobs over their time limit, counted from the start on a worker and not from the
-    queue.
-    """
+    """Returns the jobs over their time limit, which is counted from the start on a worker, without
+    the time in the queue."""
     now = graphs.context.clock()
     return [
         job
-        for job in found.values()
+        for job in candidates.values()
         if job.status == JobStatus.PROCESSING
         and job.started_at
         and now - job.started_at > timedelta(seconds=limits[job.id])

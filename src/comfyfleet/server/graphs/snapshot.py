@@ -1,6 +1,8 @@
-"""Plans and runs as JSON rows and back. Pure; what can be counted again from the records is not kept.
+"""Converts plans and runs to JSON rows and back. Pure. Values that can be computed from the records
+are not stored.
 
-Each change of a run writes its row and the records that changed; reading it costs all of its records."""
+Each change of a run writes the run's row and the changed records. Reading a run reads all of its
+records."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -39,25 +41,28 @@ from comfyfleet.server.graphs.run import (
 
 def dump_plan(plan: RunPlan) -> dict[str, Any]:
     """Converts a plan to JSON values."""
-    facts = {(each.name, each.slug, each.version): each for each in plan.workflows.values()}
+    facts = {
+        (workflow.name, workflow.slug, workflow.version): workflow
+        for workflow in plan.workflows.values()
+    }
     graphs = [
         {"name": name, "version": version, "graph": write_graph(graph)}
         for (name, version), graph in plan.library.items()
     ]
     return {
         "graph": write_graph(plan.source),
-        "workflows": [_dump_facts(each) for each in facts.values()],
+        "workflows": [_dump_facts(workflow) for workflow in facts.values()],
         **({"graphs": graphs} if graphs else {}),
     }
 
 
 def load_plan(saved: Mapping[str, Any]) -> RunPlan:
-    """Loads a plan. An expired run has none left, which is a graph without nodes."""
+    """Loads a plan. An expired run has no plan any more, so the result is a graph without nodes."""
     if not saved:
         return plan_of(GraphDefinition("", {}, ()), catalogue_of(()))
     library = {
-        (each["name"], each["version"]): _load_graph(each["graph"])
-        for each in saved.get("graphs", ())
+        (entry["name"], entry["version"]): _load_graph(entry["graph"])
+        for entry in saved.get("graphs", ())
     }
     catalogue = catalogue_of(tuple(map(_load_facts, saved["workflows"])))
     return plan_of(_load_graph(saved["graph"]), catalogue, library)
@@ -73,13 +78,13 @@ def _dump_facts(facts: WorkflowFacts) -> dict[str, Any]:
     return {
         "slug": facts.slug,
         "version": facts.version,
-        "properties": [asdict(each) for each in facts.properties],
+        "properties": [asdict(prop) for prop in facts.properties],
         "price_tokens": facts.price_tokens,
         "typical_seconds": facts.typical_seconds,
         "required_capabilities": sorted(facts.required_capabilities),
         "is_current": facts.is_current,
         "effect": _dump_effect(facts.effect) if facts.effect else None,
-        "locked_choices": [list(each) for each in facts.locked_choices],
+        "locked_choices": [list(choice) for choice in facts.locked_choices],
     }
 
 
@@ -97,7 +102,7 @@ def _load_facts(saved: Mapping[str, Any]) -> WorkflowFacts:
         required_capabilities=frozenset(saved["required_capabilities"]),
         is_current=saved["is_current"],
         effect=_load_effect(saved.get("effect")),
-        locked_choices=tuple(ModelUse(*each) for each in saved.get("locked_choices", ())),
+        locked_choices=tuple(ModelUse(*choice) for choice in saved.get("locked_choices", ())),
     )
 
 
@@ -117,31 +122,31 @@ _MOMENTS = ("asked_at", "answered_at", "queued_at", "started_at", "ended_at")
 
 
 def dump_record(record: ExecutionRecord) -> dict[str, Any]:
-    """Converts a record to JSON values; fields with their default are left out."""
-    found: dict[str, Any] = {}
-    for each in fields(ExecutionRecord):
-        value = getattr(record, each.name)
-        if value != getattr(NEW_RECORD, each.name):
-            found[each.name] = value.isoformat() if isinstance(value, datetime) else value
+    """Converts a record to JSON values. Leaves out fields that have their default value."""
+    saved: dict[str, Any] = {}
+    for field in fields(ExecutionRecord):
+        value = getattr(record, field.name)
+        if value != getattr(NEW_RECORD, field.name):
+            saved[field.name] = value.isoformat() if isinstance(value, datetime) else value
     if record.question is not None:
         deadline = record.question.deadline
-        found["question"] = {
+        saved["question"] = {
             **record.question._asdict(),
             "deadline": deadline.isoformat() if deadline else None,
         }
-    return found
+    return saved
 
 
 def load_record(saved: Mapping[str, Any]) -> ExecutionRecord:
-    found = dict(saved)
-    found["status"] = ExecutionStatus(found.get("status", ExecutionStatus.PENDING))
-    found["notes"] = tuple(found.get("notes", ()))
+    values = dict(saved)
+    values["status"] = ExecutionStatus(values.get("status", ExecutionStatus.PENDING))
+    values["notes"] = tuple(values.get("notes", ()))
     for name in _MOMENTS:
-        if name in found:
-            found[name] = datetime.fromisoformat(found[name])
-    if "question" in found:
-        found["question"] = _load_question(found["question"])
-    return ExecutionRecord(**found)
+        if name in values:
+            values[name] = datetime.fromisoformat(values[name])
+    if "question" in values:
+        values["question"] = _load_question(values["question"])
+    return ExecutionRecord(**values)
 
 
 def _load_question(saved: Mapping[str, Any]) -> UserQuestion:
@@ -149,17 +154,17 @@ def _load_question(saved: Mapping[str, Any]) -> UserQuestion:
     return UserQuestion(
         saved["message"],
         tuple(saved["backends"]),
-        tuple(Choice(each) for each in saved["choices"]),
+        tuple(Choice(choice) for choice in saved["choices"]),
         datetime.fromisoformat(deadline) if deadline else None,
         saved.get("pick_from"),
     )
 
 
 def dump_cut(run: GraphRunState) -> dict[str, Any] | None:
-    """Converts the place at which a decision has stopped to JSON values; None if it did not stop.
+    """Converts the place where a decision stopped early to JSON values. Returns None if it did not
+    stop early.
 
-    Which ends are left is in the records, by their numbers.
-    """
+    The remaining ends can be found in the records by their numbers."""
     if not run.is_cut:
         return None
     at = run.notifying
@@ -177,7 +182,7 @@ def _load_cut(
     saved: Mapping[str, Any] | None, records: Mapping[ExecutionKey, ExecutionRecord]
 ) -> tuple[Notifying | None, int]:
     if not saved:
-        return None, 1 + max((each.end_number for each in records.values()), default=0)
+        return None, 1 + max((record.end_number for record in records.values()), default=0)
     at = saved["notifying"]
     if at is None:
         return None, saved["next_end"]
@@ -189,12 +194,12 @@ def _load_cut(
 def _unnotified(
     records: Mapping[ExecutionKey, ExecutionRecord], next_end: int
 ) -> tuple[ExecutionKey, ...]:
-    left = [
-        (each.end_number, key)
-        for key, each in records.items()
-        if each.end_number >= next_end and each.status.is_ended
+    remaining = [
+        (record.end_number, key)
+        for key, record in records.items()
+        if record.end_number >= next_end and record.status.is_ended
     ]
-    return tuple(key for _, key in sorted(left))
+    return tuple(key for _, key in sorted(remaining))
 
 
 def load_run(
@@ -203,16 +208,15 @@ def load_run(
     records: Mapping[ExecutionKey, ExecutionRecord],
     cut: Mapping[str, Any] | None = None,
 ) -> GraphRunState:
-    """Loads a run; `head` is its stored part: id, inputs, status, tokens, error, outputs,
-    max_tokens.
-    """
+    """Loads a run. `head` is its stored part: id, inputs, status, tokens, error, outputs and
+    max_tokens."""
     if head.status == GraphRunStatus.PENDING:
         return head
     tallies = _tallies(plan, records)
     held = {
-        (*held_row(plan, key), each.place): key
-        for key, each in records.items()
-        if each.status == ExecutionStatus.HELD
+        (*held_row(plan, key), record.place): key
+        for key, record in records.items()
+        if record.status == ExecutionStatus.HELD
     }
     notifying, next_end = _load_cut(cut, records)
     return replace(
@@ -225,22 +229,22 @@ def load_run(
         tallies=PersistentMap(tallies),
         held=PersistentMap(held),
         rows=_rows(held),
-        in_flight=frozenset(key for key, each in records.items() if each.status.is_in_flight),
+        in_flight=frozenset(key for key, record in records.items() if record.status.is_in_flight),
         asking=frozenset(
-            key for key, each in records.items() if each.status == ExecutionStatus.ASKING
+            key for key, record in records.items() if record.status == ExecutionStatus.ASKING
         ),
-        open_count=sum(each.expected - each.ended for each in tallies.values()),
+        open_count=sum(tally.expected - tally.ended for tally in tallies.values()),
         size=_size(records.values()),
         outputs_size=_size(
-            each for key, each in records.items() if isinstance(plan.node(key.node), OutputNode)
+            record for key, record in records.items() if isinstance(plan.node(key.node), OutputNode)
         ),
     )
 
 
 def _size(records: Iterable[ExecutionRecord]) -> ValueSize:
     total = NO_SIZE
-    for each in records:
-        total = total.plus(size_of((each.inputs, each.outputs), RUN_SIZE_MAX))
+    for record in records:
+        total = total.plus(size_of((record.inputs, record.outputs), RUN_SIZE_MAX))
     return total
 
 
@@ -262,10 +266,11 @@ def _tallies(
 
 
 def _rows(held: Iterable[HeldPlace]) -> tuple[HeldRange, ...]:
-    """Returns the held ranges. They are taken from the front only, so what is left has no gaps."""
+    """Returns the held ranges. Executions are removed only from the front, so the rest has no
+    gaps."""
     places: dict[tuple[int, str], list[int]] = {}
     for priority, lane, number in held:
         places.setdefault((priority, lane), []).append(number)
     return tuple(
-        HeldRange(*row, min(found), max(found) + 1) for row, found in sorted(places.items())
+        HeldRange(*row, min(numbers), max(numbers) + 1) for row, numbers in sorted(places.items())
     )

@@ -1,4 +1,4 @@
-"""The SQL of graphs, their runs and triggers. Every row is looked up with its tenant."""
+"""The SQL for graphs, their runs, and triggers. Every row is looked up by its tenant."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -69,7 +69,7 @@ async def add_graph(tx: Tx, graph: StoredGraph) -> None:
 
 
 async def count_graphs(tx: Tx, tenant_id: UUID, user_id: UUID | None) -> int:
-    """Counts a user's graphs, without deleted ones."""
+    """Counts a user's graphs, excluding deleted ones."""
     query = select(func.count()).where(
         graphs.c.tenant_id == tenant_id,
         graphs.c.user_id == user_id,
@@ -90,7 +90,8 @@ async def add_version(tx: Tx, graph: StoredGraph) -> None:
 
 
 async def next_version(tx: Tx, tenant_id: UUID, graph_id: UUID, name: str) -> int | None:
-    """Increments the version under a row lock: two new versions at once get two numbers."""
+    """Increments the version under a row lock, so that two concurrent new versions get different
+    numbers."""
     changed = await tx.execute(
         update(graphs)
         .where(
@@ -99,8 +100,8 @@ async def next_version(tx: Tx, tenant_id: UUID, graph_id: UUID, name: str) -> in
         .values(version=graphs.c.version + 1, name=name)
         .returning(graphs.c.version)
     )
-    found: int | None = changed.scalar_one_or_none()
-    return found
+    version: int | None = changed.scalar_one_or_none()
+    return version
 
 
 async def get_graph(
@@ -114,17 +115,17 @@ async def get_graph(
 async def graphs_named(
     tx: Tx, tenant_id: UUID, name: str, *, user_id: UUID | None = None, limit: int
 ) -> list[StoredGraph]:
-    """Returns graphs of the tenant, or of one user, by name; the newest first."""
+    """Returns the graphs of a tenant or a user with this name, newest first."""
     query = _stored(tenant_id, None).where(graphs.c.name == name)
     if user_id is not None:
         query = query.where(graphs.c.user_id == user_id)
     newest = (graphs.c.created_at.desc(), graphs.c.id.desc())
-    found = await tx.execute(query.order_by(*newest).limit(limit))
-    return [_graph(row) for row in found.mappings()]
+    rows = await tx.execute(query.order_by(*newest).limit(limit))
+    return [_graph(row) for row in rows.mappings()]
 
 
 async def delete_graph(tx: Tx, tenant_id: UUID, graph_id: UUID, *, now: datetime) -> None:
-    """Marks a graph as deleted; its runs stay, each with the graph as it was at their start."""
+    """Marks a graph as deleted. Its runs remain, each with the graph as of its start."""
     await tx.execute(
         update(graphs)
         .where(graphs.c.tenant_id == tenant_id, graphs.c.id == graph_id)
@@ -176,7 +177,7 @@ def _error(saved: Mapping[str, Any]) -> RunError:
 
 
 async def add_run(tx: Tx, head: RunRow) -> bool:
-    """Adds a run; False if there is one with this id already."""
+    """Adds a run. Returns False if a run with this id already exists."""
     row = {
         "id": head.id,
         "tenant_id": head.tenant_id,
@@ -216,7 +217,8 @@ _LOCK_REVISION = PreparedStatement(
 
 
 async def lock_revision(tx: Tx, tenant_id: UUID, run_id: UUID) -> int | None:
-    """Locks the run and returns its revision; nobody else advances it until the transaction ends."""
+    """Locks the run and returns its revision. No other process can advance the run until the
+    transaction ends."""
     row = await _LOCK_REVISION.first(tx, {"of_tenant": tenant_id, "of_run": run_id})
     return row["revision"] if row else None
 
@@ -231,7 +233,7 @@ async def revision_of(tx: Tx, tenant_id: UUID, run_id: UUID) -> int | None:
 class OpenRun(NamedTuple):
     tenant_id: UUID
     id: UUID
-    is_cut: bool  # its last decision stopped before everything was decided
+    is_cut: bool  # its last decision stopped early
     changed_at: datetime
 
 
@@ -244,22 +246,22 @@ async def list_open_runs(tx: Tx, *, after: UUID | None, limit: int) -> list[Open
     ).where(graph_runs.c.status.in_(OPEN_STATUSES))
     if after:
         query = query.where(graph_runs.c.id > after)
-    found = await tx.execute(query.order_by(graph_runs.c.id).limit(limit))
-    return [OpenRun(*row) for row in found]
+    rows = await tx.execute(query.order_by(graph_runs.c.id).limit(limit))
+    return [OpenRun(*row) for row in rows]
 
 
-# Lists: without documents, snapshots and records
+# Lists, without documents, snapshots and records
 
 
 async def list_graphs(
     tx: Tx, tenant_id: UUID, *, before: GraphListItem | None, limit: int
 ) -> list[GraphListItem]:
-    """Returns a page, the newest first."""
+    """Returns a page of graphs, newest first."""
     query = _entries(graphs, GraphListItem).where(
         graphs.c.tenant_id == tenant_id, graphs.c.deleted_at.is_(None)
     )
-    found = await tx.execute(_newest(graphs, query, before, limit))
-    return [GraphListItem(**row) for row in found.mappings()]
+    rows = await tx.execute(_newest(graphs, query, before, limit))
+    return [GraphListItem(**row) for row in rows.mappings()]
 
 
 async def get_graph_item(tx: Tx, tenant_id: UUID, graph_id: UUID) -> GraphListItem | None:
@@ -281,7 +283,7 @@ async def list_runs(
     before: RunListItem | None,
     limit: int,
 ) -> list[RunListItem]:
-    """Returns a page, the newest first."""
+    """Returns a page of runs, newest first."""
     query = _run_entries().where(
         graph_runs.c.tenant_id == tenant_id, graph_runs.c.user_id == user_id
     )
@@ -291,8 +293,8 @@ async def list_runs(
         query = query.where(graph_runs.c.status == status)
     if rerun_of:
         query = query.where(graph_runs.c.rerun_of == rerun_of)
-    found = await tx.execute(_newest(graph_runs, query, before, limit))
-    return [_run_entry(row) for row in found.mappings()]
+    rows = await tx.execute(_newest(graph_runs, query, before, limit))
+    return [_run_entry(row) for row in rows.mappings()]
 
 
 async def get_run_item(tx: Tx, tenant_id: UUID, user_id: UUID, run_id: UUID) -> RunListItem | None:
@@ -306,12 +308,12 @@ async def get_run_item(tx: Tx, tenant_id: UUID, user_id: UUID, run_id: UUID) -> 
 
 
 def _entries(table: Table, entry: type[GraphListItem]) -> Select[Any]:
-    return select(*(table.c[each.name] for each in fields(entry)))
+    return select(*(table.c[field.name] for field in fields(entry)))
 
 
 def _run_entries() -> Select[Any]:
-    """Selects runs with the names of their graphs, including deleted ones."""
-    own = (graph_runs.c[each.name] for each in fields(RunListItem) if each.name != "name")
+    """Selects runs with the names of their graphs, even if those are deleted."""
+    own = (graph_runs.c[field.name] for field in fields(RunListItem) if field.name != "name")
     joined = graph_runs.join(graphs, graphs.c.id == graph_runs.c.graph_id)
     return select(*own, graphs.c.name).select_from(joined)
 
@@ -326,7 +328,7 @@ def _newest(
     if before:
         last = tuple_(literal(before.created_at, Moment()), before.id)
         query = query.where(tuple_(*place) < last)
-    return query.order_by(*(each.desc() for each in place)).limit(limit)
+    return query.order_by(*(column.desc() for column in place)).limit(limit)
 
 
 def _run_entry(row: RowMapping) -> RunListItem:
@@ -339,7 +341,7 @@ def _run_entry(row: RowMapping) -> RunListItem:
 
 
 async def expire_runs(tx: Tx, tenant_id: UUID, *, ended_before: datetime, limit: int) -> list[UUID]:
-    """Removes inputs, outputs and records of ended runs, the oldest first."""
+    """Deletes the inputs, outputs and records of ended runs, oldest first."""
     old = (
         select(graph_runs.c.id)
         .where(
@@ -361,7 +363,7 @@ async def expire_runs(tx: Tx, tenant_id: UUID, *, ended_before: datetime, limit:
         "rerun": null(),
         "cut": null(),
     }
-    # A retry clears ended_at; a run that was retried meanwhile is kept.
+    # A retry clears ended_at, so a run that was retried in the meantime is kept.
     over = (is_one_of(tx, graph_runs.c.id, ids), graph_runs.c.ended_at < ended_before)
     changed = update(graph_runs).where(*over).values({**lost, "revision": EXPIRED_REVISION})
     expired = list((await tx.execute(changed.returning(graph_runs.c.id))).scalars())
@@ -372,7 +374,7 @@ async def expire_runs(tx: Tx, tenant_id: UUID, *, ended_before: datetime, limit:
 
 
 async def jobs_reused_by_open_runs(tx: Tx, tenant_id: UUID) -> set[UUID]:
-    """Returns the jobs of others whose results active runs have taken."""
+    """Returns the jobs whose results active runs have reused."""
     job_id = graph_executions.c.record["reused_from"]["job_id"].as_string()
     query = (
         select(job_id)
@@ -386,7 +388,7 @@ async def jobs_reused_by_open_runs(tx: Tx, tenant_id: UUID) -> set[UUID]:
         )
         .distinct()
     )
-    return {UUID(each) for each in (await tx.execute(query)).scalars()}
+    return {UUID(reused_id) for reused_id in (await tx.execute(query)).scalars()}
 
 
 async def inputs_of_open_runs(tx: Tx, tenant_id: UUID) -> list[Mapping[str, Any]]:
@@ -402,7 +404,8 @@ async def inputs_of_open_runs(tx: Tx, tenant_id: UUID) -> list[Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StoredTrigger:
-    """Starts runs of a graph or pipeline for its user: at moments of a schedule, or by a webhook."""
+    """A trigger that starts runs of a graph or pipeline for its user, on a schedule or by a
+    webhook."""
 
     id: UUID
     tenant_id: UUID
@@ -433,7 +436,7 @@ class TriggerFiring:
     tenant_id: UUID
     trigger_id: UUID
     cause: FiringCause
-    day: str  # in the trigger's time zone, as 2026-11-16
+    day: str  # in the trigger's time zone, such as 2026-11-16
     status: FiringStatus
     created_at: datetime
     not_before: datetime
@@ -446,7 +449,7 @@ class TriggerFiring:
     missed: int = 0
     tries: int = 0
     ended_at: datetime | None = None
-    run_status: str | None = None  # of its run, as it stands
+    run_status: str | None = None  # current status of its run
 
 
 async def add_trigger(tx: Tx, trigger: StoredTrigger) -> None:
@@ -463,9 +466,8 @@ async def count_triggers(tx: Tx, tenant_id: UUID, user_id: UUID) -> int:
 async def get_trigger(
     tx: Tx, trigger_id: UUID, *, owner: tuple[UUID, UUID] | None = None
 ) -> StoredTrigger | None:
-    """Returns a trigger of a tenant and user. Without them it may be anybody's: callers that do so
-    check its secret.
-    """
+    """Returns a trigger of a tenant and user. Without an owner, returns any user's trigger; such
+    callers must check its secret."""
     query = select(triggers).where(triggers.c.id == trigger_id)
     if owner:
         query = query.where(triggers.c.tenant_id == owner[0], triggers.c.user_id == owner[1])
@@ -474,7 +476,7 @@ async def get_trigger(
 
 
 async def lock_trigger(tx: Tx, trigger_id: UUID) -> StoredTrigger | None:
-    """Locks a trigger, so that what is left of its limit is granted once."""
+    """Locks a trigger, so that the rest of its limit is granted only once."""
     query = for_update(tx, select(triggers).where(triggers.c.id == trigger_id))
     row = (await tx.execute(query)).mappings().one_or_none()
     return _trigger(row) if row else None
@@ -483,10 +485,10 @@ async def lock_trigger(tx: Tx, trigger_id: UUID) -> StoredTrigger | None:
 async def list_triggers(
     tx: Tx, tenant_id: UUID, user_id: UUID, *, before: StoredTrigger | None, limit: int
 ) -> list[StoredTrigger]:
-    """Returns a page, the newest first."""
+    """Returns a page of triggers, newest first."""
     query = select(triggers).where(triggers.c.tenant_id == tenant_id, triggers.c.user_id == user_id)
-    found = await tx.execute(_newest(triggers, query, before, limit))
-    return [_trigger(row) for row in found.mappings()]
+    rows = await tx.execute(_newest(triggers, query, before, limit))
+    return [_trigger(row) for row in rows.mappings()]
 
 
 async def update_trigger(
@@ -507,8 +509,8 @@ async def update_trigger(
 
 
 async def delete_trigger(tx: Tx, owner: tuple[UUID, UUID], trigger_id: UUID) -> bool:
-    """Deletes a trigger with its firings; their runs stay."""
-    gone = await tx.execute(
+    """Deletes a trigger and its firings. Their runs remain."""
+    deleted = await tx.execute(
         delete(triggers)
         .where(
             triggers.c.tenant_id == owner[0],
@@ -517,24 +519,24 @@ async def delete_trigger(tx: Tx, owner: tuple[UUID, UUID], trigger_id: UUID) -> 
         )
         .returning(triggers.c.id)
     )
-    return gone.first() is not None
+    return deleted.first() is not None
 
 
-# As the indexes say it: values that are bound would hide that they fit.
+# Literal SQL that matches the conditions of the partial indexes. With bound parameters, the planner
+# would not use them.
 _IS_SCHEDULED = text("next_at IS NOT NULL AND NOT is_paused")
 _IS_STARTING = text("trigger_firings.status = 'starting'")
 
 
 async def due_triggers(tx: Tx, now: datetime, *, limit: int) -> list[StoredTrigger]:
     query = select(triggers).where(_IS_SCHEDULED, triggers.c.next_at <= now)
-    found = await tx.execute(query.order_by(triggers.c.next_at).limit(limit))
-    return [_trigger(row) for row in found.mappings()]
+    rows = await tx.execute(query.order_by(triggers.c.next_at).limit(limit))
+    return [_trigger(row) for row in rows.mappings()]
 
 
 async def claim_moment(tx: Tx, trigger: StoredTrigger, values: Mapping[str, Any]) -> bool:
-    """Moves a schedule on from the moment that was read; False: somebody else has, or it was paused
-    or deleted.
-    """
+    """Moves a schedule on from the time that was read. Returns False if another process has done
+    so, or if the trigger was paused or deleted."""
     changed = await tx.execute(
         update(triggers)
         .where(triggers.c.id == trigger.id, triggers.c.next_at == trigger.next_at, _IS_SCHEDULED)
@@ -545,7 +547,7 @@ async def claim_moment(tx: Tx, trigger: StoredTrigger, values: Mapping[str, Any]
 
 
 async def add_firing(tx: Tx, firing: TriggerFiring) -> bool:
-    """Adds a firing; False if it is there already."""
+    """Adds a firing. Returns False if it already exists."""
     row = {name: value for name, value in asdict(firing).items() if name != "run_status"}
     added = await tx.execute(
         insert_if_new(tx, trigger_firings, [row]).returning(trigger_firings.c.id)
@@ -556,14 +558,15 @@ async def add_firing(tx: Tx, firing: TriggerFiring) -> bool:
 async def firing_of_keys(
     tx: Tx, trigger_id: UUID, key_hashes: Sequence[str]
 ) -> tuple[TriggerFiring | None, frozenset[str]]:
-    """Returns the oldest firing of a delivery with one of these keys, and which keys are known."""
+    """Returns the oldest firing of a delivery with one of these keys, and the keys that are already
+    known."""
     keys = trigger_delivery_keys
-    found = await tx.execute(
+    stored = await tx.execute(
         select(keys.c.key_hash, keys.c.firing_id)
         .where(keys.c.trigger_id == trigger_id, keys.c.key_hash.in_(key_hashes))
         .order_by(keys.c.created_at, keys.c.key_hash)
     )
-    rows = found.all()
+    rows = stored.all()
     firing = await get_firing(tx, trigger_id, rows[0].firing_id) if rows else None
     return firing, frozenset(row.key_hash for row in rows)
 
@@ -571,7 +574,7 @@ async def firing_of_keys(
 async def add_delivery_keys(
     tx: Tx, firing: TriggerFiring, key_hashes: Collection[str], *, now: datetime
 ) -> None:
-    """Stores the keys of a delivery; known ones stay with their first firing."""
+    """Stores the keys of a delivery. Keys that are already known keep their first firing."""
     rows = [
         {
             "trigger_id": firing.trigger_id,
@@ -586,7 +589,7 @@ async def add_delivery_keys(
 
 
 async def end_firing(tx: Tx, firing_id: UUID, values: Mapping[str, Any]) -> bool:
-    """Writes the result of a firing; False if it has one."""
+    """Writes the result of a firing. Returns False if it already has one."""
     changed = await tx.execute(
         update(trigger_firings)
         .where(trigger_firings.c.id == firing_id, trigger_firings.c.status == FiringStatus.STARTING)
@@ -597,14 +600,14 @@ async def end_firing(tx: Tx, firing_id: UUID, values: Mapping[str, Any]) -> bool
 
 
 async def stuck_firings(tx: Tx, now: datetime, *, limit: int) -> list[TriggerFiring]:
-    """Returns firings that nobody is starting: whoever began has died, or could not."""
+    """Returns firings that are stuck, because the process that was starting them died or failed."""
     query = select(trigger_firings).where(_IS_STARTING, trigger_firings.c.not_before <= now)
-    found = await tx.execute(query.order_by(trigger_firings.c.not_before).limit(limit))
-    return [_firing(row) for row in found.mappings()]
+    rows = await tx.execute(query.order_by(trigger_firings.c.not_before).limit(limit))
+    return [_firing(row) for row in rows.mappings()]
 
 
 async def take_firing(tx: Tx, firing: TriggerFiring, *, until: datetime) -> bool:
-    """Counts a try, as one process; False: another has it."""
+    """Claims a firing and counts the attempt. Returns False if another process has claimed it."""
     changed = await tx.execute(
         update(trigger_firings)
         .where(
@@ -619,14 +622,15 @@ async def take_firing(tx: Tx, firing: TriggerFiring, *, until: datetime) -> bool
 
 
 async def is_any_trigger_due(tx: Tx, now: datetime) -> bool:
-    """Checks cheaply; called every second, mostly without result."""
+    """Checks whether any trigger is due. The check is cheap, because it runs every second and
+    usually finds nothing."""
     due = select(triggers.c.id).where(_IS_SCHEDULED, triggers.c.next_at <= now).limit(1)
     stuck = select(trigger_firings.c.id).where(_IS_STARTING, trigger_firings.c.not_before <= now)
     return bool(await tx.scalar(select(or_(due.exists(), stuck.limit(1).exists()))))
 
 
 def _firing_rows() -> Select[Any]:
-    """Selects firings with the states of their runs."""
+    """Selects firings with the status of their runs."""
     state = func.coalesce(graph_runs.c.status, pipeline_runs.c.status).label("run_status")
     return select(trigger_firings, state).select_from(_with_runs())
 
@@ -648,25 +652,24 @@ async def get_firing(tx: Tx, trigger_id: UUID, firing_id: UUID) -> TriggerFiring
 async def list_firings(
     tx: Tx, trigger_id: UUID, *, before: TriggerFiring | None, limit: int
 ) -> list[TriggerFiring]:
-    """Returns a page, the newest first."""
+    """Returns a page of firings, newest first."""
     query = _firing_rows().where(trigger_firings.c.trigger_id == trigger_id)
-    found = await tx.execute(_newest(trigger_firings, query, before, limit))
-    return [_firing(row) for row in found.mappings()]
+    rows = await tx.execute(_newest(trigger_firings, query, before, limit))
+    return [_firing(row) for row in rows.mappings()]
 
 
 class DayUse(NamedTuple):
-    """What a trigger has done on a day."""
+    """What a trigger used on one day."""
 
     tokens: int = 0
     started: int = 0
     refused: int = 0
-    is_spent: bool = False  # its limit has refused a run
+    is_spent: bool = False  # whether its limit has refused a run
 
 
 async def day_uses(tx: Tx, days: Mapping[UUID, str]) -> dict[UUID, DayUse]:
-    """Sums what the runs of each trigger's day have cost; those that are open count with all that
-    they may spend.
-    """
+    """Sums the cost of the runs that each trigger started on the given day. Active runs count with
+    the full amount that they may spend."""
     of_pipeline = (
         select(func.coalesce(func.sum(pipeline_jobs.c.tokens), 0))
         .where(pipeline_jobs.c.run_id == pipeline_runs.c.id)
@@ -701,7 +704,7 @@ async def day_uses(tx: Tx, days: Mapping[UUID, str]) -> dict[UUID, DayUse]:
 
 
 async def prune_firings(tx: Tx, *, before: datetime, limit: int) -> int:
-    """Deletes old firings that have ended; returns how many."""
+    """Deletes old firings that have ended. Returns their number."""
     old = (
         select(trigger_firings.c.id)
         .where(
@@ -710,8 +713,8 @@ async def prune_firings(tx: Tx, *, before: datetime, limit: int) -> int:
         )
         .limit(limit)
     )
-    gone = await tx.execute(delete(trigger_firings).where(trigger_firings.c.id.in_(old)))
-    return int(gone.rowcount)
+    deleted = await tx.execute(delete(trigger_firings).where(trigger_firings.c.id.in_(old)))
+    return int(deleted.rowcount)
 
 
 def _trigger(row: RowMapping) -> StoredTrigger:

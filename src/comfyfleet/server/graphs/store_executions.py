@@ -1,4 +1,5 @@
-"""The SQL that writes a run with its executions, and reads them: in parts, so that the event loop turns in between."""
+"""The SQL that writes and reads a run with its executions, in parts, so that the event loop isn't
+blocked."""
 
 import asyncio
 from collections.abc import Iterable, Iterator
@@ -47,7 +48,7 @@ async def write_run(
     revision: int,
     now: datetime,
 ) -> None:
-    """Writes the run's row, and the records that are new or changed."""
+    """Writes the run's row and its new or changed records."""
     values = {
         "status": run.status,
         "revision": revision,
@@ -65,11 +66,11 @@ async def write_run(
     await _WRITE_HEAD.tuples(tx, {**new, "of_run": head.id})
     for part in _parts(_row(head, key, run.record(key)) for key in changed):
         if len(part) == 1 or (is_sqlite(tx) and len(part) <= ONE_BY_ONE_MAX):
-            for each in part:
-                await _WRITE_RECORD.tuples(tx, each)
+            for row in part:
+                await _WRITE_RECORD.tuples(tx, row)
         else:
             await tx.execute(_upsert(tx), part)
-        await asyncio.sleep(0)  # one statement may take some milliseconds, and there may be many
+        await asyncio.sleep(0)  # a statement may take some milliseconds, and there may be many
 
 
 def _row(head: RunRow, key: ExecutionKey, record: ExecutionRecord) -> dict[str, Any]:
@@ -83,15 +84,14 @@ def _row(head: RunRow, key: ExecutionKey, record: ExecutionRecord) -> dict[str, 
 
 
 def _parts(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    left = iter(rows)
-    while part := list(islice(left, ROWS_PER_STATEMENT_MAX)):
+    remaining = iter(rows)
+    while part := list(islice(remaining, ROWS_PER_STATEMENT_MAX)):
         yield part
 
 
 async def read_records(tx: Tx, head: RunRow) -> dict[ExecutionKey, ExecutionRecord]:
-    """Reads all records of a run, page by page. The run may change between two pages: callers compare
-    its revision afterwards.
-    """
+    """Reads all records of a run, page by page. The run may change between two pages, so callers
+    must compare its revision afterwards."""
     columns = (graph_executions.c.node, graph_executions.c.at, graph_executions.c.record)
     key = tuple_(graph_executions.c.node, graph_executions.c.at)
     query = (
@@ -100,16 +100,16 @@ async def read_records(tx: Tx, head: RunRow) -> dict[ExecutionKey, ExecutionReco
         .order_by(graph_executions.c.node, graph_executions.c.at)
         .limit(ROWS_PER_PAGE)
     )
-    found: dict[ExecutionKey, ExecutionRecord] = {}
+    records: dict[ExecutionKey, ExecutionRecord] = {}
     page = (await tx.execute(query)).all()
     while page:
-        found |= {ExecutionKey(row.node, _index(row.at)): load_record(row.record) for row in page}
+        records |= {ExecutionKey(row.node, _index(row.at)): load_record(row.record) for row in page}
         if len(page) < ROWS_PER_PAGE:
             break
         await asyncio.sleep(0)
         last = page[-1]
         page = (await tx.execute(query.where(key > (last.node, last.at)))).all()
-    return found
+    return records
 
 
 def _index(text: str) -> tuple[int, ...]:

@@ -1,8 +1,10 @@
-"""The timeline of a run: who waited for what, who ran, and the critical path. Pure.
+"""Computes the timeline of a run: what its executions waited for, when they ran, and the critical
+path. Pure.
 
-All executions of a node are one row, so that a map of ten thousand items is one row as well. The critical path
-leads from the execution that ended last back to the start of the run, each time over the input that was decided
-last: whatever is on it, if it were faster, would make the run end earlier, until another path is the longest."""
+All executions of a node form one row, so a map of ten thousand items is one row as well. The
+critical path leads from the execution that ended last back to the start of the run, each time
+through the input that was decided last. If a step on it were faster, the run would end earlier,
+until another path becomes the longest."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,18 +46,20 @@ def critical_path(
     sources: Callable[[T], Iterable[T]],
     rank: Callable[[T], Any],
 ) -> list[T]:
-    """Returns a chain of dependencies that ends with `last`, the first one first.
+    """Returns a chain of dependencies that ends with `last`, in order of time.
 
-    Before each stands the source that ended last, by `rank` among those that ended at the same moment. So the
-    times between their ends add up to the time from the start of the first one's wait to the end of `last`.
-    """
+    Each step is preceded by its source that ended last. If several sources ended at the same time,
+    `rank` decides. So the times between the ends add up to the time from the start of the first
+    step's wait to the end of `last`."""
     path = [last]
     while True:
         until = ends[path[-1]]
-        before = [each for each in sources(path[-1]) if each in ends and ends[each] <= until]
+        before = [
+            source for source in sources(path[-1]) if source in ends and ends[source] <= until
+        ]
         if not before:
             return path[::-1]
-        path.append(max(before, key=lambda each: (ends[each], rank(each))))
+        path.append(max(before, key=lambda source: (ends[source], rank(source))))
 
 
 class TimeSpan(NamedTuple):
@@ -67,9 +71,8 @@ class TimeSpan(NamedTuple):
 def spans_of(
     record: ExecutionRecord, ready: float, until: float, seconds: "Clock"
 ) -> list[TimeSpan]:
-    """Returns what an execution did from the moment when its inputs were decided. Spans without a
-    duration are left out.
-    """
+    """Returns the spans of an execution, beginning when its inputs were decided. Leaves out spans
+    without a duration."""
     waited = SpanKind.RETRIED if record.attempt > 1 else SpanKind.HELD
     marks = [
         (ready, waited),
@@ -81,7 +84,7 @@ def spans_of(
     if record.status == ExecutionStatus.HELD and record.started_at:
         marks = [(ready, SpanKind.RETRIED)]  # between two attempts
     known = sorted(
-        ((max(ready, at), kind) for at, kind in marks if at is not None), key=lambda each: each[0]
+        ((max(ready, at), kind) for at, kind in marks if at is not None), key=lambda mark: mark[0]
     )
     ends = [*(at for at, _ in known[1:]), until]
     return [
@@ -95,14 +98,14 @@ Clock = Callable[[datetime | None], float | None]
 
 
 def joined_spans(all_spans: Iterable[TimeSpan], most: int = SPANS_PER_NODE_MAX) -> list[TimeSpan]:
-    """Joins spans of several executions into one row: each moment has one kind, the first of
-    SPAN_KINDS that any of them has. Short ones are added to the one before, if there are too many.
-    """
+    """Joins spans of several executions into one row. Each moment has one kind: the first of
+    SPAN_KINDS that any execution has then. If there are too many spans, short ones are joined with
+    their neighbors."""
     changes: dict[float, dict[SpanKind, int]] = {}
-    for each in all_spans:
-        for at, by in ((each.start, 1), (each.end, -1)):
-            found = changes.setdefault(at, {})
-            found[each.kind] = found.get(each.kind, 0) + by
+    for span in all_spans:
+        for at, by in ((span.start, 1), (span.end, -1)):
+            counts = changes.setdefault(at, {})
+            counts[span.kind] = counts.get(span.kind, 0) + by
     going = dict.fromkeys(SPAN_KINDS, 0)
     row: list[TimeSpan] = []
     moments = sorted(changes)
@@ -110,7 +113,7 @@ def joined_spans(all_spans: Iterable[TimeSpan], most: int = SPANS_PER_NODE_MAX) 
     for start, end in itertools.pairwise(moments):
         for kind, by in changes[start].items():
             going[kind] += by
-        shown = next((each for each in SPAN_KINDS if going[each]), None)
+        shown = next((kind for kind in SPAN_KINDS if going[kind]), None)
         if shown is not None:
             _append(row, TimeSpan(shown, start, end), least)
     return row
@@ -121,7 +124,7 @@ def _append(row: list[TimeSpan], span: TimeSpan, least: float) -> None:
     if last and last.end == span.start and last.kind == span.kind:
         row[-1] = last._replace(end=span.end)
     elif last and span.start - last.start < least:
-        # Too short to be seen: it becomes a part of what follows.
+        # Too short to be visible, so it becomes a part of the following span.
         row[-1] = span._replace(start=last.start)
     else:
         row.append(span)
@@ -129,7 +132,7 @@ def _append(row: list[TimeSpan], span: TimeSpan, least: float) -> None:
 
 @dataclass(frozen=True)
 class RunTimes:
-    """A run with the times of its executions, in seconds since its start."""
+    """A run with the times of its executions, in seconds since the run's start."""
 
     plan: RunPlan
     run: GraphRunState
@@ -156,10 +159,11 @@ class RunTimes:
     @cached_property
     def _judges(self) -> Mapping[str, str]:
         nodes = self.plan.graph.nodes.values()
-        return {each.rounds: each.id for each in nodes if isinstance(each, RoundEndNode)}
+        return {node.rounds: node.id for node in nodes if isinstance(node, RoundEndNode)}
 
     def sources(self, key: ExecutionKey) -> tuple[ExecutionKey, ...]:
-        """Returns the executions that one waits for; a later round of a loop for the one before it."""
+        """Returns the executions that an execution waits for. A later round of a loop waits for the
+        previous round."""
         if key not in self._sources:
             self._sources[key] = tuple(self._find_sources(key))
         return self._sources[key]
@@ -177,25 +181,25 @@ class RunTimes:
 
     @cached_property
     def ends(self) -> dict[ExecutionKey, float]:
-        """When executions ended."""
-        found = ((key, self.seconds(each.ended_at)) for key, each in self.run.records.items())
+        """The times when executions ended."""
+        times = ((key, self.seconds(record.ended_at)) for key, record in self.run.records.items())
         return {
-            key: at for key, at in found if at is not None and self.run.record(key).status.is_ended
+            key: at for key, at in times if at is not None and self.run.record(key).status.is_ended
         }
 
     def ready(self, key: ExecutionKey) -> float | None:
-        """When the inputs of an execution were decided; None: they are not."""
+        """Returns when the inputs of an execution were decided, or None if they are not decided
+        yet."""
         end = self.ends.get(key)
         sources = self.sources(key)
-        if end is None and not all(each in self.ends for each in sources):
+        if end is None and not all(source in self.ends for source in sources):
             return None
-        ends = (self.ends.get(each, 0.0) for each in sources)
+        ends = (self.ends.get(source, 0.0) for source in sources)
         return max((at for at in ends if end is None or at <= end), default=0.0)
 
     def rank(self, key: ExecutionKey) -> tuple[bool, int, tuple[int, ...]]:
-        """Among executions that ended at the same moment: what ran before what was skipped, then the
-        last one in the order of the graph.
-        """
+        """Ranks executions that ended at the same time: executed ones after skipped ones, and
+        otherwise by their order in the graph."""
         is_skipped = self.run.record(key).status == ExecutionStatus.SKIPPED
         return (not is_skipped, self.place[key.node], key.at)
 
@@ -220,11 +224,11 @@ def timeline_of(
     now: datetime,
 ) -> RunTimeline:
     timed = RunTimes(plan, run, started_at, ended_at, now)
-    executions = {each.key: each for each in _executions(timed)}
+    executions = {execution.key: execution for execution in _executions(timed)}
     path = _path(timed, executions)
     by_node: dict[str, list[TimedExecution]] = {}
-    for each in executions.values():
-        by_node.setdefault(each.key.node, []).append(each)
+    for execution in executions.values():
+        by_node.setdefault(execution.key.node, []).append(execution)
     critical = {key.node for key in path}
     shown = [node for node in plan.shape.order if not is_hidden(plan.node(node))]
     steps = _steps(timed, path, executions)
@@ -248,19 +252,25 @@ def _executions(timed: RunTimes) -> Iterator[TimedExecution]:
         if ready is None:
             continue
         end = timed.ends.get(key, max(ready, timed.until))
-        # Others are decided in the moment in which they are ready.
+        # Other nodes are decided as soon as they are ready.
         takes_time = record.asked_at or isinstance(timed.plan.node(key.node), WorkflowNode)
         spans = spans_of(record, ready, end, timed.seconds) if takes_time else []
         yield TimedExecution(key, ready, end, spans)
 
 
 def _path(timed: RunTimes, executions: Mapping[ExecutionKey, TimedExecution]) -> list[ExecutionKey]:
-    """Returns the critical path; of a run that goes on, that of what has been going on for the
-    longest time.
-    """
-    going = [each for each in executions.values() if each.key not in timed.ends]
+    """Returns the critical path. For an active run, this is the path of the execution that has been
+    active longest."""
+    going = [execution for execution in executions.values() if execution.key not in timed.ends]
     if going:
-        last = min(going, key=lambda each: (each.ready, timed.place[each.key.node], each.key.at))
+        last = min(
+            going,
+            key=lambda execution: (
+                execution.ready,
+                timed.place[execution.key.node],
+                execution.key.at,
+            ),
+        )
         ends = {**timed.ends, last.key: last.end}
         return critical_path(last.key, ends, timed.sources, timed.rank)
     if not timed.ends:
@@ -274,7 +284,7 @@ def _steps(
     path: Sequence[ExecutionKey],
     executions: Mapping[ExecutionKey, TimedExecution],
 ) -> list[CriticalStep]:
-    """Returns the steps that people see. What a hidden one took is a part of the next."""
+    """Returns the visible steps. The time of a hidden step is added to the next one."""
     steps: list[CriticalStep] = []
     start = 0.0
     for key in path:
@@ -302,27 +312,29 @@ def _longest(steps: Sequence[CriticalStep]) -> tuple[CriticalStep, ...]:
 def _row(
     timed: RunTimes, node: str, executions: Sequence[TimedExecution], *, is_critical: bool
 ) -> NodeTimeline:
-    found = timed.plan.node(node)
+    graph_node = timed.plan.node(node)
     tally = timed.run.tally(node)
-    last = max(executions, key=lambda each: (each.end, each.key.at), default=None)
-    longest = max(executions, key=lambda each: (each.seconds, each.key.at), default=None)
-    ended = [timed.ends[each.key] for each in executions if each.key in timed.ends]
+    last = max(executions, key=lambda execution: (execution.end, execution.key.at), default=None)
+    longest = max(
+        executions, key=lambda execution: (execution.seconds, execution.key.at), default=None
+    )
+    ended = [timed.ends[execution.key] for execution in executions if execution.key in timed.ends]
     is_over = bool(ended) and len(ended) == len(executions) >= tally.expected
     return NodeTimeline(
         id=node,
-        type=kind_of(found),
-        name=found.name if isinstance(found, WorkflowNode) else None,
+        type=kind_of(graph_node),
+        name=graph_node.name if isinstance(graph_node, WorkflowNode) else None,
         status=_status(timed, node),
         executions=len(executions),
         expected=tally.expected,
         after=_after(timed, last.key if last else ExecutionKey(node)),
-        ready=_rounded(min(each.ready for each in executions)) if executions else None,
+        ready=_rounded(min(execution.ready for execution in executions)) if executions else None,
         ended=_rounded(max(ended)) if is_over else None,
         spans=tuple(
-            TimelineSpan(kind=each.kind, start=_rounded(each.start), end=_rounded(each.end))
-            for each in joined_spans(span for one in executions for span in one.spans)
+            TimelineSpan(kind=joined.kind, start=_rounded(joined.start), end=_rounded(joined.end))
+            for joined in joined_spans(span for one in executions for span in one.spans)
         ),
-        seconds=_summed(span for each in executions for span in each.spans),
+        seconds=_summed(span for execution in executions for span in execution.spans),
         longest=longest.key.at if longest and len(executions) > 1 else None,
         is_critical=is_critical,
     )
@@ -334,16 +346,15 @@ def _status(timed: RunTimes, node: str) -> ExecutionStatus:
 
 
 def _after(timed: RunTimes, key: ExecutionKey) -> str | None:
-    """Returns the node whose end an execution waited for; of one that still waits, a node that has
-    not ended.
-    """
+    """Returns the node whose end an execution waited for. If it is still waiting, returns a node
+    that has not ended."""
     for _ in range(len(timed.plan.shape.order)):
         sources = timed.sources(key) if len(key.at) == len(timed.plan.scope(key.node)) else ()
         if not sources:
             return None
-        is_open = [each for each in sources if each not in timed.ends]
+        is_open = [source for source in sources if source not in timed.ends]
         key = max(
-            is_open or sources, key=lambda each: (timed.ends.get(each, 0.0), timed.rank(each))
+            is_open or sources, key=lambda source: (timed.ends.get(source, 0.0), timed.rank(source))
         )
         if not is_hidden(timed.plan.node(key.node)):
             return key.node
@@ -351,10 +362,10 @@ def _after(timed: RunTimes, key: ExecutionKey) -> str | None:
 
 
 def _summed(spans: Iterable[TimeSpan]) -> KindSeconds:
-    found = dict.fromkeys(SPAN_KINDS, 0.0)
-    for each in spans:
-        found[each.kind] += each.end - each.start
-    return KindSeconds(**{kind.value: _rounded(total) for kind, total in found.items()})
+    totals = dict.fromkeys(SPAN_KINDS, 0.0)
+    for span in spans:
+        totals[span.kind] += span.end - span.start
+    return KindSeconds(**{kind.value: _rounded(total) for kind, total in totals.items()})
 
 
 def _rounded(seconds: float) -> float:

@@ -1,4 +1,5 @@
-"""Validates a graph before anything runs: types, connections, values, sizes. Every problem names its node and port."""
+"""Validates a graph before anything runs: types, connections, values and sizes. Every problem names
+its node and port."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -80,10 +81,13 @@ class PortTypes:
         self.graph = graph
         self.leaving: dict[str, Mapping[str, PortType]] = {}
         for node in shape.order:
-            arriving = {each.target.port: self.of(each) or ANY for each in shape.incoming[node]}
-            given = next(iter(arriving.values()), ANY)
+            arriving = {
+                connection.target.port: self.of(connection) or ANY
+                for connection in shape.incoming[node]
+            }
+            first_type = next(iter(arriving.values()), ANY)
             self.leaving[node] = {
-                **outputs_of(graph.nodes[node], given),
+                **outputs_of(graph.nodes[node], first_type),
                 **_passed_on(graph.nodes[node], arriving),
             }
 
@@ -93,20 +97,19 @@ class PortTypes:
         )
 
     def of(self, connection: GraphConnection) -> PortType | None:
-        """Returns the type that arrives over a connection; None if there can't be a value at its
-        source.
-        """
+        """Returns the type that arrives over a connection. Returns None if its source can't have a
+        value."""
         source = connection.source
         ports = self.leaving.get(source.node)
-        if ports is None:  # in or behind a cycle: nothing is known
+        if ports is None:  # nothing is known about nodes in or behind a cycle
             return ANY
         return type_at(ports[source.port], source.path) if source.port in ports else None
 
 
 def _passed_on(node: Node, arriving: Mapping[str, PortType]) -> Mapping[str, PortType]:
-    """Returns the types of values that are nothing but another node's."""
+    """Returns the types of values that only pass on another node's value."""
     values = node.values if isinstance(node, ValueNode) else {}
-    paths = {name: each.whole for name, each in values.items() if isinstance(each, Template)}
+    paths = {name: value.whole for name, value in values.items() if isinstance(value, Template)}
     return {
         name: arriving.get(reference_port(path), ANY)
         for name, path in paths.items()
@@ -120,93 +123,99 @@ def connection_problems(
     workflows: Mapping[str, WorkflowFacts],
     broken: Collection[str],
 ) -> Iterator[DocumentProblem]:
-    taken: set[tuple[str, str]] = set()
-    for each in graph.connections:
-        yield from _unknown_nodes(graph, each, broken)
-        if each.target in taken:
-            yield DocumentProblem("repeated_input", "two connections end here", *each.target)
-        taken.add(each.target)
-        if each.source.node in graph.nodes:
-            yield from _source_problems(types, each)
-        if each.target.node in graph.nodes:
-            yield from _target_problems(graph, types, workflows, each)
+    used_targets: set[tuple[str, str]] = set()
+    for connection in graph.connections:
+        yield from _unknown_nodes(graph, connection, broken)
+        if connection.target in used_targets:
+            yield DocumentProblem("repeated_input", "two connections end here", *connection.target)
+        used_targets.add(connection.target)
+        if connection.source.node in graph.nodes:
+            yield from _source_problems(types, connection)
+        if connection.target.node in graph.nodes:
+            yield from _target_problems(graph, types, workflows, connection)
 
 
 def _unknown_nodes(
-    graph: GraphDefinition, each: GraphConnection, broken: Collection[str]
+    graph: GraphDefinition, connection: GraphConnection, broken: Collection[str]
 ) -> Iterator[DocumentProblem]:
-    for end, node in (("from", each.source.node), ("to", each.target.node)):
+    for end, node in (("from", connection.source.node), ("to", connection.target.node)):
         if node not in graph.nodes and node not in broken:
-            message = f"the connection {end} {each.source if end == 'from' else each.target} names an unknown node"
-            yield DocumentProblem("unknown_node", message, *each.target)
+            message = f"the connection {end} {connection.source if end == 'from' else connection.target} refers to an unknown node"
+            yield DocumentProblem("unknown_node", message, *connection.target)
 
 
-def _source_problems(types: PortTypes, each: GraphConnection) -> Iterator[DocumentProblem]:
-    ports = types.ports(each.source.node)
-    if each.source.port not in ports:
+def _source_problems(types: PortTypes, connection: GraphConnection) -> Iterator[DocumentProblem]:
+    ports = types.ports(connection.source.node)
+    if connection.source.port not in ports:
         offered = told_names(ports)
-        message = f"{each.source.node} has no output {each.source.port!r}; it has {offered}"
-        yield DocumentProblem("unknown_port", message, *each.target)
-    elif types.of(each) is None:
-        yield DocumentProblem("unknown_field", f"there is no {each.source}", *each.target)
+        message = (
+            f"{connection.source.node} has no output {connection.source.port!r}; it has {offered}"
+        )
+        yield DocumentProblem("unknown_port", message, *connection.target)
+    elif types.of(connection) is None:
+        yield DocumentProblem(
+            "unknown_field", f"{connection.source} doesn't exist", *connection.target
+        )
 
 
 def _target_problems(
     graph: GraphDefinition,
     types: PortTypes,
     workflows: Mapping[str, WorkflowFacts],
-    each: GraphConnection,
+    connection: GraphConnection,
 ) -> Iterator[DocumentProblem]:
-    node = graph.nodes[each.target.node]
-    wanted = _wanted(graph, workflows, each)
-    if wanted is None:
+    node = graph.nodes[connection.target.node]
+    expected = _wanted(graph, workflows, connection)
+    if expected is None:
         known = _ports_of(node, workflows)
         word = "property" if isinstance(node, WorkflowNode) else "input"
         offered = f"; it has {told_names(known)}" if known is not None else ""
-        message = f"{each.target.node} has no {word} {each.target.port!r}{offered}"
+        message = f"{connection.target.node} has no {word} {connection.target.port!r}{offered}"
         code = "unknown_property" if word == "property" else "unknown_port"
-        yield DocumentProblem(code, message, *each.target)
+        yield DocumentProblem(code, message, *connection.target)
         return
-    given = types.of(each) if each.source.node in graph.nodes else None
-    if given is None:
+    actual = types.of(connection) if connection.source.node in graph.nodes else None
+    if actual is None:
         return
     if isinstance(node, FanOutNode) and node.mode == FanOutMode.DISTRIBUTE:
-        if not fits_items(given):
-            message = f"takes a list; {each.source} is {given}"
-            yield DocumentProblem("type_mismatch", message, *each.target)
-    elif not fits(given, wanted):
-        message = f"takes {wanted}; {each.source} is {given}{_hint(given, wanted)}"
-        yield DocumentProblem("type_mismatch", message, *each.target)
+        if not fits_items(actual):
+            message = f"takes a list; {connection.source} is {actual}"
+            yield DocumentProblem("type_mismatch", message, *connection.target)
+    elif not fits(actual, expected):
+        message = f"takes {expected}; {connection.source} is {actual}{_hint(actual, expected)}"
+        yield DocumentProblem("type_mismatch", message, *connection.target)
 
 
 def _ports_of(node: Node, workflows: Mapping[str, WorkflowFacts]) -> Collection[str] | None:
-    """Returns the input ports of a node; None for a node that has as many as are connected."""
+    """Returns the input ports of a node. Returns None for a node that accepts any number of
+    inputs."""
     if isinstance(node, WorkflowNode):
-        return [each.name for each in workflows[node.id].properties]
+        return [prop.name for prop in workflows[node.id].properties]
     return inputs_of(node)
 
 
 def _wanted(
-    graph: GraphDefinition, workflows: Mapping[str, WorkflowFacts], each: GraphConnection
+    graph: GraphDefinition, workflows: Mapping[str, WorkflowFacts], connection: GraphConnection
 ) -> PortType | None:
-    """Returns the type of the port that a connection ends at; None if there is no such port."""
-    node, port = graph.nodes[each.target.node], each.target.port
+    """Returns the type of the port that a connection ends at. Returns None if the port doesn't
+    exist."""
+    node, port = graph.nodes[connection.target.node], connection.target.port
     if is_reference(port):
         return ANY
     if isinstance(node, ClosingNode):
         return None if port_number(port) is None else ANY
     if not isinstance(node, WorkflowNode):
         return (inputs_of(node) or {}).get(port)
-    if node.id not in workflows:  # unknown nodes are reported only once
+    if node.id not in workflows:  # an unknown workflow is reported only once
         return ANY
-    found = workflows[node.id].property_named(port)
-    return (type_named(found.type) or ANY) if found else None
+    prop = workflows[node.id].property_named(port)
+    return (type_named(prop.type) or ANY) if prop else None
 
 
-def _hint(given: PortType, wanted: PortType) -> str:
-    if given.item is not None and fits(given.item, wanted):
+def _hint(actual: PortType, expected: PortType) -> str:
+    if actual.item is not None and fits(actual.item, expected):
         return "; take one of them with .0, or distribute them with a fan-out"
-    if given.name == CHUNK:
+    if actual.name == CHUNK:
         return "; with per_item: true, the fan-out gives one item at a time"
     return ""
 
@@ -214,16 +223,18 @@ def _hint(given: PortType, wanted: PortType) -> str:
 def output_types(
     graph: GraphDefinition, library: GraphLibrary = NO_GRAPHS
 ) -> Mapping[str, PortType]:
-    """Returns the types of a graph's outputs; `any` where nothing is known."""
+    """Returns the types of a graph's outputs. An unknown type is `any`."""
     expanded = expand(graph, library).graph
     types = PortTypes(expanded, shape_of(expanded))
-    arriving = {each.target: types.of(each) or ANY for each in expanded.connections}
-    outputs = (each.id for each in graph.nodes.values() if isinstance(each, OutputNode))
-    return {each: arriving.get(ConnectionTarget(each, VALUE_PORT), ANY) for each in outputs}
+    arriving = {
+        connection.target: types.of(connection) or ANY for connection in expanded.connections
+    }
+    outputs = (node.id for node in graph.nodes.values() if isinstance(node, OutputNode))
+    return {output: arriving.get(ConnectionTarget(output, VALUE_PORT), ANY) for output in outputs}
 
 
 class GraphCheck(NamedTuple):
-    """The result of a validation; `warnings` don't prevent a run, as backends come and go."""
+    """The result of a validation. Warnings don't prevent a run, because backends come and go."""
 
     graph: GraphDefinition
     problems: tuple[DocumentProblem, ...]
@@ -236,24 +247,26 @@ def check_graph(
     limits: GraphLimits = DEFAULT_LIMITS,
     library: GraphLibrary = NO_GRAPHS,
 ) -> GraphCheck:
-    """Parses a document and validates what could be parsed, so that one mistake hides no other."""
+    """Parses a document and validates everything that could be parsed, so that one error doesn't
+    hide others."""
     parsed = parse_graph(document, limits)
     graph, problems = expand(parsed.graph, library, limits)
-    found = validate(graph, catalogue, limits, parsed.broken)
-    # What stands inside a node that could not be read is not there, and so not missing.
+    validated = validate(graph, catalogue, limits, parsed.broken)
+    # Contents of a node that could not be parsed are unknown, so they are not reported as missing.
     every = dict.fromkeys(
-        _as_written(each, graph) for each in (*parsed.problems, *problems, *found)
+        _as_written(problem, graph) for problem in (*parsed.problems, *problems, *validated)
     )
     return GraphCheck(parsed.graph, told_problems(every), warnings(graph, catalogue))
 
 
-# Nodes that nobody wrote, and the fields of the node around them that they come from.
+# Generated nodes, and the fields of the enclosing node that they come from.
 _HIDDEN_FIELDS = {"each": "over", "start": "start", "rounds": "at_most", "judge": "until"}
 _HIDDEN_NAME = re.compile(r"/\.([A-Za-z0-9_-]+)(\.value\b)?")
 
 
 def _as_written(problem: DocumentProblem, graph: GraphDefinition) -> DocumentProblem:
-    """Names the node and the field in the document that a problem comes from, instead of a part that nobody wrote."""
+    """Moves a problem of a generated node to the node and the field in the document that it comes
+    from."""
     parent, _, last = problem.node.rpartition("/")
     node, port = problem.node, problem.port
     if isinstance(graph.nodes.get(node), PassNode):
@@ -261,7 +274,7 @@ def _as_written(problem: DocumentProblem, graph: GraphDefinition) -> DocumentPro
     elif parent and last.startswith("."):
         name = last[1:]
         if port == VALUE_PORT:
-            port = name  # an input of a graph inside
+            port = name  # an input of a subgraph
         elif name == "start" and port:
             port = f"start.{port}"
         else:
@@ -272,8 +285,8 @@ def _as_written(problem: DocumentProblem, graph: GraphDefinition) -> DocumentPro
     )
 
 
-def _visible_name(found: "re.Match[str]") -> str:
-    return "" if found[1] in _HIDDEN_FIELDS else f".{found[1]}"
+def _visible_name(match: "re.Match[str]") -> str:
+    return "" if match[1] in _HIDDEN_FIELDS else f".{match[1]}"
 
 
 def validate(
@@ -285,7 +298,7 @@ def validate(
     shape = shape_of(graph)
     workflows = resolve_workflows(graph, catalogue)
     types = PortTypes(graph, shape)
-    found = [
+    problems = [
         *_workflow_problems(graph, workflows, catalogue),
         *connection_problems(graph, types, workflows, broken),
         *_missing_inputs(graph, shape, workflows),
@@ -295,7 +308,7 @@ def validate(
         *_too_large(graph, shape, limits),
         *_growing(graph, shape),
     ]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(problems))
 
 
 def _workflow_problems(
@@ -314,30 +327,33 @@ def _workflow_problems(
 
 
 def warnings(graph: GraphDefinition, catalogue: GraphCatalogue) -> tuple[DocumentProblem, ...]:
-    """Returns what could not be run just now, which is no reason to refuse the graph."""
+    """Returns problems that currently prevent a run, but are not a reason to refuse the graph."""
     workflows = resolve_workflows(graph, catalogue)
-    found: list[DocumentProblem] = []
+    problems: list[DocumentProblem] = []
     for node in graph.nodes.values():
         if not isinstance(node, WorkflowNode):
             continue
         facts = workflows.get(node.id)
         if node.fallback_strategy != Fallback.NONE:
-            found += _affinity_problems(node, facts, graph, catalogue)
+            problems += _affinity_problems(node, facts, graph, catalogue)
         if (
             facts
             and is_self_hosted(facts)
             and not alternatives(_need(node, facts, graph), catalogue.backends)
         ):
-            found.append(
+            problems.append(
                 DocumentProblem("no_backend", no_backend_message(facts), node.id, node.work_field)
             )
-    return tuple(found)
+    return tuple(problems)
 
 
 def _need(node: WorkflowNode, facts: WorkflowFacts, graph: GraphDefinition) -> BackendNeed:
-    """Returns what a node needs of a backend; values that come by a connection are not known yet."""
+    """Returns what a node needs from a backend. Values that arrive over connections are not known
+    yet."""
     unknown = {
-        port: "" for id, port in (each.target for each in graph.connections) if id == node.id
+        port: ""
+        for id, port in (connection.target for connection in graph.connections)
+        if id == node.id
     }
     return facts.need_for({**unknown, **dict.fromkeys(node.properties, ""), **node.literals})
 
@@ -346,7 +362,7 @@ def _literal_problems(node: WorkflowNode, workflow: WorkflowFacts) -> Iterator[D
     for name, value in node.properties.items():
         facts = workflow.property_named(name)
         if facts is None:
-            known = told_names(each.name for each in workflow.properties)
+            known = told_names(prop.name for prop in workflow.properties)
             message = f"{workflow.name} has no property {name!r}; it has {known}"
             yield DocumentProblem("unknown_property", message, node.id, name)
         elif wrong := _value_problem(facts, value):
@@ -354,21 +370,20 @@ def _literal_problems(node: WorkflowNode, workflow: WorkflowFacts) -> Iterator[D
 
 
 def _value_problem(facts: Property, value: Any) -> str:
-    """Returns why a property can't take a literal or what a template makes; empty if it can, or if
-    that isn't known yet.
-    """
+    """Returns why a property can't accept a literal or the result of a template. Empty if it can,
+    or if that isn't known yet."""
     if is_filled(value):
         return value_problem(facts, value)
     is_text = isinstance(value, Template) and value.whole is None
     if is_text and facts.type not in ("text", "choice"):
-        return f"takes {facts.type}; a text around {{{{ }}}} makes a text"
+        return f"takes {facts.type}, but a template with text around {{{{ }}}} always gives text"
     return ""
 
 
-def value_problem(each: Property, value: Any) -> str:
-    """Returns why a property can't take a value; empty if it can."""
+def value_problem(prop: Property, value: Any) -> str:
+    """Returns why a property can't accept a value. Empty if it can."""
     try:
-        check_value(each, value)
+        check_value(prop, value)
     except InvalidValue as problem:
         return problem.message
     return ""
@@ -380,42 +395,44 @@ def _affinity_problems(
     graph: GraphDefinition,
     catalogue: GraphCatalogue,
 ) -> Iterator[DocumentProblem]:
-    """Checks affinities. An offline backend is no problem; a removed one is, without a fallback."""
+    """Checks affinities. An offline backend isn't a problem. Without a fallback, a removed backend
+    is."""
     if node.backend_affinity is None:
         return
-    meant = [each for each in catalogue.backends if each.is_target_of(node.backend_affinity)]
-    if not meant:
+    targets = [
+        backend for backend in catalogue.backends if backend.is_target_of(node.backend_affinity)
+    ]
+    if not targets:
         message = f"there is no backend {node.backend_affinity}"
         yield DocumentProblem("unknown_backend", message, node.id, "backend_affinity")
-    elif workflow and not any(each.is_able(_need(node, workflow, graph)) for each in meant):
+    elif workflow and not any(backend.is_able(_need(node, workflow, graph)) for backend in targets):
         message = f"{node.backend_affinity} can't run the {node.work_field} {node.name!r}"
-        lacks = _models_lacking(node, workflow, meant)
+        lacks = _models_lacking(node, workflow, targets)
         yield DocumentProblem("unable_backend", message + lacks, node.id, "backend_affinity")
 
 
 def _models_lacking(
-    node: WorkflowNode, workflow: WorkflowFacts, meant: Iterable[BackendState]
+    node: WorkflowNode, workflow: WorkflowFacts, targets: Iterable[BackendState]
 ) -> str:
-    """Returns missing models that the node itself names; the operator's other models are not
-    revealed.
-    """
+    """Returns the missing models that the node itself names, so that the operator's other models
+    are not revealed."""
     chosen = models_chosen(workflow.properties, node.literals)
-    named = [each for each in chosen if each.file in node.literals.values()]
-    offers = [each.offer for each in meant if each.offer is not None]
-    lacking = [each.file for each in named if any(offer.lacks_choice(each) for offer in offers)]
+    named = [model for model in chosen if model.file in node.literals.values()]
+    offers = [backend.offer for backend in targets if backend.offer is not None]
+    lacking = [model.file for model in named if any(offer.lacks_choice(model) for offer in offers)]
     return f": it lacks {', '.join(lacking)}" if lacking else ""
 
 
 def _missing_inputs(
     graph: GraphDefinition, shape: GraphShape, workflows: Mapping[str, WorkflowFacts]
 ) -> Iterator[DocumentProblem]:
-    connected = {each.target for each in graph.connections}
+    connected = {connection.target for connection in graph.connections}
     for node in graph.nodes.values():
-        given = node.properties if isinstance(node, WorkflowNode) else {}
+        properties = node.properties if isinstance(node, WorkflowNode) else {}
         for port in _must_have(node, shape, workflows):
-            if port not in given and (node.id, port) not in connected:
+            if port not in properties and (node.id, port) not in connected:
                 yield DocumentProblem("missing_input", "nothing is connected here", node.id, port)
-        for port in given:
+        for port in properties:
             if (node.id, port) in connected:
                 yield DocumentProblem(
                     "repeated_input", "has both a value and a connection", node.id, port
@@ -430,16 +447,15 @@ def _must_have(
     if not isinstance(node, WorkflowNode):
         return tuple(inputs_of(node) or ())
     facts = workflows[node.id].properties if node.id in workflows else ()
-    return tuple(each.name for each in facts if is_required(each))
+    return tuple(prop.name for prop in facts if is_required(prop))
 
 
 def _unreachable(
     graph: GraphDefinition, shape: GraphShape, broken: Collection[str]
 ) -> Iterator[DocumentProblem]:
-    """Reports nodes that lead to no output: they would be paid for, and nobody could get the
-    result.
-    """
-    outputs = [each.id for each in graph.nodes.values() if isinstance(each, OutputNode)]
+    """Reports nodes that lead to no output. They would be paid for, but nothing would use their
+    results."""
+    outputs = [node.id for node in graph.nodes.values() if isinstance(node, OutputNode)]
     if not outputs and not broken:
         yield DocumentProblem("no_output", "the graph has no output node")
     if not outputs or broken:
@@ -463,7 +479,9 @@ def _too_large(
     jobs = 0
     for node, scope in shape.scopes.items():
         if len(scope) > limits.fanout_depth_max:
-            message = f"stands inside {len(scope)} fan-outs, more than {limits.fanout_depth_max}"
+            message = (
+                f"is inside {len(scope)} fan-outs, more than the limit of {limits.fanout_depth_max}"
+            )
             yield DocumentProblem("too_deep", message, node)
         if isinstance(graph.nodes[node], WorkflowNode):
             jobs += width_max(graph, scope)
@@ -475,34 +493,34 @@ def _too_large(
 
 
 def _growing(graph: GraphDefinition, shape: GraphShape) -> Iterator[DocumentProblem]:
-    """Reports merges of merges whose values would grow too many, whatever the run is given."""
+    """Reports merges of merges that would have too many values, regardless of the run's inputs."""
     counts: dict[str, int] = {}
     for node in shape.order:
-        fed = [_count_at(counts, each.source) for each in shape.incoming[node]]
-        # A merge adds itself, its list and its count; other nodes pass on what they get.
+        fed = [_count_at(counts, connection.source) for connection in shape.incoming[node]]
+        # A merge adds itself, its list and its count. Other nodes pass on their input.
         count = 3 + sum(fed) if isinstance(graph.nodes[node], ClosingNode) else max(fed, default=1)
-        counts[node] = count if count <= VALUE_SIZE_MAX.values else 1  # reported once
+        counts[node] = count if count <= VALUE_SIZE_MAX.values else 1  # report it only once
         if count > VALUE_SIZE_MAX.values:
             message = f"would hold {count:,} values, more than {VALUE_SIZE_MAX.values:,}"
             yield DocumentProblem("too_large", message, node)
 
 
 def _count_at(counts: Mapping[str, int], source: ConnectionSource) -> int:
-    """Returns the number of values at a source; one item of several, or their number, counts as
-    one.
-    """
-    is_part = any(each.isdecimal() or each == "count" for each in source.path)
+    """Returns the number of values at a source. A single item of a list, or the list's count,
+    counts as one."""
+    is_part = any(part.isdecimal() or part == "count" for part in source.path)
     return 1 if is_part else counts.get(source.node, 1)
 
 
 def width_max(graph: GraphDefinition, scope: tuple[str, ...]) -> int:
-    """Returns how often a node runs at most: the product of the widths of the fan-outs around it."""
-    return prod(items_max(graph.nodes[each]) for each in scope)
+    """Returns how often a node runs at most: the product of the maximum widths of the fan-outs
+    around it."""
+    return prod(items_max(graph.nodes[opener]) for opener in scope)
 
 
 def check_inputs(graph: GraphDefinition, inputs: Mapping[str, Any]) -> tuple[DocumentProblem, ...]:
-    """Returns the problems of the values that a run was given."""
-    nodes = {each.id: each for each in graph.nodes.values() if isinstance(each, InputNode)}
+    """Returns the problems of a run's input values."""
+    nodes = {node.id: node for node in graph.nodes.values() if isinstance(node, InputNode)}
     known = told_names(nodes)
     if not size_of(inputs).fits(VALUE_SIZE_MAX):
         return (
@@ -516,13 +534,13 @@ def check_inputs(graph: GraphDefinition, inputs: Mapping[str, Any]) -> tuple[Doc
     for node in nodes.values():
         if node.id not in inputs:
             if node.required and node.default is None:
-                problems.append(DocumentProblem("missing_input", "is not given", node.id))
+                problems.append(DocumentProblem("missing_input", "is required", node.id))
             continue
-        wanted = input_type(node)
+        expected = input_type(node)
         if node.columns and isinstance(inputs[node.id], list | tuple):
-            problems += _row_problems(node, wanted, inputs[node.id])
-        elif not holds(wanted, inputs[node.id]):
-            message = f"takes {wanted}, not {inputs[node.id]!r:.60}"
+            problems += _row_problems(node, expected, inputs[node.id])
+        elif not holds(expected, inputs[node.id]):
+            message = f"takes {expected}, not {inputs[node.id]!r:.60}"
             problems.append(DocumentProblem("type_mismatch", message, node.id))
     return told_problems(problems)
 
@@ -533,18 +551,18 @@ CELLS_TOLD_MAX = 20
 def _row_problems(
     node: InputNode, table: PortType, rows: Iterable[Any]
 ) -> Iterator[DocumentProblem]:
-    """Names the wrong cells of a table by row, from 1, and column; the first of them."""
-    found = (
+    """Reports the invalid cells of a table, by row (from 1) and column, up to a limit."""
+    problems = (
         DocumentProblem("type_mismatch", f"row {number}{message}", node.id)
         for number, row in enumerate(rows, start=1)
         for message in _row_messages(table.item or ANY, row)
     )
-    yield from islice(found, CELLS_TOLD_MAX)
+    yield from islice(problems, CELLS_TOLD_MAX)
 
 
 def _row_messages(kind: PortType, row: Any) -> Iterator[str]:
     if not isinstance(row, Mapping):
         yield f" must be an object, not {row!r:.60}"
         return
-    for name, wanted in wrong_cells(kind, row):
-        yield f", column {name}: takes {wanted}, not {row[name]!r:.60}"
+    for name, expected in wrong_cells(kind, row):
+        yield f", column {name}: takes {expected}, not {row[name]!r:.60}"
