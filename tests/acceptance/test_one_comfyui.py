@@ -197,8 +197,8 @@ def test_a_picture_of_ones_own_is_uploaded(up: CommandProcess, url: str, tmp_pat
     assert by_id.code == 0, by_id.err
     for wrong, says in {
         "photo=@nowhere.png": "there is no file nowhere.png",
-        "photo=/a/photo.png": "takes the id of media or of an upload",
-        "photo=7": "takes the id of media or of an upload",
+        "photo=/a/photo.png": "must be the id of a media item or an upload",
+        "photo=7": "must be the id of a media item or an upload",
         "photo=00000000-0000-4000-8000-000000000000": "there is no media or file",
         "other=1": "the run has no variable 'photo'",
     }.items():

@@ -260,7 +260,7 @@ async def test_what_is_no_number_is_no_score_and_was_paid_for(
     await work_off(pipeline_setup, run, shows(shown))
     (candidate,) = await pipeline_setup.candidates(run)
     assert candidate.judge_score is None
-    assert (candidate.judge_error or "").startswith("the judge gave no score")
+    assert (candidate.judge_error or "").startswith("the judge returned no score")
     assert await verdicts(pipeline_setup, run) == [OPEN]
     await require_paid(pipeline_setup, run, 4)
 

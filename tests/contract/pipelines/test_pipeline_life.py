@@ -150,7 +150,7 @@ async def test_a_job_without_any_output_gives_none_and_says_so(
     await pipeline_setup.sweep()
     async with pipeline_setup.pool.read() as tx:
         (failed,) = await store_candidates.page_of_failed(tx, run.id, limit=10)
-    assert failed.error == "the job saved no picture, and showed no text"
+    assert failed.error == "the job saved no image and showed no text"
 
 
 async def test_readable_outputs_are_kept_beside_an_unreadable_one(
@@ -592,7 +592,7 @@ async def test_a_step_that_cannot_be_made_stops_no_other(pipeline_setup: Pipelin
     handed = await pipeline_setup.leased()
     assert handed.prompt["1"]["class_type"] == "EmptyImage"  # the second of the base
     stored = (await pipeline_setup.state(run)).stored
-    assert stored.trouble == "step 'Fix it': the workflow fix is not offered at present"
+    assert stored.trouble == "step 'Fix it': the workflow fix is not offered now"
 
 
 async def test_a_job_that_nobody_can_run_is_told_as_the_runs_trouble(

@@ -630,7 +630,7 @@ def test_a_graph_may_not_contain_itself_nor_go_too_deep() -> None:
     chain = {
         (f"g{n}", 1): parse_graph(yaml.safe_load(text.format(f"g{n + 1}"))).graph for n in range(10)
     }
-    assert "more than 5 graphs" in expand(chain["g0", 1], chain).problems[0].message
+    assert "nested more than 5 deep" in expand(chain["g0", 1], chain).problems[0].message
 
 
 def test_what_is_inside_may_not_multiply_connections_without_end() -> None:

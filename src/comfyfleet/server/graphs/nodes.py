@@ -122,7 +122,7 @@ class NodeAsks(NamedTuple):
 NodeOutcome: TypeAlias = NodeFired | JobNeeded | NodeSkipped | NodeImpossible | NodeAsks
 
 
-TOO_MANY_STEPS = f"the nodes that are decided together take more than {DECISION_STEPS_MAX:,} steps"
+TOO_MANY_STEPS = f"deciding these nodes together takes more than {DECISION_STEPS_MAX:,} steps"
 EXECUTION_STEPS = 10  # steps of an execution, in addition to its connections and expressions
 
 

@@ -35,12 +35,12 @@ class PersistentMap(Mapping[K, V]):
             filled = self.changed(entries)
             self._buckets, self._count = filled._buckets, filled._count
 
-    def changed(self, entries: Mapping[K, V], removed: Iterable[K] = ()) -> "PersistentMap[K, V]":
-        """Returns a map with these entries added or replaced, and without the removed keys."""
+    def changed(self, entries: Mapping[K, V], gone: Iterable[K] = ()) -> "PersistentMap[K, V]":
+        """Returns a map with these entries added or replaced, and without the keys in `gone`."""
         fresh: dict[int, dict[K, V]] = {}
         for key, value in entries.items():
             self._fresh(fresh, key)[key] = value
-        for key in removed:
+        for key in gone:
             self._fresh(fresh, key).pop(key, None)
         buckets = list(self._buckets)
         count = self._count

@@ -1,8 +1,7 @@
-"""Actions of users: create pipelines; start, pause, change, cancel and retry runs; judge and
-compare candidates.
+"""User actions: create pipelines; start, pause, change, cancel and retry runs; judge and compare
+candidates.
 
-Every action names the user; what belongs to others raises NotFound.
-"""
+Every action is done for a user. It raises NotFound for pipelines and runs of other users."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -55,17 +54,18 @@ from comfyfleet.server.pipelines.run_state import (
 )
 
 PAGE_MAX = 200
-SAME_NAME_MAX = 50  # pipelines of one name that a new one is compared with
+SAME_NAME_MAX = 50  # pipelines with the same name that are compared with a new one
 BASE_CANDIDATES_MAX = 100_000
 CONCURRENT_JOBS_MAX = 100
-# Of one run, as each pair is chosen by all of them; a person gives some hundreds an hour.
+# Limit for one run. Choosing a pair reads all votes of the run. A person gives a few hundred votes
+# an hour.
 VOTES_MAX = 50_000
 PROBLEMS_SHOWN_MAX = 50
 
 
 @dataclass(frozen=True, slots=True)
 class NewPipelineRun:
-    """What a run is started with. Limits that are not given come from the settings."""
+    """The parameters of a new run. Missing limits are taken from the settings."""
 
     base_candidates: int
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -81,26 +81,30 @@ class NewPipelineRun:
 
 
 def raise_problems(problems: Sequence[DocumentProblem]) -> None:
-    """Raises one error with all problems, each with its step and field."""
+    """Raises a single error with all problems, each with its step and field."""
     if not problems:
         return
-    told = [
-        {"code": each.code, "message": each.message, "step": each.node, "field": each.port}
-        for each in problems[:PROBLEMS_SHOWN_MAX]
+    details = [
+        {
+            "code": problem.code,
+            "message": problem.message,
+            "step": problem.node,
+            "field": problem.port,
+        }
+        for problem in problems[:PROBLEMS_SHOWN_MAX]
     ]
     first = problems[0]
     where = f"{first.node}: " if first.node else ""
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    raise InvalidInput(f"{where}{first.message}{more}", problems=told)
+    raise InvalidInput(f"{where}{first.message}{more}", problems=details)
 
 
 async def create_pipeline(
     context: JobContext, tenant_id: UUID, user_id: UUID, document: Mapping[str, Any]
 ) -> StoredPipeline:
-    """Stores a pipeline, which is never changed afterwards, as runs refer to it.
+    """Stores a pipeline. It is never changed afterwards, because runs refer to it.
 
-    If the user has one with the same name and document, that one is returned.
-    """
+    If the user has a pipeline with the same name and document, returns that one."""
     document = with_our_spelling(document)
     parsed = await compute(tenant_id, document, partial(parse_pipeline, document))
     async with context.central.read() as tx:
@@ -110,15 +114,15 @@ async def create_pipeline(
     if bound is not document:
         document = bound
         parsed = await compute(tenant_id, document, partial(parse_pipeline, document))
-    found = await compute(tenant_id, document, partial(validate, parsed.pipeline, catalogue))
-    raise_problems([*parsed.problems, *found])
+    problems = await compute(tenant_id, document, partial(validate, parsed.pipeline, catalogue))
+    raise_problems([*parsed.problems, *problems])
     stored = StoredPipeline(
         context.new_id(), tenant_id, user_id, parsed.pipeline, document, context.clock()
     )
     async with context.tenant_transaction(tenant_id) as tx:
         name = parsed.pipeline.name
         alike = await store.pipelines_named(tx, tenant_id, user_id, name, limit=SAME_NAME_MAX)
-        same = next((each for each in alike if each.document == document), None)
+        same = next((candidate for candidate in alike if candidate.document == document), None)
         if same is None:
             await store.add_pipeline(tx, stored)
     return same or stored
@@ -132,14 +136,15 @@ async def pipeline_warnings(context: JobContext, stored: StoredPipeline) -> tupl
 
 
 def _templates(pipeline: PipelineDefinition) -> list[Mapping[str, Any]]:
-    """Returns all properties, whose size is that of the work on their templates."""
+    """Returns all properties. Their size determines how much work their templates take."""
     return [work.properties for work in pipeline.works.values()]
 
 
 async def least_cost(
     context: JobContext, owner: tuple[UUID, UUID], pipeline_id: UUID, base_candidates: int
 ) -> int:
-    """Returns what a run costs at least: the jobs that make its base candidates."""
+    """Returns the minimum cost of a run: the price of the jobs that generate its base
+    candidates."""
     stored = await get_pipeline(context, *owner, pipeline_id)
     async with context.central.read() as tx:
         facts = (await facts_by_work(tx, stored.pipeline)).get(WorkKey(0))
@@ -148,19 +153,20 @@ async def least_cost(
 
 
 async def find_pipeline(context: JobContext, tenant_id: UUID, user_id: UUID, text: str) -> UUID:
-    """Finds a pipeline by its id, or the user's newest by its name."""
+    """Returns the id of a pipeline that is given by id or name. A name selects the user's newest
+    pipeline with that name."""
     try:
         return UUID(text)
     except ValueError:
         pass
     async with context.tenant(tenant_id) as tx:
-        found = await store.pipelines_named(tx, tenant_id, user_id, text, limit=1)
-    if not found:
+        matches = await store.pipelines_named(tx, tenant_id, user_id, text, limit=1)
+    if not matches:
         raise NotFound(
             f"there is no pipeline {text!r:.100}",
-            hint="`comfyfleet pipeline list` shows those that there are.",
+            hint="List your pipelines with: comfyfleet pipeline list",
         )
-    return found[0].id
+    return matches[0].id
 
 
 async def get_pipeline(
@@ -173,16 +179,16 @@ async def get_pipeline(
 async def _own_pipeline(
     tx: Tx, tenant_id: UUID, user_id: UUID, pipeline_id: UUID
 ) -> StoredPipeline:
-    found = await store.get_pipeline(tx, tenant_id, pipeline_id)
-    if found is None or found.user_id != user_id or found.deleted_at is not None:
+    stored = await store.get_pipeline(tx, tenant_id, pipeline_id)
+    if stored is None or stored.user_id != user_id or stored.deleted_at is not None:
         raise NotFound(f"there is no pipeline {pipeline_id}")
-    return found
+    return stored
 
 
 async def delete_pipeline(
     context: JobContext, tenant_id: UUID, user_id: UUID, pipeline_id: UUID
 ) -> None:
-    """Deletes a pipeline; its runs continue."""
+    """Deletes a pipeline. Its runs continue."""
     await get_pipeline(context, tenant_id, user_id, pipeline_id)
     async with context.tenant_transaction(tenant_id) as tx:
         await store.delete_pipeline(tx, pipeline_id, now=context.clock())
@@ -193,13 +199,13 @@ async def pipeline_names(
 ) -> Mapping[UUID, str]:
     """Returns the names of the runs' pipelines, including deleted ones."""
     async with context.tenant(tenant_id) as tx:
-        return await store.names_of(tx, {each.pipeline_id for each in listed})
+        return await store.names_of(tx, {run.pipeline_id for run in listed})
 
 
 async def list_pipelines(
     context: JobContext, tenant_id: UUID, user_id: UUID, *, before: UUID | None = None, limit: int
 ) -> list[StoredPipeline]:
-    """Returns a page, the newest first; `before` is the id of the last page's last."""
+    """Returns a page of pipelines, newest first. `before` is the last id of the previous page."""
     async with context.tenant(tenant_id) as tx:
         last = await _own_pipeline(tx, tenant_id, user_id, before) if before else None
         return await store.list_pipelines(
@@ -210,7 +216,8 @@ async def list_pipelines(
 async def start_run(
     context: JobContext, tenant_id: UUID, user_id: UUID, pipeline_id: UUID, new: NewPipelineRun
 ) -> tuple[StoredRun, bool]:
-    """Starts a run; returns it and whether it is new: the same idempotency key gives the same run."""
+    """Starts a run. Returns it and whether it is new: a repeated idempotency key returns the same
+    run."""
     pool = await context.pool_of(tenant_id)
     made_with = await get_pipeline(context, tenant_id, user_id, pipeline_id)
     owner = tenant_id, user_id
@@ -243,32 +250,33 @@ async def _checked_variables(
     pipeline: PipelineDefinition,
     variables: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Returns the variables as jobs take them: media of the user as their files."""
+    """Returns the variables in the form that jobs accept, with the user's media replaced by file
+    ids."""
     check_size(variables, "variables")
     async with context.central.read() as tx:
         facts = await facts_by_work(tx, pipeline)
     templates = _templates(pipeline)
     check = partial(variable_problems, pipeline, variables, facts)
     raise_problems(await compute(owner[0], templates, check))
-    found = dict(variables)
+    checked = dict(variables)
     media_names = await compute(owner[0], templates, partial(media_variables, pipeline, facts))
-    if named := media_names & found.keys():
+    if named := media_names & checked.keys():
         async with context.tenant(owner[0]) as tx:
             for name in sorted(named):
-                found[name] = await _as_file(tx, owner, name, found[name])
-    return found
+                checked[name] = await _as_file(tx, owner, name, checked[name])
+    return checked
 
 
 async def _as_file(tx: Tx, owner: tuple[UUID, UUID], name: str, value: Any) -> str:
-    """Returns the id of the user's file that a variable names: by media, or by an upload."""
+    """Returns the id of the user's file for a variable that names a media item or an upload."""
     field = f"variables.{name}"
     try:
         named = UUID(str(value))
     except ValueError:
         raise InvalidInput(
-            f"the variable {name!r} takes the id of media or of an upload, not {value!r:.60}",
+            f"the variable {name!r} must be the id of a media item or an upload, not {value!r:.60}",
             field=field,
-            hint=f"The command uploads a file: --set {name}=@FILE",
+            hint=f"To upload a file, use --set {name}=@FILE.",
         ) from None
     try:
         item = await media.get_media(tx, *owner, named)
@@ -293,10 +301,10 @@ async def _own_file(tx: Tx, owner: tuple[UUID, UUID], name: str, file_id: UUID) 
 
 
 async def _existing_run(tx: Tx, wanted: StoredRun) -> StoredRun:
-    found = await store.run_by_key(tx, wanted.tenant_id, wanted.idempotency_key or "")
+    existing = await store.run_by_key(tx, wanted.tenant_id, wanted.idempotency_key or "")
     owner = wanted.user_id, wanted.pipeline_id
-    is_own = found is not None and (found.user_id, found.pipeline_id) == owner
-    return require_same_request(found if is_own else None, wanted.request_hash)
+    is_own = existing is not None and (existing.user_id, existing.pipeline_id) == owner
+    return require_same_request(existing if is_own else None, wanted.request_hash)
 
 
 def _new_run(context: JobContext, run_id: UUID, new: NewPipelineRun) -> StoredPipelineRun:
@@ -316,7 +324,7 @@ def _new_run(context: JobContext, run_id: UUID, new: NewPipelineRun) -> StoredPi
 
 def _check_number(name: str, number: int, most: int) -> None:
     if not 1 <= number <= most:
-        raise InvalidInput(f"{name} must be from 1 to {most:,}, not {number}", field=name)
+        raise InvalidInput(f"{name} must be between 1 and {most:,}, not {number}", field=name)
 
 
 def checked_limits(limits: RunLimits) -> RunLimits:
@@ -324,7 +332,7 @@ def checked_limits(limits: RunLimits) -> RunLimits:
     for name in ("candidates", "tokens", "bytes"):
         value = getattr(limits, name)
         if value is not None and value < 0:
-            raise InvalidInput(f"the limit of {name} can't be below zero", field=f"limits.{name}")
+            raise InvalidInput(f"the limit for {name} must be 0 or more", field=f"limits.{name}")
     return limits
 
 
@@ -360,7 +368,7 @@ async def list_runs(
     before: UUID | None = None,
     limit: int,
 ) -> list[StoredRun]:
-    """Returns a page, the newest first; `before` is the id of the last page's last."""
+    """Returns a page of runs, newest first. `before` is the last id of the previous page."""
     async with context.tenant(tenant_id) as tx:
         last = await get_own_run(tx, tenant_id, user_id, before) if before else None
         return await store.list_runs(
@@ -376,7 +384,8 @@ async def list_runs(
 async def pause_run(
     context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID, *, actor: str | None = None
 ) -> StoredRun:
-    """Pauses a run; submitted jobs continue. `actor` is an operator who does it, for the audit."""
+    """Pauses a run. Jobs already submitted continue. `actor` is the operator to record in the audit
+    log, if one did it."""
     return await _set_run_status(
         context, tenant_id, user_id, run_id, PipelineRunStatus.PAUSED, actor=actor
     )
@@ -408,7 +417,7 @@ async def _set_run_status(
 
 def _refuse_cancelled(act: RunTransaction) -> None:
     if act.stored.run.status == PipelineRunStatus.CANCELLED:
-        raise Conflict("the run was cancelled, and stays so")
+        raise Conflict("the run was cancelled and can't be changed")
 
 
 async def change_run(
@@ -421,7 +430,8 @@ async def change_run(
     limits: Mapping[str, Any] | None = None,
     base_candidates: int | None = None,
 ) -> StoredRun:
-    """Changes a run, for jobs that are submitted later. Variables replace those of the same name."""
+    """Changes a run for jobs that are submitted later. Variables replace existing ones of the same
+    name."""
     if variables is not None:
         run = (await get_run(context, tenant_id, user_id, run_id)).run
         pipeline = await _pipeline_of(context, tenant_id, user_id, run_id)
@@ -433,7 +443,7 @@ async def change_run(
         run = act.stored.run
         if variables is not None:
             together = {**run.variables, **variables}
-            check_size(together, "variables")  # another call may have added some meanwhile
+            check_size(together, "variables")  # another request may have added some in the meantime
             act.changes["variables"] = together
         if limits:
             changed = checked_limits(replace(run.limits, **limits))
@@ -453,7 +463,7 @@ async def change_run(
 async def _pipeline_of(
     context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID
 ) -> PipelineDefinition:
-    """Returns the pipeline of a run, even if it was deleted."""
+    """Returns the pipeline of a run, even if it has been deleted."""
     async with context.tenant(tenant_id) as tx:
         stored = await get_own_run(tx, tenant_id, user_id, run_id)
         made_with = await store.get_pipeline(tx, tenant_id, stored.pipeline_id)
@@ -472,10 +482,9 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 async def cancel_run(
     context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID, *, actor: str | None = None
 ) -> StoredRun:
-    """Cancels a run and its queued jobs; running jobs finish, and their candidates are kept.
+    """Cancels a run and its queued jobs. Running jobs finish, and their candidates are kept.
 
-    `actor` is an operator who does it, for the audit.
-    """
+    `actor` is the operator to record in the audit log, if one did it."""
     async with run_transaction(context, tenant_id, user_id, run_id, actor=actor) as act:
         if act.stored.run.status != PipelineRunStatus.CANCELLED:
             queued = await store_candidates.queued_of(act.tx, run_id)
@@ -489,17 +498,18 @@ async def cancel_run(
 async def retry_jobs(
     context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID, job_id: UUID | None = None
 ) -> list[UUID]:
-    """Releases one failed job or all, so that the generator submits new jobs in their place."""
+    """Releases one failed job or all of them, so that the generator submits new jobs in their
+    place."""
     async with run_transaction(context, tenant_id, user_id, run_id) as act:
         _refuse_cancelled(act)
         freed = await store_candidates.release_failed(act.tx, run_id, job_id)
         if job_id and not freed:
             raise NotFound(f"the run has no failed job {job_id}")
-        unjudged = [each.parent for each in freed if each.is_judge and each.parent]
+        unjudged = [job.parent for job in freed if job.is_judge and job.parent]
         await store_candidates.set_judge_result(act.tx, unjudged, score=None, error=None)
         if freed:
-            await act.record("retried", jobs=[str(each.job_id) for each in freed])
-    return [each.job_id for each in freed]
+            await act.record("retried", jobs=[str(job.job_id) for job in freed])
+    return [job.job_id for job in freed]
 
 
 class CandidateRef(NamedTuple):
@@ -514,39 +524,41 @@ class CandidateRef(NamedTuple):
 async def judge_candidate(
     context: JobContext, ref: CandidateRef, verdict: CandidateStatus
 ) -> PipelineCandidate:
-    """Judges a candidate, whatever a judge has said of it; repeating it changes nothing. Rejecting cancels the queued
-    jobs of its branch."""
+    """Judges a candidate, regardless of a judge's verdict. Repeating the judgement has no effect.
+    Rejecting a candidate cancels the queued jobs of its branch."""
     if verdict not in VERDICT_EVENTS:
-        raise InvalidInput(f"a candidate can't be made {verdict}; undo what was said of it")
+        raise InvalidInput(
+            f"a candidate can't be judged as {verdict}; undo its last judgement instead"
+        )
     async with run_transaction(context, ref.tenant_id, ref.user_id, ref.run_id) as act:
-        found = await _get_candidate(act, ref.candidate_id)
-        if (found.status, found.judged_by) != (verdict, JudgedBy.PERSON):
-            await set_verdict(act, found, verdict, JudgedBy.PERSON)
+        candidate = await _get_candidate(act, ref.candidate_id)
+        if (candidate.status, candidate.judged_by) != (verdict, JudgedBy.PERSON):
+            await set_verdict(act, candidate, verdict, JudgedBy.PERSON)
         return await _get_candidate(act, ref.candidate_id)
 
 
 async def _get_candidate(act: RunTransaction, candidate_id: UUID) -> PipelineCandidate:
-    found = await store_candidates.get_candidate(act.tx, act.stored.id, candidate_id)
-    if found is None:
+    candidate = await store_candidates.get_candidate(act.tx, act.stored.id, candidate_id)
+    if candidate is None:
         raise NotFound(f"there is no candidate {candidate_id}")
-    return found
+    return candidate
 
 
 async def undo_judgement(context: JobContext, ref: CandidateRef) -> PipelineCandidate:
     """Undoes the last judgement of a candidate."""
     async with run_transaction(context, ref.tenant_id, ref.user_id, ref.run_id) as act:
-        found = await _get_candidate(act, ref.candidate_id)
-        said = await store.last_judgements(act.tx, found.id, limit=2)
-        if not said:
-            raise Conflict("nothing was said of this candidate that could be undone")
-        last, judged_by = said[0], said[1].judged_by if len(said) > 1 else None
-        await set_status(act, found, last.before, judged_by)
+        candidate = await _get_candidate(act, ref.candidate_id)
+        judgements = await store.last_judgements(act.tx, candidate.id, limit=2)
+        if not judgements:
+            raise Conflict("this candidate has no judgement to undo")
+        last, judged_by = judgements[0], judgements[1].judged_by if len(judgements) > 1 else None
+        await set_status(act, candidate, last.before, judged_by)
         await store.undo_judgement(act.tx, last.id, now=act.now)
         stopped = last.before == CandidateStatus.REJECTED and await act.cancel_unneeded()
         await act.record(
             "undone",
-            candidate_id=str(found.id),
-            before=found.status,
+            candidate_id=str(candidate.id),
+            before=candidate.status,
             after=last.before,
             judged_by=judged_by,
             jobs_cancelled=int(stopped),
@@ -557,7 +569,7 @@ async def undo_judgement(context: JobContext, ref: CandidateRef) -> PipelineCand
 class ChosenPair(NamedTuple):
     first: PipelineCandidate
     second: PipelineCandidate
-    votes: int  # that were given in their step
+    votes: int  # votes given in their step
     votes_enough: int
 
     @property
@@ -574,18 +586,17 @@ async def pick_pair(
     step: int | None = None,
     skipped: Sequence[tuple[UUID, UUID]] = (),
 ) -> ChosenPair | None:
-    """Picks two candidates to compare: of the given step, or of the deepest step that has two.
+    """Picks two candidates to compare, from the given step, or from the deepest step that has two.
 
-    Skipped pairs come up as late as those that were compared.
-    """
+    Skipped pairs count as compared, so they come up last."""
     async with context.tenant(tenant_id) as tx:
         await get_own_run(tx, tenant_id, user_id, run_id)
         tree = await store_candidates.tree_of(tx, run_id)
         votes = await store.votes_of(tx, run_id)
         passed = [PairVote(run_id, one, other) for one, other in skipped]
-        steps = sorted({each.step for each in tree.values()}, reverse=True)
+        steps = sorted({candidate.step for candidate in tree.values()}, reverse=True)
         for number in steps if step is None else [step]:
-            alike = [each for each in tree.values() if each.step == number]
+            alike = [candidate for candidate in tree.values() if candidate.step == number]
             chosen = next_pair(alike, [*votes, *passed])
             if chosen:
                 return await _whole_pair(tx, run_id, chosen, alike, votes)
@@ -599,12 +610,14 @@ async def _whole_pair(
     alike: Sequence[PipelineCandidate],
     votes: Sequence[PairVote],
 ) -> ChosenPair | None:
-    first, second = [await store_candidates.get_candidate(tx, run_id, each.id) for each in chosen]
+    first, second = [
+        await store_candidates.get_candidate(tx, run_id, candidate.id) for candidate in chosen
+    ]
     if first is None or second is None:
         return None
-    ids = {each.id for each in alike}
-    given = sum(each.winner in ids for each in votes)
-    return ChosenPair(first, second, votes=given, votes_enough=decide.votes_enough(alike))
+    ids = {candidate.id for candidate in alike}
+    votes_given = sum(vote.winner in ids for vote in votes)
+    return ChosenPair(first, second, votes=votes_given, votes_enough=decide.votes_enough(alike))
 
 
 async def add_vote(
@@ -618,18 +631,18 @@ async def add_vote(
     loser: UUID,
     is_tie: bool = False,
 ) -> dict[UUID, float]:
-    """Adds a vote and returns the scores of both; repeating it changes nothing."""
+    """Adds a vote and returns the new scores of both candidates. Repeating a vote has no effect."""
     if winner == loser:
         raise InvalidInput("a candidate can't be compared with itself", field="loser")
     async with run_transaction(context, tenant_id, user_id, run_id) as act:
         one, other = await _get_candidate(act, winner), await _get_candidate(act, loser)
         if one.step != other.step:
-            raise InvalidInput("only candidates of one step are compared", field="loser")
-        given = PairVote(vote_id, winner, loser, is_tie)
-        if await store.add_vote(act.tx, _vote_row(act, given)):
+            raise InvalidInput("only candidates of the same step can be compared", field="loser")
+        vote = PairVote(vote_id, winner, loser, is_tie)
+        if await store.add_vote(act.tx, _vote_row(act, vote)):
             if await store.count_votes(act.tx, run_id) > VOTES_MAX:
-                raise LimitExceeded(f"a run takes at most {VOTES_MAX:,} votes")
-            scores = decide.apply_vote({winner: one.score, loser: other.score}, given)
+                raise LimitExceeded(f"a run can have at most {VOTES_MAX:,} votes")
+            scores = decide.apply_vote({winner: one.score, loser: other.score}, vote)
             await store_candidates.set_scores(act.tx, scores)
             await act.record(
                 "voted",
@@ -637,23 +650,23 @@ async def add_vote(
                 winner=str(winner),
                 loser=str(loser),
                 is_tie=is_tie,
-                scores={str(each): score for each, score in scores.items()},
+                scores={str(candidate_id): score for candidate_id, score in scores.items()},
             )
             return scores
         before = await store.get_vote(act.tx, run_id, vote_id)
-        if before is None or before[0] != given:
-            raise Conflict("this vote's id was used for another vote", field="id")
+        if before is None or before[0] != vote:
+            raise Conflict("this id was already used for another vote", field="id")
         return {winner: one.score, loser: other.score}
 
 
-def _vote_row(act: RunTransaction, given: PairVote) -> dict[str, object]:
+def _vote_row(act: RunTransaction, vote: PairVote) -> dict[str, object]:
     return {
-        "id": given.id,
+        "id": vote.id,
         "tenant_id": act.stored.tenant_id,
         "run_id": act.stored.id,
-        "winner_id": given.winner,
-        "loser_id": given.loser,
-        "is_tie": given.is_tie,
+        "winner_id": vote.winner,
+        "loser_id": vote.loser,
+        "is_tie": vote.is_tie,
         "created_at": act.now,
     }
 
@@ -661,18 +674,18 @@ def _vote_row(act: RunTransaction, given: PairVote) -> dict[str, object]:
 async def undo_vote(
     context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID, vote_id: UUID
 ) -> dict[UUID, float]:
-    """Undoes a vote and computes the scores again from the other votes; repeating it changes
-    nothing."""
+    """Undoes a vote, and computes the scores again from the other votes. Repeating it has no
+    effect."""
     async with run_transaction(context, tenant_id, user_id, run_id) as act:
-        found = await store.get_vote(act.tx, run_id, vote_id)
-        if found is None:
+        stored = await store.get_vote(act.tx, run_id, vote_id)
+        if stored is None:
             raise NotFound(f"there is no vote {vote_id}")
-        given, counts = found
+        vote, counts = stored
         if counts:
             await store.undo_vote(act.tx, vote_id, now=act.now)
             scores = decide.replay_votes(await store.votes_of(act.tx, run_id))
             await store_candidates.reset_scores(act.tx, run_id, START_SCORE)
             await store_candidates.set_scores(act.tx, scores)
             await act.record("vote_undone", vote_id=str(vote_id))
-        one, other = await _get_candidate(act, given.winner), await _get_candidate(act, given.loser)
+        one, other = await _get_candidate(act, vote.winner), await _get_candidate(act, vote.loser)
         return {one.id: one.score, other.id: other.score}

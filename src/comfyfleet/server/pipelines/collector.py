@@ -1,4 +1,5 @@
-"""Turns ended jobs into candidates, one per picture or text, exactly once; alerts on failures and full storage."""
+"""Converts ended jobs into candidates, one per image or text, exactly once. Alerts on failures and
+full storage."""
 
 import logging
 from collections.abc import Mapping
@@ -53,7 +54,7 @@ async def raise_alert(
     *,
     now: datetime,
 ) -> bool:
-    """Alerts when too many jobs failed within the window; at most once per window."""
+    """Sends an alert if too many jobs failed within the window, at most once per window."""
     window = timedelta(seconds=context.settings.pipeline_alert_seconds)
     if stored.alerted_at and stored.alerted_at > now - window:
         return False
@@ -61,41 +62,42 @@ async def raise_alert(
     if failures < context.settings.pipeline_alert_failures:
         return False
     log.error(
-        "alert: %s jobs of pipeline run %s failed within %s s, the last with: %s",
+        "alert: %s jobs of pipeline run %s failed within %s s; last error: %s",
         failures,
         stored.id,
         context.settings.pipeline_alert_seconds,
         error,
     )
-    told = {
+    payload = {
         "pipeline_run_id": str(stored.id),
         "failures": failures,
         "window_seconds": context.settings.pipeline_alert_seconds,
         "error": error,
     }
     await store.change_run(tx, stored.id, {"alerted_at": now})
-    await run_state.record_event(tx, stored, "alert", told, now=now)
-    await _enqueue_webhook(tx, context, stored, row, WebhookEvent.PIPELINE_ALERT, told, now)
+    await run_state.record_event(tx, stored, "alert", payload, now=now)
+    await _enqueue_webhook(tx, context, stored, row, WebhookEvent.PIPELINE_ALERT, payload, now)
     return True
 
 
 async def pause_if_full(
     tx: Tx, context: JobContext, stored: StoredRun, row: PipelineJob, *, now: datetime
 ) -> bool:
-    """Pauses a run whose files exceed its limit, before it fills the storage for everybody."""
+    """Pauses a run whose files exceed its limit, so that it doesn't fill the storage of all
+    users."""
     most = stored.run.limits.bytes
     if most is None or stored.run.status != PipelineRunStatus.ACTIVE:
         return False
     used = await store_candidates.bytes_of(tx, stored.id)
     if used < most:
         return False
-    log.warning("pipeline run %s paused: its files have %s bytes", stored.id, used)
-    told = {"pipeline_run_id": str(stored.id), "bytes": used, "limit": most}
-    told["reason"] = STORAGE_LIMIT
+    log.warning("pipeline run %s paused: its files take %s bytes", stored.id, used)
+    payload = {"pipeline_run_id": str(stored.id), "bytes": used, "limit": most}
+    payload["reason"] = STORAGE_LIMIT
     changes = {"status": PipelineRunStatus.PAUSED, "pause_reason": STORAGE_LIMIT}
     await store.change_run(tx, stored.id, changes)
-    await run_state.record_event(tx, stored, "paused", told, now=now)
-    await _enqueue_webhook(tx, context, stored, row, WebhookEvent.PIPELINE_PAUSED, told, now)
+    await run_state.record_event(tx, stored, "paused", payload, now=now)
+    await _enqueue_webhook(tx, context, stored, row, WebhookEvent.PIPELINE_PAUSED, payload, now)
     return True
 
 
@@ -105,16 +107,16 @@ async def _enqueue_webhook(
     stored: StoredRun,
     row: PipelineJob,
     event: WebhookEvent,
-    told: dict[str, object],
+    payload: dict[str, object],
     now: datetime,
 ) -> None:
-    """Enqueues a webhook in the same transaction, so it is sent once."""
+    """Enqueues a webhook in the same transaction, so that it is enqueued exactly once."""
     context.run_metrics.pipeline_alerts.labels(event).inc()
     await webhooks.enqueue(
         tx,
         stored.tenant_id,
         stored.user_id,
-        EndOfJob(row.id, event, told),
+        EndOfJob(row.id, event, payload),
         new_id=context.new_id,
         now=now,
     )
@@ -122,18 +124,18 @@ async def _enqueue_webhook(
 
 OUTBOX_PER_PASS_MAX = 200
 REMARK_CHARACTERS_MAX = 2000
-# Candidates, and how the job stands now; None: as it stood before.
+# The number of new candidates, and the new state of the job. None means the state did not change.
 WriteResult: TypeAlias = tuple[int, JobState | None]
 
 
 @dataclass(frozen=True)
 class CollectedJob:
-    """The results of a job, read before anything is written."""
+    """The results of a job. They are read before anything is written."""
 
     job: Job
-    pictures: Mapping[int, File] = field(default_factory=dict)  # by their place among the outputs
-    texts: tuple[str, ...] = ()  # candidates themselves, where there is no picture
-    remarks: tuple[str, ...] = ()  # on what is no candidate, and why
+    pictures: Mapping[int, File] = field(default_factory=dict)  # by output index
+    texts: tuple[str, ...] = ()  # used as candidates if there are no images
+    remarks: tuple[str, ...] = ()  # outputs that are not candidates, with the reason
 
     @property
     def remark(self) -> str | None:
@@ -141,8 +143,8 @@ class CollectedJob:
 
 
 async def collect_ended(context: JobContext, pool: Database) -> bool:
-    """Collects ended jobs from the outbox, and those whose outbox row was lost; returns whether
-    there is more."""
+    """Collects ended jobs from the outbox, and jobs whose outbox row was lost. Returns whether
+    there is more to collect."""
     async with pool.read() as tx:
         rows = await jobs.outbox_of_runs(
             tx, PIPELINE_RUN_KIND, now=context.clock(), limit=OUTBOX_PER_PASS_MAX
@@ -151,8 +153,8 @@ async def collect_ended(context: JobContext, pool: Database) -> bool:
         await _collect_safely(context, pool, tenant_id, run_id, job_id, outbox_id)
     async with pool.read() as tx:
         uncollected = await job_rows.ended_uncollected(tx, limit=OUTBOX_PER_PASS_MAX)
-    for each in uncollected:
-        await _collect_safely(context, pool, each.tenant_id, each.run_id, each.job_id, None)
+    for job in uncollected:
+        await _collect_safely(context, pool, job.tenant_id, job.run_id, job.job_id, None)
     return len(rows) == OUTBOX_PER_PASS_MAX
 
 
@@ -164,8 +166,8 @@ async def _collect_safely(
     job_id: UUID,
     outbox_id: int | None,
 ) -> None:
-    """Logs errors, so that a job whose files can't be read doesn't block the others; its outbox row
-    stays."""
+    """Collects a job and logs any error, so that a job with unreadable files doesn't block the
+    others. After an error, its outbox row remains."""
     try:
         await collect_job(context, pool, tenant_id, run_id, job_id, outbox_id=outbox_id)
     except Exception as error:  # noqa: BLE001 — one job must not block the others
@@ -181,7 +183,7 @@ async def collect_job(
     *,
     outbox_id: int | None = None,
 ) -> int:
-    """Writes the candidates of a job; returns how many, 0 if they were written before."""
+    """Writes the candidates of a job. Returns their number, or 0 if they were written before."""
     outcome = await _read_outcome(context, pool, tenant_id, job_id)
     written: WriteResult = (0, None)
     act: RunTransaction | None = None
@@ -224,14 +226,14 @@ async def _read_outcome(
             remarks.append(f"output {output.name!r}: {problem}")
     texts = () if pictures else _texts(job)
     if not pictures and not texts and not remarks:
-        remarks.append("the job saved no picture, and showed no text")
+        remarks.append("the job saved no image and showed no text")
     return CollectedJob(job, pictures, texts, tuple(remarks))
 
 
 def _texts(job: Job) -> tuple[str, ...]:
     """Returns the texts of the first node that showed any."""
-    shown = [each for each in job.values if isinstance(each.value, str) and each.value]
-    return tuple(each.value for each in shown if each.node_id == shown[0].node_id)
+    shown = [value for value in job.values if isinstance(value.value, str) and value.value]
+    return tuple(value.value for value in shown if value.node_id == shown[0].node_id)
 
 
 async def _file(pool: Database, tenant_id: UUID, file_id: UUID) -> File | None:
@@ -244,20 +246,20 @@ async def _file(pool: Database, tenant_id: UUID, file_id: UUID) -> File | None:
 
 async def _file_problem(context: JobContext, file: File | None) -> str | None:
     if file is None:
-        return "its file is gone"
+        return "its file was deleted"
     if kind_of(file.mime_type) in ("video", "audio"):
-        return f"it is {file.mime_type}, no picture"
+        return f"it is {file.mime_type}, not an image"
     if (file.size or 0) > PICTURE_BYTES_MAX:
         return f"it is larger than {PICTURE_BYTES_MAX:,} bytes"
     try:
         return picture_problem(await context.store.get(file.path))
     except NotFound:
-        return "its object is gone"
+        return "its object is missing from the storage"
 
 
 async def _write_score(act: RunTransaction, row: PipelineJob, outcome: CollectedJob) -> WriteResult:
     made_with = await _pipeline_of(act)
-    files = {each.id: each for each in outcome.pictures.values()}
+    files = {file.id: file for file in outcome.pictures.values()}
     ended = await write_score(act, made_with.pipeline, row, outcome.job, files)
     if ended is None:
         return 0, None
@@ -268,10 +270,10 @@ async def _write_score(act: RunTransaction, row: PipelineJob, outcome: Collected
 
 
 async def _pipeline_of(act: RunTransaction) -> StoredPipeline:
-    found = await store.get_pipeline(act.tx, act.stored.tenant_id, act.stored.pipeline_id)
-    if found is None:
+    pipeline = await store.get_pipeline(act.tx, act.stored.tenant_id, act.stored.pipeline_id)
+    if pipeline is None:
         raise NotFound(f"there is no pipeline {act.stored.pipeline_id}")
-    return found
+    return pipeline
 
 
 async def _write_candidates(
@@ -285,17 +287,17 @@ async def _write_candidates(
     error = outcome.remark if is_paid else outcome.job.error_message or "The job was cancelled."
     state = JobState.DONE if is_done else JobState.FAILED
     if not await job_rows.end_job(tx, row.id, state, now=now, error=error, is_refunded=not is_paid):
-        return 0, None  # written before, or cancelled by us
+        return 0, None  # written before, or cancelled by this control plane
     await store.change_run(tx, stored.id, {"look_at": now, "changed_at": now})
     if not is_done:
-        told = {"job_id": str(row.id), "step": row.step, "error": error}
-        await run_state.record_event(tx, stored, "job_failed", told, now=now)
+        payload = {"job_id": str(row.id), "step": row.step, "error": error}
+        await run_state.record_event(tx, stored, "job_failed", payload, now=now)
         await raise_alert(tx, context, stored, row, error, now=now)
         return 0, state
-    made: Mapping[int, File | str] = outcome.pictures or dict(enumerate(outcome.texts))
+    outputs: Mapping[int, File | str] = outcome.pictures or dict(enumerate(outcome.texts))
     rows = [
-        _candidate(stored, made_with, row, outcome.job, index, each, now)
-        for index, each in made.items()
+        _candidate(stored, made_with, row, outcome.job, index, output, now)
+        for index, output in outputs.items()
     ]
     await store_candidates.add_candidate(tx, stored.tenant_id, stored.id, rows)
     if row.parent:
@@ -308,18 +310,20 @@ async def _write_candidates(
 async def _drop_unwanted(
     tx: Tx, stored: StoredRun, made_with: StoredPipeline, row: PipelineJob, outcome: CollectedJob
 ) -> CollectedJob:
-    """Drops candidates beyond `images_per_job` or beyond what is still wanted, and adds a remark
+    """Drops candidates beyond `images_per_job` or beyond the number still needed. Adds a remark
     about them."""
     count = len(outcome.pictures) or len(outcome.texts)
     if count <= 1:
         return outcome
     tree = await store_candidates.tree_of(tx, stored.id)
-    siblings = sum(each.step == row.step and each.parent == row.parent for each in tree.values())
-    left = wanted_of(made_with.pipeline, stored.run, row.step) - siblings
-    most = max(1, min(made_with.pipeline.steps[row.step].images_per_job, left))
+    siblings = sum(
+        candidate.step == row.step and candidate.parent == row.parent for candidate in tree.values()
+    )
+    missing = wanted_of(made_with.pipeline, stored.run, row.step) - siblings
+    most = max(1, min(made_with.pipeline.steps[row.step].images_per_job, missing))
     if count <= most:
         return outcome
-    remark = f"{count} were made, and {most} kept: images_per_job or what is wanted allows no more"
+    remark = f"the job made {count} candidates, and {most} were kept because of images_per_job or the number still needed"
     return replace(
         outcome,
         pictures=dict(islice(outcome.pictures.items(), most)),
@@ -335,7 +339,7 @@ def _event_data(
         "job_id": str(row.id),
         "step": row.step,
         "parent": str(row.parent) if row.parent else None,
-        "candidates": [str(each.id) for each in rows],
+        "candidates": [str(candidate.id) for candidate in rows],
         "remark": remark,
     }
 
@@ -346,13 +350,13 @@ def _candidate(
     row: PipelineJob,
     job: Job,
     index: int,
-    made: File | str,
+    output: File | str,
     now: datetime,
 ) -> PipelineCandidate:
     candidate_id = uuid5(row.id, str(index))
-    # Of one job, the first output is the oldest.
+    # The first output of a job counts as the oldest.
     created_at = now + timedelta(microseconds=index)
-    file = made if isinstance(made, File) else None
+    file = output if isinstance(output, File) else None
     step = made_with.pipeline.steps[row.step]
     path = candidate_path(
         target_folder=stored.run.target_folder,
@@ -370,9 +374,9 @@ def _candidate(
             "file_id": str(file.id) if file else None,
             "path": path,
             "mime_type": file.mime_type if file else "text/plain",
-            "size": (file.size or 0) if file else len(str(made).encode()),
+            "size": (file.size or 0) if file else len(str(output).encode()),
         },
-        text=text_of(job.values) if file else str(made),
+        text=text_of(job.values) if file else str(output),
         seed=row.seed,
         properties=job.asked.properties,
         job_id=row.id,
@@ -391,38 +395,38 @@ FILES_PER_PASS_MAX = 500
 
 
 async def fail_overdue(context: JobContext, pool: Database) -> int:
-    """Fails jobs over their time limit; returns how many. Each adds an outbox row, as every end of
-    a job does."""
+    """Fails jobs over their time limit and returns their number. Each failure adds an outbox row,
+    like any end of a job."""
     async with pool.read() as tx:
         underway = await job_rows.list_underway(tx, limit=JOBS_PER_PASS_MAX)
     failed = 0
-    for each in underway:
+    for job in underway:
         why = overdue_reason(
-            each, context.clock(), abandoned_hours=context.settings.abandoned_job_hours
+            job, context.clock(), abandoned_hours=context.settings.abandoned_job_hours
         )
         if why:
-            failed += await _fail(context, pool, each, why)
+            failed += await _fail(context, pool, job, why)
     return failed
 
 
-def overdue_reason(each: UnderwayJob, now: datetime, *, abandoned_hours: int) -> str | None:
-    """Returns why a job is overdue. Time in the queue doesn't count, unless no worker has taken it
-    for hours."""
-    if each.status == "processing" and each.started_at:
-        if now - each.started_at > timedelta(seconds=each.timeout_seconds):
-            return f"It took longer than {each.timeout_seconds} s."
+def overdue_reason(job: UnderwayJob, now: datetime, *, abandoned_hours: int) -> str | None:
+    """Returns why a job is overdue, or None. Time in the queue doesn't count, unless no worker
+    accepts the job for hours."""
+    if job.status == "processing" and job.started_at:
+        if now - job.started_at > timedelta(seconds=job.timeout_seconds):
+            return f"It took longer than {job.timeout_seconds} s."
         return None
-    if now - (each.started_at or each.submitted_at) > timedelta(hours=abandoned_hours):
-        return f"Nothing was heard of it for {abandoned_hours} hours."
+    if now - (job.started_at or job.submitted_at) > timedelta(hours=abandoned_hours):
+        return f"No worker reported on it for {abandoned_hours} hours."
     return None
 
 
-async def _fail(context: JobContext, pool: Database, each: UnderwayJob, why: str) -> bool:
+async def _fail(context: JobContext, pool: Database, job: UnderwayJob, why: str) -> bool:
     async with pool.transaction() as tx:
         failed, outbox_ids = await jobs.force_fail(
             tx,
-            each.tenant_id,
-            each.job_id,
+            job.tenant_id,
+            job.job_id,
             Failure(why),
             new_id=context.new_id,
             now=context.clock(),
@@ -434,7 +438,8 @@ async def _fail(context: JobContext, pool: Database, each: UnderwayJob, why: str
 
 
 async def remove_old_files(context: JobContext, pool: Database) -> bool:
-    """Removes files of old runs; candidates and judgements stay. Returns whether there is more."""
+    """Deletes the files of old runs. Candidates and judgements remain. Returns whether there is
+    more to delete."""
     unchanged = context.clock() - timedelta(days=context.settings.pipeline_keep_days)
     async with pool.read() as tx:
         old = await store.old_runs(tx, unchanged_since=unchanged, limit=RUNS_PER_PASS_MAX)
@@ -449,21 +454,21 @@ async def remove_old_files(context: JobContext, pool: Database) -> bool:
 
 async def _remove_files(context: JobContext, pool: Database, stored: StoredRun) -> None:
     async with pool.read() as tx:
-        kept = await store_candidates.files_of(tx, stored.id, limit=FILES_PER_PASS_MAX)
-    for candidate_id, file_id in kept.items():
+        files = await store_candidates.files_of(tx, stored.id, limit=FILES_PER_PASS_MAX)
+    for candidate_id, file_id in files.items():
         await _remove_file(context, pool, stored, candidate_id, file_id)
-    if len(kept) == FILES_PER_PASS_MAX:
-        return  # the rest with the next pass
+    if len(files) == FILES_PER_PASS_MAX:
+        return  # the next pass deletes the rest
     async with pool.transaction() as tx:
         now = context.clock()
         await store.change_run(tx, stored.id, {"files_removed_at": now})
-        await run_state.record_event(tx, stored, "files_removed", {"last": len(kept)}, now=now)
+        await run_state.record_event(tx, stored, "files_removed", {"last": len(files)}, now=now)
 
 
 async def _remove_file(
     context: JobContext, pool: Database, stored: StoredRun, candidate_id: UUID, file_id: UUID
 ) -> None:
-    """Removes the object before its row, so that a crash in between is repaired by the next pass."""
+    """Deletes the object before its row, so that the next pass can repair a crash in between."""
     try:
         async with pool.read() as tx:
             file = await media.get_file(tx, stored.tenant_id, file_id)

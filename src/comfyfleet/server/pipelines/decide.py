@@ -1,6 +1,8 @@
-"""Decides what a run generates next, counts its progress by step, and scores candidates by Elo votes.
+"""Decides which jobs a run submits next, counts its progress by step, and scores candidates by Elo
+votes.
 
-Pure: the same run and the same tree give the same answer, so that a sweep may be killed anywhere."""
+Pure: the same run and the same tree always give the same result, so a sweep can be interrupted at
+any point."""
 
 import math
 from collections import Counter
@@ -46,10 +48,10 @@ class BaseGeneration(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JudgeGeneration:
-    """A score, of a candidate that its step's judge has not seen."""
+    """A job that scores a candidate that its step's judge has not scored yet."""
 
     parent: UUID  # the candidate
-    step: int  # the candidate's own
+    step: int  # the candidate's step
 
     @property
     def work(self) -> WorkKey:
@@ -60,12 +62,12 @@ class NoWorkReason(StrEnum):
     PAUSED = "paused"
     CANCELLED = "cancelled"
     TIME_UP = "time_up"
-    BUSY = "busy"  # as many jobs as it may have are in flight
+    BUSY = "busy"  # the limit of concurrent jobs is reached
     CANDIDATES_LIMIT = "candidates_limit"
     TOKENS_LIMIT = "tokens_limit"
-    IN_FLIGHT = "in_flight"  # what is left to be made depends on what is being made
+    IN_FLIGHT = "in_flight"  # the remaining jobs depend on jobs in flight
     WAITING_FOR_JUDGEMENT = "waiting_for_judgement"
-    FAILED = "failed"  # what is left has failed, and waits for somebody to retry it
+    FAILED = "failed"  # the remaining jobs have failed, and must be retried by a user
     COMPLETE = "complete"
 
 
@@ -87,26 +89,26 @@ def next_jobs(
     prices: Mapping[WorkKey, int] | None = None,
     without: Collection[WorkKey] = (),
 ) -> list[Generation | NoWork]:
-    """Returns the jobs that may be started now; `prices` are the tokens of a job of each kind.
+    """Returns the jobs that may be started now. `prices` has the price of a job of each kind, in
+    tokens.
 
-    `without` are kinds of jobs that can't be submitted now.
-    """
+    `without` contains the kinds of jobs that can't be submitted now."""
     stopped = _stopped(run, now)
     if stopped is not None:
         return [NoWork(stopped)]
     if len(in_flight) >= run.limits.concurrent_jobs:
         return [NoWork(NoWorkReason.BUSY)]
     demand = _Demand(pipeline, run, tree, in_flight, prices or {})
-    found: list[Generation | NoWork] = []
+    decided: list[Generation | NoWork] = []
     for generation in demand.generations(without):
         refusal = demand.refusal(generation)
         if refusal is not None:
-            return found or [NoWork(refusal)]
-        found.append(generation)
+            return decided or [NoWork(refusal)]
+        decided.append(generation)
         demand.count(generation)
-        if len(in_flight) + len(found) >= run.limits.concurrent_jobs:
+        if len(in_flight) + len(decided) >= run.limits.concurrent_jobs:
             break
-    return found or [NoWork(demand.why_nothing(in_flight))]
+    return decided or [NoWork(demand.why_nothing(in_flight))]
 
 
 def _stopped(run: StoredPipelineRun, now: datetime) -> NoWorkReason | None:
@@ -119,7 +121,7 @@ def _stopped(run: StoredPipelineRun, now: datetime) -> NoWorkReason | None:
 
 
 class _Demand:
-    """Counts candidates: wanted, existing, in flight and failed."""
+    """Counts candidates: needed, existing, in flight and failed."""
 
     def __init__(
         self,
@@ -134,7 +136,7 @@ class _Demand:
         making = [job for job in in_flight if not job.is_judge]
         self.tokens = run.tokens
         self.total = len(tree.candidates)
-        # By parent; None: the base. A failed job holds its place.
+        # By parent, with None for the base. A failed job keeps its place.
         self.used: Counter[UUID | None] = Counter()
         for candidate in tree.candidates.values():
             self.used[candidate.id] += candidate.child_count
@@ -149,13 +151,12 @@ class _Demand:
         self.total += sum(pipeline.steps[job.step].images_per_job for job in making)
 
     def generations(self, without: Collection[WorkKey] = ()) -> Iterator[Generation]:
-        """Yields the jobs to be started, in order, each as often as it is wanted.
+        """Yields the jobs to start, in order, each as often as it is needed.
 
-        Judges come first: what they say decides what else is made.
-        """
-        for each in self.to_judge:
-            if WorkKey(each.step, is_judge=True) not in without:
-                yield JudgeGeneration(each.id, each.step)
+        Judges come first, because their verdicts determine which other jobs are needed."""
+        for candidate in self.to_judge:
+            if WorkKey(candidate.step, is_judge=True) not in without:
+                yield JudgeGeneration(candidate.id, candidate.step)
         for parent in parents_in_order(self.pipeline, self.tree):
             number = parent.step + 1
             while WorkKey(number) not in without and self.lacks(parent.id, number):
@@ -167,12 +168,12 @@ class _Demand:
         return self.lacking(parent, number) > 0
 
     def lacking(self, parent: UUID | None, number: int) -> int:
-        """Returns how many candidates are missing; what a job makes beyond that is dropped."""
+        """Returns the number of missing candidates. A job's surplus candidates are dropped."""
         return wanted_of(self.pipeline, self.run, number) - self.used[parent]
 
     def gain(self, generation: Generation) -> int:
-        """Returns how many candidates a job adds at most; failed jobs keep their places, and add
-        none."""
+        """Returns the maximum number of candidates that a job adds. Failed jobs keep their places
+        but add no candidates, so a job's surplus may use these places."""
         if isinstance(generation, JudgeGeneration):
             return 0
         parent, images = generation.parent, self.pipeline.steps[generation.step].images_per_job
@@ -196,21 +197,26 @@ class _Demand:
     def why_nothing(self, in_flight: Sequence[JobInFlight]) -> NoWorkReason:
         if in_flight:
             return NoWorkReason.IN_FLIGHT
-        if any(_awaits_judgement(self.pipeline, each, self.tree) for each in self._incomplete()):
+        if any(
+            _awaits_judgement(self.pipeline, candidate, self.tree)
+            for candidate in self._incomplete()
+        ):
             return NoWorkReason.WAITING_FOR_JUDGEMENT
-        has_failed = any(not each.is_judge for each in self.tree.failed)
+        has_failed = any(not job.is_judge for job in self.tree.failed)
         return NoWorkReason.FAILED if has_failed else NoWorkReason.COMPLETE
 
     def _incomplete(self) -> Iterator[PipelineCandidate]:
-        """Yields candidates that may have more children."""
-        for each in self.tree.candidates.values():
-            if each.step + 1 < len(self.pipeline.steps) and self.lacks(each.id, each.step + 1):
-                yield each
+        """Yields the candidates that may have more children."""
+        for candidate in self.tree.candidates.values():
+            if candidate.step + 1 < len(self.pipeline.steps) and self.lacks(
+                candidate.id, candidate.step + 1
+            ):
+                yield candidate
 
 
 def wanted_of(pipeline: PipelineDefinition, run: StoredPipelineRun, step: int) -> int:
-    """Returns how many candidates of a step are wanted: in all for the first step, else for each
-    parent."""
+    """Returns the required number of candidates of a step: in total for the first step, otherwise
+    per parent."""
     return pipeline.steps[step].children_per_parent if step else run.base_candidates
 
 
@@ -223,8 +229,8 @@ def _awaits_judgement(
 
 
 def is_unjudged(pipeline: PipelineDefinition, candidate: PipelineCandidate) -> bool:
-    """Whether the judge of its step is to look at a candidate. What a person has judged, and what the judge could not
-    judge, is left to people."""
+    """Checks whether a candidate still needs its step's judge. Candidates that a person has judged,
+    or that the judge could not score, are left for people."""
     is_open = candidate.status == CandidateStatus.ACTIVE and candidate.judged_by is None
     is_new = candidate.judge_score is None and candidate.judge_error is None
     return pipeline.steps[candidate.step].judge is not None and is_open and is_new
@@ -233,20 +239,26 @@ def is_unjudged(pipeline: PipelineDefinition, candidate: PipelineCandidate) -> b
 def to_judge(
     pipeline: PipelineDefinition, tree: RunTree, in_flight: Iterable[JobInFlight]
 ) -> list[PipelineCandidate]:
-    """Returns the candidates that no judge's job is under way for: of the deepest step first, then the oldest."""
-    underway = {each.parent for each in in_flight if each.is_judge}
-    found = [
-        each
-        for each in tree.candidates.values()
-        if is_unjudged(pipeline, each) and each.id not in underway and each.id not in tree.stopped
+    """Returns the unscored candidates without a judge's job in flight, by deepest step, then oldest
+    first."""
+    underway = {job.parent for job in in_flight if job.is_judge}
+    unscored = [
+        candidate
+        for candidate in tree.candidates.values()
+        if is_unjudged(pipeline, candidate)
+        and candidate.id not in underway
+        and candidate.id not in tree.stopped
     ]
-    return sorted(found, key=lambda each: (-each.step, each.created_at, each.id))
+    return sorted(
+        unscored, key=lambda candidate: (-candidate.step, candidate.created_at, candidate.id)
+    )
 
 
 def judged_verdict(
     pipeline: PipelineDefinition, candidate: PipelineCandidate, score: float
 ) -> CandidateStatus | None:
-    """Returns what a judge's score makes of a candidate; None if a person is asked, or has judged it meanwhile."""
+    """Returns a judge's verdict for a score. Returns None if a person must decide, or has already
+    judged the candidate."""
     judge = pipeline.steps[candidate.step].judge
     if judge is None or candidate.judged_by or candidate.status != CandidateStatus.ACTIVE:
         return None
@@ -254,16 +266,18 @@ def judged_verdict(
 
 
 def parents_in_order(pipeline: PipelineDefinition, tree: RunTree) -> list[PipelineCandidate]:
-    """Returns the candidates that get children: the deepest step first, then the best judged, then
-    the oldest."""
+    """Returns the candidates that get children, by deepest step, then by best judgement, then
+    oldest first."""
     by_step: dict[int, list[PipelineCandidate]] = {}
-    for each in tree.candidates.values():
-        if each.step + 1 < len(pipeline.steps) and _may_have_children(pipeline, each, tree):
-            by_step.setdefault(each.step, []).append(each)
-    found: list[PipelineCandidate] = []
+    for candidate in tree.candidates.values():
+        if candidate.step + 1 < len(pipeline.steps) and _may_have_children(
+            pipeline, candidate, tree
+        ):
+            by_step.setdefault(candidate.step, []).append(candidate)
+    parents: list[PipelineCandidate] = []
     for number in sorted(by_step, reverse=True):
-        found += _best(pipeline.steps[number], by_step[number])
-    return found
+        parents += _best(pipeline.steps[number], by_step[number])
+    return parents
 
 
 def _may_have_children(
@@ -276,31 +290,37 @@ def _may_have_children(
 
 
 def _best(step: Step, candidates: Iterable[PipelineCandidate]) -> list[PipelineCandidate]:
-    def place(each: PipelineCandidate) -> tuple[Any, ...]:
-        """What people have voted comes before what a judge has found."""
-        judged = -math.inf if each.judge_score is None else each.judge_score
-        return _RANKS[each.status], -each.score, -judged, each.created_at, each.id
+    def place(candidate: PipelineCandidate) -> tuple[Any, ...]:
+        """Ranks votes of people before the scores of a judge."""
+        judged = -math.inf if candidate.judge_score is None else candidate.judge_score
+        return (
+            _RANKS[candidate.status],
+            -candidate.score,
+            -judged,
+            candidate.created_at,
+            candidate.id,
+        )
 
     return sorted(candidates, key=place)[: step.keep]
 
 
 def to_cancel(tree: RunTree, in_flight: Iterable[JobInFlight]) -> list[JobInFlight]:
-    """Returns the queued jobs below rejected candidates, and of judges whose candidate a person has judged."""
-    judged = {each.id for each in tree.candidates.values() if each.judged_by}
+    """Returns the queued jobs below rejected candidates, and the judges' jobs for candidates that
+    are already judged."""
+    judged = {candidate.id for candidate in tree.candidates.values() if candidate.judged_by}
     return [
-        each
-        for each in in_flight
-        if each.is_queued
-        and (each.parent in tree.stopped or (each.is_judge and each.parent in judged))
+        job
+        for job in in_flight
+        if job.is_queued and (job.parent in tree.stopped or (job.is_judge and job.parent in judged))
     ]
 
 
 def take_turns(
     work: Mapping[UUID, Sequence[Generation]], *, after: UUID | None, limit: int
 ) -> list[tuple[UUID, Generation]]:
-    """Takes one job of each run in turn, beginning after the run that was served last."""
+    """Takes one job of each run in turn, starting after the run that was served last."""
     order = sorted(work)
-    first = sum(each <= after for each in order) if after is not None else 0
+    first = sum(run_id <= after for run_id in order) if after is not None else 0
     order = order[first:] + order[:first]
     rounds = max((len(jobs) for jobs in work.values()), default=0)
     served = [
@@ -314,16 +334,16 @@ def take_turns(
 
 class StepProgress(NamedTuple):
     name: str
-    wanted: int  # as things stand: for the parents that there are now
+    wanted: int  # for the current number of parents
     made: int
     approved: int
     rejected: int
     in_flight: int
     failed: int
     needs_approval: bool
-    waiting: int  # for a person's judgement, where one is needed
-    judging: int  # of those in flight
-    unjudged: int  # candidates that the judge has still to look at
+    waiting: int  # for a person's judgement, if the step needs approval
+    judging: int  # judges' jobs among those in flight
+    unjudged: int  # candidates that the judge still has to score
 
 
 def count_steps(
@@ -336,27 +356,31 @@ def count_steps(
     rows: list[StepProgress] = []
     unjudged = to_judge(pipeline, tree, ())
     for number, step in enumerate(pipeline.steps):
-        made = [each.status for each in tree.candidates.values() if each.step == number]
-        to_come = sum(each.step == number for each in unjudged)
-        parents_of_step = [each for each in parents if each.step == number - 1]
-        wanted = len(parents_of_step) * step.children_per_parent if number else run.base_candidates
+        statuses = [
+            candidate.status for candidate in tree.candidates.values() if candidate.step == number
+        ]
+        to_come = sum(candidate.step == number for candidate in unjudged)
+        parents_of_step = [parent for parent in parents if parent.step == number - 1]
+        required = (
+            len(parents_of_step) * step.children_per_parent if number else run.base_candidates
+        )
         row = StepProgress(
             step.name,
-            wanted=wanted,
-            made=len(made),
+            wanted=required,
+            made=len(statuses),
             approved=sum(
-                each in (CandidateStatus.APPROVED, CandidateStatus.WINNER) for each in made
+                status in (CandidateStatus.APPROVED, CandidateStatus.WINNER) for status in statuses
             ),
-            rejected=made.count(CandidateStatus.REJECTED),
-            in_flight=sum(each.step == number for each in in_flight),
-            failed=sum(each.step == number for each in tree.failed),
+            rejected=statuses.count(CandidateStatus.REJECTED),
+            in_flight=sum(job.step == number for job in in_flight),
+            failed=sum(job.step == number for job in tree.failed),
             needs_approval=step.needs_approval,
             waiting=sum(
-                each.step == number and _awaits_judgement(pipeline, each, tree)
-                for each in tree.candidates.values()
+                candidate.step == number and _awaits_judgement(pipeline, candidate, tree)
+                for candidate in tree.candidates.values()
             )
             - to_come,
-            judging=sum(each.is_judge and each.step == number for each in in_flight),
+            judging=sum(job.is_judge and job.step == number for job in in_flight),
             unjudged=to_come,
         )
         rows.append(row)
@@ -364,25 +388,25 @@ def count_steps(
 
 
 def success_rate(tree: RunTree) -> float | None:
-    """Returns the share of ended jobs that succeeded; None if none has ended."""
-    done = len({each.job_id for each in tree.candidates.values()})
+    """Returns the share of ended jobs that succeeded, or None if no job has ended."""
+    done = len({candidate.job_id for candidate in tree.candidates.values()})
     ended = done + len(tree.failed)
     return done / ended if ended else None
 
 
-ELO_K = 32.0  # the most that one vote moves a score
-ELO_SPREAD = 400.0  # a lead of so much is expected to win ten times in eleven
+ELO_K = 32.0  # the maximum change of a score by a single vote
+ELO_SPREAD = 400.0  # a candidate with a lead of this size is expected to win 10 of 11 times
 
 
 class PairVote(NamedTuple):
     id: UUID
     winner: UUID
     loser: UUID
-    is_tie: bool = False  # both are equally good; then neither name means anything
+    is_tie: bool = False  # both are equally good, and the order of winner and loser has no meaning
 
 
 def win_probability(one: float, other: float) -> float:
-    """Returns how likely the first is to win."""
+    """Returns the probability that the first candidate wins."""
     return float(1 / (1 + 10 ** ((other - one) / ELO_SPREAD)))
 
 
@@ -402,7 +426,8 @@ def replay_votes(votes: Iterable[PairVote]) -> dict[UUID, float]:
 
 
 def _move_scores(scores: dict[UUID, float], vote: PairVote) -> None:
-    """Applies a vote: the winner gains what the loser loses; a tie brings both closer."""
+    """Applies a vote. The winner gains what the loser loses. A tie moves both scores closer
+    together."""
     winner, loser = scores.get(vote.winner, START_SCORE), scores.get(vote.loser, START_SCORE)
     moved = ELO_K * ((0.5 if vote.is_tie else 1) - win_probability(winner, loser))
     scores[vote.winner] = winner + moved
@@ -412,32 +437,48 @@ def _move_scores(scores: dict[UUID, float], vote: PairVote) -> None:
 def next_pair(
     candidates: Sequence[PipelineCandidate], votes: Sequence[PairVote]
 ) -> tuple[PipelineCandidate, PipelineCandidate] | None:
-    """Picks the candidate with the fewest comparisons, and the one closest in score that it met
-    least.
+    """Picks the candidate with the fewest comparisons, and the opponent it has met least often,
+    with the closest score.
 
-    Both are of one step and not rejected. Close scores make a comparison more informative.
-    """
-    able = [each for each in candidates if each.status != CandidateStatus.REJECTED]
+    Both must belong to the same step, and neither may be rejected. Close scores make a comparison
+    more informative."""
+    able = [candidate for candidate in candidates if candidate.status != CandidateStatus.REJECTED]
     if len(able) < 2:
         return None
     times = Counter(side for vote in votes for side in (vote.winner, vote.loser))
-    first = min(able, key=lambda each: (times[each.id], _is_clear(each), each.created_at, each.id))
+    first = min(
+        able,
+        key=lambda candidate: (
+            times[candidate.id],
+            _is_clear(candidate),
+            candidate.created_at,
+            candidate.id,
+        ),
+    )
     met = Counter(
         vote.loser if vote.winner == first.id else vote.winner
         for vote in votes
         if first.id in (vote.winner, vote.loser)
     )
-    others = [each for each in able if each.id != first.id and each.step == first.step]
+    others = [
+        candidate for candidate in able if candidate.id != first.id and candidate.step == first.step
+    ]
     second = min(
         others,
-        key=lambda each: (met[each.id], abs(each.score - first.score), times[each.id], each.id),
+        key=lambda candidate: (
+            met[candidate.id],
+            abs(candidate.score - first.score),
+            times[candidate.id],
+            candidate.id,
+        ),
         default=None,
     )
     return None if second is None else (first, second)
 
 
 def _is_clear(candidate: PipelineCandidate) -> bool:
-    """Whether a judge was sure of it: people are asked about the others first."""
+    """Checks whether a judge has decided about a candidate. Users compare the other candidates
+    first."""
     return candidate.judged_by == JudgedBy.JUDGE
 
 
@@ -445,8 +486,9 @@ COMPARISONS_EACH = 5
 
 
 def votes_enough(candidates: Collection[PipelineCandidate]) -> int:
-    """Returns after how many votes each was compared with five others, or with all there are."""
-    able = sum(each.status != CandidateStatus.REJECTED for each in candidates)
+    """Returns the number of votes after which each candidate has been compared with five others, or
+    with all others if there are fewer."""
+    able = sum(candidate.status != CandidateStatus.REJECTED for candidate in candidates)
     return math.ceil(able * min(able - 1, COMPARISONS_EACH) / 2)
 
 
@@ -457,7 +499,7 @@ class VoteTally(NamedTuple):
 
 
 def tally_votes(candidate_id: UUID, votes: Iterable[PairVote]) -> VoteTally:
-    own = [each for each in votes if candidate_id in (each.winner, each.loser)]
-    tied = sum(each.is_tie for each in own)
-    won = sum(each.winner == candidate_id and not each.is_tie for each in own)
+    own = [vote for vote in votes if candidate_id in (vote.winner, vote.loser)]
+    tied = sum(vote.is_tie for vote in own)
+    won = sum(vote.winner == candidate_id and not vote.is_tie for vote in own)
     return VoteTally(won=won, lost=len(own) - won - tied, tied=tied)

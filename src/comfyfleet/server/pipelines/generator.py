@@ -1,8 +1,7 @@
 """Submits the jobs that runs need next.
 
-The decision is made twice: before the payload is built, and again under the run's lock, because
-meanwhile the run may have been paused or another control plane may have submitted the same job.
-"""
+Each decision is made twice: before the payload is built, and again under the run's lock. In
+between, the run may have been paused, or another control plane may have submitted the same job."""
 
 import logging
 import math
@@ -73,16 +72,17 @@ from comfyfleet.server.pipelines.run_state import (
 log = logging.getLogger(__name__)
 RUNS_PER_PASS_MAX = 200
 JOBS_PER_PASS_MAX = 200
-WORKS_MAX = 100  # of 50 steps and their judges
-# Errors that a user or operator must fix (a price, a workflow, a variable) are retried this late.
+WORKS_MAX = 100  # kinds of jobs: 50 steps and their judges
+# Seconds until a retry after an error that a user or operator must fix, such as a price, a workflow
+# or a variable.
 RETRY_SECONDS = 60
-# Checked again after an interval; the end of a job makes the run due in any case.
+# Checked again after an interval. The end of a job makes the run due in any case.
 _UNTIL_A_JOB_ENDS = (NoWorkReason.BUSY, NoWorkReason.IN_FLIGHT)
 _random = SystemRandom()
 
 
 class PreparedJob(NamedTuple):
-    """A job ready to be submitted."""
+    """A job that is ready to be submitted."""
 
     generation: Generation
     asked: JobSpec
@@ -91,14 +91,15 @@ class PreparedJob(NamedTuple):
 
 
 def job_id_of(run_id: UUID, work: WorkKey, parent: UUID | None, number: int) -> UUID:
-    """Returns the id of a job; the same for the same place in the tree, so a repeated submit adds
-    nothing."""
+    """Returns the id of a job. It is the same for the same place in the tree, so submitting a job
+    again has no effect."""
     kind = "judge" if work.is_judge else str(work.step)
     return uuid5(run_id, f"{kind}/{parent or 'base'}/{number}")
 
 
 async def submit_due(context: JobContext, pool: Database) -> bool:
-    """Submits jobs of all due runs of a pool; returns whether there is more to do at once."""
+    """Submits the jobs of all due runs of a pool. Returns whether there is more to do
+    immediately."""
     async with pool.read() as tx:
         due = await store.due_runs(tx, now=context.clock(), limit=RUNS_PER_PASS_MAX)
     by_tenant: defaultdict[UUID, list[StoredRun]] = defaultdict(list)
@@ -113,7 +114,7 @@ async def submit_due(context: JobContext, pool: Database) -> bool:
 async def _submit_for_tenant(
     context: JobContext, pool: Database, tenant_id: UUID, due: Sequence[StoredRun]
 ) -> bool:
-    """Submits jobs for the runs of one tenant, one job of each run in turn."""
+    """Submits jobs for a tenant's runs, one job of each run in turn."""
     work: dict[UUID, list[Generation]] = {}
     seen = {stored.id: stored for stored in due}
     for stored in due:
@@ -134,7 +135,7 @@ async def _submit_for_tenant(
 async def _submit_other_steps(
     context: JobContext, pool: Database, stored: StoredRun, troubles: dict[WorkKey, FleetError]
 ) -> None:
-    """Submits jobs of steps and judges that have no error; records the error afterwards."""
+    """Submits jobs of the steps and judges that have no error, and records the error afterwards."""
     for _ in range(WORKS_MAX):
         known = len(troubles)
         async with pool.read() as tx:
@@ -154,7 +155,8 @@ async def _submit_safely(
     generation: Generation,
     troubles: dict[WorkKey, FleetError],
 ) -> None:
-    """Submits a job, or notes the error of its kind, which is then skipped in this pass."""
+    """Submits a job. If that fails, remembers the error, so that jobs of the same kind are skipped
+    in this pass."""
     if generation.work in troubles:
         return
     without = frozenset(troubles)
@@ -165,7 +167,7 @@ async def _submit_safely(
     except FleetError as error:
         troubles[generation.work] = error
     except Exception as error:  # noqa: BLE001 — one kind of job must not block the others
-        troubles[generation.work] = Unavailable("it can't be made at present")
+        troubles[generation.work] = Unavailable("the job can't be submitted now")
         log_failure(log, error, "pipeline run %s: a job could not be submitted", stored.id)
 
 
@@ -174,10 +176,10 @@ async def _generations_of(
 ) -> list[Generation]:
     async with pool.read() as tx:
         state = await read_state(tx, stored.tenant_id, stored.id)
-    found = await _next_jobs(context, state)
-    generations = [each for each in found if not isinstance(each, NoWork)]
+    next_work = await _next_jobs(context, state)
+    generations = [generation for generation in next_work if not isinstance(generation, NoWork)]
     if not generations:
-        await _record_no_work(context, pool, state, found)
+        await _record_no_work(context, pool, state, next_work)
     return generations
 
 
@@ -198,17 +200,17 @@ async def _next_jobs(
 async def _prices(context: JobContext, state: PipelineRunState) -> dict[WorkKey, int]:
     async with context.central.read() as tx:
         facts = await facts_by_work(tx, state.pipeline)
-    return {key: each.price_tokens for key, each in facts.items()}
+    return {key: workflow.price_tokens for key, workflow in facts.items()}
 
 
 async def _record_no_work(
     context: JobContext,
     pool: Database,
     state: PipelineRunState,
-    found: Sequence[Generation | NoWork],
+    next_work: Sequence[Generation | NoWork],
 ) -> None:
     seen = state.stored
-    reason = next(each.reason for each in found if isinstance(each, NoWork))
+    reason = next(entry.reason for entry in next_work if isinstance(entry, NoWork))
     again: datetime | None = None
     trouble, seconds = None, None
     if reason in _UNTIL_A_JOB_ENDS:
@@ -230,29 +232,32 @@ async def _record_no_work(
 async def _unservable_step(
     context: JobContext, state: PipelineRunState
 ) -> tuple[str | None, int | None]:
-    """Returns a message about the first step or judge in flight that no backend can run now, and for how long it
-    may wait for one."""
+    """Returns a message about the first step or judge in flight that no backend can run now. Also
+    returns how many seconds it may wait for a backend."""
     async with context.central.read() as tx:
         facts = await facts_by_work(tx, state.pipeline)
-        there = await read_backends(tx, context)
+        backends = await read_backends(tx, context)
         starts_within = await fleets.starts_within(tx)
     usual = context.settings.no_backend_seconds
-    flying = {WorkKey(each.step, each.is_judge) for each in state.in_flight}
+    flying = {WorkKey(job.step, job.is_judge) for job in state.in_flight}
     works = state.pipeline.works
     for key in sorted(flying & facts.keys()):
-        each, step = facts[key], works[key]
-        # What a template makes is not known here.
-        said = {name: "" if "{{" in str(text) else text for name, text in step.properties.items()}
-        if is_self_hosted(each) and not alternatives(each.need_for(said), there):
-            message = f"step {step.name!r}: {no_backend_message(each)}"
-            return message, starts_within.get(each.slug, usual)
+        workflow, step = facts[key], works[key]
+        # The result of a template isn't known here.
+        literals = {
+            name: "" if "{{" in str(text) else text for name, text in step.properties.items()
+        }
+        if is_self_hosted(workflow) and not alternatives(workflow.need_for(literals), backends):
+            message = f"step {step.name!r}: {no_backend_message(workflow)}"
+            return message, starts_within.get(workflow.slug, usual)
     return None, None
 
 
 async def _record_trouble(
     context: JobContext, pool: Database, seen: StoredRun, error: FleetError
 ) -> None:
-    """Records the error and delays the next check; an action of the user makes the run due at once."""
+    """Records the error and delays the next check. Any action of the user makes the run due
+    immediately."""
     is_passing = isinstance(error, Unavailable | QueueFull)
     seconds = context.settings.comfyui_submit_interval if is_passing else RETRY_SECONDS
     log.warning("pipeline run %s can't submit jobs, will be retried: %s", seen.id, error.message)
@@ -260,13 +265,13 @@ async def _record_trouble(
     async with pool.transaction() as tx:
         now = await store.get_run(tx, seen.tenant_id, seen.id, is_locked=True)
         if now is not None and now.look_at == seen.look_at:
-            told = {
+            changes = {
                 "look_at": later,
-                "reason": None,  # of an earlier check
+                "reason": None,  # drop the reason of an earlier check
                 "trouble": said_to_customers(error),
                 "trouble_seconds": None if is_passing else 0,
             }
-            await store.change_run(tx, seen.id, told)
+            await store.change_run(tx, seen.id, changes)
 
 
 async def submit_generation(
@@ -278,14 +283,14 @@ async def submit_generation(
     *,
     without: frozenset[WorkKey] = frozenset(),
 ) -> Job | None:
-    """Submits a job; None if it is no longer wanted, or exists already. `without` are kinds of jobs
-    with errors."""
+    """Submits a job. Returns None if the job is no longer needed or already exists. `without`
+    contains the kinds of jobs that have errors."""
     async with pool.read() as tx:
         state = await read_state(tx, tenant_id, run_id)
         ancestors = await _ancestors(tx, run_id, generation)
-    made = await _prepare(context, state, generation, ancestors)
-    wanted = await submit.check_admission(context, tenant_id, {context.new_id(): made.asked})
-    made = made._replace(asked=next(iter(wanted.values())))
+    prepared = await _prepare(context, state, generation, ancestors)
+    admitted = await submit.check_admission(context, tenant_id, {context.new_id(): prepared.asked})
+    prepared = prepared._replace(asked=next(iter(admitted.values())))
     prices = await _prices(context, state)
     async with pool.transaction() as tx:
         state = await read_state(tx, tenant_id, run_id, is_locked=True)
@@ -301,14 +306,15 @@ async def submit_generation(
         )
         if generation not in still:
             return None
-        added, outbox_ids = await _submit(tx, state, made, now, context.active_max)
+        added, outbox_ids = await _submit(tx, state, prepared, now, context.active_max)
     await flush(context, pool, added, outbox_ids)
     context.notifier.tell(run_id)
     return added[0] if added else None
 
 
 class JobAncestors(NamedTuple):
-    """What a job starts from. A judge sees a candidate, and the parent that it was made from."""
+    """The candidates that a job starts from. A judge's job has the candidate, and the parent it was
+    made from."""
 
     judged: PipelineCandidate | None
     parent: PipelineCandidate | None
@@ -317,13 +323,15 @@ class JobAncestors(NamedTuple):
 async def _ancestors(tx: Tx, run_id: UUID, generation: Generation) -> JobAncestors:
     if generation.parent is None:
         return JobAncestors(None, None)
-    found = await store_candidates.get_candidate(tx, run_id, generation.parent)
-    if not isinstance(generation, JudgeGeneration) or found is None:
-        return JobAncestors(None, found)
+    candidate = await store_candidates.get_candidate(tx, run_id, generation.parent)
+    if not isinstance(generation, JudgeGeneration) or candidate is None:
+        return JobAncestors(None, candidate)
     parent = (
-        await store_candidates.get_candidate(tx, run_id, found.parent) if found.parent else None
+        await store_candidates.get_candidate(tx, run_id, candidate.parent)
+        if candidate.parent
+        else None
     )
-    return JobAncestors(found, parent)
+    return JobAncestors(candidate, parent)
 
 
 async def _prepare(
@@ -334,7 +342,7 @@ async def _prepare(
         facts = (await facts_by_work(tx, state.pipeline)).get(generation.work)
     if facts is None:
         what = f"the {step.work_field} {step.effect or step.workflow}"
-        raise Refused(f"step {step.name!r}: {what} is not offered at present")
+        raise Refused(f"step {step.name!r}: {what} is not offered now")
     seed = step.seed if step.seed is not None else _random.randint(0, SEED_MAX)
     fill = partial(_filled_in, step, facts, state.run.variables, parent, seed)
     if size_of(step.properties, IN_LOOP_SIZE_MAX).fits(IN_LOOP_SIZE_MAX):
@@ -350,15 +358,15 @@ async def _prepare(
         user_id=state.stored.user_id,
     )
     try:
-        asked = await resolve(context, state.stored.tenant_id, order)
+        spec = await resolve(context, state.stored.tenant_id, order)
     except InvalidInput as error:
         error.message = f"step {step.name!r}: {error.message}"
         raise
-    asked = replace(
-        asked, price_tokens=facts.price_tokens, run_kind=PIPELINE_RUN_KIND, run_id=state.stored.id
+    spec = replace(
+        spec, price_tokens=facts.price_tokens, run_kind=PIPELINE_RUN_KIND, run_id=state.stored.id
     )
     timeout_seconds = step.timeout_seconds or math.ceil(context.settings.comfyui_timeout)
-    return PreparedJob(generation, asked, seed, timeout_seconds)
+    return PreparedJob(generation, spec, seed, timeout_seconds)
 
 
 def _filled_in(
@@ -368,7 +376,7 @@ def _filled_in(
     parent: PipelineCandidate | None,
     seed: int,
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """Returns the values of a job's properties, and those of its seeds."""
+    """Returns the values of a job's properties, and the values of its seeds."""
     if parent is not None and not (parent.file or {}).get("file_id") and _needs_file(step):
         raise Refused(f"step {step.name!r}: the file of the parent {parent.id} was removed")
     values = render(step, variables=variables, parent=parent, seed=seed)
@@ -383,34 +391,36 @@ def _picture_to_judge(
         return {}
     file = judged.file or {}
     if not file.get("file_id"):
-        raise Refused(f"step {judge.work.name!r}: the file of the candidate {judged.id} is gone")
+        raise Refused(
+            f"step {judge.work.name!r}: the file of the candidate {judged.id} was deleted"
+        )
     return {judge.picture_property: file}
 
 
 def _needs_file(step: Step) -> bool:
-    """Whether a step uses the parent's file. Otherwise the parent may be a text, or its file may
-    have been removed."""
+    """Checks whether a step uses the parent's file. If it doesn't, the parent may be a text, or its
+    file may have been deleted."""
     used = (name for template in step.properties.values() for name in names_in(template))
     return any(name.split(".")[:2] == ["parent", "file"] for name in used)
 
 
 def _seeds(step: Step, facts: WorkflowFacts, seed: int) -> dict[str, int]:
-    """Returns the values of seed properties that the step leaves open or fills with `{{ seed }}`."""
+    """Returns the values of seed properties that the step doesn't set, or sets to `{{ seed }}`."""
     return {
-        each.name: seed_within(each, seed)
-        for each in facts.properties
-        if _takes_seed(step, each) and each.type in ("seed", "integer")
+        prop.name: seed_within(prop, seed)
+        for prop in facts.properties
+        if _takes_seed(step, prop) and prop.type in ("seed", "integer")
     }
 
 
-def _takes_seed(step: Step, each: Property) -> bool:
-    if each.name not in step.properties:
-        return each.type == "seed"
-    return step.seed is None and whole_name(step.properties[each.name]) == "seed"
+def _takes_seed(step: Step, prop: Property) -> bool:
+    if prop.name not in step.properties:
+        return prop.type == "seed"
+    return step.seed is None and whole_name(step.properties[prop.name]) == "seed"
 
 
 def _files_as_ids(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replaces files by their ids, so that nothing is copied."""
+    """Replaces files with their ids, so that nothing is copied."""
     return {
         name: value["file_id"] if isinstance(value, Mapping) and "file_id" in value else value
         for name, value in values.items()
@@ -418,14 +428,18 @@ def _files_as_ids(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _submit(
-    tx: Tx, state: PipelineRunState, made: PreparedJob, now: datetime, active_max: ActiveJobLimits
+    tx: Tx,
+    state: PipelineRunState,
+    prepared: PreparedJob,
+    now: datetime,
+    active_max: ActiveJobLimits,
 ) -> tuple[list[Job], list[int]]:
     run_id, tenant_id = state.stored.id, state.stored.tenant_id
-    work, parent = made.generation.work, made.generation.parent
+    work, parent = prepared.generation.work, prepared.generation.parent
     number = await job_rows.next_number(tx, run_id, work.step, parent)
     job_id = job_id_of(run_id, work, parent, number)
-    asked = {job_id: made.asked}
-    added, outbox_ids = await jobs.submit(tx, tenant_id, asked, now=now, active_max=active_max)
+    specs = {job_id: prepared.asked}
+    added, outbox_ids = await jobs.submit(tx, tenant_id, specs, now=now, active_max=active_max)
     if not added:
         return [], []
     row = PipelineJob(
@@ -434,10 +448,10 @@ async def _submit(
         step=work.step,
         parent=parent,
         number=number,
-        seed=made.seed,
+        seed=prepared.seed,
         state=JobState.IN_FLIGHT,
-        tokens=made.asked.price_tokens,
-        timeout_seconds=made.timeout_seconds,
+        tokens=prepared.asked.price_tokens,
+        timeout_seconds=prepared.timeout_seconds,
         error=None,
         created_at=now,
         ended_at=None,
@@ -455,11 +469,11 @@ async def _submit(
             "reason": None,
         },
     )
-    told = {
+    payload = {
         "job_id": str(job_id),
         "step": work.step,
         "parent": str(parent) if parent else None,
         "is_judge": work.is_judge,
     }
-    await run_state.record_event(tx, state.stored, "submitted", told, now=now)
+    await run_state.record_event(tx, state.stored, "submitted", payload, now=now)
     return added, outbox_ids

@@ -1,4 +1,5 @@
-"""Judgements of candidates: by people, and by the judge of a step, which never overrules a person."""
+"""Judgements of candidates by people, and by the judge of a step. A judge never overrules a
+person."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -31,42 +32,44 @@ VERDICT_EVENTS = {
 
 async def set_status(
     act: RunTransaction,
-    found: PipelineCandidate,
+    candidate: PipelineCandidate,
     status: CandidateStatus,
     judged_by: JudgedBy | None,
 ) -> None:
     if not await store_candidates.set_status(
-        act.tx, found.id, before=found.status, after=status, judged_by=judged_by
+        act.tx, candidate.id, before=candidate.status, after=status, judged_by=judged_by
     ):
-        raise Conflict("somebody else has just judged it; reload it first")
+        raise Conflict("the candidate was just judged by someone else; reload it first")
 
 
 async def set_verdict(
-    act: RunTransaction, found: PipelineCandidate, verdict: CandidateStatus, judged_by: JudgedBy
+    act: RunTransaction, candidate: PipelineCandidate, verdict: CandidateStatus, judged_by: JudgedBy
 ) -> None:
-    """Judges a candidate, cancels the queued jobs that are not needed any more, and records it all."""
-    await set_status(act, found, verdict, judged_by)
+    """Judges a candidate, cancels queued jobs that are no longer needed, and records the event."""
+    await set_status(act, candidate, verdict, judged_by)
     row = {
         "tenant_id": act.stored.tenant_id,
         "run_id": act.stored.id,
-        "candidate_id": found.id,
-        "before": found.status,
+        "candidate_id": candidate.id,
+        "before": candidate.status,
         "after": verdict,
         "created_at": act.now,
         "judged_by": judged_by,
     }
     await store.add_judgement(act.tx, row)
     may_cancel = judged_by == JudgedBy.PERSON or verdict == CandidateStatus.REJECTED
-    told = {
-        "candidate_id": str(found.id),
-        "before": found.status,
+    payload = {
+        "candidate_id": str(candidate.id),
+        "before": candidate.status,
         "judged_by": judged_by,
         "jobs_cancelled": await act.cancel_unneeded() if may_cancel else 0,
     }
     if judged_by == JudgedBy.PERSON:
-        await act.record(VERDICT_EVENTS[verdict], **told)
+        await act.record(VERDICT_EVENTS[verdict], **payload)
     else:
-        await run_state.record_event(act.tx, act.stored, VERDICT_EVENTS[verdict], told, now=act.now)
+        await run_state.record_event(
+            act.tx, act.stored, VERDICT_EVENTS[verdict], payload, now=act.now
+        )
 
 
 class JudgeResult(NamedTuple):
@@ -82,7 +85,7 @@ def read_score(judge: StepJudge | None, job: Job, files: Mapping[UUID, File]) ->
     try:
         return JudgeResult(float(compute_score(judge.score, job_output(job, files))), None)
     except FleetError as problem:
-        return JudgeResult(None, f"the judge gave no score: {problem.message}")
+        return JudgeResult(None, f"the judge returned no score: {problem.message}")
 
 
 async def write_score(
@@ -92,10 +95,10 @@ async def write_score(
     job: Job,
     files: Mapping[UUID, File],
 ) -> tuple[JobState, str | None] | None:
-    """Writes what a judge's job found, and its verdict unless a person has judged the candidate meanwhile.
+    """Writes the result of a judge's job. Also writes its verdict, unless a person has already
+    judged the candidate.
 
-    Returns how the job ended, and its error; None if that was written before.
-    """
+    Returns how the job ended, and its error. Returns None if the result was written before."""
     score, error = read_score(pipeline.steps[row.step].judge, job, files)
     state, is_paid = JobState.FAILED if error else JobState.DONE, job.status == JobStatus.COMPLETED
     if not await store_candidates.end_job(
@@ -105,20 +108,20 @@ async def write_score(
     await store.change_run(act.tx, act.stored.id, {"look_at": act.now, "changed_at": act.now})
     candidate_id = row.parent or row.id
     await store_candidates.set_judge_result(act.tx, [candidate_id], score=score, error=error)
-    told: dict[str, Any] = {
+    payload: dict[str, Any] = {
         "job_id": str(row.id),
         "step": row.step,
         "candidate_id": str(candidate_id),
     }
     if score is None:
-        told |= {"error": error, "is_judge": True}
-        await run_state.record_event(act.tx, act.stored, "job_failed", told, now=act.now)
+        payload |= {"error": error, "is_judge": True}
+        await run_state.record_event(act.tx, act.stored, "job_failed", payload, now=act.now)
         return state, error
     await run_state.record_event(
-        act.tx, act.stored, "scored", {**told, "score": score}, now=act.now
+        act.tx, act.stored, "scored", {**payload, "score": score}, now=act.now
     )
-    found = await store_candidates.get_candidate(act.tx, act.stored.id, candidate_id)
-    verdict = judged_verdict(pipeline, found, score) if found else None
-    if found and verdict:
-        await set_verdict(act, found, verdict, JudgedBy.JUDGE)
+    candidate = await store_candidates.get_candidate(act.tx, act.stored.id, candidate_id)
+    verdict = judged_verdict(pipeline, candidate, score) if candidate else None
+    if candidate and verdict:
+        await set_verdict(act, candidate, verdict, JudgedBy.JUDGE)
     return state, None

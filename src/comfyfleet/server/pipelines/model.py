@@ -1,4 +1,4 @@
-"""Pipelines, runs, candidates and their paths. Frozen and pure."""
+"""The model of pipelines, runs, candidates and their paths. Frozen and pure."""
 
 import re
 import unicodedata
@@ -21,20 +21,20 @@ START_SCORE = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step that makes candidates: from nothing if it is the first, else from those of the step
-    before."""
+    """A step that generates candidates. The first step starts from nothing, any other from the
+    candidates of the previous step."""
 
     name: str
-    workflow: str = ""  # empty if it names an effect
+    workflow: str = ""  # empty if the step uses an effect
     effect: str | None = None
-    version: int | None = None  # of the workflow; None: the latest
+    version: int | None = None  # version of the workflow; None means the latest
     properties: Mapping[str, Any] = field(default_factory=dict)  # templates, see `templates`
-    children_per_parent: int = 1  # how many this step makes out of each parent
-    keep: int | None = None  # only so many of its candidates, the best, get children; None: all
+    children_per_parent: int = 1  # candidates that this step makes from each parent
+    keep: int | None = None  # only this many of the best candidates get children; None means all
     needs_approval: bool = False  # only approved candidates and winners get children
     images_per_job: int = 1  # each becomes a candidate
-    seed: int | None = None  # None: a new one each time
-    timeout_seconds: int | None = None  # None: as the settings say
+    seed: int | None = None  # None means a new random seed for each job
+    timeout_seconds: int | None = None  # None means the default of the settings
     judge: "StepJudge | None" = None
 
     @property
@@ -45,15 +45,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class StepJudge:
-    """Gives each candidate of a step a score, by a job of its own.
+    """A judge that scores each candidate of a step with a separate job.
 
-    From `approve_above` on a candidate is approved, below `reject_below` it is rejected; about the others a person is
-    asked.
-    """
+    A candidate is approved if its score is at least `approve_above`, and rejected if its score is
+    below `reject_below`. A person decides about the others."""
 
-    work: Step  # what its jobs run
-    picture_property: str  # takes the candidate's picture
-    score: Expression  # finds the number in what the job showed
+    work: Step  # the workflow or effect of its jobs
+    picture_property: str  # the property that receives the candidate's image
+    score: Expression  # extracts the score from the job's output
     approve_above: float | None = None
     reject_below: float | None = None
     measure: str = ""
@@ -63,7 +62,7 @@ class StepJudge:
         return self.measure or self.work.effect or self.work.workflow
 
     def verdict(self, score: float) -> CandidateStatus | None:
-        """None: a person is asked."""
+        """Returns the verdict for a score. None means a person must decide."""
         if self.approve_above is not None and score >= self.approve_above:
             return CandidateStatus.APPROVED
         if self.reject_below is not None and score < self.reject_below:
@@ -72,7 +71,8 @@ class StepJudge:
 
 
 class WorkKey(NamedTuple):
-    """Names one kind of jobs of a run: those that make the candidates of a step, or those that judge them."""
+    """Identifies a kind of job in a run: jobs that generate a step's candidates, or jobs that judge
+    them."""
 
     step: int
     is_judge: bool = False
@@ -85,7 +85,7 @@ class PipelineDefinition:
 
     @property
     def works(self) -> dict[WorkKey, Step]:
-        """What the jobs of its steps and of their judges run."""
+        """The steps and the judges' work, by kind of job."""
         own = {WorkKey(number): step for number, step in enumerate(self.steps)}
         judges = {
             WorkKey(number, is_judge=True): step.judge.work
@@ -101,7 +101,8 @@ class RunLimits:
     tokens: int | None = None
     concurrent_jobs: int = 1
     until: datetime | None = None
-    bytes: int | None = None  # of its candidates' files; then it is paused
+    # limit for the candidates' files; the run is paused when it is reached
+    bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,37 +113,38 @@ class StoredPipelineRun:
     variables: Mapping[str, Any] = field(default_factory=dict)
     status: PipelineRunStatus = PipelineRunStatus.ACTIVE
     limits: RunLimits = RunLimits()
-    tokens: int = 0  # reserved and consumed
+    tokens: int = 0  # reserved and consumed tokens
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineCandidate:
     id: UUID
-    step: int  # its number; 0 is the base
+    step: int  # number of its step; 0 is the base
     created_at: datetime
     parent: UUID | None = None
     status: CandidateStatus = CandidateStatus.ACTIVE
     score: float = START_SCORE
     child_count: int = 0
-    file: Mapping[str, Any] | None = None  # a reference, never the picture itself
-    text: str | None = None  # what its job showed, beside the picture or in its place
+    file: Mapping[str, Any] | None = None  # a reference, never the file itself
+    # the text that its job showed, in addition to an image or instead of one
+    text: str | None = None
     seed: int | None = None
     properties: Mapping[str, Any] = field(default_factory=dict)
     job_id: UUID | None = None
     output_index: int = 0
-    judged_by: JudgedBy | None = None  # None while nobody has judged it
+    judged_by: JudgedBy | None = None  # None means it is not judged yet
     judge_score: float | None = None
-    judge_error: str | None = None  # why its step's judge gave it no score
-    provider_job_id: str | None = None  # the backend's id of the run that made it
+    judge_error: str | None = None  # why its step's judge could not score it
+    provider_job_id: str | None = None  # the backend's id of the run that produced it
 
 
 class JobState(StrEnum):
-    """The state of a job within its run; the job's own row has its status."""
+    """The state of a job within its run. The job's own row has its status."""
 
     IN_FLIGHT = "in_flight"
-    DONE = "done"  # its candidates are written
-    FAILED = "failed"  # holds its place
-    RETRIED = "retried"  # failed, and its place was freed
+    DONE = "done"  # its candidates have been written
+    FAILED = "failed"  # it keeps its place in the tree
+    RETRIED = "retried"  # failed, and its place was released
     CANCELLED = "cancelled"
 
 
@@ -152,7 +154,7 @@ class PipelineJob:
     run_id: UUID
     step: int
     parent: UUID | None
-    number: int  # of those with this step and parent
+    number: int  # counts the jobs with the same step and parent
     seed: int | None
     state: JobState
     tokens: int
@@ -160,7 +162,7 @@ class PipelineJob:
     error: str | None
     created_at: datetime
     ended_at: datetime | None
-    is_judge: bool = False  # then `parent` is the candidate that it judges
+    is_judge: bool = False  # if true, `parent` is the candidate to judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +190,8 @@ class StoredRun:
     pause_reason: str | None = None
     reason: str | None = None
     trouble: str | None = None
-    trouble_seconds: int | None = None  # until only a person can help; None: it may pass by itself
+    # seconds until a person must help; None means the problem may resolve itself
+    trouble_seconds: int | None = None
     idempotency_key: str | None = None
     look_at: datetime | None = None
     served_at: datetime | None = None
@@ -200,13 +203,13 @@ class StoredRun:
         return self.run.id
 
     def reason_at(self, now: datetime) -> str | None:
-        """Returns why nothing is submitted; None while the run is due, as the reason may be
-        outdated."""
+        """Returns why no job is submitted. Returns None while the run is due, because the reason
+        may be outdated."""
         return None if self._is_due(now) else self.reason
 
     def trouble_seconds_at(self, now: datetime) -> int | None:
-        """Returns after how long only a person can help; None while the run is due, as the trouble may
-        have passed."""
+        """Returns the seconds until a person must help. Returns None while the run is due, because
+        the problem may be over."""
         return None if self._is_due(now) else self.trouble_seconds
 
     def _is_due(self, now: datetime) -> bool:
@@ -226,24 +229,24 @@ class PipelineRunEvent:
 
 @dataclass(frozen=True, slots=True)
 class JobInFlight:
-    """A job whose candidates are not written yet, even if it has ended."""
+    """A job whose candidates are not written yet. The job itself may have ended."""
 
     job_id: UUID
     step: int
     parent: UUID | None = None
     is_queued: bool = False
-    is_judge: bool = False  # then `parent` is the candidate that it judges
+    is_judge: bool = False  # if true, `parent` is the candidate to judge
 
 
 @dataclass(frozen=True, slots=True)
 class FailedJob:
-    """A failed job. It keeps its place until a user retries it, as failed jobs are not repeated
+    """A failed job. It keeps its place until a user retries it, because failed jobs are not retried
     automatically."""
 
     job_id: UUID
     step: int
     parent: UUID | None = None
-    is_judge: bool = False  # then `parent` is the candidate that it should judge
+    is_judge: bool = False  # if true, `parent` is the candidate to judge
 
 
 @dataclass(frozen=True)
@@ -253,37 +256,40 @@ class RunTree:
 
     @cached_property
     def stopped(self) -> frozenset[UUID]:
-        """Rejected candidates and all their descendants."""
-        found: dict[UUID, bool] = {}
+        """The rejected candidates and all their descendants."""
+        stopped: dict[UUID, bool] = {}
         for candidate in self.candidates:
-            self._mark_branch(candidate, found)
-        return frozenset(each for each, is_stopped in found.items() if is_stopped)
+            self._mark_branch(candidate, stopped)
+        return frozenset(candidate_id for candidate_id, is_stopped in stopped.items() if is_stopped)
 
-    def _mark_branch(self, candidate: UUID, found: dict[UUID, bool]) -> None:
+    def _mark_branch(self, candidate: UUID, stopped: dict[UUID, bool]) -> None:
         path: list[UUID] = []
         current: UUID | None = candidate
-        while current is not None and current in self.candidates and current not in found:
+        while current is not None and current in self.candidates and current not in stopped:
             path.append(current)
             current = self.candidates[current].parent
-        is_stopped = found.get(current, False) if current is not None else False
-        for each in reversed(path):
-            is_stopped = is_stopped or self.candidates[each].status == CandidateStatus.REJECTED
-            found[each] = is_stopped
+        is_stopped = stopped.get(current, False) if current is not None else False
+        for candidate_id in reversed(path):
+            is_stopped = (
+                is_stopped or self.candidates[candidate_id].status == CandidateStatus.REJECTED
+            )
+            stopped[candidate_id] = is_stopped
 
 
 FOLDER_CHARACTERS_MAX = 200
-NAME_BYTES_MAX = 240  # of one folder; file systems take 255
+NAME_BYTES_MAX = 240  # limit for one folder name; most file systems allow 255
 _NOT_IN_A_NAME = re.compile(r"[\W_]+")
 _EXTENSION = re.compile(r"[a-z0-9]{1,8}")
 _FORBIDDEN = re.compile(r"[\\:*?\"<>|\x00-\x1f\x7f]")
-# Devices of Windows, which opens no file or folder of such a name, whatever stands behind a dot.
+# Device names on Windows. It can't open a file or folder with such a name, even with an extension.
 _DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³])(?= *(\.|$))", re.I)
 
 
 def candidate_path(
     *, target_folder: str, step: str, candidate_id: UUID, created_at: datetime, extension: str
 ) -> str:
-    """Returns the path of a candidate's file; unique within its run because of the id."""
+    """Returns the path of a candidate's file. It is unique within the run, because it contains the
+    candidate's id."""
     stamp = created_at.astimezone(UTC).strftime("%Y%m%d%H%M%S")
     ending = extension.lower().lstrip(".")
     if not _EXTENSION.fullmatch(ending):
@@ -292,24 +298,25 @@ def candidate_path(
 
 
 def step_folder(name: str) -> str:
-    """Converts a step's name to a folder: lower case with hyphens; letters of all scripts are kept."""
+    """Converts a step's name to a folder name: lower case, with hyphens. Letters of all scripts are
+    kept."""
     folder = _portable(_NOT_IN_A_NAME.sub("-", name.lower()).strip("-"))
     if not folder:
         raise InvalidInput(
-            f"a step's name must have a letter or digit in it, not {name!r}", field="name"
+            f"a step's name must contain a letter or digit, not {name!r}", field="name"
         )
     return folder
 
 
 def clean_folder(folder: str) -> str:
-    """Checks and normalises a relative folder; refuses one that leads upwards."""
-    asked = [part for part in folder.split("/") if part not in ("", ".")]
-    parts = [part for each in asked if (part := _portable(each))]
-    if not parts or ".." in asked or _FORBIDDEN.search(folder) or folder.startswith("/"):
+    """Checks and normalizes a relative folder. Rejects a folder that leads upward."""
+    segments = [part for part in folder.split("/") if part not in ("", ".")]
+    parts = [part for segment in segments if (part := _portable(segment))]
+    if not parts or ".." in segments or _FORBIDDEN.search(folder) or folder.startswith("/"):
         raise InvalidInput(
             f"target_folder must be a relative folder such as 'cats/spring', not {folder!r}",
             field="target_folder",
-            hint="To write below a folder of this machine: --follow DIR --folder NAME",
+            hint="To save files under a local folder, use --follow DIR --folder NAME.",
         )
     if max(len(folder), len("/".join(parts))) > FOLDER_CHARACTERS_MAX:
         raise InvalidInput(
@@ -320,8 +327,11 @@ def clean_folder(folder: str) -> str:
 
 
 def _portable(part: str) -> str:
-    """A folder's name that every file system takes: no device of Windows, no dot or space at its end, not too long;
-    nor signs that turn what follows them round."""
-    shown = "".join(each for each in part if unicodedata.category(each) not in ("Cc", "Cf"))
+    """Makes a folder name portable: no Windows device name, no dot or space at the end, and not too
+    long. Also removes control and formatting characters, such as those that reverse the following
+    text."""
+    shown = "".join(
+        character for character in part if unicodedata.category(character) not in ("Cc", "Cf")
+    )
     shown = shown.encode(errors="ignore")[:NAME_BYTES_MAX].decode(errors="ignore")
     return _DEVICE.sub(r"\1_", shown.rstrip(" ."))

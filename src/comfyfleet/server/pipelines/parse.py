@@ -1,4 +1,5 @@
-"""Parses and validates pipeline documents and run variables, reporting every problem with its step and field."""
+"""Parses and validates pipeline documents and run variables. Reports every problem with its step
+and field."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -42,7 +43,8 @@ PARENT_FILE = "{{ parent.file }}"
 def render(
     step: Step, *, variables: Mapping[str, Any], parent: PipelineCandidate | None, seed: int
 ) -> dict[str, Any]:
-    """Fills the templates of a step's properties; InvalidInput names the step and the property."""
+    """Fills the templates of a step's properties. An InvalidInput error names the step and the
+    property."""
     names: dict[str, Any] = {
         "variables": variables,
         "seed": seed if step.seed is None else step.seed,
@@ -76,49 +78,53 @@ def parent_values(parent: PipelineCandidate) -> dict[str, Any]:
 
 
 def names_in(template: Any, *, needed: bool = False) -> list[str]:
-    """Returns the names in a template, such as `variables.size`, `parent.file` or `seed`; `needed`:
-    without those that have a default.
-    """
+    """Returns the names in a template, such as `variables.size`, `parent.file` or `seed`. With
+    `needed`, leaves out names that have a default."""
     try:
-        found = list(templates_in(parse_templates(template, ROOTS)))
+        templates = list(templates_in(parse_templates(template, ROOTS)))
     except FleetError:
-        return []  # reported when it was parsed
-    return [str(path) for each in found for path in (each.needed_paths if needed else each.paths)]
+        return []  # already reported by the parser
+    return [
+        str(path)
+        for template in templates
+        for path in (template.needed_paths if needed else template.paths)
+    ]
 
 
 def whole_name(template: Any) -> str | None:
-    """Returns the name if the text is nothing but `{{ name }}`."""
+    """Returns the name if the string contains only `{{ name }}`."""
     whole = _whole(template)
     return str(whole) if isinstance(whole, FieldPath) else None
 
 
 def _whole(template: Any) -> Expression | None:
-    """Returns the expression if the text is nothing else."""
+    """Returns the expression if the string contains nothing else."""
     try:
         return parse_template(template, ROOTS).whole if isinstance(template, str) else None
     except FleetError:
-        return None  # reported when it was parsed
+        return None  # already reported by the parser
 
 
 def template_problems(pipeline: PipelineDefinition) -> list[DocumentProblem]:
-    """Returns templates that can't be parsed, or have names that can never have a value."""
+    """Returns the problems of templates that can't be parsed, or that use names that can never have
+    a value."""
     properties = [work.properties for work in pipeline.works.values()]
     if template_characters(properties) > EXPRESSION_CHARACTERS_MAX:
-        says = f"all templates together have at most {EXPRESSION_CHARACTERS_MAX:,} characters"
+        says = f"all templates together can have at most {EXPRESSION_CHARACTERS_MAX:,} characters"
         return [DocumentProblem("too_large", says)]
-    found: list[DocumentProblem] = []
+    problems: list[DocumentProblem] = []
     for key, work in pipeline.works.items():
         for name, template in work.properties.items():
             wrong = _template_problem(template, is_first=key.step == 0)
             if wrong:
-                found.append(_problem(pipeline, key, "invalid_template", wrong, name))
-    return found
+                problems.append(_problem(pipeline, key, "invalid_template", wrong, name))
+    return problems
 
 
 def _problem(
     pipeline: PipelineDefinition, key: WorkKey, code: str, message: str, field: str
 ) -> DocumentProblem:
-    """A problem with a field of a step, or of its judge."""
+    """Returns a problem with a field of a step or of its judge."""
     where = f"judge.{field}" if key.is_judge else field
     return DocumentProblem(code, message, pipeline.steps[key.step].name, where)
 
@@ -128,7 +134,7 @@ def _template_problem(template: Any, *, is_first: bool) -> str:
         parsed = list(templates_in(parse_templates(template, ROOTS)))
     except FleetError as problem:
         return problem.message
-    uses_parent = any(path.root == "parent" for each in parsed for path in each.paths)
+    uses_parent = any(path.root == "parent" for template in parsed for path in template.paths)
     return "the first step has no parent" if is_first and uses_parent else ""
 
 
@@ -145,13 +151,14 @@ class ParsedPipeline(NamedTuple):
 
 
 def parse_pipeline(document: Any) -> ParsedPipeline:
-    """Parses a pipeline and all its templates, which takes long for a large one."""
+    """Parses a pipeline and all its templates. This is slow for a large pipeline."""
     parsed = parse_definition(document)
     return parsed._replace(problems=(*parsed.problems, *template_problems(parsed.pipeline)))
 
 
 def with_our_spelling(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Converts other spellings of a pipeline to ours; only ours are stored."""
+    """Converts alternative spellings of a pipeline to the standard ones. Only the standard ones are
+    stored."""
     steps = document.get("steps")
     if not isinstance(steps, list):
         return document
@@ -167,7 +174,8 @@ def _with_workflow(step: Any) -> Any:
 def with_parent_files(
     document: Mapping[str, Any], pipeline: PipelineDefinition, catalogue: GraphCatalogue
 ) -> Mapping[str, Any]:
-    """Binds the only media input of each later step to the parent's file, unless it has a value."""
+    """Binds the only media input of each later step to the parent's file, unless it already has a
+    value."""
     properties = {
         number: {**step.properties, name: PARENT_FILE}
         for number, step in enumerate(pipeline.steps)
@@ -190,7 +198,7 @@ def _open_media_input(step: Step, facts: WorkflowFacts | None) -> str:
 
 
 def parse_definition(document: Any) -> ParsedPipeline:
-    """Parses a pipeline without its templates, which were checked when it was stored."""
+    """Parses a pipeline without its templates, which were checked when the pipeline was stored."""
     if not isinstance(document, dict):
         problem = DocumentProblem("invalid_document", "a pipeline must be an object")
         return ParsedPipeline(PipelineDefinition("", ()), (problem,))
@@ -287,10 +295,11 @@ def _judge(step_fields: FieldReader) -> StepJudge | None:
 
 
 def _check_thresholds(judge: StepJudge, fields: FieldReader) -> None:
-    """Without any it would decide nothing; in the wrong order it would approve what it rejects."""
+    """Checks that at least one threshold is set, and that reject_below is not above
+    approve_above."""
     highest, lowest = judge.approve_above, judge.reject_below
     if all(fields.values.get(name) is None for name in ("approve_above", "reject_below")):
-        message = "approve_above, reject_below or both are missing: from which score on it decides"
+        message = "approve_above or reject_below is required, so that the judge can decide"
         fields.report("missing_field", message, "approve_above")
     if highest is not None and lowest is not None and lowest > highest:
         message = f"reject_below ({lowest:g}) must not be above approve_above ({highest:g})"
@@ -298,55 +307,54 @@ def _check_thresholds(judge: StepJudge, fields: FieldReader) -> None:
 
 
 def _duplicate_names(steps: list[Step]) -> list[DocumentProblem]:
-    """Returns problems with steps whose names give the same folder."""
-    found: list[DocumentProblem] = []
+    """Returns problems with steps whose names result in the same folder."""
+    problems: list[DocumentProblem] = []
     seen: set[str] = set()
     for step in steps:
         try:
             folder = step_folder(step.name) if step.name else ""
         except InvalidInput as problem:
-            found.append(DocumentProblem("invalid_field", problem.message, step.name, "name"))
+            problems.append(DocumentProblem("invalid_field", problem.message, step.name, "name"))
             continue
         if folder and folder in seen:
-            found.append(
+            problems.append(
                 DocumentProblem(
-                    "repeated_name", f"two steps are called {folder}", step.name, "name"
+                    "repeated_name", f"two steps have the name {folder}", step.name, "name"
                 )
             )
         seen.add(folder)
-    return found
+    return problems
 
 
 def validate(
     pipeline: PipelineDefinition, catalogue: GraphCatalogue
 ) -> tuple[DocumentProblem, ...]:
-    """Returns unknown workflows and properties, values that don't fit, and missing required
-    properties."""
-    found: list[DocumentProblem] = []
+    """Returns unknown workflows and properties, invalid values, and missing required properties."""
+    all_problems: list[DocumentProblem] = []
     for key, work in pipeline.works.items():
         if not (work.workflow or work.effect):
-            continue  # reported when it was parsed
+            continue  # already reported by the parser
         judge = pipeline.steps[key.step].judge if key.is_judge else None
         facts = catalogue.facts_for(work)
         if facts is None:
             named = "measure" if judge and judge.measure else work.work_field
             why = catalogue.why_unknown(work)
-            found.append(_problem(pipeline, key, "unknown_workflow", why, named))
+            all_problems.append(_problem(pipeline, key, "unknown_workflow", why, named))
             continue
         problems = [*(_picture_problems(judge, facts) if judge else ())]
-        given = judge.picture_property if judge else None
+        filled_property = judge.picture_property if judge else None
         is_child = key.step > 0 and judge is None
-        problems += _property_problems(work, facts, given, is_child=is_child)
-        found += [_problem(pipeline, key, *each) for each in problems]
-    return tuple(found)
+        problems += _property_problems(work, facts, filled_property, is_child=is_child)
+        all_problems += [_problem(pipeline, key, *problem) for problem in problems]
+    return tuple(all_problems)
 
 
 def repeated_results(
     pipeline: PipelineDefinition, facts: Mapping[WorkKey, WorkflowFacts]
 ) -> tuple[str, ...]:
-    """Returns a warning for each step that makes several candidates of which nothing differs."""
+    """Returns a warning for each step that makes several identical candidates."""
     return tuple(
-        f"step {step.name!r} makes equal candidates, and each one is paid for: it has no seed that "
+        f"step {step.name!r} makes identical candidates, and each is charged: it has no seed that "
         "changes, and nothing else in its properties differs"
         for number, step in enumerate(pipeline.steps)
         if _is_repeated(number, step, facts.get(WorkKey(number)))
@@ -355,24 +363,24 @@ def repeated_results(
 
 def _is_repeated(number: int, step: Step, facts: WorkflowFacts | None) -> bool:
     if facts is None or (number > 0 and step.children_per_parent == 1):
-        return False  # a single child of each parent, whose pictures differ if it uses them
+        return False  # one child per parent, whose results differ if the step uses the parent
     if step.seed is not None:
         return True
     has_open_seed = any(
-        each.type == "seed" and each.name not in step.properties for each in facts.properties
+        prop.type == "seed" and prop.name not in step.properties for prop in facts.properties
     )
     used = (name for template in step.properties.values() for name in names_in(template))
     return not has_open_seed and "seed" not in used
 
 
 def _picture_problems(judge: StepJudge, facts: WorkflowFacts) -> Iterator[tuple[str, str, str]]:
-    """Yields a problem, as its code, message and field, if the judge can't be shown a picture."""
+    """Yields a problem, as its code, message and field, if the judge can't accept an image."""
     name = judge.picture_property
-    each = facts.property_named(name)
-    if each is None:
+    prop = facts.property_named(name)
+    if prop is None:
         yield "unknown_property", _no_property(facts, name), "property"
-    elif each.type != "image":
-        message = f"{facts.name} takes {each.type} as {name!r}; a judge must take an image"
+    elif prop.type != "image":
+        message = f"{facts.name} takes {prop.type} as {name!r}; a judge must take an image"
         yield "type_mismatch", message, "property"
 
 
@@ -382,34 +390,35 @@ def _no_property(facts: WorkflowFacts, name: str) -> str:
 
 
 def _property_problems(
-    work: Step, facts: WorkflowFacts, given: str | None, *, is_child: bool
+    work: Step, facts: WorkflowFacts, filled_property: str | None, *, is_child: bool
 ) -> Iterator[tuple[str, str, str]]:
-    """Yields problems with properties, as code, message and field; `given` is filled by us."""
+    """Yields problems with properties, each as its code, message and field. The property
+    `filled_property` is set automatically."""
     for name, value in work.properties.items():
-        each = facts.property_named(name)
-        if each is None:
+        prop = facts.property_named(name)
+        if prop is None:
             yield "unknown_property", _no_property(facts, name), name
-        elif wrong := _mismatch(work, each, value):
+        elif wrong := _mismatch(work, prop, value):
             yield "type_mismatch", wrong, name
-    for each in facts.properties:
-        if is_required(each) and each.name not in work.properties and each.name != given:
-            how = f", such as {PARENT_FILE!r}" if each.is_media and is_child else ""
-            yield "missing_input", f"needs a value{how}", each.name
+    for prop in facts.properties:
+        if is_required(prop) and prop.name not in work.properties and prop.name != filled_property:
+            how = f", such as {PARENT_FILE!r}" if prop.is_media and is_child else ""
+            yield "missing_input", f"needs a value{how}", prop.name
 
 
-def _mismatch(step: Step, each: Property, value: Any) -> str:
-    """Returns why a property can't take a value or a template's result; empty if it can, or if it
-    isn't known yet."""
+def _mismatch(step: Step, prop: Property, value: Any) -> str:
+    """Returns why a property can't accept a value or the result of a template. Empty if it can, or
+    if that isn't known yet."""
     if not is_template(value):
-        return value_problem(each, value)
+        return value_problem(prop, value)
     if _template_problem(value, is_first=False):
-        return ""  # one that can't be read is told as such, and once
+        return ""  # an unreadable template is reported elsewhere, only once
     if whole_name(value) == "seed" and step.seed is not None:
-        return value_problem(each, step.seed)
-    is_broken = bool(_template_problem(value, is_first=False))  # told already
-    takes_text = is_broken or each.type in ("text", "choice")
+        return value_problem(prop, step.seed)
+    is_broken = bool(_template_problem(value, is_first=False))  # already reported
+    takes_text = is_broken or prop.type in ("text", "choice")
     if isinstance(value, str) and _whole(value) is None and not takes_text:
-        return f"takes {each.type}; a text around {{{{ }}}} makes a text"
+        return f"takes {prop.type}, but a template with text around {{{{ }}}} always gives text"
     return ""
 
 
@@ -418,34 +427,34 @@ def variable_problems(
     variables: Mapping[str, Any],
     facts: Mapping[WorkKey, WorkflowFacts] | None = None,
 ) -> tuple[DocumentProblem, ...]:
-    """Returns variables that the templates use and that are missing, or that the property can't
-    take."""
-    known, found = facts or {}, list[DocumentProblem]()
+    """Returns problems with variables that the templates use: missing ones, and values that a
+    property can't accept."""
+    known, problems = facts or {}, list[DocumentProblem]()
     for key, work in pipeline.works.items():
         for name, template in work.properties.items():
             missing = [
                 _problem(pipeline, key, "missing_variable", message, name)
                 for message in _missing_variables(template, variables)
             ]
-            found += missing
-            each = known[key].property_named(name) if key in known else None
-            if each and not missing and (wrong := _variable_mismatch(each, template, variables)):
-                found.append(_problem(pipeline, key, "type_mismatch", wrong, name))
-    return tuple(dict.fromkeys(found))
+            problems += missing
+            prop = known[key].property_named(name) if key in known else None
+            if prop and not missing and (wrong := _variable_mismatch(prop, template, variables)):
+                problems.append(_problem(pipeline, key, "type_mismatch", wrong, name))
+    return tuple(dict.fromkeys(problems))
 
 
 def media_variables(
     pipeline: PipelineDefinition, facts: Mapping[WorkKey, WorkflowFacts]
 ) -> frozenset[str]:
-    """Returns the variables that are a file wherever a step takes one."""
-    found: set[str] = set()
+    """Returns the variables that must be a file, because a media property uses them."""
+    names: set[str] = set()
     for key, work in pipeline.works.items():
         for name, template in work.properties.items():
-            each = facts[key].property_named(name) if key in facts else None
+            prop = facts[key].property_named(name) if key in facts else None
             root, *path = (whole_name(template) or "").split(".")
-            if each and each.is_media and root == "variables" and len(path) == 1:
-                found.add(path[0])
-    return frozenset(found)
+            if prop and prop.is_media and root == "variables" and len(path) == 1:
+                names.add(path[0])
+    return frozenset(names)
 
 
 def _missing_variables(template: Any, variables: Mapping[str, Any]) -> Iterator[str]:
@@ -455,10 +464,11 @@ def _missing_variables(template: Any, variables: Mapping[str, Any]) -> Iterator[
             yield f"the run has no variable {'.'.join(path)!r}"
 
 
-def _variable_mismatch(each: Property, template: Any, variables: Mapping[str, Any]) -> str:
-    """Checks a variable that is used alone, so that its value becomes the property's."""
+def _variable_mismatch(prop: Property, template: Any, variables: Mapping[str, Any]) -> str:
+    """Checks a variable that is the whole template, so that its value becomes the property's
+    value."""
     root, *path = (whole_name(template) or "").split(".")
-    if root != "variables" or each.is_media:
+    if root != "variables" or prop.is_media:
         return ""
-    wrong = value_problem(each, value_at(variables, tuple(path)))
+    wrong = value_problem(prop, value_at(variables, tuple(path)))
     return f"the variable {'.'.join(path)!r}: {wrong}" if wrong else ""

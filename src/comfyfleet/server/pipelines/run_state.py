@@ -1,8 +1,7 @@
 """Reads a run's state, opens a locked transaction on it, and records its events.
 
 An event is written in the transaction of the action itself. The audit log is in another database,
-so it is written afterwards; if that fails, the sweep writes it.
-"""
+so it is written afterwards. If that fails, the sweep writes it."""
 
 import logging
 import math
@@ -79,11 +78,12 @@ async def read_state(
 
 
 async def facts_by_work(tx: Tx, pipeline: PipelineDefinition) -> dict[WorkKey, WorkflowFacts]:
-    """Returns the workflow facts of each step and judge; those not on offer are left out."""
+    """Returns the workflow facts of each step and judge. Leaves out workflows that aren't
+    offered."""
     works = pipeline.works
     catalogue = await read_catalogue(tx, works.values())
-    found = {key: catalogue.facts_for(work) for key, work in works.items()}
-    return {key: facts for key, facts in found.items() if facts}
+    facts_by_key = {key: catalogue.facts_for(work) for key, work in works.items()}
+    return {key: facts for key, facts in facts_by_key.items() if facts}
 
 
 # Frequent automatic events are not copied to the audit log.
@@ -118,21 +118,21 @@ async def read_events(tx: Tx, run_id: UUID, *, after_id: int, limit: int) -> lis
 
 
 async def flush_audit(context: JobContext, pool: Database) -> bool:
-    """Copies events to the audit log, each of them once; returns whether there is more."""
+    """Copies events to the audit log, each exactly once. Returns whether there are more."""
     async with pool.read() as tx:
         unaudited = await store.unaudited_events(tx, limit=AUDITED_PER_PASS_MAX)
     if not unaudited:
         return False
     async with context.central.transaction() as tx:
-        for each in unaudited:
-            subject = f"pipeline_run:{each.run_id}"
+        for event in unaudited:
+            subject = f"pipeline_run:{event.run_id}"
             entry = PendingAudit(
-                each.actor, f"pipeline_{each.kind}", subject, each.tenant_id, each.created_at
+                event.actor, f"pipeline_{event.kind}", subject, event.tenant_id, event.created_at
             )
-            details = {**each.data, "event_id": each.id}
-            await copy_audit(tx, f"{subject}:{each.id}", entry, details)
+            details = {**event.data, "event_id": event.id}
+            await copy_audit(tx, f"{subject}:{event.id}", entry, details)
     async with pool.transaction() as tx:
-        await store.mark_audited(tx, [each.id for each in unaudited])
+        await store.mark_audited(tx, [event.id for event in unaudited])
     return len(unaudited) == AUDITED_PER_PASS_MAX
 
 
@@ -145,7 +145,7 @@ class RunTransaction:
     tx: Tx
     stored: StoredRun
     now: datetime
-    actor: str | None = None  # an operator who acts for the tenant
+    actor: str | None = None  # the operator who acts for the tenant, if any
     changes: dict[str, Any] = field(default_factory=dict)
     ended: list[Job] = field(default_factory=list)
     outbox_ids: list[int] = field(default_factory=list)
@@ -156,7 +156,8 @@ class RunTransaction:
         await record_event(self.tx, self.stored, kind, {**who, **data}, actor=actor, now=self.now)
 
     async def cancel_job(self, job_id: UUID) -> None:
-        """Cancels a job and frees its place at once; its outbox row then has no effect."""
+        """Cancels a job and frees its place immediately. Its outbox row has no effect
+        afterwards."""
         job, outbox_ids = await jobs.cancel(
             self.tx, self.stored.tenant_id, job_id, new_id=self.context.new_id, now=self.now
         )
@@ -165,19 +166,17 @@ class RunTransaction:
         self.outbox_ids += outbox_ids
 
     async def cancel_unneeded(self) -> int:
-        """Cancels the queued jobs of rejected branches, and those that judge what a person has judged, under a lock;
-        jobs that have started meanwhile finish."""
+        """Cancels, under a lock, the queued jobs of rejected branches, and the judges' jobs for
+        candidates that a person has judged. Jobs that have started in the meantime continue."""
         state = await read_state(self.tx, self.stored.tenant_id, self.stored.id)
         queued = set(await store_candidates.queued_of(self.tx, self.stored.id))
-        unneeded = [
-            each for each in to_cancel(state.tree, state.in_flight) if each.job_id in queued
-        ]
-        for each in unneeded:
-            await self.cancel_job(each.job_id)
+        unneeded = [job for job in to_cancel(state.tree, state.in_flight) if job.job_id in queued]
+        for job in unneeded:
+            await self.cancel_job(job.job_id)
         return len(unneeded)
 
     async def flush_cancelled(self, pool: Database) -> None:
-        """Tells the queue what was cancelled, after the transaction."""
+        """Removes the cancelled jobs from the queue, after the transaction."""
         self.context.run_metrics.pipeline_jobs.labels(JobState.CANCELLED).inc(len(self.ended))
         if self.outbox_ids:
             await flush(self.context, pool, self.ended, self.outbox_ids)
@@ -187,8 +186,8 @@ class RunTransaction:
 async def run_transaction(
     context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID, *, actor: str | None = None
 ) -> AsyncIterator[RunTransaction]:
-    """Opens a transaction on a locked run; makes the run due afterwards, as any action may have
-    made room for jobs."""
+    """Opens a transaction on a locked run. Makes the run due afterwards, because any action may
+    have made room for jobs."""
     pool = await context.pool_of(tenant_id)
     async with pool.transaction() as tx:
         stored = await get_own_run(tx, tenant_id, user_id, run_id, is_locked=True)
@@ -205,23 +204,24 @@ async def run_transaction(
 async def get_own_run(
     tx: Tx, tenant_id: UUID, user_id: UUID, run_id: UUID, *, is_locked: bool = False
 ) -> StoredRun:
-    found = await store.get_run(tx, tenant_id, run_id, is_locked=is_locked)
-    if found is None or found.user_id != user_id:
+    stored = await store.get_run(tx, tenant_id, run_id, is_locked=is_locked)
+    if stored is None or stored.user_id != user_id:
         raise NotFound(f"there is no pipeline run {run_id}")
-    return found
+    return stored
 
 
-# Stuck runs: their next job failed with an error that only a person can fix, such as an empty wallet.
-# They are checked at long intervals, and woken as soon as their problem may be solved.
+# Stuck runs: their next job failed with an error that only a person can fix, such as an empty
+# wallet. They are checked at long intervals, and immediately when the problem may be solved.
 log = logging.getLogger(__name__)
 STUCK_RUN_KIND = "stuck_pipeline"
 
 
 def request_wake(context: JobContext) -> None:
-    """Wakes the stuck runs of all tenants in the background, after a change of workflows, effects or workers.
+    """Wakes the stuck runs of all tenants in the background, after a change of workflows, effects
+    or workers.
 
-    A tenant's database that hangs must not hold up the operator or the worker that made the change.
-    """
+    An unresponsive tenant database must not delay the operator or the worker that made the
+    change."""
     context.notifier.notify_run(STUCK_RUN_KIND)
 
 
@@ -231,7 +231,8 @@ async def wake_stuck_runs(context: JobContext, pool: Database) -> None:
 
 
 async def wake_runs_of(context: JobContext, tenant_id: UUID, user_id: UUID) -> None:
-    """Makes the stuck runs of a user due, after a credit. The credit counts even if this fails."""
+    """Makes the stuck runs of a user due, after a credit. The credit is valid even if this
+    fails."""
     try:
         pool = await context.pool_of(tenant_id)
         await _wake_matching(context, pool, StuckRunFilter(tenant_id=tenant_id, user_id=user_id))
@@ -248,7 +249,7 @@ async def wake_run(context: JobContext, tenant_id: UUID, user_id: UUID, run_id: 
 
 
 async def _wake_matching(context: JobContext, pool: Database, wanted: StuckRunFilter) -> None:
-    async with pool.read() as tx:  # Usually there is none, and a read locks nothing.
+    async with pool.read() as tx:  # Usually there are none, and a read takes no locks.
         if not await store.has_stuck_runs(tx, wanted):
             return
     async with pool.transaction() as tx:
@@ -268,14 +269,15 @@ class RunView:
     pipeline: PipelineDefinition
     steps: list[StepProgress]
     bytes: int
-    queued: int  # of those in flight
+    queued: int  # queued jobs among those in flight
     jobs: dict[JobState, int]
     seconds_left: float | None
     last_event_id: int
 
     @property
     def success_rate(self) -> float | None:
-        """The share of all ended jobs that succeeded, including retried ones."""
+        """The share of all ended jobs that succeeded. Jobs that failed and were retried count as
+        failed."""
         done = self.jobs.get(JobState.DONE, 0)
         failed = self.jobs.get(JobState.FAILED, 0) + self.jobs.get(JobState.RETRIED, 0)
         return done / (done + failed) if done + failed else None
@@ -284,7 +286,8 @@ class RunView:
 async def read_run(context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID) -> RunView:
     async with context.tenant(tenant_id) as tx:
         await get_own_run(tx, tenant_id, user_id, run_id)
-        last_event_id = await store.last_event_id(tx, run_id)  # first: what comes later is told
+        # read first, so that later events are not missed
+        last_event_id = await store.last_event_id(tx, run_id)
         state = await read_state(tx, tenant_id, run_id)
         rows = count_steps(state.pipeline, state.run, state.tree, state.in_flight)
         mean = await store_candidates.mean_seconds(tx, run_id, of_last=TIMED_JOBS_MAX)
@@ -293,7 +296,7 @@ async def read_run(context: JobContext, tenant_id: UUID, user_id: UUID, run_id: 
             pipeline=state.pipeline,
             steps=rows,
             bytes=await store_candidates.bytes_of(tx, run_id),
-            queued=sum(each.is_queued for each in state.in_flight),
+            queued=sum(job.is_queued for job in state.in_flight),
             jobs=await store_candidates.count_by_state(tx, run_id),
             seconds_left=_seconds_left(state.pipeline, state.stored, rows, mean),
             last_event_id=last_event_id,
@@ -306,25 +309,26 @@ def _seconds_left(
     rows: Sequence[StepProgress],
     mean: float | None,
 ) -> float | None:
-    """Estimates the remaining time: all that can be made, at the speed of the last jobs.
+    """Estimates the remaining time, from the number of jobs still needed and the duration of the
+    last jobs.
 
-    Returns None while something prevents the next job, as nobody knows for how long.
-    """
+    Returns None while a problem prevents the next job, because its duration is unknown."""
     if mean is None or stored.trouble:
         return None
-    expected, unmade, left = stored.run.base_candidates, 0, 0
+    expected, unmade, jobs_left = stored.run.base_candidates, 0, 0
     for number, (step, row) in enumerate(zip(pipeline.steps, rows, strict=True)):
         if number:
-            # Rejected candidates get no children; those to come and to be judged may.
+            # Rejected candidates get no children. Candidates that don't exist yet or aren't judged
+            # yet may get some.
             keep, before = pipeline.steps[number - 1].keep, rows[number - 1]
             parents = row.wanted // step.children_per_parent
             parents += unmade + before.waiting + before.unjudged
             expected = min(parents, keep or parents) * step.children_per_parent
         unmade = max(0, expected - row.made)
-        left += math.ceil(unmade / step.images_per_job)
+        jobs_left += math.ceil(unmade / step.images_per_job)
         if step.judge:
-            left += unmade + row.unjudged
-    return round(left * mean / stored.run.limits.concurrent_jobs, 1)
+            jobs_left += unmade + row.unjudged
+    return round(jobs_left * mean / stored.run.limits.concurrent_jobs, 1)
 
 
 async def list_candidates(
@@ -337,12 +341,13 @@ async def list_candidates(
     after: UUID | None,
     limit: int,
 ) -> tuple[list[PipelineCandidate], dict[UUID, File]]:
-    """Returns a page with files; `after` is the id of the last page's last."""
+    """Returns a page of candidates with their files. `after` is the last id of the previous
+    page."""
     async with context.tenant(tenant_id) as tx:
         await get_own_run(tx, tenant_id, user_id, run_id)
         last = await _get_candidate(tx, run_id, after) if after else None
-        found = await store_candidates.list_page(tx, run_id, wanted, after=last, limit=limit)
-        return found, await _files(tx, tenant_id, found)
+        page = await store_candidates.list_page(tx, run_id, wanted, after=last, limit=limit)
+        return page, await _files(tx, tenant_id, page)
 
 
 async def read_candidate(
@@ -350,12 +355,12 @@ async def read_candidate(
 ) -> tuple[PipelineCandidate, dict[UUID, File]]:
     async with context.tenant(tenant_id) as tx:
         await get_own_run(tx, tenant_id, user_id, run_id)
-        found = await _get_candidate(tx, run_id, candidate_id)
-        return found, await _files(tx, tenant_id, [found])
+        candidate = await _get_candidate(tx, run_id, candidate_id)
+        return candidate, await _files(tx, tenant_id, [candidate])
 
 
 class Lineage(NamedTuple):
-    candidates: list[PipelineCandidate]  # itself first, the base last
+    candidates: list[PipelineCandidate]  # the candidate first, its base candidate last
     votes: VoteTally
     files: dict[UUID, File]
 
@@ -365,26 +370,32 @@ async def read_lineage(
 ) -> Lineage:
     async with context.tenant(tenant_id) as tx:
         await get_own_run(tx, tenant_id, user_id, run_id)
-        found = [await _get_candidate(tx, run_id, candidate_id)]
-        while found[-1].parent is not None and found[-1].step > 0:
-            found.append(await _get_candidate(tx, run_id, found[-1].parent))
+        lineage = [await _get_candidate(tx, run_id, candidate_id)]
+        while lineage[-1].parent is not None and lineage[-1].step > 0:
+            lineage.append(await _get_candidate(tx, run_id, lineage[-1].parent))
         votes = tally_votes(candidate_id, await store.votes_of(tx, run_id))
-        return Lineage(found, votes, await _files(tx, tenant_id, found))
+        return Lineage(lineage, votes, await _files(tx, tenant_id, lineage))
 
 
 async def _get_candidate(tx: Tx, run_id: UUID, candidate_id: UUID) -> PipelineCandidate:
-    found = await store_candidates.get_candidate(tx, run_id, candidate_id)
-    if found is None:
+    candidate = await store_candidates.get_candidate(tx, run_id, candidate_id)
+    if candidate is None:
         raise NotFound(f"there is no candidate {candidate_id}")
-    return found
+    return candidate
 
 
-async def _files(tx: Tx, tenant_id: UUID, found: Collection[PipelineCandidate]) -> dict[UUID, File]:
-    ids = [UUID(each.file["file_id"]) for each in found if each.file and each.file["file_id"]]
+async def _files(
+    tx: Tx, tenant_id: UUID, candidates: Collection[PipelineCandidate]
+) -> dict[UUID, File]:
+    ids = [
+        UUID(candidate.file["file_id"])
+        for candidate in candidates
+        if candidate.file and candidate.file["file_id"]
+    ]
     try:
         return await media.get_files(tx, tenant_id, ids) if ids else {}
-    except NotFound:  # one was just removed: read them one by one
-        pairs = [(each, await _find_file(tx, tenant_id, each)) for each in ids]
+    except NotFound:  # a file was just deleted, so read them one by one
+        pairs = [(file_id, await _find_file(tx, tenant_id, file_id)) for file_id in ids]
         return {file_id: file for file_id, file in pairs if file}
 
 
@@ -396,30 +407,30 @@ async def _find_file(tx: Tx, tenant_id: UUID, file_id: UUID) -> File | None:
 
 
 async def files_of(
-    context: JobContext, tenant_id: UUID, found: Collection[PipelineCandidate]
+    context: JobContext, tenant_id: UUID, candidates: Collection[PipelineCandidate]
 ) -> dict[UUID, File]:
     async with context.tenant(tenant_id) as tx:
-        return await _files(tx, tenant_id, found)
+        return await _files(tx, tenant_id, candidates)
 
 
 async def read_tree(
     context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID
 ) -> list[PipelineCandidate]:
-    """Returns all candidates without their files, the oldest first."""
+    """Returns all candidates without their files, oldest first."""
     async with context.tenant(tenant_id) as tx:
         await get_own_run(tx, tenant_id, user_id, run_id)
-        found = await store_candidates.tree_of(tx, run_id)
-    if len(found) > TREE_MAX:
+        tree = await store_candidates.tree_of(tx, run_id)
+    if len(tree) > TREE_MAX:
         raise LimitExceeded(
             f"the run has more than {TREE_MAX:,} candidates; list them by step or parent"
         )
-    return sorted(found.values(), key=lambda each: (each.created_at, each.id))
+    return sorted(tree.values(), key=lambda candidate: (candidate.created_at, candidate.id))
 
 
 async def list_failures(
     context: JobContext, tenant_id: UUID, user_id: UUID, run_id: UUID, *, limit: int
 ) -> list[PipelineJob]:
-    """Returns failed jobs, the newest first."""
+    """Returns failed jobs, newest first."""
     async with context.tenant(tenant_id) as tx:
         await get_own_run(tx, tenant_id, user_id, run_id)
         return await store_candidates.page_of_failed(tx, run_id, limit=limit)
@@ -428,7 +439,8 @@ async def list_failures(
 async def list_events(
     context: JobContext, tenant_id: UUID, run_id: UUID, *, after_id: int, limit: int
 ) -> list[PipelineRunEvent]:
-    """Returns events of a run. The caller has checked its owner, as streams call this repeatedly."""
+    """Returns events of a run. The caller must have checked the owner, because streams call this
+    repeatedly."""
     async with context.tenant(tenant_id) as tx:
         return await read_events(tx, run_id, after_id=after_id, limit=limit)
 

@@ -1,4 +1,4 @@
-"""The SQL of pipelines."""
+"""The SQL for pipelines."""
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
@@ -69,30 +69,30 @@ def _events(rows: Any) -> list[PipelineRunEvent]:
 async def events_after(
     tx: Tx, run_id: UUID, *, after_id: int, limit: int
 ) -> list[PipelineRunEvent]:
-    found = await tx.execute(
+    rows = await tx.execute(
         select(pipeline_events)
         .where(pipeline_events.c.run_id == run_id, pipeline_events.c.id > after_id)
         .order_by(pipeline_events.c.id)
         .limit(limit)
     )
-    return _events(found)
+    return _events(rows)
 
 
 async def last_event_id(tx: Tx, run_id: UUID) -> int:
-    found = await tx.scalar(
+    last_id = await tx.scalar(
         select(func.max(pipeline_events.c.id)).where(pipeline_events.c.run_id == run_id)
     )
-    return int(found or 0)
+    return int(last_id or 0)
 
 
 async def unaudited_events(tx: Tx, *, limit: int) -> list[PipelineRunEvent]:
-    found = await tx.execute(
+    rows = await tx.execute(
         select(pipeline_events)
         .where(~pipeline_events.c.is_audited)
         .order_by(pipeline_events.c.id)
         .limit(limit)
     )
-    return _events(found)
+    return _events(rows)
 
 
 async def mark_audited(tx: Tx, ids: Sequence[int]) -> None:
@@ -108,8 +108,8 @@ async def add_judgement(tx: Tx, row: Mapping[str, Any]) -> None:
 
 
 async def last_judgements(tx: Tx, candidate_id: UUID, *, limit: int) -> list[Judgement]:
-    """Returns the last judgements that were not undone, the newest first."""
-    found = await tx.execute(
+    """Returns the last judgements that were not undone, newest first."""
+    rows = await tx.execute(
         select(pipeline_judgements)
         .where(
             pipeline_judgements.c.candidate_id == candidate_id,
@@ -118,9 +118,7 @@ async def last_judgements(tx: Tx, candidate_id: UUID, *, limit: int) -> list[Jud
         .order_by(pipeline_judgements.c.id.desc())
         .limit(limit)
     )
-    return [
-        Judgement(row.id, CandidateStatus(row.before), JudgedBy(row.judged_by)) for row in found
-    ]
+    return [Judgement(row.id, CandidateStatus(row.before), JudgedBy(row.judged_by)) for row in rows]
 
 
 async def undo_judgement(tx: Tx, judgement_id: int, *, now: datetime) -> None:
@@ -132,7 +130,7 @@ async def undo_judgement(tx: Tx, judgement_id: int, *, now: datetime) -> None:
 
 
 async def add_vote(tx: Tx, row: Mapping[str, Any]) -> bool:
-    """Adds a vote; False if it was added before."""
+    """Adds a vote. Returns False if it was added before."""
     added = await tx.execute(
         insert_if_new(tx, pipeline_votes, [row]).returning(pipeline_votes.c.number)
     )
@@ -140,29 +138,29 @@ async def add_vote(tx: Tx, row: Mapping[str, Any]) -> bool:
 
 
 async def count_votes(tx: Tx, run_id: UUID) -> int:
-    """Also those that were undone, which take as much room."""
+    """Counts votes, including undone ones, which take as much space."""
     query = select(func.count()).where(pipeline_votes.c.run_id == run_id)
     return int((await tx.execute(query)).scalar_one())
 
 
 async def votes_of(tx: Tx, run_id: UUID) -> list[PairVote]:
-    """Returns votes that were not undone, in the order in which they were given."""
-    found = await tx.execute(
+    """Returns the votes that were not undone, in the order in which they were given."""
+    rows = await tx.execute(
         select(pipeline_votes)
         .where(pipeline_votes.c.run_id == run_id, pipeline_votes.c.undone_at.is_(None))
         .order_by(pipeline_votes.c.number)
     )
-    return [PairVote(row.id, row.winner_id, row.loser_id, row.is_tie) for row in found]
+    return [PairVote(row.id, row.winner_id, row.loser_id, row.is_tie) for row in rows]
 
 
 async def get_vote(tx: Tx, run_id: UUID, vote_id: UUID) -> tuple[PairVote, bool] | None:
     """Returns a vote, and whether it still counts."""
-    found = await tx.execute(
+    rows = await tx.execute(
         select(pipeline_votes).where(
             pipeline_votes.c.run_id == run_id, pipeline_votes.c.id == vote_id
         )
     )
-    row = found.first()
+    row = rows.first()
     if row is None:
         return None
     return PairVote(row.id, row.winner_id, row.loser_id, row.is_tie), row.undone_at is None
@@ -249,7 +247,7 @@ def _run_row(stored: StoredRun) -> dict[str, Any]:
     }
 
 
-# What a run has reserved and consumed is always the sum of what its jobs have.
+# The reserved and consumed tokens of a run are always the sum over its jobs.
 _TOKENS = (
     select(func.coalesce(func.sum(pipeline_jobs.c.tokens), 0))
     .where(pipeline_jobs.c.run_id == pipeline_runs.c.id)
@@ -257,7 +255,7 @@ _TOKENS = (
     .label("tokens")
 )
 _RUNS = select(pipeline_runs, _TOKENS)
-# Many large variables would take long to parse; each run by itself has them.
+# Lists leave out larger variables, which would take long to parse. A single run includes them.
 LISTED_VARIABLES_MAX = 4_096
 _IS_SMALL = func.length(cast(pipeline_runs.c.variables, Text)) <= LISTED_VARIABLES_MAX
 _LISTED_RUNS = select(
@@ -280,10 +278,10 @@ async def add_pipeline(tx: Tx, stored: StoredPipeline) -> None:
 
 
 async def get_pipeline(tx: Tx, tenant_id: UUID, pipeline_id: UUID) -> StoredPipeline | None:
-    found = await tx.execute(
+    rows = await tx.execute(
         select(pipelines).where(pipelines.c.tenant_id == tenant_id, pipelines.c.id == pipeline_id)
     )
-    row = found.mappings().one_or_none()
+    row = rows.mappings().one_or_none()
     return _pipeline(row) if row else None
 
 
@@ -301,7 +299,7 @@ async def names_of(tx: Tx, pipeline_ids: Collection[UUID]) -> dict[UUID, str]:
 async def list_pipelines(
     tx: Tx, tenant_id: UUID, user_id: UUID, *, before: StoredPipeline | None, limit: int
 ) -> list[StoredPipeline]:
-    """The newest first."""
+    """Returns a page of pipelines, newest first."""
     query = select(pipelines).where(
         pipelines.c.tenant_id == tenant_id,
         pipelines.c.user_id == user_id,
@@ -310,14 +308,14 @@ async def list_pipelines(
     if before:
         query = query.where(_is_older(pipelines, before.created_at, before.id))
     newest = (pipelines.c.created_at.desc(), pipelines.c.id.desc())
-    found = await tx.execute(query.order_by(*newest).limit(limit))
-    return [_pipeline(row) for row in found.mappings()]
+    rows = await tx.execute(query.order_by(*newest).limit(limit))
+    return [_pipeline(row) for row in rows.mappings()]
 
 
 async def pipelines_named(
     tx: Tx, tenant_id: UUID, user_id: UUID, name: str, *, limit: int
 ) -> list[StoredPipeline]:
-    """The newest first."""
+    """Returns the user's pipelines with this name, newest first."""
     if not is_storable(name):
         return []
     query = select(pipelines).where(
@@ -327,8 +325,8 @@ async def pipelines_named(
         pipelines.c.deleted_at.is_(None),
     )
     newest = (pipelines.c.created_at.desc(), pipelines.c.id.desc())
-    found = await tx.execute(query.order_by(*newest).limit(limit))
-    return [_pipeline(row) for row in found.mappings()]
+    rows = await tx.execute(query.order_by(*newest).limit(limit))
+    return [_pipeline(row) for row in rows.mappings()]
 
 
 def _is_older(table: Table, at: datetime, row_id: UUID) -> Any:
@@ -336,7 +334,7 @@ def _is_older(table: Table, at: datetime, row_id: UUID) -> Any:
 
 
 async def add_run(tx: Tx, stored: StoredRun) -> bool:
-    """Adds a run; False if there is one with this idempotency key."""
+    """Adds a run. Returns False if a run with this idempotency key exists."""
     added = await tx.execute(
         insert_if_new(tx, pipeline_runs, [_run_row(stored)]).returning(pipeline_runs.c.id)
     )
@@ -346,23 +344,23 @@ async def add_run(tx: Tx, stored: StoredRun) -> bool:
 async def get_run(
     tx: Tx, tenant_id: UUID, run_id: UUID, *, is_locked: bool = False
 ) -> StoredRun | None:
-    """Returns a run; `is_locked` locks its row until the transaction ends."""
+    """Returns a run. `is_locked` locks its row until the transaction ends."""
     mine = (pipeline_runs.c.tenant_id == tenant_id, pipeline_runs.c.id == run_id)
     if is_locked:
         await tx.execute(for_update(tx, select(pipeline_runs.c.id).where(*mine)))
-    found = await tx.execute(_RUNS.where(*mine))
-    row = found.mappings().one_or_none()
+    rows = await tx.execute(_RUNS.where(*mine))
+    row = rows.mappings().one_or_none()
     return _run(row) if row else None
 
 
 async def run_by_key(tx: Tx, tenant_id: UUID, idempotency_key: str) -> StoredRun | None:
-    found = await tx.execute(
+    rows = await tx.execute(
         _RUNS.where(
             pipeline_runs.c.tenant_id == tenant_id,
             pipeline_runs.c.idempotency_key == idempotency_key,
         )
     )
-    row = found.mappings().one_or_none()
+    row = rows.mappings().one_or_none()
     return _run(row) if row else None
 
 
@@ -375,7 +373,7 @@ async def list_runs(
     before: StoredRun | None,
     limit: int,
 ) -> list[StoredRun]:
-    """Returns the newest runs first, without variables that are large."""
+    """Returns a page of runs, newest first, without large variables."""
     mine = (pipeline_runs.c.tenant_id == tenant_id, pipeline_runs.c.user_id == user_id)
     query = _LISTED_RUNS.where(*mine)
     if pipeline_id:
@@ -383,8 +381,8 @@ async def list_runs(
     if before:
         query = query.where(_is_older(pipeline_runs, before.created_at, before.id))
     newest = (pipeline_runs.c.created_at.desc(), pipeline_runs.c.id.desc())
-    found = await tx.execute(query.order_by(*newest).limit(limit))
-    return [_run(row) for row in found.mappings()]
+    rows = await tx.execute(query.order_by(*newest).limit(limit))
+    return [_run(row) for row in rows.mappings()]
 
 
 async def change_run(tx: Tx, run_id: UUID, values: Mapping[str, Any]) -> None:
@@ -392,7 +390,8 @@ async def change_run(tx: Tx, run_id: UUID, values: Mapping[str, Any]) -> None:
 
 
 async def record_sweep_result(tx: Tx, seen: StoredRun, values: Mapping[str, Any]) -> bool:
-    """Records the result of a sweep, unless the run has changed since; then it stays due."""
+    """Records the result of a sweep. If the run has changed since it was read, records nothing, and
+    the run remains due."""
     done = await tx.execute(
         update(pipeline_runs)
         .where(
@@ -406,22 +405,22 @@ async def record_sweep_result(tx: Tx, seen: StoredRun, values: Mapping[str, Any]
 
 
 async def due_runs(tx: Tx, *, now: datetime, limit: int) -> list[StoredRun]:
-    """Returns due runs; those that have waited longest come first, so that none is passed over."""
-    found = await tx.execute(
+    """Returns due runs, longest-waiting first, so that no run is passed over."""
+    rows = await tx.execute(
         _RUNS.where(pipeline_runs.c.look_at <= now).order_by(pipeline_runs.c.look_at).limit(limit)
     )
-    return [_run(row) for row in found.mappings()]
+    return [_run(row) for row in rows.mappings()]
 
 
 class StuckRunFilter(NamedTuple):
-    """Selects stuck runs; None means any."""
+    """Selects stuck runs. A field that is None doesn't filter."""
 
     tenant_id: UUID | None = None
     user_id: UUID | None = None
     run_id: UUID | None = None
 
     def conditions(self) -> list[ColumnElement[bool]]:
-        wanted = {
+        filters = {
             pipeline_runs.c.tenant_id: self.tenant_id,
             pipeline_runs.c.user_id: self.user_id,
             pipeline_runs.c.id: self.run_id,
@@ -429,7 +428,7 @@ class StuckRunFilter(NamedTuple):
         return [
             pipeline_runs.c.look_at.is_not(None),
             pipeline_runs.c.trouble_seconds.is_not(None),
-            *(column == value for column, value in wanted.items() if value is not None),
+            *(column == value for column, value in filters.items() if value is not None),
         ]
 
 
@@ -439,25 +438,25 @@ async def has_stuck_runs(tx: Tx, wanted: StuckRunFilter) -> bool:
 
 
 async def wake_stuck_runs(tx: Tx, wanted: StuckRunFilter, *, now: datetime) -> list[UUID]:
-    """Makes stuck runs due; returns their ids. A check that is under way then counts for nothing, as it may have
-    read the old state."""
+    """Makes stuck runs due and returns their ids. The result of a check in progress is then
+    discarded, because it may have read the old state."""
     query = update(pipeline_runs).where(*wanted.conditions()).values(look_at=now)
     return list(await tx.scalars(query.returning(pipeline_runs.c.id)))
 
 
 async def last_served(tx: Tx, tenant_id: UUID) -> UUID | None:
-    found: UUID | None = await tx.scalar(
+    run_id: UUID | None = await tx.scalar(
         select(pipeline_runs.c.id)
         .where(pipeline_runs.c.tenant_id == tenant_id, pipeline_runs.c.served_at.is_not(None))
         .order_by(pipeline_runs.c.served_at.desc())
         .limit(1)
     )
-    return found
+    return run_id
 
 
 async def old_runs(tx: Tx, *, unchanged_since: datetime, limit: int) -> Sequence[StoredRun]:
-    """Returns runs that still have files and have not changed since a moment."""
-    found = await tx.execute(
+    """Returns runs that still have files and have not changed since the given time."""
+    rows = await tx.execute(
         _RUNS.where(
             pipeline_runs.c.changed_at < unchanged_since,
             pipeline_runs.c.files_removed_at.is_(None),
@@ -469,4 +468,4 @@ async def old_runs(tx: Tx, *, unchanged_since: datetime, limit: int) -> Sequence
         .order_by(pipeline_runs.c.changed_at)
         .limit(limit)
     )
-    return [_run(row) for row in found.mappings()]
+    return [_run(row) for row in rows.mappings()]

@@ -1,4 +1,4 @@
-"""The SQL of candidates and of the jobs that make them."""
+"""The SQL for candidates and for the jobs that generate them."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from comfyfleet.server.pipelines.model import (
     PipelineJob,
 )
 
-# The columns that decisions need; properties may be long and are not needed.
+# The columns that decisions need. Properties are left out, because they may be long.
 _DECIDING = (
     "id",
     "step",
@@ -46,7 +46,7 @@ _WITH_JOB = select(
     .scalar_subquery()
     .label("provider_job_id"),
 )
-_NO_SCORE = -sys.float_info.max  # below what any judge gives
+_NO_SCORE = -sys.float_info.max  # lower than any score of a judge
 _BEST_FIRST = ("winner", "approved", "active", "rejected")
 
 
@@ -111,31 +111,31 @@ def _whole(row: RowMapping) -> PipelineCandidate:
 async def add_candidate(
     tx: Tx, tenant_id: UUID, run_id: UUID, rows: Sequence[PipelineCandidate]
 ) -> None:
-    await tx.execute(insert(candidates), [_row(tenant_id, run_id, each) for each in rows])
+    await tx.execute(insert(candidates), [_row(tenant_id, run_id, candidate) for candidate in rows])
 
 
-def _row(tenant_id: UUID, run_id: UUID, each: PipelineCandidate) -> dict[str, Any]:
-    file = each.file or {}
+def _row(tenant_id: UUID, run_id: UUID, candidate: PipelineCandidate) -> dict[str, Any]:
+    file = candidate.file or {}
     return {
-        "id": each.id,
+        "id": candidate.id,
         "tenant_id": tenant_id,
         "run_id": run_id,
-        "step": each.step,
-        "parent_id": each.parent,
-        "job_id": each.job_id,
-        "output_index": each.output_index,
+        "step": candidate.step,
+        "parent_id": candidate.parent,
+        "job_id": candidate.job_id,
+        "output_index": candidate.output_index,
         "file_id": UUID(file["file_id"]) if file.get("file_id") else None,
         "path": file["path"],
         "mime_type": file["mime_type"],
         "size": file["size"],
-        "seed": None if each.seed is None else str(each.seed),
-        "properties": dict(each.properties),
-        "score": each.score,
-        "status": each.status,
+        "seed": None if candidate.seed is None else str(candidate.seed),
+        "properties": dict(candidate.properties),
+        "score": candidate.score,
+        "status": candidate.status,
         "child_count": 0,
-        "created_at": each.created_at,
-        "text": each.text,
-        "judge_error": each.judge_error,
+        "created_at": candidate.created_at,
+        "text": candidate.text,
+        "judge_error": candidate.judge_error,
     }
 
 
@@ -149,22 +149,22 @@ async def count_children(tx: Tx, parent: UUID, more: int) -> None:
 
 async def tree_of(tx: Tx, run_id: UUID) -> dict[UUID, PipelineCandidate]:
     columns = [candidates.c[name] for name in _DECIDING]
-    found = await tx.execute(select(*columns).where(candidates.c.run_id == run_id))
-    return {row["id"]: _light(row) for row in found.mappings()}
+    rows = await tx.execute(select(*columns).where(candidates.c.run_id == run_id))
+    return {row["id"]: _light(row) for row in rows.mappings()}
 
 
 async def get_candidate(tx: Tx, run_id: UUID, candidate_id: UUID) -> PipelineCandidate | None:
-    found = await tx.execute(
+    rows = await tx.execute(
         _WITH_JOB.where(candidates.c.run_id == run_id, candidates.c.id == candidate_id)
     )
-    row = found.mappings().one_or_none()
+    row = rows.mappings().one_or_none()
     return _whole(row) if row else None
 
 
 async def list_page(
     tx: Tx, run_id: UUID, wanted: CandidateFilter, *, after: PipelineCandidate | None, limit: int
 ) -> list[PipelineCandidate]:
-    """Returns a page; the best come on one page only."""
+    """Returns a page of candidates. Sorting by best has only a single page."""
     query = _WITH_JOB.where(candidates.c.run_id == run_id)
     if wanted.step is not None:
         query = query.where(candidates.c.step == wanted.step)
@@ -183,8 +183,8 @@ async def list_page(
         ranks = {status: rank for rank, status in enumerate(_BEST_FIRST)}
         rank = case(ranks, value=candidates.c.status)
         order = (rank, candidates.c.step.desc(), candidates.c.score.desc(), *order)
-    found = await tx.execute(query.order_by(*order).limit(limit))
-    return [_whole(row) for row in found.mappings()]
+    rows = await tx.execute(query.order_by(*order).limit(limit))
+    return [_whole(row) for row in rows.mappings()]
 
 
 def _place(after: PipelineCandidate, sort: CandidateSort) -> tuple[Any, ...]:
@@ -212,7 +212,8 @@ async def set_status(
 async def set_judge_result(
     tx: Tx, candidate_ids: Sequence[UUID], *, score: float | None, error: str | None
 ) -> None:
-    """Writes what a judge found; neither a score nor an error: it is to look at them again."""
+    """Writes the result of a judge. Without a score and an error, the judge has to score the
+    candidates again."""
     await tx.execute(
         update(candidates)
         .where(is_one_of(tx, candidates.c.id, candidate_ids))
@@ -232,7 +233,7 @@ async def reset_scores(tx: Tx, run_id: UUID, score: float) -> None:
 
 
 async def bytes_of(tx: Tx, run_id: UUID) -> int:
-    """Returns the size of the files that still exist."""
+    """Returns the total size of the files that still exist."""
     total = await tx.scalar(
         select(func.coalesce(func.sum(candidates.c.size), 0)).where(
             candidates.c.run_id == run_id, candidates.c.file_id.is_not(None)
@@ -242,13 +243,13 @@ async def bytes_of(tx: Tx, run_id: UUID) -> int:
 
 
 async def files_of(tx: Tx, run_id: UUID, *, limit: int) -> dict[UUID, UUID]:
-    """Returns the file ids of candidates that still have their file."""
-    found = await tx.execute(
+    """Returns the file ids of the candidates that still have a file."""
+    rows = await tx.execute(
         select(candidates.c.id, candidates.c.file_id)
         .where(candidates.c.run_id == run_id, candidates.c.file_id.is_not(None))
         .limit(limit)
     )
-    return {row.id: row.file_id for row in found}
+    return {row.id: row.file_id for row in rows}
 
 
 async def clear_file(tx: Tx, candidate_id: UUID) -> None:
@@ -259,7 +260,7 @@ ACTIVE = ("queued", "processing")
 
 
 class UnderwayJob(NamedTuple):
-    """A job in flight with the status of its own row."""
+    """A job in flight, with the status of its own row."""
 
     tenant_id: UUID
     run_id: UUID
@@ -307,14 +308,14 @@ async def add_job(tx: Tx, tenant_id: UUID, job: PipelineJob) -> None:
 
 
 async def next_number(tx: Tx, run_id: UUID, step: int, parent: UUID | None) -> int:
-    """Returns a number that was never used; failed and cancelled jobs keep theirs."""
+    """Returns a number that was never used before. Failed and cancelled jobs keep theirs."""
     is_same = pipeline_jobs.c.parent_id == parent if parent else pipeline_jobs.c.parent_id.is_(None)
-    found = await tx.scalar(
+    count = await tx.scalar(
         select(func.count()).where(
             pipeline_jobs.c.run_id == run_id, pipeline_jobs.c.step == step, is_same
         )
     )
-    return int(found or 0)
+    return int(count or 0)
 
 
 async def get_job(tx: Tx, run_id: UUID, job_id: UUID) -> PipelineJob | None:
@@ -326,8 +327,8 @@ async def get_job(tx: Tx, run_id: UUID, job_id: UUID) -> PipelineJob | None:
 
 
 async def in_flight(tx: Tx, run_id: UUID) -> list[JobInFlight]:
-    """Returns the jobs in flight, including ended ones whose candidates are not written yet."""
-    found = await tx.execute(
+    """Returns the jobs in flight, including ended jobs whose candidates are not written yet."""
+    rows = await tx.execute(
         select(
             pipeline_jobs.c.id,
             pipeline_jobs.c.step,
@@ -340,12 +341,12 @@ async def in_flight(tx: Tx, run_id: UUID) -> list[JobInFlight]:
     )
     return [
         JobInFlight(row.id, row.step, row.parent_id, row.status == "queued", row.is_judge)
-        for row in found
+        for row in rows
     ]
 
 
 async def list_failed(tx: Tx, run_id: UUID) -> tuple[FailedJob, ...]:
-    found = await tx.execute(
+    rows = await tx.execute(
         select(
             pipeline_jobs.c.id,
             pipeline_jobs.c.step,
@@ -353,55 +354,56 @@ async def list_failed(tx: Tx, run_id: UUID) -> tuple[FailedJob, ...]:
             pipeline_jobs.c.is_judge,
         ).where(pipeline_jobs.c.run_id == run_id, pipeline_jobs.c.status == JobState.FAILED)
     )
-    return tuple(FailedJob(row.id, row.step, row.parent_id, row.is_judge) for row in found)
+    return tuple(FailedJob(row.id, row.step, row.parent_id, row.is_judge) for row in rows)
 
 
 async def page_of_failed(tx: Tx, run_id: UUID, *, limit: int) -> list[PipelineJob]:
-    """The newest first."""
-    found = await tx.execute(
+    """Returns failed jobs, newest first."""
+    rows = await tx.execute(
         select(pipeline_jobs)
         .where(pipeline_jobs.c.run_id == run_id, pipeline_jobs.c.status == JobState.FAILED)
         .order_by(pipeline_jobs.c.ended_at.desc(), pipeline_jobs.c.id)
         .limit(limit)
     )
-    return [_job(row) for row in found.mappings()]
+    return [_job(row) for row in rows.mappings()]
 
 
 async def failures_since(tx: Tx, run_id: UUID, since: datetime) -> int:
     """Counts failed jobs, including those that were retried."""
-    found = await tx.scalar(
+    count = await tx.scalar(
         select(func.count()).where(
             pipeline_jobs.c.run_id == run_id,
             pipeline_jobs.c.ended_at >= since,
             pipeline_jobs.c.status.in_((JobState.FAILED, JobState.RETRIED)),
         )
     )
-    return int(found or 0)
+    return int(count or 0)
 
 
 async def count_by_state(tx: Tx, run_id: UUID) -> dict[JobState, int]:
-    found = await tx.execute(
+    rows = await tx.execute(
         select(pipeline_jobs.c.status, func.count().label("jobs"))
         .where(pipeline_jobs.c.run_id == run_id)
         .group_by(pipeline_jobs.c.status)
     )
-    return {JobState(row.status): int(row.jobs) for row in found}
+    return {JobState(row.status): int(row.jobs) for row in rows}
 
 
 async def mean_seconds(tx: Tx, run_id: UUID, *, of_last: int) -> float | None:
-    """Returns the mean time from submit to end of the last jobs that succeeded."""
-    found = await tx.execute(
+    """Returns the mean time from submission to end of the last successful jobs."""
+    rows = await tx.execute(
         select(pipeline_jobs.c.created_at, pipeline_jobs.c.ended_at)
         .where(pipeline_jobs.c.run_id == run_id, pipeline_jobs.c.status == JobState.DONE)
         .order_by(pipeline_jobs.c.ended_at.desc())
         .limit(of_last)
     )
-    took = [(row.ended_at - row.created_at).total_seconds() for row in found]
+    took = [(row.ended_at - row.created_at).total_seconds() for row in rows]
     return sum(took) / len(took) if took else None
 
 
 async def queued_of(tx: Tx, run_id: UUID) -> list[UUID]:
-    """Returns queued jobs, locked, so that none of them starts until the transaction ends."""
+    """Returns queued jobs and locks them, so that none of them can start until the transaction
+    ends."""
     query = (
         select(ai_jobs.c.id)
         .join(pipeline_jobs, ai_jobs.c.id == pipeline_jobs.c.id)
@@ -423,7 +425,7 @@ async def end_job(
     error: str | None = None,
     is_refunded: bool = False,
 ) -> bool:
-    """Ends a job that is in flight; False if another ended it first."""
+    """Ends a job that is in flight. Returns False if another process ended it first."""
     values: dict[str, Any] = {"status": state, "ended_at": now, "error": error}
     if is_refunded:
         values["tokens"] = 0
@@ -436,7 +438,7 @@ async def end_job(
 
 
 async def release_failed(tx: Tx, run_id: UUID, job_id: UUID | None) -> list[FailedJob]:
-    """Marks one failed job or all as retried, which frees their places."""
+    """Marks one failed job or all of them as retried, which frees their places."""
     failed_ones = update(pipeline_jobs).where(
         pipeline_jobs.c.run_id == run_id, pipeline_jobs.c.status == JobState.FAILED
     )
@@ -469,14 +471,14 @@ _UNDERWAY = (
 
 
 async def list_underway(tx: Tx, *, limit: int) -> list[UnderwayJob]:
-    """Returns active jobs, the oldest first."""
+    """Returns active jobs, oldest first."""
     query = _UNDERWAY.where(ai_jobs.c.status.in_(ACTIVE))
-    found = await tx.execute(query.order_by(ai_jobs.c.submitted_at).limit(limit))
-    return [UnderwayJob(*row) for row in found]
+    rows = await tx.execute(query.order_by(ai_jobs.c.submitted_at).limit(limit))
+    return [UnderwayJob(*row) for row in rows]
 
 
 async def ended_uncollected(tx: Tx, *, limit: int) -> list[UnderwayJob]:
     """Returns ended jobs whose candidates are not written yet."""
     query = _UNDERWAY.where(ai_jobs.c.status.not_in(ACTIVE))
-    found = await tx.execute(query.order_by(ai_jobs.c.completed_at).limit(limit))
-    return [UnderwayJob(*row) for row in found]
+    rows = await tx.execute(query.order_by(ai_jobs.c.completed_at).limit(limit))
+    return [UnderwayJob(*row) for row in rows]

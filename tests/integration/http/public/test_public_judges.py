@@ -108,7 +108,7 @@ async def test_a_judge_without_a_number_is_listed_as_failed(
     (failure,) = (await ada.get(f"{at}/failures"))["failures"]
     assert (failure["is_judge"], failure["parent"], failure["step"]) == (True, one["id"], "Base")
     assert one["judge_error"] == failure["error"]
-    assert "the judge gave no score" in one["judge_error"]
+    assert "the judge returned no score" in one["judge_error"]
     assert run["steps"][0]["waiting"] == 1
 
 
