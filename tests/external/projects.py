@@ -15,8 +15,10 @@ EXECUTION = Suite(
     timed=(
         "*::test_async_lazy_evaluation*",
         "*::test_async_caching_behavior*",
+        "*::test_async_with_dynamic_prompts*",
         "*::test_multiple_async_parallel_execution*",
         "*::test_parallel_sleep_nodes*",
+        "*::test_parallel_sleep_expansion*",
     ),
     expected=(
         Expected(
