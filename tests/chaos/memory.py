@@ -37,7 +37,20 @@ class Sample:
 
 def install() -> None:
     if os.environ.get(FOLDER) and hasattr(signal, "SIGUSR2"):
-        signal.signal(SIGNAL, lambda *_: _fork_and_count())
+        signal.signal(SIGNAL, lambda *_: _count_soon())
+
+
+def _count_soon() -> None:
+    """Counts in a callback of the running event loop, if there is one.
+
+    A signal can interrupt code that holds a lock that `os.fork` acquires, such as the one of
+    `ThreadPoolExecutor.submit`. A fork in the signal handler would then wait forever.
+    """
+    loop = asyncio._get_running_loop()
+    if loop is None:
+        _fork_and_count()
+    else:
+        loop.call_soon_threadsafe(_fork_and_count)
 
 
 def _fork_and_count() -> None:
