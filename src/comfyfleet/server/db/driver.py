@@ -203,6 +203,8 @@ ONE_BY_ONE_MAX = 64
 ANY_SIZE_MAX, ROWS_AT_ONCE_MAX = 16, 128
 # Which statements travel together is the same for each kind of request.
 JOINED_KEPT_MAX = 200
+# Characters of a JSON value; a larger one takes milliseconds to convert.
+PIECE_CHARACTERS_MAX = 64 * 1024
 Values = Mapping[str, Any]
 _PLACEHOLDER = re.compile(r"\$(\d+)")
 Convert = Callable[[Any], Any]
@@ -216,11 +218,32 @@ class _Compiled(NamedTuple):
     columns: Sequence[str]
     reads: Sequence[tuple[int, Convert]]  # what the driver doesn't give as it should be
 
-    def bound(self, values: Values) -> list[Any]:
+    async def bound(self, values: Values) -> list[Any]:
         given = {**self.constants, **values}
         for name, convert in self.binds:
             given[name] = convert(given[name])
+            if is_large_text(given[name]):
+                await asyncio.sleep(0)
         return [given[name] for name in self.names]
+
+    async def read(self, rows: list[Any]) -> list[Sequence[Any]]:
+        if not self.reads:
+            return rows
+        read: list[Sequence[Any]] = []
+        for row in rows:
+            cells = list(row)
+            for index, convert in self.reads:
+                stored = cells[index]
+                cells[index] = convert(stored)
+                if is_large_text(stored):
+                    await asyncio.sleep(0)
+            read.append(cells)
+        return read
+
+
+def is_large_text(value: Any) -> bool:
+    """Whether converting this JSON text takes so long that the event loop should turn before the next one."""
+    return isinstance(value, str) and len(value) > PIECE_CHARACTERS_MAX
 
 
 class PreparedStatement:
@@ -234,8 +257,8 @@ class PreparedStatement:
     async def tuples(self, tx: Tx, values: Values = NOTHING) -> list[Sequence[Any]]:
         """Returns all rows, in the order of the columns."""
         compiled = self.compiled(tx)
-        rows = await _send(tx, compiled.text, compiled.bound(values))
-        return _read(compiled, rows)
+        rows = await _send(tx, compiled.text, await compiled.bound(values))
+        return await compiled.read(rows)
 
     async def rows(self, tx: Tx, values: Values = NOTHING) -> list[dict[str, Any]]:
         """Returns all rows as dicts by column name."""
@@ -336,8 +359,8 @@ async def execute_together(tx: Tx, *calls: StatementCall) -> list[Sequence[Any]]
     for statement, values in calls:
         compiled = statement.compiled(tx)
         parts.append((compiled.text, len(bound)))
-        bound += compiled.bound(values)
-    return _read(compiled, await _send(tx, _join_texts(*parts), bound))
+        bound += await compiled.bound(values)
+    return await compiled.read(await _send(tx, _join_texts(*parts), bound))
 
 
 def _renumber(text: str, offset: int) -> str:
@@ -418,15 +441,3 @@ async def _send(tx: Tx, text: str, bound: Sequence[Any]) -> list[Any]:
             raise IntegrityError(text, None, error) from error
         raise
     return rows
-
-
-def _read(compiled: _Compiled, rows: list[Any]) -> list[Sequence[Any]]:
-    if not compiled.reads:
-        return rows
-    read: list[Sequence[Any]] = []
-    for row in rows:
-        cells = list(row)
-        for index, convert in compiled.reads:
-            cells[index] = convert(cells[index])
-        read.append(cells)
-    return read
