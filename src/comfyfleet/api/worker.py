@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
+from itertools import islice
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 from uuid import UUID, uuid5
 
@@ -18,6 +19,7 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     WrapValidator,
     field_validator,
+    model_validator,
 )
 
 from comfyfleet.api.sizes import count_values
@@ -43,6 +45,7 @@ CONCURRENCY_MAX = 64
 HELD_MAX = 2 * CONCURRENCY_MAX
 LOAD_MAX = 1000
 LACKING_MAX = 100
+UNKNOWN_FIELDS_MAX = 1_000
 SLUGS_MAX = 1_000
 NODE_TYPES_MAX = 20_000
 MODEL_INPUTS_MAX = 20_000
@@ -558,6 +561,16 @@ class Fail(Message):
     # Unknown fields are allowed so that the response can name them.
     model_config = ConfigDict(extra="allow")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_most_unknown_fields(cls, said: Any) -> Any:
+        """Keeps 1,000 unknown fields: more of them take long to validate, and the response names only a few."""
+        if not isinstance(said, dict) or len(said) <= UNKNOWN_FIELDS_MAX:
+            return said
+        known = {name: said[name] for name in _FAIL_FIELDS if name in said}
+        unknown = ((name, value) for name, value in said.items() if name not in _FAIL_FIELDS)
+        return known | dict(islice(unknown, UNKNOWN_FIELDS_MAX))
+
     dispatch_id: RowId
     lease_token: UUID
     error: Annotated[str | dict[str, Any], BeforeValidator(_text_or_empty)] = Field(
@@ -575,6 +588,9 @@ class Fail(Message):
         default=(), max_length=WANTED_MAX
     )
     told_outputs: bool = False
+
+
+_FAIL_FIELDS = frozenset({*Fail.model_fields, "error_message", "exception_message", "message"})
 
 
 class Lacking(Message):
