@@ -47,6 +47,16 @@ INFO["Mode"] = {
 }
 
 
+INT, STRING = ["INT", {}], ["STRING", {}]
+INFO["PrimitiveInt"] = {"input": {"required": {"value": INT}}, "output": ["INT"]}
+INFO["StringConcatenate"] = {
+    "input": {"required": {"string_a": STRING, "string_b": STRING}},
+    "output": ["STRING"],
+}
+INFO["GetImageSize"] = {"input": {"required": {"image": ["IMAGE", {}]}}, "output": ["INT", "INT"]}
+INFO["Poem"] = {"input": {"required": {"about": STRING}}, "output": ["STRING"]}
+
+
 def node(class_type: str, **inputs: Any) -> dict[str, Any]:
     return {"class_type": class_type, "inputs": inputs}
 
@@ -228,3 +238,38 @@ def test_the_work_is_known_before_it_starts_and_stays_small() -> None:
     assert time.process_time() - begun < 5
     large = index_prompt(chain(2_000), INFO)
     assert workflow.comparisons(large) > COMPARISONS_MAX
+
+
+def test_nodes_that_only_compute_values_can_be_replaced_by_the_values() -> None:
+    computed = changed(
+        **{
+            "2": node("Blend", first=["1", 0], second=["1", 0], factor=["5", 0]),
+            "3": node("SaveImage", images=["2", 0], filename_prefix=["7", 0]),
+            "5": node("PrimitiveInt", value=1),
+            "6": node("StringConcatenate", string_a="a", string_b="b"),
+            "7": node("StringConcatenate", string_a=["6", 0], string_b="c"),
+        }
+    )
+    assert contains(WORKFLOW, computed)
+    assert contains(computed, computed)
+    assert contains(computed, WORKFLOW)
+
+
+@pytest.mark.parametrize("source", ["GetImageSize", "Poem"])
+def test_values_that_a_node_gets_from_elsewhere_are_a_part_of_the_workflow(source: str) -> None:
+    inputs = {"image": ["1", 0]} if source == "GetImageSize" else {"about": "a cat"}
+    made = changed(
+        **{
+            "2": node("Blend", first=["1", 0], second=["1", 0], factor=["6", 0]),
+            "5": node(source, **inputs),
+            "6": node("StringConcatenate", string_a=["5", 0], string_b="c"),
+        }
+    )
+    assert not contains(WORKFLOW, made)
+    assert contains(made, made)
+
+
+def test_a_workflow_that_shows_a_value_is_not_a_part_of_every_prompt() -> None:
+    shows = {"1": node("PrimitiveInt", value=1), "2": node("PreviewImage", source=["1", 0])}
+    assert contains(shows, shows)
+    assert not contains(WORKFLOW, shows)

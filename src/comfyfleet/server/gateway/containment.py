@@ -2,7 +2,8 @@
 
 Only node types and links count, not values: a workflow is contained if one of its results, with all
 nodes before it, is somewhere in the prompt. Its registered output node makes its only result; without
-one, each of its output nodes makes a result. Extra nodes, outputs and links make no difference, nor
+one, each of its output nodes makes a result. Nodes of ComfyUI that only compute values from values don't
+count, because a prompt can have the values instead. Extra nodes, outputs and links make no difference, nor
 does it matter whether the prompt shares a node that the workflow has twice, or repeats one that it
 shares: the result is the same. Any output node can stand for another one, and any slot of a growing
 input for another slot of it. A node inserted between two nodes of the workflow makes it a different
@@ -15,11 +16,14 @@ from typing import Any, NamedTuple
 
 from comfyfleet.protocol.validation import DEPENDENT, GROWING, Prompt, is_link
 from comfyfleet.server.gateway.offers import ObjectInfo, upload_inputs
+from comfyfleet.server.gateway.policy import core_nodes
 from comfyfleet.workflow.object_info import DYNAMIC_GROUP
 
 # Comparisons of a workflow's node with a prompt's node, for one prompt and all workflows together.
 COMPARISONS_MAX = 500_000
 ANY_OUTPUT = "(output)"
+# What a widget can hold.
+VALUE_TYPES = frozenset({"INT", "FLOAT", "STRING", "BOOLEAN", "COMBO"})
 
 
 class PatternLink(NamedTuple):
@@ -91,10 +95,11 @@ def pattern_of(
     prompt: Prompt, object_info: ObjectInfo, output_node_id: str | None = None
 ) -> Pattern | None:
     """Returns the pattern of a workflow's prompt; None if it has no results or a cycle."""
-    nodes = {
+    all_nodes = {
         node_id: _pattern_node(node_id, prompt[node_id], object_info)
         for node_id in _in_order(prompt)
     }
+    nodes = _without_values(all_nodes, prompt, object_info)
     parts = _parts_of_results(nodes, prompt, object_info, output_node_id)
     if not parts:
         return None
@@ -106,6 +111,41 @@ def pattern_of(
             for output, part in parts.items()
         },
     )
+
+
+def _without_values(
+    nodes: Mapping[str, PatternNode], prompt: Prompt, object_info: ObjectInfo
+) -> Mapping[str, PatternNode]:
+    """Removes links to nodes that only compute values, unless that leaves an output without any link."""
+    values: set[str] = set()
+    left: dict[str, PatternNode] = {}
+    for node_id, node in nodes.items():
+        links = tuple(link for link in node.links if link.source not in values)
+        if not links and _computes_values(_type_of(prompt[node_id]), object_info):
+            values.add(node_id)
+        is_any_output = node.type == ANY_OUTPUT
+        left[node_id] = node if is_any_output and not links else node._replace(links=links)
+    return left
+
+
+def _computes_values(class_type: str, object_info: ObjectInfo) -> bool:
+    info = object_info.get(class_type, {})
+    outputs = info.get("output")
+    if class_type not in core_nodes() or not outputs or info.get("output_node"):
+        return False
+    return all(map(_is_value_type, [*outputs, *_input_types(info.get("input"))]))
+
+
+def _input_types(groups: object) -> Iterator[object]:
+    told = groups if isinstance(groups, Mapping) else {}
+    for inputs in (told.get(group) for group in ("required", "optional")):
+        for spec in inputs.values() if isinstance(inputs, Mapping) else ():
+            yield spec[0] if isinstance(spec, list) and spec else None
+
+
+def _is_value_type(kind: object) -> bool:
+    is_choice = isinstance(kind, list)
+    return is_choice or (isinstance(kind, str) and VALUE_TYPES.issuperset(kind.split(",")))
 
 
 def _parts_of_results(
