@@ -6,6 +6,7 @@ runs one prompt at a time, so the message belongs to the running one.
 """
 
 import asyncio
+import re
 import struct
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -37,7 +38,6 @@ from comfyfleet.comfy.events import (
     Started,
     Succeeded,
 )
-from comfyfleet.comfy.system_errors import system_texts
 
 CURRENT_RUN = ""
 BLOCKED = "ExecutionBlocked"
@@ -45,6 +45,19 @@ BLOCKED = "ExecutionBlocked"
 # restarts.
 OUT_OF_MEMORY = "OutOfMemoryError"
 BROKEN = ("illegal memory access", "device-side assert")
+# By the last part of the name, or by the package.
+_SYSTEM_TYPE = re.compile(
+    r"(?:[\w.]+\.)?(?:RuntimeError|OSError|MemoryError|AcceleratorError|OutOfMemoryError"
+    r"|OOM_EXCEPTION|CUDARuntimeError|CUDADriverError)"
+    r"|(?:torch|triton|cupy|cupy_backends|pycuda)\.[\w.]+"
+)
+# What PyTorch puts before the text of a library: `CUDA error: `, `[enforce fail at alloc.cpp:7] data. `.
+_HEAD = re.compile(
+    r"(?:\[enforce fail at [^\]\n]{0,200}\][^\n:]{0,40}\. "
+    r"|(?:CUDA|HIP|XPU|cuDNN|cuBLAS|Triton)(?: driver)?(?: error| Error \[CUDA\]): "
+    r"|an? (?=illegal memory access))"
+)
+_HEADS_MAX = 3
 CONTENT_TYPES = {1: "image/jpeg", 2: "image/png"}
 UINT32 = struct.Struct(">I")
 
@@ -81,6 +94,20 @@ class UnknownMessage:
 
 Message: TypeAlias = Event | QueueStatus | NodeStates | RunOver | UnknownMessage
 Data: TypeAlias = Mapping[str, Any]
+
+
+def system_texts(exception_type: str | None, message: str) -> tuple[str, ...]:
+    """Returns the message with and without what PyTorch puts before it; nothing if a node may have written it.
+
+    A node may quote a prompt, and so any text, in its error. So a text counts as the system's only if it begins the
+    error of a type that PyTorch, its GPU libraries or the operating system raise.
+    """
+    if not _SYSTEM_TYPE.fullmatch(exception_type or ""):
+        return ()
+    texts = [message]
+    while len(texts) <= _HEADS_MAX and (head := _HEAD.match(texts[-1])):
+        texts.append(texts[-1][head.end() :])
+    return tuple(texts)
 
 
 def parse_message(raw: str | bytes) -> Message:

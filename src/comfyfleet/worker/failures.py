@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from comfyfleet.api.worker import LACKING_MAX, Fail, Job, Lacking, Requeue, RequeueReason
 from comfyfleet.comfy.answers import NodeProblem
 from comfyfleet.comfy.events import Failed
-from comfyfleet.comfy.system_errors import system_texts
+from comfyfleet.comfy.messages import system_texts
 from comfyfleet.errors import (
     AccessDenied,
     CreditsExhausted,
