@@ -307,7 +307,7 @@ def test_a_run_is_run_again_from_a_node(
     assert [each["id"] for each in ada.says("runs", "--rerun-of", run["id"], "--json").json] == [run_id]  # fmt: skip
     all_of_it = ada.says("rerun", run["id"], "-i", "radius=2", "--watch", "--json").json
     assert all_of_it["tokens"] == run["tokens"]
-    assert "nothing is left to run" in ada.says("rerun", run["id"], code=1).err
+    assert "all nodes already have results" in ada.says("rerun", run["id"], code=1).err
     assert "it must be NODE.PROPERTY=VALUE" in ada.says("rerun", run["id"], "--set", "x", code=1).err  # fmt: skip
     assert "no node 'paint'" in ada.says("rerun", run["id"], "--from", "paint", code=1).err
     stranger = Customer(local_server)
@@ -337,7 +337,7 @@ def test_a_question_is_answered(tmp_path: Path, local_server: LocalServer, ada: 
     skipped = ada.says("answer", run_ids[1], "skip", "--json").json
     assert {each["id"]: each["status"] for each in skipped["nodes"]}["draw"] == "skipped"
     assert "Asking: failed" in ada.says("answer", run_ids[2], "fail").err
-    assert "the run asks nothing" in ada.says("answer", run_ids[2], "skip", code=1).err
+    assert "the run has no open question" in ada.says("answer", run_ids[2], "skip", code=1).err
 
 
 def test_an_answer_that_names_no_backend_says_how_to_find_one(ada: Customer) -> None:

@@ -116,7 +116,7 @@ async def test_a_run_is_run_again_from_a_node(local_server: LocalServer) -> None
         assert 0 < made.tokens < run.tokens
         listed = [each.id async for each in client.graphs.runs(rerun_of=first.id)]
         assert listed == [again.id]
-        with pytest.raises(Conflict, match="nothing is left to run"):
+        with pytest.raises(Conflict, match="all nodes already have results"):
             await first.rerun()
         with pytest.raises(NotFound):
             await GraphRunHandle(other.calls, run).rerun("soften")

@@ -1,7 +1,7 @@
-"""Python SDK of the public API. It knows the wire, and nothing of the control plane behind it.
+"""Python SDK for the public API. It depends only on the wire format, and not on the control plane's
+code.
 
-Public: the names in `__all__`.
-"""
+Public: the names in `__all__`."""
 
 from comfyfleet.api.graph_reports import RunComparison, RunTimeline
 from comfyfleet.api.graphs import GraphEvent, Verdict

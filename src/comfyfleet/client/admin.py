@@ -1,4 +1,5 @@
-"""The admin API, for operators: workflows, effects, fleets, workers, tenants, jobs, the queue, the audit log."""
+"""The admin API for operators: workflows, effects, fleets, workers, tenants, jobs, the queue and
+the audit log."""
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
@@ -86,7 +87,8 @@ PRODUCTION = "production"
 
 
 class AdminApi:
-    """Needs the key of an operator. Keywords that a method passes on are fields of the API."""
+    """Calls the admin API. Requires an operator's key. Keyword arguments that a method passes on
+    are fields of the API."""
 
     def __init__(self, calls: ApiCalls) -> None:
         self._calls = calls
@@ -112,24 +114,26 @@ class AdminApi:
     async def register_workflow(
         self, slug: str, document: Mapping[str, Any], **fields: Any
     ) -> RegisteredVersion:
-        """Under a slug that exists: its next version."""
+        """Registers a workflow. If the slug exists, registers its next version."""
         body = {"slug": slug, "document": dict(document), **fields}
         return await self._send(RegisteredVersion, "POST", "workflows", body=body)
 
     async def change_workflow(self, slug: str, **fields: Any) -> WorkflowAnswer:
-        """Capabilities, run limit or price (`is_withdrawn=True` takes it off), without a new version."""
+        """Changes capabilities, run limit or price without a new version. `is_withdrawn=True`
+        withdraws the workflow."""
         return await self._send(WorkflowAnswer, "PATCH", "workflows", slug, body=fields)
 
     async def act_on_workflow(
         self, slug: str, act: Literal["activate", "deactivate", "pause", "resume"], **fields: Any
     ) -> WorkflowAnswer:
-        """To activate takes another `version`, if one is named."""
+        """Changes the state of a workflow. `activate` can also select another `version`."""
         return await self._send(WorkflowAnswer, "POST", "workflows", slug, act, body=fields)
 
     async def inspect_workflow(
         self, file: bytes, *, fleet: str | None = None
     ) -> WorkflowInspection:
-        """What a file holds (JSON, picture, video): its drawing, inputs that can be exposed, what is missing."""
+        """Returns what a JSON file, image or video contains: the drawing, the inputs that can be
+        exposed, and what is missing."""
         query = {} if fleet is None else {"fleet": fleet}
         call = Call("POST", f"{PREFIX}/workflows/inspect", content=file, params=query)
         return parse_answer(WorkflowInspection, await self._calls.ask(call))
@@ -138,11 +142,11 @@ class AdminApi:
         return await self._get(Drawing, "workflows", slug, "drawing", version=version)
 
     async def diff_workflow(self, slug: str, before: int, after: int) -> WorkflowDiff:
-        """What is different in version `after`."""
+        """Returns the differences between two versions."""
         return await self._get(WorkflowDiff, "workflows", slug, "diff", before=before, after=after)
 
     async def able_workers(self, slug: str) -> list[AbleWorker]:
-        """Which workers of its fleets can run it, and what is missing where."""
+        """Returns the workers of the workflow's fleets, with what each lacks to run it."""
         return (await self._get(AbleWorkers, "workflows", slug, "workers")).workers
 
     async def effects(self) -> list[AdminEffectAnswer]:
@@ -152,7 +156,7 @@ class AdminApi:
         return await self._get(AdminEffectAnswer, "effects", slug)
 
     async def create_effect(self, slug: str, workflow_slug: str, **fields: Any) -> MadeEffect:
-        """Customers see it once it is published (`published=True`)."""
+        """Creates an effect. Customers see it once it is published (`published=True`)."""
         body = {"slug": slug, "workflow_slug": workflow_slug, **fields}
         return await self._send(MadeEffect, "POST", "effects", body=body)
 
@@ -172,13 +176,13 @@ class AdminApi:
         side: Literal["before", "after"] = "after",
         position: int = 0,
     ) -> AdminEffectAnswer:
-        """Shows customers what it does: a picture or video of what goes in, or of what comes out."""
+        """Sets an image or video that shows customers the input or output of an effect."""
         path = _path(("effects", slug, "examples", position, side))
         call = Call("PUT", path, content=content, is_repeatable=True)
         return parse_answer(AdminEffectAnswer, await self._calls.ask(call))
 
     async def remove_example(self, slug: str, position: int = 0) -> AdminEffectAnswer:
-        """Those after it move up."""
+        """Removes an example. Those after it move up by one position."""
         return await self._send(AdminEffectAnswer, "DELETE", "effects", slug, "examples", position)
 
     # Fleets and workers
@@ -190,31 +194,35 @@ class AdminApi:
         return await self._get(FleetDetails, "fleets", slug, stage)
 
     async def create_fleet(self, slug: str, **fields: Any) -> FleetSecret:
-        """Its `secret`, with which workers join, is shown this once."""
+        """Creates a fleet. The answer contains the `secret` that workers join with, which is shown
+        only once."""
         return await self._send(FleetSecret, "POST", "fleets", body={"slug": slug, **fields})
 
     async def assign_workflows(
         self, slug: str, workflow_slugs: Sequence[str], *, stage: str = PRODUCTION
     ) -> AssignmentAnswer:
-        """The fleet runs these, and no others."""
+        """Sets the workflows of a fleet. It runs no others."""
         body = {"workflow_slugs": list(workflow_slugs)}
         return await self._send(
             AssignmentAnswer, "PUT", "fleets", slug, stage, "workflows", body=body
         )
 
     async def rotate_fleet_secret(self, slug: str, stage: str = PRODUCTION) -> FleetSecret:
-        """The old one is invalid at once; workers that have joined keep their own keys."""
+        """Replaces a fleet's secret. The old one becomes invalid immediately. Workers that have
+        joined keep their keys."""
         return await self._send(FleetSecret, "POST", "fleets", slug, stage, "rotate-secret")
 
     async def set_cap(self, slug: str, max_workers: int, *, stage: str = PRODUCTION) -> FleetAnswer:
-        """A lower cap removes no worker; no more can join."""
+        """Sets the maximum number of workers. A lower limit removes no workers, but no more can
+        join."""
         body = {"max_workers": max_workers}
         return await self._send(FleetAnswer, "PUT", "fleets", slug, stage, "cap", body=body)
 
     async def set_starts_within(
         self, slug: str, seconds: int | None, *, stage: str = PRODUCTION
     ) -> FleetAnswer:
-        """Sets how long its machines take to start on demand; None means the setting for all fleets."""
+        """Sets how many seconds its machines take to start on demand. None means the default for
+        all fleets."""
         body = {"seconds": seconds}
         return await self._send(
             FleetAnswer, "PUT", "fleets", slug, stage, "starts-within", body=body
@@ -223,19 +231,19 @@ class AdminApi:
     async def set_approval(
         self, slug: str, approval: Literal["auto", "manual"], *, stage: str = PRODUCTION
     ) -> FleetAnswer:
-        """Of workers that join from now on."""
+        """Sets whether new workers need approval. It applies to workers that join from now on."""
         body = {"approval": approval}
         return await self._send(FleetAnswer, "PUT", "fleets", slug, stage, "approval", body=body)
 
     async def workers(self, *, fleet: str | None = None) -> AsyncIterator[WorkerSeen]:
-        """By id; `fleet` is SLUG/STAGE."""
+        """Yields workers, ordered by id. `fleet` is SLUG/STAGE."""
         query = {"fleet": fleet}
         async for page in fetch_pages(self._calls, f"{PREFIX}/workers", Workers, query, by="after"):
-            for each in page.workers:
-                yield each
+            for worker in page.workers:
+                yield worker
 
     async def matrix(self) -> Matrix:
-        """Which workers can run which workflows, and what is missing where."""
+        """Returns which workers can run which workflows, and what the others lack."""
         return await self._get(Matrix, "matrix")
 
     async def worker(self, worker_id: str) -> WorkerDetail:
@@ -247,14 +255,16 @@ class AdminApi:
         return await self._send(WorkerAnswer, "POST", "workers", worker_id, act)
 
     async def rotate_worker_key(self, worker_id: str, *, now: bool = False) -> str:
-        """The new key, shown this once; the worker gets it by itself. `now`: the old one is invalid at once."""
+        """Replaces a worker's key and returns the new one, which is shown only once. The worker
+        receives it automatically. With `now`, the old key becomes invalid immediately."""
         path = ("workers", worker_id, "rotate-token")
         return (await self._send(NewKey, "POST", *path, body={"now": now})).token
 
     async def readings(
         self, worker_id: str, *, hours: float = 1, points: int | None = None
     ) -> list[ReadingAnswer]:
-        """GPU, memory, temperature, CPU and disk over time; at most `points`, evenly picked."""
+        """Returns GPU, memory, temperature, CPU and disk readings over time: at most `points`,
+        evenly spaced."""
         query = {"hours": hours, **({} if points is None else {"points": points})}
         return (await self._get(Readings, "workers", worker_id, "readings", **query)).readings
 
@@ -264,23 +274,26 @@ class AdminApi:
         return (await self._get(Tenants, "tenants")).tenants
 
     async def create_tenant(self, name: str, *, email: str | None = None) -> MadeTenant:
-        """With its first user and that user's `key`, which is shown this once."""
+        """Creates a tenant with its first user. The answer contains the user's `key`, which is
+        shown only once."""
         return await self._send(MadeTenant, "POST", "tenants", body={"name": name, "email": email})
 
     async def tenant(self, tenant_id: UUID) -> TenantAnswer:
         return await self._get(TenantAnswer, "tenants", tenant_id)
 
     async def set_limits(self, tenant_id: UUID, **fields: Any) -> TenantAnswer:
-        """`min_priority`, `max_priority` and `max_queued`; what is left out is as in the settings."""
+        """Sets `min_priority`, `max_priority` and `max_queued`. Omitted fields use the defaults of
+        the settings."""
         return await self._send(TenantAnswer, "PUT", "tenants", tenant_id, "limits", body=fields)
 
     async def set_retention(self, tenant_id: UUID, days: int | None) -> TenantAnswer:
-        """After how many days media and files are deleted; None: as the settings say."""
+        """Sets after how many days media and files are deleted. None means the default of the
+        settings."""
         body = {"retention_days": days}
         return await self._send(TenantAnswer, "PUT", "tenants", tenant_id, "retention", body=body)
 
     async def set_quota(self, tenant_id: UUID, max_storage_bytes: int | None) -> TenantAnswer:
-        """None: as the settings say."""
+        """Sets the storage limit. None means the default of the settings."""
         body = {"max_storage_bytes": max_storage_bytes}
         return await self._send(TenantAnswer, "PUT", "tenants", tenant_id, "quota", body=body)
 
@@ -288,31 +301,34 @@ class AdminApi:
         return await self._get(Storage, "tenants", tenant_id, "storage")
 
     async def erase(self, tenant_id: UUID) -> TenantAnswer:
-        """Begins to remove all private data, for good; `erased_at` is set when that is done."""
+        """Starts to delete all private data permanently. `erased_at` is set when that is
+        complete."""
         return await self._send(TenantAnswer, "POST", "tenants", tenant_id, "erase")
 
     async def users(self, tenant_id: UUID, *, page_size: int = PAGE) -> AsyncIterator[UserAnswer]:
-        """The oldest first."""
+        """Yields the users of a tenant, oldest first."""
         path, query = _path(("tenants", tenant_id, "users")), {"limit": page_size}
         async for page in fetch_pages(self._calls, path, Users, query, by="after"):
-            for each in page.users:
-                yield each
+            for user in page.users:
+                yield user
 
     async def create_user(self, tenant_id: UUID, **fields: Any) -> UserAnswer:
-        """`email` and `name`; without a key."""
+        """Creates a user with `email` and `name`, without a key."""
         return await self._send(UserAnswer, "POST", "tenants", tenant_id, "users", body=fields)
 
     async def act_on_user(
         self, tenant_id: UUID, user_id: UUID, act: Literal["activate", "deactivate"]
     ) -> UserAnswer:
-        """To deactivate revokes all their keys; submitted jobs continue."""
+        """Activates or deactivates a user. Deactivation revokes all the user's keys. Submitted jobs
+        continue."""
         return await self._send(UserAnswer, "POST", "tenants", tenant_id, "users", user_id, act)
 
     async def keys(self, tenant_id: UUID, user_id: UUID) -> list[AdminKeyAnswer]:
         return (await self._get(AdminKeys, "tenants", tenant_id, "users", user_id, "keys")).keys
 
     async def create_key(self, tenant_id: UUID, user_id: UUID, **fields: Any) -> AdminMadeKey:
-        """With its `key`, which is shown this once; `name`, `scopes` and `expires_at` may be given."""
+        """Creates a key. The answer contains the `key`, which is shown only once. `name`, `scopes`
+        and `expires_at` are optional."""
         path = ("tenants", tenant_id, "users", user_id, "keys")
         return await self._send(AdminMadeKey, "POST", *path, body=fields)
 
@@ -326,21 +342,21 @@ class AdminApi:
     async def wallets(
         self, tenant_id: UUID, *, page_size: int = PAGE
     ) -> AsyncIterator[AdminWalletAnswer]:
-        """Of all users that ever had tokens, by user."""
+        """Yields the wallets of all users that have ever had tokens, ordered by user."""
         path, query = _path(("tenants", tenant_id, "wallets")), {"limit": page_size}
         async for page in fetch_pages(self._calls, path, AdminWallets, query, by="after"):
-            for each in page.wallets:
-                yield each
+            for wallet in page.wallets:
+                yield wallet
 
     async def transactions(
         self, tenant_id: UUID, user_id: UUID, *, page_size: int = PAGE
     ) -> AsyncIterator[AdminTransactionAnswer]:
-        """The newest first."""
+        """Yields transactions, newest first."""
         path = _path(("tenants", tenant_id, "wallets", user_id, "transactions"))
         query = {"limit": page_size}
         async for page in fetch_pages(self._calls, path, AdminTransactions, query):
-            for each in page.transactions:
-                yield each
+            for transaction in page.transactions:
+                yield transaction
 
     async def credit(
         self,
@@ -351,7 +367,8 @@ class AdminApi:
         provider_transaction_id: str,
         reason: str | None = None,
     ) -> int:
-        """The balance after a payment, which counts once however often it is sent. `reason` is for the audit."""
+        """Records a payment and returns the new balance. Repeating it with the same transaction id
+        has no effect. `reason` is stored in the audit log."""
         path = _path(("tenants", tenant_id, "wallets", user_id, "credits"))
         body: dict[str, Any] = {
             "amount": amount,
@@ -375,33 +392,37 @@ class AdminApi:
         content_type: str | None = None,
         tenant_id: UUID | str | None = None,
     ) -> UUID:
-        """The id of a file for `submit(files={name: id})`; without a tenant, of the tenant `default`."""
+        """Uploads a file and returns its id for `submit(files={name: id})`. Without a tenant, it
+        belongs to the tenant `default`."""
         file = upload_source(source, filename=filename, content_type=content_type)
         fields = {} if tenant_id is None else {"tenant_id": str(tenant_id)}
         return await upload_to(self._calls, f"{PREFIX}/uploads", file, None, **fields)
 
     async def submit(self, workflow_slug: str, **fields: Any) -> JobIds:
-        """One job, or `count` alike; each draws its own seed."""
+        """Submits a job, or `count` equal jobs. Each gets its own random seed."""
         return await self._send(
             JobIds, "POST", "jobs", body={"workflow_slug": workflow_slug, **fields}
         )
 
     async def jobs(self, *, page_size: int = PAGE, **filters: Any) -> AsyncIterator[JobListed]:
-        """Of all tenants, the newest first; those of a pool that is down are left out."""
+        """Yields the jobs of all tenants, newest first. Jobs in a pool that is down are left
+        out."""
         query = {**filters, "limit": page_size}
         async for page in fetch_pages(self._calls, f"{PREFIX}/jobs", JobPage, query, by="after"):
-            for each in page.jobs:
-                yield each
+            for job in page.jobs:
+                yield job
 
     async def job(self, job_id: UUID | str) -> JobSeen:
         return await self._get(JobSeen, "jobs", job_id)
 
     async def job_details(self, job_id: UUID | str, *, files: bool = True) -> JobDetails:
-        """The whole job: attempts, prompt, files, error, audit. To get a customer's files is audited."""
+        """Returns the job with its attempts, prompt, files, error and audit log. Access to customer
+        files is audited."""
         return await self._get(JobDetails, "jobs", job_id, "details", files=files)
 
     async def count_jobs(self, **filters: Any) -> JobCountsAnswer:
-        """How many there are of each status, up to a bound; `filters` are tenant, workflow, effect, since and until."""
+        """Returns the number of jobs by status, up to a limit. `filters` are tenant, workflow,
+        effect, since and until."""
         return await self._get(JobCountsAnswer, "jobs", "counts", **filters)
 
     async def act_on_jobs(
@@ -411,29 +432,34 @@ class AdminApi:
         ids: Sequence[UUID | str] | None = None,
         **fields: Any,
     ) -> BulkAnswer:
-        """By ids, or all that match `filter`; call it again with `after=next` until `next` is None."""
-        named = {} if ids is None else {"ids": [str(each) for each in ids]}
+        """Acts on jobs by id, or on all jobs that match `filter`. Repeat the call with `after=next`
+        until `next` is None."""
+        named = {} if ids is None else {"ids": [str(job_id) for job_id in ids]}
         body = {"act": act, **named, **fields}
         return await self._send(BulkAnswer, "POST", "jobs", "bulk", body=body)
 
     async def replay(self, job_id: UUID | str, **fields: Any) -> UUID:
-        """The id of a new job with the same prompt and files, which nobody pays for."""
+        """Starts a new job with the same prompt and files, and returns its id. The tenant isn't
+        charged for it."""
         return (await self._send(ReplayedJob, "POST", "jobs", job_id, "replay", body=fields)).job_id
 
     async def overview(self, range: Literal["1h", "24h", "7d"] = "1h") -> Overview:
-        """What waits and runs, what happened in the last hour, day or week, and what needs an operator."""
+        """Returns the current load, a summary of the last hour, day or week, and what needs an
+        operator's attention."""
         return await self._get(Overview, "overview", range=range)
 
     async def search(self, text: str) -> list[FoundThing]:
-        """Jobs, workers, tenants, effects and workflows by a part of their name or the beginning of their id."""
+        """Finds jobs, workers, tenants, effects and workflows by part of their name or the start of
+        their id."""
         return (await self._get(FoundThings, "search", q=text)).found
 
     async def settings(self) -> SettingsAnswer:
-        """As they are in force; secrets are masked."""
+        """Returns the current settings, with secrets masked."""
         return await self._get(SettingsAnswer, "settings")
 
     async def events(self) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
-        """(kind, data) of what changes: counts, jobs, workers, alerts. Raises httpx.TransportError if it breaks off."""
+        """Yields changes as (kind, data): counts, jobs, workers and alerts. Raises
+        httpx.TransportError if the stream is interrupted."""
         async with aclosing(self._calls.lines(Call("GET", f"{PREFIX}/events"))) as lines:
             kind = ""
             async for line in lines:
@@ -447,27 +473,27 @@ class AdminApi:
         return (await self._get(Alerts, "alerts")).alerts
 
     async def attempts(self, job_id: UUID | str) -> Attempts:
-        """The prompt as workers get it, and as each of them has sent it to its backend."""
+        """Returns the prompt as workers receive it, and as each worker sent it to its backend."""
         return await self._get(Attempts, "jobs", job_id, "attempts")
 
     async def dispatches(
         self, *, page_size: int = PAGE, **filters: Any
     ) -> AsyncIterator[DispatchSeen]:
-        """The newest first."""
+        """Yields dispatches, newest first."""
         query = {**filters, "limit": page_size}
         async for page in fetch_pages(self._calls, f"{PREFIX}/dispatches", DispatchPage, query):
-            for each in page.dispatches:
-                yield each
+            for dispatch in page.dispatches:
+                yield dispatch
 
     async def dispatch(self, dispatch_id: int) -> DispatchWhole:
-        """With its attempts, and why it is not running."""
+        """Returns a dispatch with its attempts, and why it isn't running."""
         return await self._get(DispatchWhole, "dispatches", dispatch_id)
 
     async def cancel_dispatch(self, dispatch_id: int) -> DispatchSeen:
         return await self._send(DispatchSeen, "POST", "dispatches", dispatch_id, "cancel")
 
     async def retry_dispatch(self, dispatch_id: int) -> UUID:
-        """The id of a new job with the same prompt and files."""
+        """Starts a new job with the same prompt and files, and returns its id."""
         return (
             await self._send(RetriedDispatch, "POST", "dispatches", dispatch_id, "retry")
         ).job_id
@@ -477,14 +503,15 @@ class AdminApi:
         return await self._send(DispatchSeen, "POST", *path, body={"priority": priority})
 
     async def reconcile(self, *, after: str | None = None) -> Repaired:
-        """Repairs a part of the queue; call it again with `after=next` until `next` is None."""
+        """Repairs part of the queue. Repeat the call with `after=next` until `next` is None."""
         return await self._send(Repaired, "POST", "reconcile", body={"after": after})
 
     async def in_maintenance(self) -> bool:
         return await self._maintenance("GET")
 
     async def set_maintenance(self, *, on: bool) -> bool:
-        """On: no job is given to a worker; running jobs finish."""
+        """Turns maintenance mode on or off. While it is on, workers get no new jobs, and running
+        jobs finish."""
         return await self._maintenance("POST", {"on": on})
 
     async def _maintenance(self, method: str, body: object = None) -> bool:
@@ -499,7 +526,7 @@ class AdminApi:
     async def add_operator(
         self, name: str, *, role: Literal["viewer", "operator", "owner"] = "operator"
     ) -> MadeOperator:
-        """With a `key` of their own, which is shown this once."""
+        """Adds an operator. The answer contains the operator's `key`, which is shown only once."""
         return await self._send(
             MadeOperator, "POST", "operators", body={"name": name, "role": role}
         )
@@ -508,14 +535,16 @@ class AdminApi:
         return await self._send(OperatorAnswer, "POST", "operators", name, "revoke")
 
     async def audit(self, *, page_size: int = PAGE, **filters: Any) -> AsyncIterator[EntryAnswer]:
-        """The newest first; `filters` are action, subject, actor, tenant, since and until."""
+        """Yields audit entries, newest first. `filters` are action, subject, actor, tenant, since
+        and until."""
         query = {**filters, "limit": page_size}
         async for page in fetch_pages(self._calls, f"{PREFIX}/audit", Entries, query):
-            for each in page.entries:
-                yield each
+            for entry in page.entries:
+                yield entry
 
     async def export_audit(self, **filters: Any) -> AsyncGenerator[dict[str, Any], None]:
-        """All entries that match, the newest first, as one stream. Raises httpx.TransportError if it breaks off."""
+        """Streams all matching audit entries, newest first. Raises httpx.TransportError if the
+        stream is interrupted."""
         call = Call("GET", f"{PREFIX}/audit/export", params=filters)
         async with aclosing(self._calls.lines(call)) as lines:
             async for line in lines:

@@ -1,4 +1,5 @@
-"""The client of comfyfleet's API: jobs, media, effects, graphs, pipelines, triggers and webhooks."""
+"""The client for comfyfleet's API: jobs, media, effects, graphs, pipelines, triggers and
+webhooks."""
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping
@@ -58,7 +59,7 @@ class WebhooksApi:
         self._calls = calls
 
     async def create(self, url: str, *, events: Collection[str] | None = None) -> Webhook:
-        """With its `secret`, which lists leave out."""
+        """Creates a webhook and returns it with its `secret`, which lists leave out."""
         body: dict[str, Any] = {"url": url}
         if events is not None:
             body["events"] = sorted(events)
@@ -66,20 +67,21 @@ class WebhooksApi:
 
     async def all(self) -> list[Webhook]:
         answer = await self._calls.ask(Call("GET", "/api/webhooks"))
-        return [Webhook(**dict(each)) for each in parse_answer(Webhooks, answer).webhooks]
+        return [Webhook(**dict(webhook)) for webhook in parse_answer(Webhooks, answer).webhooks]
 
     async def activate(self, webhook: Webhook | UUID | str) -> Webhook:
-        """On again, after it was switched off because nobody took anything there for days."""
+        """Reactivates a webhook that was disabled because its deliveries had failed for days."""
         call = Call("POST", f"/api/webhooks/{_webhook_id(webhook)}/activate")
         return parse_answer(Webhook, await self._calls.ask(call))
 
     async def test(self, webhook: Webhook | UUID | str) -> WebhookTest:
-        """Sends a signed test message at once, and returns the receiver's response."""
+        """Sends a signed test message immediately, and returns the receiver's response."""
         call = Call("POST", f"/api/webhooks/{_webhook_id(webhook)}/test")
         return parse_answer(WebhookTest, await self._calls.ask(call))
 
     async def with_secret(self, webhook: Webhook | UUID | str) -> Webhook:
-        """With its `secret`, for instance after the operator has replaced the key for all of them."""
+        """Returns a webhook with its `secret`, for example after the operator has replaced the key
+        for all secrets."""
         call = Call("POST", f"/api/webhooks/{_webhook_id(webhook)}/secret")
         return parse_answer(Webhook, await self._calls.ask(call))
 
@@ -89,19 +91,20 @@ class WebhooksApi:
     async def redeliver(
         self, webhook: Webhook | UUID | str, delivery: Delivery | UUID | str
     ) -> Delivery:
-        """Sends one again, with the id that it had."""
+        """Sends a delivery again, with its original id."""
         delivery_id = delivery.id if isinstance(delivery, Delivery) else delivery
         path = f"/api/webhooks/{_webhook_id(webhook)}/deliveries/{delivery_id}/redeliver"
         return parse_answer(Delivery, await self._calls.ask(Call("POST", path)))
 
     async def deliveries(self, webhook: Webhook | UUID | str) -> list[Delivery]:
-        """The newest ones, as far as one page goes."""
+        """Returns the newest deliveries, at most one page."""
         call = Call("GET", f"/api/webhooks/{_webhook_id(webhook)}/deliveries")
         return list(parse_answer(Deliveries, await self._calls.ask(call)).deliveries)
 
 
 class TriggersApi:
-    """Schedules and incoming webhooks that start runs. A graph or pipeline is named by its id or name."""
+    """Schedules and incoming webhooks that start runs. Graphs and pipelines can be given by id or
+    name."""
 
     def __init__(self, calls: ApiCalls) -> None:
         self._calls = calls
@@ -116,10 +119,10 @@ class TriggersApi:
         inputs: Mapping[str, Any] | None = None,
         **fields: Any,
     ) -> Trigger:
-        """With `cron` a schedule, else a webhook, whose `secret` is told here only.
+        """Creates a schedule if `cron` is given, otherwise a webhook, whose `secret` is only
+        returned here.
 
-        Other fields: `version`, `base_candidates`, `timezone`, `catch_up`, `max_tokens`.
-        """
+        Other fields: `version`, `base_candidates`, `timezone`, `catch_up`, `max_tokens`."""
         body = {
             "name": name,
             "tokens_per_day": tokens_per_day,
@@ -131,11 +134,11 @@ class TriggersApi:
         return parse_answer(Trigger, await self._calls.ask(Call("POST", "/api/triggers", body)))
 
     async def all(self, *, page_size: int = PAGE) -> AsyncIterator[Trigger]:
-        """All of the user, the newest first."""
-        given = {"limit": page_size}
-        async for page in fetch_pages(self._calls, "/api/triggers", Triggers, given):
-            for each in page.triggers:
-                yield Trigger(**dict(each))
+        """Yields the user's triggers, newest first."""
+        query = {"limit": page_size}
+        async for page in fetch_pages(self._calls, "/api/triggers", Triggers, query):
+            for trigger in page.triggers:
+                yield Trigger(**dict(trigger))
 
     async def get(self, trigger: Trigger | UUID | str) -> Trigger:
         return parse_answer(Trigger, await self._calls.ask(Call("GET", _trigger_path(trigger))))
@@ -144,11 +147,12 @@ class TriggersApi:
         return await self._act(trigger, "pause")
 
     async def resume(self, trigger: Trigger | UUID | str) -> Trigger:
-        """From its next moment on."""
+        """Resumes a trigger. A schedule continues with its next scheduled time."""
         return await self._act(trigger, "resume")
 
     async def renew_secret(self, trigger: Trigger | UUID | str) -> Trigger:
-        """With another `secret`; the one before is void."""
+        """Replaces the `secret` and returns the trigger with the new one. The old one becomes
+        invalid."""
         call = Call("POST", f"{_trigger_path(trigger)}/secret")
         return parse_answer(Trigger, await self._calls.ask(call))
 
@@ -163,22 +167,23 @@ class TriggersApi:
         body: Any = None,
         idempotency_key: str | None = None,
     ) -> Firing:
-        """Fires it now, once: repeats after trouble carry the same key, made here if none is given."""
-        given = {"body": body, "idempotency_key": idempotency_key or str(uuid4())}
-        call = Call("POST", f"{_trigger_path(trigger)}/fire", given, is_repeatable=True)
+        """Fires a trigger now, exactly once. Retries use the same key, which is generated if none
+        is given."""
+        fields = {"body": body, "idempotency_key": idempotency_key or str(uuid4())}
+        call = Call("POST", f"{_trigger_path(trigger)}/fire", fields, is_repeatable=True)
         return parse_answer(Firing, await self._calls.ask(call))
 
     async def firings(
         self, trigger: Trigger | UUID | str, *, page_size: int = PAGE
     ) -> AsyncIterator[Firing]:
-        """The newest first: runs, refusals and what was missed."""
-        path, given = f"{_trigger_path(trigger)}/firings", {"limit": page_size}
-        async for page in fetch_pages(self._calls, path, Firings, given):
-            for each in page.firings:
-                yield each
+        """Yields firings, newest first: runs, refusals and missed times."""
+        path, query = f"{_trigger_path(trigger)}/firings", {"limit": page_size}
+        async for page in fetch_pages(self._calls, path, Firings, query):
+            for firing in page.firings:
+                yield firing
 
     async def delete(self, trigger: Trigger | UUID | str) -> None:
-        """Its runs stay."""
+        """Deletes a trigger. Its runs remain."""
         await self._calls.ask(Call("DELETE", _trigger_path(trigger)))
 
 
@@ -194,10 +199,10 @@ def verify_signature(
     now: float | None = None,
     tolerance_seconds: int = TOLERANCE_SECONDS,
 ) -> bool:
-    """Whether `body`, as it came and before anything parsed it, was signed by us, and lately.
+    """Checks whether `body` was signed by the control plane recently. Pass the raw body, before any
+    parsing.
 
-    `header` is the value of `X-Comfyfleet-Signature`.
-    """
+    `header` is the value of `X-Comfyfleet-Signature`."""
     at = int(time.time() if now is None else now)
     return is_signature_valid(secret, body, header, now=at, tolerance_seconds=tolerance_seconds)
 
@@ -206,16 +211,15 @@ def _webhook_id(webhook: Webhook | UUID | str) -> str:
     return str(webhook.id if isinstance(webhook, Webhook) else webhook)
 
 
-# The control plane fetches a file before it answers.
+# The control plane fetches the file before it responds, so this limit in seconds is long.
 FETCH_SECONDS = 330.0
 
 
 class Client:
-    """One user's view of one control plane. Use it as `async with Client(url, key) as client:`.
+    """One user's access to one control plane. Use it as `async with Client(url, key) as client:`.
 
-    Every call raises errors of `comfyfleet.errors` with the API's code and details. Connection
-    trouble, 429 and 503 are waited out; nothing is ever submitted twice.
-    """
+    Every call raises errors of `comfyfleet.errors` with the API's code and details. The client
+    retries after connection problems, 429 and 503. Nothing is ever submitted twice."""
 
     def __init__(
         self,
@@ -249,49 +253,50 @@ class Client:
     async def aclose(self) -> None:
         await self.calls.client.aclose()
 
-    # What there is
+    # Effects, wallet and account
 
     async def effects(self, q: str | None = None, *, tag: str | None = None) -> list[Effect]:
-        """All that are published, by slug; or those with a text or a tag."""
-        found: list[Effect] = []
+        """Returns all published effects, ordered by slug, or those that match a text or tag."""
+        effects: list[Effect] = []
         query = {"limit": PAGE, "q": q, "tag": tag}
         async for page in fetch_pages(self.calls, "/api/effects", PublicEffects, query, by="after"):
-            found += page.effects
-        self._effect_ids.update({each.slug: each.id for each in found})
-        return found
+            effects += page.effects
+        self._effect_ids.update({effect.slug: effect.id for effect in effects})
+        return effects
 
     async def effect(self, slug: str) -> Effect:
         call = Call("GET", f"/api/effects/{quote(slug, safe='')}")
-        found = parse_answer(Effect, await self.calls.ask(call))
-        self._effect_ids[found.slug] = found.id
-        return found
+        effect = parse_answer(Effect, await self.calls.ask(call))
+        self._effect_ids[effect.slug] = effect.id
+        return effect
 
     async def wallet(self) -> Wallet:
         return parse_answer(Wallet, await self.calls.ask(Call("GET", "/api/wallet")))
 
     async def wallet_summary(self, *, days: int = 30) -> WalletSummaryAnswer:
-        """The balance, what is held for jobs, and what was added, spent and given back."""
+        """Returns the balance, the tokens reserved for jobs, and the tokens added, spent and
+        refunded."""
         call = Call("GET", "/api/wallet/summary", params={"days": days})
         return parse_answer(WalletSummaryAnswer, await self.calls.ask(call))
 
     async def account(self) -> AccountAnswer:
-        """Whose key this is, with balance and limits."""
+        """Returns the key's user, with balance and limits."""
         return parse_answer(AccountAnswer, await self.calls.ask(Call("GET", "/api/account")))
 
     async def search(self, q: str, *, limit: int = 5) -> SearchAnswer:
-        """Media, effects and jobs, by name or by the first digits of an id."""
+        """Finds media, effects and jobs by name or by the first digits of an id."""
         call = Call("GET", "/api/search", params={"q": q, "limit": limit})
         return parse_answer(SearchAnswer, await self.calls.ask(call))
 
     async def transactions(
         self, *, types: Collection[str] = (), page_size: int = PAGE
     ) -> AsyncIterator[Transaction]:
-        """All of them, or those of some types, the newest first."""
+        """Yields all transactions, or those of some types, newest first."""
         path = "/api/wallet/transactions"
         query = {"limit": page_size, "type": sorted(types) or None}
         async for page in fetch_pages(self.calls, path, Transactions, query):
-            for each in page.transactions:
-                yield each
+            for transaction in page.transactions:
+                yield transaction
 
     # Media
 
@@ -304,10 +309,9 @@ class Client:
         effect: Effect | UUID | str | None = None,
         progress: Transferred | None = None,
     ) -> Media:
-        """A file by its path, bytes with a `filename`, or a URL that the control plane fetches.
+        """Uploads a file by path, bytes with a `filename`, or a URL that the control plane fetches.
 
-        With `effect`, what it would not take is refused before the first byte is sent.
-        """
+        With `effect`, a file that the effect doesn't accept is refused before any data is sent."""
         if isinstance(source, str) and urlsplit(source).scheme in ("http", "https"):
             call = Call("POST", "/api/videos", {"url": source}, read_seconds=FETCH_SECONDS)
             return parse_answer(Media, await self.calls.ask(call))
@@ -315,7 +319,7 @@ class Client:
         fields = {} if effect is None else {"effect_id": str(await self._effect_id(effect))}
         send = upload_in_parts if file.size > IN_PARTS_BYTES else upload_to
         file_id = await send(self.calls, "/api/videos/uploads", file, progress, **fields)
-        # A file has one media item, however often it is linked.
+        # A file has only one media item, even if this request is repeated.
         body = {"file_id": str(file_id)}
         call = Call("POST", "/api/videos", body, is_repeatable=True)
         return parse_answer(Media, await self.calls.ask(call))
@@ -324,38 +328,39 @@ class Client:
         return parse_answer(Media, await self.calls.ask(Call("GET", f"/api/videos/{media_id}")))
 
     async def all_media(self, *, page_size: int = PAGE, **filters: Any) -> AsyncIterator[Media]:
-        """The newest first; `urls=True` adds those of the files. Filters: `kind`, `status`, `effect_id`, `q`."""
+        """Yields media, newest first. `urls=True` adds the URLs of the files. Filters: `kind`,
+        `status`, `effect_id`, `q`."""
         query = {"limit": page_size, **filters}
         async for page in fetch_pages(self.calls, "/api/videos", Videos, query):
-            for each in page.videos:
-                yield Media(**dict(each))
+            for video in page.videos:
+                yield Media(**dict(video))
 
-    # Links that show results
+    # Links to results
 
     async def share(
         self, media: Media | UUID | str, *, job_id: UUID | str | None = None, **fields: Any
     ) -> MadeShare:
-        """A link to the latest result of a media, or to that of `job_id`. Its `secret` and `url` are shown this once.
+        """Creates a link to the latest result of a media item, or to the result of `job_id`. Its
+        `secret` and `url` are shown only once.
 
-        `expires_in` is in seconds; `has_original` shows what went in, too.
-        """
+        `expires_in` is in seconds. `has_original` shows the input as well."""
         body = {**fields, **({} if job_id is None else {"job_id": str(job_id)})}
         call = Call("POST", f"/api/videos/{_id(media)}/shares", body)
         return parse_answer(MadeShare, await self.calls.ask(call))
 
     async def shares(self, media: Media | UUID | str | None = None) -> AsyncIterator[ShareAnswer]:
-        """All links, or those of one media, the newest first."""
+        """Yields all links, or those of one media item, newest first."""
         path = f"/api/videos/{_id(media)}/shares" if media else "/api/shares"
         async for page in fetch_pages(self.calls, path, Shares, {"limit": PAGE}):
-            for each in page.shares:
-                yield each
+            for share in page.shares:
+                yield share
 
     async def revoke_share(self, share: ShareAnswer | UUID | str) -> None:
         share_id = share.id if isinstance(share, ShareAnswer) else share
         await self.calls.ask(Call("DELETE", f"/api/shares/{share_id}"))
 
     async def shared(self, secret: str) -> SharedAnswer:
-        """What a link shows; it needs no key."""
+        """Returns what a link shows. It requires no key."""
         call = Call("GET", "/api/shared", path=f"/api/shared/{quote(secret, safe='')}")
         return parse_answer(SharedAnswer, await self.calls.ask(call))
 
@@ -369,11 +374,11 @@ class Client:
         *,
         idempotency_key: str | None = None,
     ) -> JobHandle:
-        """A job, submitted once: repeats after trouble carry the same key, made here if none is given.
+        """Submits a job, exactly once. Retries use the same key, which is generated if none is
+        given.
 
-        An effect is named by its slug or id. Raises InsufficientTokens, and Conflict for a key that
-        was used for something else.
-        """
+        An effect is given by its slug or id. Raises InsufficientTokens, and Conflict for a key that
+        was used for another request."""
         key = idempotency_key or str(uuid4())
         body: dict[str, Any] = {
             "effect_id": str(await self._effect_id(effect)),
@@ -393,14 +398,15 @@ class Client:
         media: Iterable[Media | UUID | str] | None = None,
         idempotency_key: str | None = None,
     ) -> BatchHandle:
-        """Up to 1,000 sets of properties under one id; a few of them run at a time.
+        """Submits up to 1,000 sets of properties as one batch. Only a few of the jobs run
+        concurrently.
 
-        Where the effect takes media, one for each set. All are accepted, or none.
-        """
-        items: list[dict[str, Any]] = [{"properties": dict(each)} for each in sets]
+        If the effect requires media, pass one item for each set. Either all jobs are accepted, or
+        none."""
+        items: list[dict[str, Any]] = [{"properties": dict(properties)} for properties in sets]
         if media is not None:
-            for item, each in zip(items, media, strict=True):
-                item["video_id"] = _id(each)
+            for item, media_item in zip(items, media, strict=True):
+                item["video_id"] = _id(media_item)
         body = {
             "effect_id": str(await self._effect_id(effect)),
             "items": items,
@@ -415,14 +421,15 @@ class Client:
     async def jobs(
         self, *, status: str | None = None, page_size: int = PAGE
     ) -> AsyncGenerator[JobHandle, None]:
-        """All of this user's, the newest first."""
+        """Yields the user's jobs, newest first."""
         query = {"status": status, "limit": page_size}
         async for page in fetch_pages(self.calls, "/api/ai-jobs", Jobs, query):
-            for each in page.jobs:
-                yield JobHandle(self.calls, Job(**dict(each)))
+            for job in page.jobs:
+                yield JobHandle(self.calls, Job(**dict(job)))
 
     async def progress(self, media: Media | UUID | str | None = None) -> list[FollowedJob]:
-        """The jobs that have not ended, as a page shows them; of one media, its latest as well."""
+        """Returns the unfinished jobs in the form shown on web pages. For one media item, its
+        latest job is included as well."""
         path = f"/api/videos/{_id(media)}/progress" if media else "/api/account/progress"
         answer = await self.calls.ask(Call("GET", path))
         return list(parse_answer(FollowedJobs, answer).jobs)
@@ -430,11 +437,12 @@ class Client:
     async def follow(
         self, media: Media | UUID | str | None = None
     ) -> AsyncGenerator[FollowedJob, None]:
-        """Each job whenever it changes, over one connection. Of one media, until its jobs have ended;
-        else without an end, also jobs that are submitted later."""
+        """Yields each job whenever it changes, over a single connection. For one media item, ends
+        when its jobs have ended. Otherwise, continues without end, and includes jobs that are
+        submitted later."""
         path = f"/api/videos/{_id(media)}/events" if media else "/api/account/events"
-        async with aclosing(FollowedJobEvents(self.calls, path).told()) as told:
-            async for job in told:
+        async with aclosing(FollowedJobEvents(self.calls, path).told()) as jobs:
+            async for job in jobs:
                 yield job
 
     async def batch(self, batch_id: UUID | str) -> BatchHandle:
@@ -455,7 +463,7 @@ class Client:
 
     async def keys(self) -> list[Key]:
         answer = await self.calls.ask(Call("GET", "/api/keys"))
-        return [Key(**dict(each)) for each in parse_answer(PublicKeys, answer).keys]
+        return [Key(**dict(key)) for key in parse_answer(PublicKeys, answer).keys]
 
     async def create_key(
         self,
@@ -464,7 +472,7 @@ class Client:
         scopes: Collection[str] | None = None,
         expires_at: datetime | None = None,
     ) -> Key:
-        """Its `key` is shown this once."""
+        """Creates a key. The answer contains the `key`, which is shown only once."""
         body: dict[str, Any] = {"name": name}
         if scopes is not None:
             body["scopes"] = sorted(scopes)
@@ -476,5 +484,5 @@ class Client:
         await self.calls.ask(Call("DELETE", f"/api/keys/{_id(key)}"))
 
 
-def _id(given: Media | Key | UUID | str) -> str:
-    return str(given.id if isinstance(given, Media | Key) else given)
+def _id(resource: Media | Key | UUID | str) -> str:
+    return str(resource.id if isinstance(resource, Media | Key) else resource)

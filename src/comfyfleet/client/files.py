@@ -1,4 +1,4 @@
-"""Files uploaded and downloaded in pieces: no file is ever held in memory as a whole."""
+"""Uploads and downloads files in chunks, so that no file is held in memory as a whole."""
 
 import mimetypes
 import re
@@ -19,7 +19,7 @@ from comfyfleet.transport.files import Transferred, read_chunks, save_body
 from comfyfleet.transport.http import CONNECT_SECONDS, RETRYABLE_STATUSES, Call
 
 CHUNK_BYTES = 256 * 1024
-# Smaller files are sent at once: to send one again costs little.
+# Smaller files are sent in one piece, because sending them again costs little.
 IN_PARTS_BYTES = 8 * 1024**2
 TRANSFER_TIMEOUT = httpx.Timeout(300.0, connect=CONNECT_SECONDS)
 ANYTHING = "application/octet-stream"
@@ -27,7 +27,7 @@ ANYTHING = "application/octet-stream"
 
 @dataclass(frozen=True, slots=True)
 class UploadSource:
-    """What is uploaded: a file, or bytes that are at hand."""
+    """The source of an upload: a file or bytes."""
 
     filename: str
     content_type: str
@@ -35,19 +35,19 @@ class UploadSource:
     path: Path | None = None
     content: bytes = b""
 
-    async def pieces(self, told: Transferred | None) -> AsyncIterator[bytes]:
-        async for piece in self.part(0, self.size, told):
+    async def pieces(self, on_progress: Transferred | None) -> AsyncIterator[bytes]:
+        async for piece in self.part(0, self.size, on_progress):
             yield piece
 
     async def part(
-        self, start: int, size: int, told: Transferred | None = None, sent: int = 0
+        self, start: int, size: int, on_progress: Transferred | None = None, sent: int = 0
     ) -> AsyncIterator[bytes]:
-        """The bytes from `start` on; `sent` is how many others went before."""
+        """Yields `size` bytes from `start`. `sent` is the number of bytes sent before."""
         async for piece in self._pieces(start, size):
             yield piece
             sent += len(piece)
-            if told:
-                told(sent, self.size)
+            if on_progress:
+                on_progress(sent, self.size)
 
     async def _pieces(self, start: int, size: int) -> AsyncIterator[bytes]:
         if self.path is None:
@@ -59,22 +59,23 @@ class UploadSource:
 
 
 def upload_source(
-    given: Path | str | bytes, *, filename: str | None = None, content_type: str | None = None
+    source: Path | str | bytes, *, filename: str | None = None, content_type: str | None = None
 ) -> UploadSource:
-    path = None if isinstance(given, bytes) else Path(given)
+    path = None if isinstance(source, bytes) else Path(source)
     name = filename or (path.name if path else "")
     if not name:
         raise InvalidInput(
-            "bytes need a filename: its ending tells what they are", field="filename"
+            "a filename is required for bytes, because its extension determines the type",
+            field="filename",
         )
     kind = content_type or mimetypes.guess_type(name)[0] or ANYTHING
-    if isinstance(given, bytes):
-        return UploadSource(name, kind, len(given), content=given)
-    return UploadSource(name, kind, Path(given).stat().st_size, path=path)
+    if isinstance(source, bytes):
+        return UploadSource(name, kind, len(source), content=source)
+    return UploadSource(name, kind, Path(source).stat().st_size, path=path)
 
 
 class _Announced(Message):
-    """What both APIs, the customers' and the operators', say of a file that is to come."""
+    """The common fields of the customer and admin APIs for an announced file."""
 
     file_id: UUID
     upload: UploadSlot
@@ -84,24 +85,29 @@ async def upload_to(
     calls: ApiCalls,
     path: str,
     source: UploadSource,
-    told: Transferred | None = None,
+    on_progress: Transferred | None = None,
     **fields: Any,
 ) -> UUID:
-    """Announces a file at a route of the API, and sends it to where the answer says. Returns its id."""
+    """Announces a file at a route of the API, uploads it to the URL in the answer, and returns its
+    id."""
     size, kind = source.size, source.content_type
     body = {"filename": source.filename, "content_type": kind, "size": size, **fields}
-    # Announced twice, one of them stays without content and is swept away.
+    # If a repeated announcement creates two files, the one without content is deleted later.
     answer = await calls.ask(Call("POST", path, body, is_repeatable=True))
     announced = parse_answer(_Announced, answer)
-    await upload_file(calls, announced.upload, source, told)
+    await upload_file(calls, announced.upload, source, on_progress)
     return announced.file_id
 
 
 async def upload_in_parts(
-    calls: ApiCalls, path: str, source: UploadSource, told: Transferred | None = None, **fields: Any
+    calls: ApiCalls,
+    path: str,
+    source: UploadSource,
+    on_progress: Transferred | None = None,
+    **fields: Any,
 ) -> UUID:
-    """Like `upload_to`, part by part: what has arrived is not sent again after a break. URLs that have expired
-    meanwhile are asked for anew."""
+    """Uploads a file like `upload_to`, but in parts. After an interruption, parts that have arrived
+    are not sent again, and expired URLs are renewed."""
     body = {
         "filename": source.filename,
         "content_type": source.content_type,
@@ -113,12 +119,12 @@ async def upload_in_parts(
     announced = parse_answer(Upload, answer)
     parts, sent = announced.parts, 0
     for attempt in range(1, calls.retry.attempts_max + 1):
-        missing = [each for each in parts if each.upload]
-        sent = source.size - sum(each.size for each in missing)
+        missing = [part for part in parts if part.upload]
+        sent = source.size - sum(part.size for part in missing)
         try:
-            for each in missing:
-                await _upload_part(calls, each, source, told, sent)
-                sent += each.size
+            for part in missing:
+                await _upload_part(calls, part, source, on_progress, sent)
+                sent += part.size
         except FleetError:
             if attempt == calls.retry.attempts_max:
                 raise
@@ -130,25 +136,33 @@ async def upload_in_parts(
 
 
 async def _upload_part(
-    calls: ApiCalls, part: UploadPart, source: UploadSource, told: Transferred | None, sent: int
+    calls: ApiCalls,
+    part: UploadPart,
+    source: UploadSource,
+    on_progress: Transferred | None,
+    sent: int,
 ) -> None:
     if part.upload is not None:
         await _send(
-            calls, part.upload, part.size, lambda: source.part(part.start, part.size, told, sent)
+            calls,
+            part.upload,
+            part.size,
+            lambda: source.part(part.start, part.size, on_progress, sent),
         )
 
 
 async def upload_file(
-    calls: ApiCalls, slot: UploadSlot, source: UploadSource, told: Transferred | None
+    calls: ApiCalls, slot: UploadSlot, source: UploadSource, on_progress: Transferred | None
 ) -> None:
-    """Without the key: the URL is all the right that it takes. The same bytes again do no harm."""
-    await _send(calls, slot, source.size, lambda: source.pieces(told))
+    """Uploads a file without the API key, because the URL itself grants access. Sending the same
+    bytes again is harmless."""
+    await _send(calls, slot, source.size, lambda: source.pieces(on_progress))
 
 
 async def _send(
     calls: ApiCalls, slot: UploadSlot, size: int, pieces: Callable[[], AsyncIterator[bytes]]
 ) -> None:
-    # An explicit length: a store refuses uploads whose end it can't foresee.
+    # Set the length explicitly, because storage servers refuse uploads of unknown length.
     headers = {**slot.headers, "Content-Length": str(size)}
     for attempt in range(1, calls.retry.attempts_max + 1):
         is_last = attempt == calls.retry.attempts_max
@@ -172,9 +186,10 @@ async def _send(
 
 
 async def download_file(
-    calls: ApiCalls, url: str, path: Path, told: Transferred | None = None
+    calls: ApiCalls, url: str, path: Path, on_progress: Transferred | None = None
 ) -> Path:
-    """Under another name until it is whole, so that what is there is never half a file."""
+    """Downloads a file under a temporary name until it is complete, so that the target never
+    contains half a file."""
     attempt = 0
     while True:
         attempt += 1
@@ -183,7 +198,7 @@ async def download_file(
                 if not response.is_success:
                     await response.aread()
                     raise _store_refusal(response, "download")
-                await save_body(response, path, told)
+                await save_body(response, path, on_progress)
                 return path
         except httpx.TransportError as error:
             if attempt >= calls.retry.attempts_max:
@@ -195,17 +210,17 @@ _S3_ERROR = re.compile(r"<Code>(\w+)</Code>")
 
 
 def _store_refusal(response: httpx.Response, what: str) -> FleetError:
-    """Returns the API's error if the control plane stores files itself; otherwise an error that names
-    the store."""
+    """Returns the API's error if the control plane itself stores files, otherwise an error that
+    names the storage server."""
     if error_fields(response) is not None:
         return refusal(response)
     code = _S3_ERROR.search(response.text)
     return UnexpectedAnswer(
-        f"the file store at {response.url.host} refused the {what}: {response.status_code} "
+        f"the storage server at {response.url.host} refused the {what}: {response.status_code} "
         f"{code[1] if code else response.reason_phrase}",
-        hint="Ask the operator of the control plane to check its file store.",
+        hint="Ask the operator of the control plane to check its storage.",
     )
 
 
 def _connection_lost(error: httpx.TransportError) -> ServerUnavailable:
-    return ServerUnavailable(f"the file did not get through: {str(error) or type(error).__name__}")
+    return ServerUnavailable(f"the file transfer failed: {str(error) or type(error).__name__}")

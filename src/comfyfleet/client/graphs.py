@@ -1,4 +1,5 @@
-"""Graphs of a tenant (stored, validated, priced, run), and graph runs: follow, answer, wait, download."""
+"""Graphs of a tenant (store, validate, quote, run), and graph runs (follow, answer, wait,
+download)."""
 
 import asyncio
 import csv
@@ -53,10 +54,10 @@ POLL_SECONDS_MAX = 5.0
 
 
 class GraphRunHandle:
-    """Follows one run of a graph: wait, events, answer, download. `run` is its state as of the last call.
+    """Follows a graph run: waits, streams events, answers questions and downloads results. `run` is
+    its state as of the last call.
 
-    `idempotency_key` is the key that it was submitted with, where this client submitted it.
-    """
+    `idempotency_key` is the key it was submitted with, if this client submitted it."""
 
     def __init__(
         self, calls: ApiCalls, run: GraphRun, *, idempotency_key: str | None = None
@@ -77,7 +78,7 @@ class GraphRunHandle:
         return f"GraphRunHandle({self.id}, {self.run.status})"
 
     async def refresh(self, *, executions: int | None = None) -> GraphRun:
-        """At most so many executions; without a number as many as the API gives by itself."""
+        """Reads the run with at most this many executions. None means the API's default number."""
         call = Call("GET", self._path, params={"executions": executions})
         return self._heard(parse_answer(GraphRun, await self._calls.ask(call)))
 
@@ -86,25 +87,26 @@ class GraphRunHandle:
         return run
 
     async def events(self) -> AsyncGenerator[GraphEvent, None]:
-        """How it stands, whenever that changes, until it is over; polled where no stream comes through."""
+        """Yields the run's state whenever it changes, until the run ends. Polls if streams aren't
+        available."""
         listening = ResumableStream(self._calls, f"{self._path}/events", _parse_event)
-        async with aclosing(listening.all_events()) as heard:
-            async for event in heard:
+        async with aclosing(listening.all_events()) as stream:
+            async for event in stream:
                 listening.is_over |= event.ends_run
                 if not event.ends_run or event.kind == "end":
-                    yield event  # the last progress is told again as the end
+                    yield event  # the last progress event is repeated as the end event
         if not listening.is_over:
             async with aclosing(self._polled()) as polled:
                 async for event in polled:
                     yield event
 
     async def _polled(self) -> AsyncGenerator[GraphEvent, None]:
-        said: GraphEvent | None = None
+        last_event: GraphEvent | None = None
         seconds = POLL_SECONDS
         while True:
             event = _as_event(await self.refresh())
-            if event != said:
-                said, seconds = event, POLL_SECONDS
+            if event != last_event:
+                last_event, seconds = event, POLL_SECONDS
                 yield event
             if event.ends_run:
                 return
@@ -119,17 +121,17 @@ class GraphRunHandle:
         until_asked: bool = False,
         on_event: Callable[[GraphEvent], None] | None = None,
     ) -> GraphRun:
-        """The run once it is over; with `until_asked`, also once it waits for an answer.
+        """Waits for the run to end and returns it. With `until_asked`, also returns when the run
+        needs an answer.
 
-        Raises RunFailed if it did not succeed (unless `check` is off), and RunTimedOut when the time
-        is up: the run goes on, and may be waited for again.
-        """
+        Raises RunFailed if the run did not succeed, unless `check` is off. Raises RunTimedOut after
+        the timeout. The run then continues, and you can wait for it again."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._ended(until_asked, on_event)
         except TimeoutError as error:
             raise RunTimedOut(
-                f"graph run {self.id} is not over within {timeout_seconds} s; it goes on",
+                f"graph run {self.id} has not ended within {timeout_seconds} s; it is still running",
                 run_id=str(self.id),
             ) from error
         if check and self.run.status in ("failed", "cancelled"):
@@ -159,16 +161,17 @@ class GraphRunHandle:
         return self.run.has_ended or (until_asked and self.run.status == "waiting_for_user")
 
     async def timeline(self) -> RunTimeline:
-        """When each node waited for what, ran and ended, and the critical path."""
+        """Returns when each node waited, ran and ended, and the critical path."""
         call = Call("GET", f"{self._path}/timeline")
         return parse_answer(RunTimeline, await self._calls.ask(call))
 
     async def cancel(self) -> GraphRun:
-        """Stops its jobs, on the backends too; one that is over stays as it is."""
+        """Cancels the run and stops its jobs, including those on backends. A run that has ended
+        doesn't change."""
         return await self._act("cancel", {}, is_repeatable=True)
 
     async def pause(self) -> GraphRun:
-        """Stops starting jobs; submitted jobs continue."""
+        """Pauses the run. It starts no more jobs, but submitted jobs continue."""
         return await self._act("pause", {}, is_repeatable=True)
 
     async def resume(self) -> GraphRun:
@@ -176,10 +179,10 @@ class GraphRunHandle:
         return await self._act("resume", {}, is_repeatable=True)
 
     async def retry(self, *, backend: str | None = None, max_tokens: int | None = None) -> GraphRun:
-        """Goes on from where it failed, on `worker:ID` if named; what was done is used again.
+        """Retries the run from where it failed, on the backend `worker:ID` if given. Existing
+        results are reused.
 
-        `max_tokens`: what the whole run may spend from now on, if that is more than before.
-        """
+        `max_tokens` raises the spending limit of the whole run, if it is higher than before."""
         return await self._act("retry", {"backend": backend, "max_tokens": max_tokens})
 
     async def rerun(
@@ -192,10 +195,11 @@ class GraphRunHandle:
         max_tokens: int | None = None,
         idempotency_key: str | None = None,
     ) -> "GraphRunHandle":
-        """A new run that keeps what comes before the node `start`; without it, all results that it can.
+        """Starts a new run that keeps the results before the node `start`. Without `start`, it
+        keeps all results that are still valid.
 
-        `inputs` are those that are others than before, `changes` are properties to set, as `node.property`.
-        """
+        `inputs` contains only changed inputs. `changes` are properties to set, named
+        `node.property`."""
         key = idempotency_key or str(uuid4())
         body = {
             "from": start,
@@ -219,14 +223,15 @@ class GraphRunHandle:
         picked: Sequence[int] | None = None,
         for_all: bool = False,
     ) -> GraphRun:
-        """Answers a node that asks; it needn't be named if only one does. `for_all`: all its items."""
-        said: dict[str, Any] = {"choice": choice, "node": node, "index": list(index)}
-        said |= {
+        """Answers a node's question. The node may be omitted if there is only one question.
+        `for_all` answers for all its items."""
+        fields: dict[str, Any] = {"choice": choice, "node": node, "index": list(index)}
+        fields |= {
             "backend": backend,
             "picked": None if picked is None else list(picked),
             "for_all": for_all,
         }
-        return await self._act("answer", said)
+        return await self._act("answer", fields)
 
     async def _act(
         self, act: str, body: dict[str, Any], *, is_repeatable: bool = False
@@ -235,17 +240,17 @@ class GraphRunHandle:
         return self._heard(parse_answer(GraphRun, await self._calls.ask(call)))
 
     async def download(self, folder: Path, *, progress: Transferred | None = None) -> list[Path]:
-        """Saves all files among its outputs; nothing is overwritten.
+        """Saves all files among the run's outputs. Existing files are not overwritten.
 
-        Several have their number in front, `01_`, so that a folder has them in the album's order.
-        """
-        return [each async for each in self.saved_files(folder, progress=progress)]
+        If there are several, their names start with a number, such as `01_`, to keep their order in
+        the folder."""
+        return [path async for path in self.saved_files(folder, progress=progress)]
 
     async def saved_files(
         self, folder: Path, *, progress: Transferred | None = None
     ) -> AsyncGenerator[Path, None]:
-        """As `download`; each path once its file is saved."""
-        run = await self.refresh(executions=0)  # for URLs that are good from now on
+        """Saves files like `download`, and yields each path once its file is saved."""
+        run = await self.refresh(executions=0)  # returns fresh URLs
         width = len(str(len(run.files)))
         for number, file in enumerate(run.files, start=1):
             front = f"{number:0{width}}_" if len(run.files) > 1 else ""
@@ -253,11 +258,11 @@ class GraphRunHandle:
             yield await download_file(self._calls, file.url, path, progress)
 
 
-def _parse_event(found: ServerEvent) -> GraphEvent | None:
-    """None: nothing that tells of a run, such as a sign of life."""
+def _parse_event(event: ServerEvent) -> GraphEvent | None:
+    """Parses an event of a run. Returns None for others, such as keep-alive events."""
     try:
-        data = json.loads(found.data)
-        return GraphEvent.model_validate({**data, "kind": found.name})
+        data = json.loads(event.data)
+        return GraphEvent.model_validate({**data, "kind": event.name})
     except (ValueError, TypeError, ValidationError):
         return None
 
@@ -276,23 +281,26 @@ def _as_event(run: GraphRun) -> GraphEvent:
 
 
 class GraphsApi:
-    """A document is a mapping, or a text in JSON or YAML. A graph is named by itself, its id or its name."""
+    """Graphs. A document is a mapping, or text in JSON or YAML. A graph can be given as an object,
+    an id or a name."""
 
     def __init__(self, calls: ApiCalls) -> None:
         self._calls = calls
 
     async def create(self, document: Mapping[str, Any] | str) -> Graph:
-        """Raises InvalidInput with all problems in `details["problems"]`. The same name and content
-        are stored once: again, they are the same graph."""
+        """Stores a graph. A graph with the same name and content is stored only once.
+
+        Raises InvalidInput with all problems in `details["problems"]`."""
         body = {"document": _document(document)}
         return parse_answer(Graph, await self._calls.ask(Call("POST", "/api/graphs", body)))
 
     async def delete(self, graph: Graph | UUID | str) -> None:
-        """Only who made it may; its runs stay."""
+        """Deletes a graph. Only its creator can do this. Its runs remain."""
         await self._calls.ask(Call("DELETE", _path(graph)))
 
     async def offered(self) -> list[WorkflowOffer]:
-        """All that a node may name: published effects and offered workflows, with their properties."""
+        """Returns everything that a node can use: published effects and offered workflows, with
+        their properties."""
         return list(
             parse_answer(
                 WorkflowOffers, await self._calls.ask(Call("GET", "/api/workflows"))
@@ -302,18 +310,19 @@ class GraphsApi:
     async def new_version(
         self, graph: Graph | UUID | str, document: Mapping[str, Any] | str
     ) -> Graph:
-        """Runs that go on keep the version that they were started with."""
+        """Stores a new version of a graph. Active runs keep the version they were started with."""
         call = Call("POST", f"{_path(graph)}/versions", {"document": _document(document)})
         return parse_answer(Graph, await self._calls.ask(call))
 
     async def validate(self, document: Mapping[str, Any] | str) -> Verdict:
-        """What is wrong with a graph, before it is stored."""
+        """Validates a graph without storing it."""
         body = {"document": _document(document)}
         call = Call("POST", "/api/graphs/validate", body, is_repeatable=True)
         return parse_answer(Verdict, await self._calls.ask(call))
 
     async def validate_stored(self, graph: Graph | UUID | str) -> Verdict:
-        """Whether it could be run now: workflows and workers may have changed since."""
+        """Checks whether a stored graph could run now, because workflows and workers may have
+        changed."""
         call = Call("POST", f"{_path(graph)}/validate", is_repeatable=True)
         return parse_answer(Verdict, await self._calls.ask(call))
 
@@ -322,10 +331,10 @@ class GraphsApi:
         return parse_answer(Graph, await self._calls.ask(call))
 
     async def all(self, *, page_size: int = PAGE) -> AsyncIterator[GraphSummary]:
-        """All of the tenant, the newest first."""
+        """Yields the tenant's graphs, newest first."""
         async for page in fetch_pages(self._calls, "/api/graphs", GraphPage, {"limit": page_size}):
-            for each in page.graphs:
-                yield each
+            for graph in page.graphs:
+                yield graph
 
     async def quote(
         self,
@@ -334,7 +343,8 @@ class GraphsApi:
         *,
         version: int | None = None,
     ) -> Quote:
-        """Without inputs, lists are as long as they may be."""
+        """Estimates the price and duration of a run. Without inputs, lists count with their maximum
+        length."""
         body = {"inputs": _plain(inputs or {}), "version": version}
         call = Call("POST", f"{_path(graph)}/quote", body, is_repeatable=True)
         return parse_answer(Quote, await self._calls.ask(call))
@@ -348,10 +358,11 @@ class GraphsApi:
         max_tokens: int | None = None,
         idempotency_key: str | None = None,
     ) -> GraphRunHandle:
-        """A run, started once: repeats after trouble carry the same key, made here if none is given.
+        """Starts a run, exactly once. Retries use the same key, which is generated if none is
+        given.
 
-        Inputs are named by their nodes; a file is given as the media that `upload` returned.
-        """
+        Inputs are named after their nodes. A file is given as the media item that `upload`
+        returned."""
         key = idempotency_key or str(uuid4())
         body = {
             "inputs": _plain(inputs or {}),
@@ -371,7 +382,7 @@ class GraphsApi:
         max_tokens: int | None = None,
         idempotency_key: str | None = None,
     ) -> GraphRunHandle:
-        """As `run`; the graph is stored with its first run, and not if that is refused."""
+        """Starts a run like `run`. Also stores the graph, unless the run is refused."""
         key = idempotency_key or str(uuid4())
         body = {
             "document": _document(document),
@@ -390,7 +401,7 @@ class GraphsApi:
     async def compare(
         self, a: UUID | str, b: UUID | str, *, with_same: bool = False
     ) -> RunComparison:
-        """Two runs side by side: what is different, or everything."""
+        """Compares two runs. Returns their differences or, with `with_same`, all values."""
         params = {"a": str(a), "b": str(b), "all": with_same or None}
         call = Call("GET", "/api/graph-runs/compare", params=params)
         return parse_answer(RunComparison, await self._calls.ask(call))
@@ -403,13 +414,13 @@ class GraphsApi:
         rerun_of: UUID | str | None = None,
         page_size: int = PAGE,
     ) -> AsyncIterator[GraphRunSummary]:
-        """All of this user's, the newest first; with `rerun_of`, only those that took results of that run."""
+        """Yields the user's runs, newest first. With `rerun_of`, yields only reruns of that run."""
         graph_id = None if graph is None else _id(graph)
         query = {"graph_id": graph_id, "status": status, "limit": page_size}
         query["rerun_of"] = None if rerun_of is None else str(rerun_of)
         async for page in fetch_pages(self._calls, "/api/graph-runs", GraphRunSummaries, query):
-            for each in page.runs:
-                yield each
+            for run in page.runs:
+                yield run
 
 
 ROWS_MAX = 10_000
@@ -420,12 +431,12 @@ _TRUTHS = {"true": True, "false": False}
 
 
 def rows_from(path: Path | str, columns: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-    """Reads a table from a .csv or .jsonl file: a list of objects, for an input of a graph.
+    """Reads a table from a .csv or .jsonl file, as a list of objects for an input of a graph.
 
-    `columns` are the types of its columns, as the graph's input has them; without them, what a CSV file has
-    is text. Cells of media are paths of files, beside the table's, that are to be uploaded; an empty cell
-    that is no text is left out. Raises InvalidInput with the rows and columns of wrong cells.
-    """
+    `columns` are the column types of the graph's input. Without them, all values of a CSV file are
+    text. Media cells are file paths relative to the table's folder, to be uploaded. Empty cells in
+    non-text columns are left out. Raises InvalidInput with the row and column of each invalid
+    cell."""
     path = Path(path)
     kinds = {name: SCALAR_TYPES.get(kind, ANY) for name, kind in (columns or {}).items()}
     problems: list[str] = []
@@ -444,16 +455,18 @@ def rows_from(path: Path | str, columns: Mapping[str, str] | None = None) -> lis
         rows.append(row)
     if problems:
         more = len(problems) - CELLS_TOLD_MAX
-        told = [*problems[:CELLS_TOLD_MAX], *([f"and {more} more"] if more > 0 else [])]
-        lines = "\n".join(f"  {each}" for each in told)
-        raise InvalidInput(f"{path} has wrong cells:\n{lines}", problems=problems[:CELLS_TOLD_MAX])
+        shown = [*problems[:CELLS_TOLD_MAX], *([f"and {more} more"] if more > 0 else [])]
+        lines = "\n".join(f"  {problem}" for problem in shown)
+        raise InvalidInput(
+            f"{path} has invalid cells:\n{lines}", problems=problems[:CELLS_TOLD_MAX]
+        )
     return rows
 
 
 def _read_rows(path: Path, kinds: Mapping[str, PortType]) -> Iterator[dict[str, Any]]:
     suffix = path.suffix.lower()
     if suffix not in (".csv", ".jsonl", ".ndjson"):
-        raise InvalidInput(f"{path} is no table: it must be a .csv or .jsonl file")
+        raise InvalidInput(f"{path} isn't a table; use a .csv or .jsonl file")
     try:
         if path.stat().st_size > TABLE_BYTES_MAX:
             raise InvalidInput(f"{path} is larger than {TABLE_BYTES_MAX:,} bytes")
@@ -462,7 +475,7 @@ def _read_rows(path: Path, kinds: Mapping[str, PortType]) -> Iterator[dict[str, 
     except OSError as error:
         raise InvalidInput(f"{path} can't be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise InvalidInput(f"{path} is no UTF-8") from None
+        raise InvalidInput(f"{path} isn't valid UTF-8") from None
 
 
 def _csv_rows(path: Path, file: TextIO, kinds: Mapping[str, PortType]) -> Iterator[dict[str, Any]]:
@@ -470,7 +483,7 @@ def _csv_rows(path: Path, file: TextIO, kinds: Mapping[str, PortType]) -> Iterat
     try:
         header = next(lines, [])
         if not header or len(set(header)) < len(header) or not all(header):
-            raise InvalidInput(f"{path}: the first line must have a name for each column, once")
+            raise InvalidInput(f"{path}: the first line must have a unique name for each column")
         lacking = [name for name in kinds if name not in header]
         if lacking:
             raise InvalidInput(
@@ -480,7 +493,7 @@ def _csv_rows(path: Path, file: TextIO, kinds: Mapping[str, PortType]) -> Iterat
             if len(cells) > len(header):
                 place = f"{path}, line {lines.line_num}"
                 raise InvalidInput(
-                    f"{place}: {len(cells)} cells are more than the {len(header)} columns"
+                    f"{place}: there are {len(cells)} cells, but only {len(header)} columns"
                 )
             if cells:
                 yield dict(zip(header, cells, strict=False))
@@ -495,14 +508,15 @@ def _json_rows(path: Path, file: TextIO) -> Iterator[dict[str, Any]]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise InvalidInput(f"{path}, line {number} is no JSON: {error}") from None
+            raise InvalidInput(f"{path}, line {number} isn't valid JSON: {error}") from None
         if not isinstance(row, dict):
-            raise InvalidInput(f"{path}, line {number} is no object")
+            raise InvalidInput(f"{path}, line {number} must be an object")
         yield row
 
 
 def _cell(cell: Any, kind: PortType, folder: Path) -> Any:
-    """Returns the value of a cell; None if there is none, MISSING if it is of another type."""
+    """Returns the value of a cell. Returns None for an empty cell, and MISSING if the value has
+    another type."""
     if cell is None or (cell == "" and kind.name not in ("any", "text", "choice")):
         return None
     if kind.name in MEDIA and isinstance(cell, str):
@@ -533,18 +547,18 @@ def _path(graph: Graph | UUID | str) -> str:
     return f"/api/graphs/{quote(_id(graph), safe='')}"
 
 
-def _document(given: Mapping[str, Any] | str) -> Any:
-    return given if isinstance(given, str) else dict(given)
+def _document(document: Mapping[str, Any] | str) -> Any:
+    return document if isinstance(document, str) else dict(document)
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: media and ids by what they are called."""
+    """Returns a JSON-compatible copy, with media and UUIDs as id strings."""
     if isinstance(value, Media):
         return str(value.id)
     if isinstance(value, UUID):
         return str(value)
     if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return value

@@ -1,5 +1,5 @@
-"""A job, or a batch of them: follow it, wait for it, take what it made. Streams of events are resumed where they
-were cut, and polled where there are none."""
+"""Follows jobs and batches: waits for them and downloads their results. Event streams are resumed
+after an interruption, and replaced by polling if they aren't available."""
 
 import asyncio
 import json
@@ -39,16 +39,16 @@ class JobEvents:
         )
 
     async def told(self) -> AsyncGenerator[JobEvent, None]:
-        """Each once and in order, until the job has ended."""
-        async with aclosing(self._listening.all_events()) as heard:
-            async for event in heard:
+        """Yields each event once, in order, until the job ends."""
+        async with aclosing(self._listening.all_events()) as stream:
+            async for event in stream:
                 self._listening.is_over |= event.ends_job
                 yield event
         async for event in self._polled():
             yield event
 
     async def _polled(self) -> AsyncGenerator[JobEvent, None]:
-        """Changes of the job itself, told as events without numbers of their own."""
+        """Polls the job and yields its changes as events. These events have no ids of their own."""
         seen: tuple[str, float | None] | None = None
         seconds, last_id = POLL_SECONDS, self._listening.last_id
         number = int(last_id) if last_id.isdigit() else 0
@@ -65,30 +65,30 @@ class JobEvents:
                 seconds = min(seconds * 1.5, POLL_SECONDS_MAX)
 
 
-def _parse_event(found: ServerEvent) -> JobEvent | None:
-    """None: nothing that tells of a job, such as a sign of life."""
+def _parse_event(event: ServerEvent) -> JobEvent | None:
+    """Parses an event of a job. Returns None for others, such as keep-alive events."""
     try:
-        # Progress has no number of its own: whoever resumes is told how far it is by then.
-        return JobEvent(id=int(found.id or 0), kind=found.name, data=json.loads(found.data))
+        # Progress events have no id. A client that resumes gets the current progress.
+        return JobEvent(id=int(event.id or 0), kind=event.name, data=json.loads(event.data))
     except (ValueError, ValidationError):
         return None
 
 
 class FollowedJobEvents:
-    """All jobs of a user, or of one media, as they change; a stream that is cut is resumed."""
+    """Follows all jobs of a user, or of a media item. A stream that is interrupted is resumed."""
 
     def __init__(self, calls: ApiCalls, path: str) -> None:
         self._listening = ResumableStream(calls, path, _parse_followed)
 
     async def told(self) -> AsyncGenerator[FollowedJob, None]:
-        async with aclosing(self._listening.all_events()) as heard:
-            async for job in heard:
+        async with aclosing(self._listening.all_events()) as stream:
+            async for job in stream:
                 yield job
 
 
-def _parse_followed(found: ServerEvent) -> FollowedJob | None:
+def _parse_followed(event: ServerEvent) -> FollowedJob | None:
     try:
-        return FollowedJob.model_validate_json(found.data) if found.name == "job" else None
+        return FollowedJob.model_validate_json(event.data) if event.name == "job" else None
     except ValidationError:
         return None
 
@@ -97,10 +97,10 @@ NAME_CHARACTERS_MAX = 150
 
 
 class JobHandle:
-    """Follows one job: wait, events, download, cancel, retry. `job` is its state as of the last call.
+    """Follows a job: waits, streams events, downloads results, cancels and retries. `job` is its
+    state as of the last call.
 
-    `idempotency_key` is the key that it was submitted with, where this client submitted it.
-    """
+    `idempotency_key` is the key it was submitted with, if this client submitted it."""
 
     def __init__(self, calls: ApiCalls, job: Job, *, idempotency_key: str | None = None) -> None:
         self._calls = calls
@@ -119,9 +119,10 @@ class JobHandle:
         return self.job
 
     async def events(self, *, last_id: int = 0) -> AsyncGenerator[JobEvent, None]:
-        """Each once and in order, until the job has ended; from after `last_id`, if given."""
-        async with aclosing(JobEvents(self._calls, self.id, last_id=last_id).told()) as told:
-            async for event in told:
+        """Yields each event once, in order, until the job ends. Starts after `last_id`, if
+        given."""
+        async with aclosing(JobEvents(self._calls, self.id, last_id=last_id).told()) as stream:
+            async for event in stream:
                 yield event
 
     async def wait(
@@ -131,17 +132,16 @@ class JobHandle:
         check: bool = True,
         on_event: Callable[[JobEvent], None] | None = None,
     ) -> Job:
-        """The job once it has ended.
+        """Waits for the job to end and returns it.
 
-        Raises RunFailed if it did not succeed (unless `check` is off), and RunTimedOut when the time
-        is up: the job goes on, and may be waited for again.
-        """
+        Raises RunFailed if the job did not succeed, unless `check` is off. Raises RunTimedOut after
+        the timeout. The job then continues, and you can wait for it again."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._ended(on_event)
         except TimeoutError as error:
             raise RunTimedOut(
-                f"job {self.id} has not ended within {timeout_seconds} s; it goes on",
+                f"job {self.id} has not ended within {timeout_seconds} s; it is still active",
                 job_id=str(self.id),
             ) from error
         if check and self.job.status != "completed":
@@ -172,41 +172,45 @@ class JobHandle:
         return self.job
 
     async def retry(self) -> "JobHandle":
-        """A new job like this one, with a reservation of its own; only if this one has failed.
+        """Starts a new job like this one, with its own reservation. Only a failed job can be
+        retried.
 
-        Asked for twice, it is the same one.
-        """
+        Repeated calls return the same new job."""
         call = Call("POST", f"/api/ai-jobs/{self.id}/retry", is_repeatable=True)
         answer = await self._calls.ask(call)
         return JobHandle(self._calls, parse_answer(Job, answer))
 
     async def why(self) -> str:
-        """Why it is not running, if it isn't."""
+        """Returns why the job isn't running."""
         return (await self.explain()).why
 
     async def explain(self) -> JobWaitAnswer:
-        """Why it is not running, and after how many seconds only a person can help."""
+        """Returns why the job isn't running, and the number of seconds after which a person must
+        help."""
         answer = await self._calls.ask(Call("GET", f"/api/ai-jobs/{self.id}/why"))
         return parse_answer(JobWaitAnswer, answer)
 
     async def progress(self) -> FollowedJob:
-        """Its stage, place in the queue, percent and current node, as a page shows them."""
+        """Returns the stage, queue position, percentage and current node, in the form shown on web
+        pages."""
         answer = await self._calls.ask(Call("GET", f"/api/ai-jobs/{self.id}/progress"))
         return parse_answer(FollowedJob, answer)
 
     async def settings(self) -> AgainAnswer:
-        """What it was submitted with, as far as it can be submitted again."""
+        """Returns the settings the job was submitted with, as far as they can be submitted
+        again."""
         answer = await self._calls.ask(Call("GET", f"/api/ai-jobs/{self.id}/again"))
         return parse_answer(AgainAnswer, answer)
 
     async def share(self, **fields: Any) -> MadeShare:
-        """A link to what it made, for people without a key; see `Client.share`."""
+        """Creates a link to the job's results for people without a key. See `Client.share`."""
         answer = await self._calls.ask(Call("POST", f"/api/ai-jobs/{self.id}/shares", fields))
         return parse_answer(MadeShare, answer)
 
     async def download(self, folder: Path, *, progress: Transferred | None = None) -> list[Path]:
-        """Saves all that it made, each file under its `download_name`; nothing is overwritten."""
-        job = await self.refresh()  # for URLs that are good from now on
+        """Saves all results of the job, each under its `download_name`. Existing files are not
+        overwritten."""
+        job = await self.refresh()  # returns fresh URLs
         saved: list[Path] = []
         for output in job.outputs:
             path = free_path(folder, output.download_name or output.filename)
@@ -215,13 +219,14 @@ class JobHandle:
 
 
 def free_path(folder: Path, filename: str) -> Path:
-    """A name is what others chose: never a path, never a hidden file."""
+    """Returns an unused path in the folder. The filename comes from others, so it can't become a
+    path or a hidden file."""
     name = PurePosixPath(filename.replace("\\", "/").replace("\0", "")).name.lstrip(".")
-    given = Path(name[-NAME_CHARACTERS_MAX:] or "output")
-    path, number = folder / given, 1
+    base = Path(name[-NAME_CHARACTERS_MAX:] or "output")
+    path, number = folder / base, 1
     while path.exists():
         number += 1
-        path = folder / f"{given.stem}-{number}{given.suffix}"
+        path = folder / f"{base.stem}-{number}{base.suffix}"
     return path
 
 
@@ -231,7 +236,8 @@ PAGE = 100
 
 
 class BatchHandle:
-    """Follows one batch: wait, jobs. `batch` is its state as of the last call."""
+    """Follows a batch: waits for it and lists its jobs. `batch` is its state as of the last
+    call."""
 
     def __init__(self, calls: ApiCalls, batch: Batch) -> None:
         self._calls = calls
@@ -254,16 +260,16 @@ class BatchHandle:
         timeout_seconds: float | None = None,
         on_change: Callable[[Batch], None] | None = None,
     ) -> Batch:
-        """The batch when all its jobs have ended, however they did: `counts` tells.
+        """Waits until all jobs have ended and returns the batch. `counts` has the number of jobs by
+        status.
 
-        Raises RunTimedOut when the time is up; the batch goes on.
-        """
+        Raises RunTimedOut after the timeout. The batch then continues."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._ended(on_change)
         except TimeoutError as error:
             raise RunTimedOut(
-                f"batch {self.id} has not ended within {timeout_seconds} s; it goes on"
+                f"batch {self.id} has not ended within {timeout_seconds} s; it is still active"
             ) from error
         return self.batch
 
@@ -276,18 +282,18 @@ class BatchHandle:
             seconds = min(seconds * 1.5, BATCH_POLL_SECONDS_MAX)
 
     async def jobs(self) -> AsyncIterator[JobHandle]:
-        """In the order in which their properties were given."""
+        """Yields the jobs in the order in which their properties were given."""
         start = 0
         while True:
             page = await self._page(start)
-            for each in page.jobs:
-                yield JobHandle(self._calls, Job(**dict(each)))
+            for job in page.jobs:
+                yield JobHandle(self._calls, Job(**dict(job)))
             if page.next is None:
                 return
             start = page.next
 
     async def cancel(self) -> Batch:
-        """Whatever has not ended; what was reserved for it comes back."""
+        """Cancels all jobs that have not ended, and refunds their reservations."""
         answer = await self._calls.ask(Call("DELETE", f"/api/ai-jobs/batches/{self.id}"))
         self.batch = parse_answer(Batch, answer)
         return self.batch

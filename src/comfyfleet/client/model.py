@@ -1,4 +1,5 @@
-"""The API's models by the names that this client exports. Fields that a newer control plane adds are let through."""
+"""Exports the API's models under the names used by this client. Unknown fields of newer control
+planes are accepted."""
 
 from typing import Literal, TypeAlias
 
@@ -46,18 +47,19 @@ Judgement: TypeAlias = Literal["approve", "reject", "winner"]
 
 
 class Key(KeyAnswer):
-    """An API key. `key`, the secret itself, is present only when it was just made."""
+    """An API key. The secret `key` is present only right after its creation."""
 
     key: str | None = None
 
 
 class Webhook(WebhookAnswer):
-    """A webhook. `secret` is present only when it was just made; `verify_signature` takes it."""
+    """A webhook. `secret` is present only right after its creation, and is used by
+    `verify_signature`."""
 
     secret: str | None = None
 
 
 class Trigger(TriggerAnswer):
-    """A trigger. `secret` is present only when a webhook's was just made."""
+    """A trigger. `secret` is present only right after a webhook's creation."""
 
     secret: str | None = None

@@ -1,4 +1,4 @@
-"""Pipelines of a user, and pipeline runs: their board, their candidates and what people think of them."""
+"""Pipelines of a user, and pipeline runs with their steps, candidates and judgements."""
 
 import asyncio
 import json
@@ -46,10 +46,9 @@ POLL_SECONDS_MAX = 5.0
 
 
 class PipelineRunHandle:
-    """Follows one run of a pipeline. `run` is its state as of the last call.
+    """Follows a pipeline run. `run` is its state as of the last call.
 
-    `idempotency_key` is the key that it was submitted with, where this client submitted it.
-    """
+    `idempotency_key` is the key it was submitted with, if this client submitted it."""
 
     def __init__(
         self, calls: ApiCalls, run: PipelineRun, *, idempotency_key: str | None = None
@@ -82,14 +81,15 @@ class PipelineRunHandle:
         return await self._now(Call("GET", self._path))
 
     async def pause(self) -> PipelineRun:
-        """What was submitted goes on; nothing more is."""
+        """Pauses the run. Submitted jobs continue, but no more are submitted."""
         return await self._now(Call("POST", f"{self._path}/pause", is_repeatable=True))
 
     async def resume(self) -> PipelineRun:
         return await self._now(Call("POST", f"{self._path}/resume", is_repeatable=True))
 
     async def cancel(self) -> PipelineRun:
-        """For good, with what is queued; what runs is let end, and its candidates are kept."""
+        """Cancels the run and its queued jobs permanently. Running jobs finish, and their
+        candidates are kept."""
         return await self._now(Call("POST", f"{self._path}/cancel", is_repeatable=True))
 
     async def change(
@@ -99,7 +99,7 @@ class PipelineRunHandle:
         limits: Mapping[str, Any] | None = None,
         base_candidates: int | None = None,
     ) -> PipelineRun:
-        """Applies to what is submitted next; what is left out stays as it is."""
+        """Changes the run for jobs that are submitted later. Omitted values don't change."""
         body: dict[str, Any] = {"base_candidates": base_candidates}
         if variables is not None:
             body["variables"] = dict(variables)
@@ -108,12 +108,13 @@ class PipelineRunHandle:
         return await self._now(Call("PATCH", self._path, body, is_repeatable=True))
 
     async def retry(self, job_id: UUID | None = None) -> list[UUID]:
-        """Failed jobs, one or all, are made again: they are not by themselves."""
+        """Retries one failed job or all of them, and returns their ids. Failed jobs are not retried
+        automatically."""
         body = {"job_id": None if job_id is None else str(job_id)}
         return list((await self._ask(RetriedJobs, Call("POST", f"{self._path}/retry", body))).jobs)
 
     async def failures(self, *, limit: int = PAGE) -> list[FailureAnswer]:
-        """Jobs that failed and were not retried, the newest first."""
+        """Returns the jobs that failed and were not retried, newest first."""
         call = Call("GET", f"{self._path}/failures", params={"limit": limit})
         return list((await self._ask(Failures, call)).failures)
 
@@ -123,26 +124,26 @@ class PipelineRunHandle:
         timeout_seconds: float | None = None,
         on_change: Callable[[PipelineRun], None] | None = None,
     ) -> PipelineRun:
-        """The run once nothing is left that it could do by itself: `reason` says why.
+        """Waits until the run has nothing left to do without a person, and returns it. `reason`
+        explains why.
 
-        Raises RunTimedOut when the time is up; the run goes on.
-        """
+        Raises RunTimedOut after the timeout. The run then continues."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._wait_for_rest(on_change)
         except TimeoutError as error:
             raise RunTimedOut(
-                f"pipeline run {self.id} is not done within {timeout_seconds} s; it goes on",
+                f"pipeline run {self.id} is not done within {timeout_seconds} s; it is still active",
                 run_id=str(self.id),
             ) from error
         return self.run
 
     async def _wait_for_rest(self, on_change: Callable[[PipelineRun], None] | None) -> None:
-        said, seconds = None, POLL_SECONDS
+        last_run, seconds = None, POLL_SECONDS
         while True:
             run = await self.refresh()
-            if on_change and run != said:
-                said, seconds = run, POLL_SECONDS
+            if on_change and run != last_run:
+                last_run, seconds = run, POLL_SECONDS
                 on_change(run)
             if run.is_resting:
                 return
@@ -150,17 +151,16 @@ class PipelineRunHandle:
             seconds = min(seconds * 1.5, POLL_SECONDS_MAX)
 
     async def events(self, *, last_id: int = 0) -> AsyncGenerator[PipelineEvent, None]:
-        """Each once and in order, from after `last_id`, for as long as somebody listens.
+        """Yields each event once, in order, starting after `last_id`, without an end.
 
-        A run may be judged at any time, so there is no last one. Raises ServerUnavailable where no
-        stream comes through.
-        """
+        There is no last event, because a run may be judged at any time. Raises ServerUnavailable if
+        no stream can be opened."""
         last = str(last_id) if last_id else ""
         listening = ResumableStream(self._calls, f"{self._path}/events", _parse_event, last_id=last)
-        async with aclosing(listening.all_events()) as heard:
-            async for event in heard:
+        async with aclosing(listening.all_events()) as stream:
+            async for event in stream:
                 yield event
-        await self.refresh()  # says what is wrong, if more is than the stream
+        await self.refresh()  # raises the actual error if the run itself can't be read
         raise ServerUnavailable(f"the events of pipeline run {self.id} can't be followed")
 
     # Candidates
@@ -174,8 +174,9 @@ class PipelineRunHandle:
         sort: CandidateSort | str = CandidateSort.OLDEST,
         page_size: int = PAGE,
     ) -> AsyncGenerator[Candidate, None]:
-        """The oldest first; by `score` those first to which the judge gave most; `best` is one page."""
-        wanted = {
+        """Yields candidates, oldest first. `score` sorts by the judge's score, highest first.
+        `best` returns only one page."""
+        query = {
             "step": step,
             "status": status,
             "parent": parent,
@@ -183,42 +184,41 @@ class PipelineRunHandle:
             "limit": page_size,
         }
         path = f"{self._path}/candidates"
-        async for page in fetch_pages(self._calls, path, CandidatePage, wanted, by="after"):
-            for each in page.candidates:
-                yield each
+        async for page in fetch_pages(self._calls, path, CandidatePage, query, by="after"):
+            for candidate in page.candidates:
+                yield candidate
 
     async def candidate(self, candidate: Candidate | UUID | str) -> Candidate:
         return await self._ask(Candidate, Call("GET", self._of(candidate)))
 
     async def tree(self) -> tuple[Branch, ...]:
-        """Who came out of whom."""
+        """Returns the tree of candidates and their parents."""
         return (await self._ask(TreeAnswer, Call("GET", f"{self._path}/tree"))).tree
 
     async def judge(self, candidate: Candidate | UUID | str, verdict: Judgement) -> Candidate:
-        """`approve`, `reject` (stops its branch) or `winner`."""
+        """Judges a candidate with `approve`, `reject` (which stops its branch) or `winner`."""
         if verdict not in ("approve", "reject", "winner"):
-            raise InvalidInput(f"a candidate is approved, rejected or a winner, not {verdict!r}")
+            raise InvalidInput(f"the verdict must be approve, reject or winner, not {verdict!r}")
         call = Call("POST", f"{self._of(candidate)}/{verdict}", is_repeatable=True)
         return await self._ask(Candidate, call)
 
     async def undo(self, candidate: Candidate | UUID | str) -> Candidate:
-        """The last that was said of it, as if it had never been said."""
+        """Undoes the last judgement of a candidate."""
         return await self._ask(Candidate, Call("POST", f"{self._of(candidate)}/undo"))
 
     async def pair(self, *, step: int | None = None) -> tuple[Candidate, Candidate] | None:
-        """Two that are worth comparing; None where there are not two."""
-        found = await self._ask(
-            PairAnswer, Call("GET", f"{self._path}/pair", params={"step": step})
-        )
-        return (found.candidates[0], found.candidates[1]) if len(found.candidates) == 2 else None
+        """Returns two candidates to compare next. Returns None if there are not enough
+        candidates."""
+        pair = await self._ask(PairAnswer, Call("GET", f"{self._path}/pair", params={"step": step}))
+        return (pair.candidates[0], pair.candidates[1]) if len(pair.candidates) == 2 else None
 
     async def vote(self, winner: Candidate | UUID | str, loser: Candidate | UUID | str) -> Vote:
-        """Counted once, however often it must be sent."""
+        """Adds a vote. It counts only once, even if the request is repeated."""
         body = {"winner": _candidate_id(winner), "loser": _candidate_id(loser), "id": str(uuid4())}
         return await self._ask(Vote, Call("POST", f"{self._path}/vote", body, is_repeatable=True))
 
     async def undo_vote(self, vote: Vote | UUID | str) -> Vote:
-        """The other votes are counted anew."""
+        """Undoes a vote. The scores are computed again from the other votes."""
         vote_id = vote.id if isinstance(vote, Vote) else vote
         return await self._ask(Vote, Call("POST", f"{self._path}/votes/{vote_id}/undo"))
 
@@ -229,14 +229,15 @@ class PipelineRunHandle:
         *,
         progress: Transferred | None = None,
     ) -> Path:
-        """Saved under its own path in the folder, which no other candidate has."""
-        found = await self.candidate(candidate)  # for a URL that is good from now on
-        if found.url is None and found.text is not None and found.content_type == "text/plain":
-            return await asyncio.to_thread(_write, candidate_path(folder, found.path), found.text)
-        if found.url is None:
-            raise NotFound(f"the file of candidate {found.id} was removed")
+        """Saves the candidate's file under its own path in the folder. The path is unique in the
+        run."""
+        fresh = await self.candidate(candidate)  # returns a fresh URL
+        if fresh.url is None and fresh.text is not None and fresh.content_type == "text/plain":
+            return await asyncio.to_thread(_write, candidate_path(folder, fresh.path), fresh.text)
+        if fresh.url is None:
+            raise NotFound(f"the file of candidate {fresh.id} was removed")
         return await download_file(
-            self._calls, found.url, candidate_path(folder, found.path), progress
+            self._calls, fresh.url, candidate_path(folder, fresh.path), progress
         )
 
     def _of(self, candidate: Candidate | UUID | str) -> str:
@@ -261,33 +262,34 @@ def _candidate_id(candidate: Candidate | UUID | str) -> str:
 
 
 def candidate_path(folder: Path, path: str) -> Path:
-    """The control plane's word is not trusted with our disk."""
+    """Returns the local path of a candidate. Refuses a path from the control plane that would leave
+    the folder."""
     parts = PurePosixPath(path).parts
-    # A colon names a drive of Windows, which a path that is joined to ours would lead to.
+    # A colon denotes a Windows drive, and joining such a path would leave the folder.
     is_other = path.startswith("/") or not {"\\", ":"}.isdisjoint(path)
     if not parts or ".." in parts or is_other:
         raise InvalidInput(f"a candidate's path leads out of the folder: {path!r}")
     return folder.joinpath(*parts)
 
 
-def _parse_event(found: ServerEvent) -> PipelineEvent | None:
+def _parse_event(event: ServerEvent) -> PipelineEvent | None:
     try:
-        return PipelineEvent(id=int(found.id), kind=found.name, data=json.loads(found.data))
+        return PipelineEvent(id=int(event.id), kind=event.name, data=json.loads(event.data))
     except (ValueError, ValidationError):
         return None
 
 
 class PipelinesApi:
-    """A pipeline is named by itself, its id or its name."""
+    """Pipelines. A pipeline can be given as an object, an id or a name."""
 
     def __init__(self, calls: ApiCalls) -> None:
         self._calls = calls
 
     async def create(self, document: Mapping[str, Any] | str) -> Pipeline:
-        """From a mapping, or a text in YAML or JSON; it is never changed afterwards.
+        """Stores a pipeline from a mapping, or from text in YAML or JSON. It can't be changed
+        afterwards.
 
-        Raises InvalidInput with all problems in `details["problems"]`.
-        """
+        Raises InvalidInput with all problems in `details["problems"]`."""
         body = {"document": document if isinstance(document, str) else dict(document)}
         return parse_answer(Pipeline, await self._calls.ask(Call("POST", "/api/pipelines", body)))
 
@@ -296,16 +298,16 @@ class PipelinesApi:
         return parse_answer(Pipeline, answer)
 
     async def delete(self, pipeline: Pipeline | UUID | str) -> None:
-        """Its runs stay, and go on."""
+        """Deletes a pipeline. Its runs continue."""
         await self._calls.ask(Call("DELETE", _path(pipeline)))
 
     async def all(self, *, page_size: int = PAGE) -> AsyncIterator[Pipeline]:
-        """The newest first."""
+        """Yields pipelines, newest first."""
         async for page in fetch_pages(
             self._calls, "/api/pipelines", PipelinePage, {"limit": page_size}
         ):
-            for each in page.pipelines:
-                yield each
+            for pipeline in page.pipelines:
+                yield pipeline
 
     async def run(
         self,
@@ -317,10 +319,10 @@ class PipelinesApi:
         target_folder: str | None = None,
         idempotency_key: str | None = None,
     ) -> PipelineRunHandle:
-        """A run, started once: repeats after trouble carry the same key, made here if none is given.
+        """Starts a run, exactly once. Retries use the same key, which is generated if none is
+        given.
 
-        `limits` are any of those in `PipelineLimits`.
-        """
+        `limits` can contain any field of `PipelineLimits`."""
         key = idempotency_key or str(uuid4())
         body = {
             "base_candidates": base_candidates,
@@ -340,7 +342,7 @@ class PipelinesApi:
     async def runs(
         self, *, pipeline: Pipeline | UUID | str | None = None, page_size: int = PAGE
     ) -> AsyncIterator[PipelineRun]:
-        """All of this user's, the newest first, without their boards."""
+        """Yields the user's runs, newest first, without their steps."""
         query = {
             "pipeline_id": None if pipeline is None else _pipeline_id(pipeline),
             "limit": page_size,
@@ -348,8 +350,8 @@ class PipelinesApi:
         async for page in fetch_pages(
             self._calls, "/api/pipeline-runs", PipelineRunSummaries, query
         ):
-            for each in page.runs:
-                yield PipelineRun(**dict(each))
+            for run in page.runs:
+                yield PipelineRun(**dict(run))
 
 
 def _pipeline_id(pipeline: Pipeline | UUID | str) -> str:

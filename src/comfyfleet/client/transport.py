@@ -1,7 +1,7 @@
-"""Calls of the API: retried with back-off, errors raised as the control plane raised them, lists page by page,
-event streams resumed. The key goes to the control plane only.
+"""Calls the API: retries with back-off, raises the control plane's errors, reads lists page by
+page, and resumes event streams. The key is sent only to the control plane.
 
-A call that may have been heard is made again only if hearing it twice does no harm."""
+A call that the server may have received is repeated only if that is harmless."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
@@ -26,13 +26,13 @@ def parse_answer(kind: type[Answer], response: httpx.Response) -> Answer:
         return kind.model_validate_json(response.content)
     except ValidationError as error:
         raise UnexpectedAnswer(
-            f"{response.url.path} was answered in a shape that this client doesn't know: {error}",
+            f"the response of {response.url.path} has an unknown format: {error}",
             received=response.text[:BEGINNING_CHARACTERS],
         ) from error
 
 
 class ApiCalls(HttpClient):
-    """Calls of the API. The key goes with them, and with no file."""
+    """Calls the API with the key. The key is never sent with file transfers."""
 
     def __init__(
         self,
@@ -43,19 +43,21 @@ class ApiCalls(HttpClient):
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         client = open_client(base_url, transport=transport)
-        # Under `comfyfleet up`, its own user needs no key.
+        # The default user of `comfyfleet up` needs no key.
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         super().__init__(client, retry=retry, headers=headers)
 
     async def ask(self, call: Call) -> httpx.Response:
-        """An answer of success. Raises our errors, ServerUnavailable and OutcomeUnknown."""
+        """Returns a successful response. Raises the API's errors, ServerUnavailable or
+        OutcomeUnknown."""
         response = await self.send(call, may_repeat=call.may_repeat)
         if response.is_success or response.status_code == httpx.codes.NOT_MODIFIED:
             return response
         raise refusal(response)
 
     async def ask_json(self, call: Call) -> dict[str, Any]:
-        """The JSON object of an answer as it came, with fields that no model knows; {} for no content."""
+        """Returns the unmodified JSON object of a response, including unknown fields. Returns {}
+        for an empty response."""
         response = await self.ask(call)
         if response.status_code == httpx.codes.NO_CONTENT:
             return {}
@@ -68,7 +70,7 @@ class ApiCalls(HttpClient):
         return answer
 
     async def lines(self, call: Call) -> AsyncGenerator[str, None]:
-        """A long answer, line by line; lines end with a newline and nothing else."""
+        """Yields the lines of a long response. Only a newline ends a line."""
         rest = b""
         async with aclosing(self.pieces(call)) as pieces:
             async for piece in pieces:
@@ -79,7 +81,8 @@ class ApiCalls(HttpClient):
             yield rest.decode()
 
     async def pieces(self, call: Call) -> AsyncGenerator[bytes, None]:
-        """The body of an answer of success as it comes. Raises httpx.TransportError where it breaks off."""
+        """Yields the body of a successful response as it arrives. Raises httpx.TransportError if it
+        is interrupted."""
         async with self.stream(call) as response:
             if not response.is_success:
                 await response.aread()
@@ -89,11 +92,12 @@ class ApiCalls(HttpClient):
 
 
 def refusal(response: httpx.Response) -> FleetError:
-    """The error that the API raised. Its cause has the response, for those who tell people what to do next."""
+    """Returns the error that the API raised. Its cause contains the response, for code that
+    suggests what to do next."""
     error = error_from_response(response)
-    # Without the query: of a file's URL that is the right to it.
-    said = f"{response.request.method} {response.url.path} was answered {response.status_code}"
-    error.__cause__ = httpx.HTTPStatusError(said, request=response.request, response=response)
+    # Leave out the query, because a file URL's query grants access to the file.
+    message = f"{response.request.method} {response.url.path} was answered {response.status_code}"
+    error.__cause__ = httpx.HTTPStatusError(message, request=response.request, response=response)
     return error
 
 
@@ -108,7 +112,8 @@ async def fetch_pages(
     *,
     by: str = "before",
 ) -> AsyncIterator[Pages]:
-    """Each names where the next one begins; the last names nothing."""
+    """Yields all pages of a list. Each page contains the start of the next one; the last contains
+    None."""
     begin = None
     while True:
         page = parse_answer(kind, await calls.ask(Call("GET", path, params={**query, by: begin})))
@@ -118,16 +123,17 @@ async def fetch_pages(
             return
 
 
-# A stream says something, if only that it lives, more often than this.
+# Maximum seconds between messages of a stream. Servers send keep-alive messages more often.
 SILENCE_SECONDS_MAX = 45.0
-# Streams in a row that told nothing; then something else is tried.
+# After this many consecutive streams without an event, the client uses another method.
 EMPTY_STREAMS_MAX = 3
 NO_STREAM = frozenset({404, 405, 406, 501})
 Told = TypeVar("Told")
 
 
 class ResumableStream(Generic[Told]):
-    """`last_id` is where it stands: a later reader may begin there."""
+    """Reads an event stream and resumes it. `last_id` is the position from which a later reader can
+    resume."""
 
     def __init__(
         self,
@@ -141,11 +147,11 @@ class ResumableStream(Generic[Told]):
         self._path = path
         self._parse = parse
         self.last_id = last_id
-        self.is_over = False  # nothing more will come
+        self.is_over = False  # no more events will come
         self.may_stream = True
 
     async def heard(self) -> AsyncGenerator[Told, None]:
-        """The events of one stream, until it is cut or the server ends it."""
+        """Yields the events of a single stream, until it is interrupted or the server ends it."""
         headers = {"Accept": "text/event-stream"}
         if self.last_id:
             headers["Last-Event-ID"] = self.last_id
@@ -156,21 +162,22 @@ class ResumableStream(Generic[Told]):
                 if not await self._is_stream(response):
                     return
                 async for piece in response.aiter_bytes():
-                    for found in parser.feed(piece):
-                        event = self._parse(found)
+                    for server_event in parser.feed(piece):
+                        event = self._parse(server_event)
                         if event is not None:
-                            # Only what was told counts as heard: an id whose event was cut off is asked for again.
-                            self.last_id = found.id
+                            # Store the id only after the whole event has arrived. An event that was
+                            # cut off is requested again.
+                            self.last_id = server_event.id
                             yield event
                     if self.is_over and parser.comments:
-                        return  # the server keeps the stream open, and has nothing more to tell
+                        return  # the server keeps the stream open, but has no more events
                     parser.comments = 0
         except (httpx.TransportError, LimitExceeded):
             return
 
     async def _is_stream(self, response: httpx.Response) -> bool:
         if response.status_code == httpx.codes.NO_CONTENT:
-            self.is_over = True  # all has been told
+            self.is_over = True  # there are no more events
             return False
         kind = response.headers.get("content-type", "")
         if response.is_success and kind.startswith("text/event-stream"):
@@ -182,12 +189,13 @@ class ResumableStream(Generic[Told]):
         raise refusal(response)
 
     async def all_events(self) -> AsyncGenerator[Told, None]:
-        """Stream after stream, until it is over or they are given up."""
+        """Yields events from one stream after another, until they are complete or streams prove
+        unusable."""
         fruitless = 0
         while not self.is_over and self.may_stream and fruitless < EMPTY_STREAMS_MAX:
             fruitless += 1
-            async with aclosing(self.heard()) as heard:
-                async for event in heard:
+            async with aclosing(self.heard()) as stream:
+                async for event in stream:
                     fruitless = 0
                     yield event
             if fruitless and self.may_stream and not self.is_over:

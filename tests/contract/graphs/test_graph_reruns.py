@@ -215,7 +215,7 @@ async def test_kept_files_stay_as_long_as_the_new_run_needs_them(
         assert again.run.status == GraphRunStatus.COMPLETED
         error = await refused(setup, run, "second")
         assert isinstance(error, Conflict)
-        assert "the time of this run is up" in error.message
+        assert "the run has expired" in error.message
         long_ago = run.head.created_at.replace(year=2000)
         async with setup.plane.pools["main"].transaction() as tx:
             await tx.execute(update(graph_runs).values(ended_at=long_ago))
@@ -231,13 +231,13 @@ async def test_what_cannot_be_run_again_is_refused_and_changes_nothing(
         run = await setup.started(LINE)
         error = await refused(setup, run, "first")
         assert isinstance(error, Conflict)
-        assert "only a run that is over" in error.message
+        assert "only a run that has ended" in error.message
         run = await done(setup, run)
         for wanted, kind, said in (
-            ({}, Conflict, "nothing is left to run"),
-            ({"inputs": {"width": 64}}, Conflict, "nothing is left to run"),
+            ({}, Conflict, "all nodes already have results"),
+            ({"inputs": {"width": 64}}, Conflict, "all nodes already have results"),
             ({"start": "paint"}, InvalidInput, "no node 'paint'"),
-            ({"values": {"paint.width": 1}}, InvalidInput, "no such node"),
+            ({"values": {"paint.width": 1}}, InvalidInput, "unknown node"),
             ({"values": {"first.colour": 1}}, InvalidInput, "colour"),
             ({"values": {"first.width": "wide"}}, InvalidInput, "width"),
             ({"inputs": {"colour": 1}}, InvalidInput, "no input 'colour'"),
@@ -328,7 +328,7 @@ async def test_a_run_that_is_retried_meanwhile_is_read_again(
             if not was_used:
                 break
         assert len(refusals) > 1
-        assert all("only a run that is over" in each for each in refusals)
+        assert all("only a run that has ended" in each for each in refusals)
         await setup.require_sound_ledger()
         assert await setup.balance() == 1000
 

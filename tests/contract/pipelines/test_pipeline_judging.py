@@ -218,7 +218,7 @@ async def test_only_two_different_candidates_of_one_step_are_compared(
     await pipeline_setup.work_off()
     jury = Jury(pipeline_setup, run)
     base, child = (await pipeline_setup.candidates(run))[:2]
-    with pytest.raises(InvalidInput, match="one step"):
+    with pytest.raises(InvalidInput, match="same step"):
         await jury.vote(base, child)
     with pytest.raises(InvalidInput, match="itself"):
         await jury.vote(base, base)

@@ -145,7 +145,7 @@ async def test_a_failed_run_whose_time_is_up_is_not_retried(
     assert "private" not in found.text
     refused = await api.post(f"/api/graph-runs/{run_id}/retry")
     assert refused.status_code == 409
-    assert "time of this run is up" in refused.json()["error"]["message"]
+    assert "run has expired" in refused.json()["error"]["message"]
     assert (await api.post(f"/api/graph-runs/{run_id}/cancel")).json()["status"] == "failed"
 
 

@@ -70,23 +70,23 @@ REFUSED: list[tuple[Property, str, str | None]] = [
     (Property("x", "text", binding="4.txt"), "no input 'txt'.*text", "4"),
     (Property("x", "text", binding="4"), "is not <node id>.<input>", None),
     (Property("x", "text", binding="4."), "no node", "4"),
-    (Property("x", "image", binding="5.latent_image"), "takes IMAGE from another node", "5"),
-    (Property("x", "text", placeholder="nowhere to be found"), "nowhere in the document", None),
-    (Property("x", "text", placeholder="CLIPTextEncode"), "nowhere in the document", None),
+    (Property("x", "image", binding="5.latent_image"), "accepts IMAGE from another node", "5"),
+    (Property("x", "text", placeholder="nowhere to be found"), "the document doesn't contain", None),
+    (Property("x", "text", placeholder="CLIPTextEncode"), "the document doesn't contain", None),
     (Property("x", "text"), "either a binding", None),
     (Property("x", "text", binding="4.text", placeholder="__WHAT__"), "either a binding", None),
-    (Property("", "text", binding="4.text"), "a name begins", None),
-    (Property("x", "text", binding="4.text", default=5), "its default.*is no text", "4"),
+    (Property("", "text", binding="4.text"), "the name must begin", None),
+    (Property("x", "text", binding="4.text", default=5), "invalid default.*is not a string", "4"),
     (Property("x", "integer", binding="5.steps", default=0), "below the minimum of 1", "5"),
     (Property("x", "choice", binding="5.sampler_name", default="e"), "among the choices", "5"),
-    (Property("x", "choice", binding="9.filename_prefix"), "needs choices", "9"),
-    (Property("x", "text", binding="4.text", choices=("a",)), "has no choices", None),
+    (Property("x", "choice", binding="9.filename_prefix"), "must have choices", "9"),
+    (Property("x", "text", binding="4.text", choices=("a",)), "can't have choices", None),
     (Property("x", "text", binding="4.text", maximum=5), "has no range", None),
     (Property("x", "number", binding="5.steps", minimum=5, maximum=1), "above the maximum", None),
     (Property("x", "number", binding="5.steps", step=0), "step must be above zero", None),
-    (Property("x", "seed", binding="5.seed", maximum=2**65), "seeds are 0 to", None),
-    (Property("x", "text", placeholder="__WHAT__", required=False), "needs a default", None),
-    (Property("x", "words", binding="4.text"), "is no type", None),  # type: ignore[arg-type]
+    (Property("x", "seed", binding="5.seed", maximum=2**65), "seeds must be between 0 and", None),
+    (Property("x", "text", placeholder="__WHAT__", required=False), "or have a default", None),
+    (Property("x", "words", binding="4.text"), "unknown type", None),  # type: ignore[arg-type]
 ]
 
 
@@ -114,7 +114,7 @@ def test_a_name_or_a_place_belongs_to_one_property(twice: Property, what: str) -
 
 
 @pytest.mark.parametrize(
-    ("output", "message"), [("77", "not in the prompt"), ("4", "is no output node")]
+    ("output", "message"), [("77", "not in the prompt"), ("4", "isn't an output node")]
 )
 def test_an_output_node_must_be_one(output: str, message: str) -> None:
     with pytest.raises(InvalidInput, match=message) as refused:
@@ -148,7 +148,7 @@ def test_node_types_that_nobody_knows_are_told_and_not_refused() -> None:
     known = {name: entry for name, entry in OBJECT_INFO.items() if name != "KSampler"}
     anything = Property("anything", "text", binding="5.whatever")
     made = drafted(anything, object_info=known)
-    assert made.warnings == ("No backend that we know has the node types KSampler.",)
+    assert made.warnings == ("No known backend has the node types KSampler.",)
 
 
 def test_a_node_id_and_an_input_may_both_hold_dots() -> None:

@@ -119,7 +119,7 @@ def test_a_placeholder_in_a_node_that_nobody_knows_yet_is_believed() -> None:
     document = a_workflow(a_node(1, "NewLoader", "WHO", "other"), a_node(2, "SaveImage", "x"))
     who = Property("who", "text", placeholder="WHO")
     assert drafted(who, document=document, output_node_id=None).properties[0].required
-    with pytest.raises(InvalidInput, match="nowhere"):
+    with pytest.raises(InvalidInput, match="doesn't contain"):
         drafted(Property("who", "text", placeholder="NOT"), document=document, output_node_id=None)
 
 

@@ -85,14 +85,14 @@ def test_cells_of_media_are_files_beside_the_table(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("rows.csv", "", "the first line"),
-        ("rows.csv", "a,a\n1,2\n", "once"),
-        ("rows.csv", "a,\n1,2\n", "a name for each"),
-        ("rows.csv", "name\n1,2\n", "line 2: 2 cells are more than the 1 columns"),
+        ("rows.csv", "a,a\n1,2\n", "unique name"),
+        ("rows.csv", "a,\n1,2\n", "a unique name for each"),
+        ("rows.csv", "name\n1,2\n", "line 2: there are 2 cells, but only 1 columns"),
         ("rows.csv", "promt,width\n", "has no column name; it has promt, width"),
         ("rows.csv", 'name\n"open', "line 2"),
-        ("rows.jsonl", "{}\nnone\n", "line 2 is no JSON"),
-        ("rows.jsonl", "[1]\n", "line 1 is no object"),
-        ("rows.xlsx", "PK", "must be a .csv or .jsonl"),
+        ("rows.jsonl", "{}\nnone\n", "line 2 isn't valid JSON"),
+        ("rows.jsonl", "[1]\n", "line 1 must be an object"),
+        ("rows.xlsx", "PK", "use a .csv or .jsonl"),
     ],
 )
 def test_what_is_no_table_is_refused_with_its_place(
@@ -108,7 +108,7 @@ def test_tables_are_bounded(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="can't be read"):
         rows_from(tmp_path / "none.csv")
     (tmp_path / "latin.csv").write_bytes(b"a\n\xe9\n")
-    with pytest.raises(InvalidInput, match="no UTF-8"):
+    with pytest.raises(InvalidInput, match="valid UTF-8"):
         rows_from(tmp_path / "latin.csv")
 
 

@@ -1,4 +1,4 @@
-"""Checks a new workflow version as a whole, with its properties, before any of it is written. Pure."""
+"""Checks a new workflow version and its properties as a whole, before anything is written. Pure."""
 
 import hashlib
 import json
@@ -54,7 +54,7 @@ CHOICES_MAX = 10_000
 DESCRIPTION_CHARACTERS_MAX = 10_000
 PLACEHOLDER_CHARACTERS_MAX = 1_000
 LABEL_CHARACTERS_MAX = 200
-# Of which types a property may be that people enter in this way.
+# The property types that each format is allowed for.
 FORMATS: Mapping[str, tuple[str, ...]] = {
     "multiline": ("text",),
     "colour": ("text", "integer"),
@@ -68,51 +68,53 @@ def check_properties(
     object_info: Mapping[str, Any],
     hidden: Collection[int] = (),
 ) -> tuple[Property, ...]:
-    """Checks properties against the marked prompt; returns them with choices and ranges filled in
-    as the node declares them.
+    """Checks properties against the marked prompt. Returns them with missing choices and ranges
+    filled in from the node's declaration.
 
-    `hidden` are marks inside nodes of unknown types, whose place in the prompt can't be determined.
-    """
+    `hidden` are marks inside nodes of unknown types, whose place in the prompt can't be
+    determined."""
     if len(properties) > PROPERTIES_MAX:
-        raise InvalidInput(f"at most {PROPERTIES_MAX} properties", field="properties")
-    properties = [_by_node_id(each, prompt, object_info) for each in properties]
+        raise InvalidInput(
+            f"a workflow can have at most {PROPERTIES_MAX} properties", field="properties"
+        )
+    properties = [_by_node_id(prop, prompt, object_info) for prop in properties]
     _refuse_duplicates(properties)
     numbers = {
-        each.name: number
-        for number, each in enumerate(each for each in properties if each.placeholder)
+        prop.name: number
+        for number, prop in enumerate(prop for prop in properties if prop.placeholder)
     }
     checked = []
-    for each in properties:
-        _check_shape(each)
-        if each.binding is not None:
-            place: InputPlace | None = _bound_place(each, prompt, object_info)
+    for prop in properties:
+        _check_shape(prop)
+        if prop.binding is not None:
+            place: InputPlace | None = _bound_place(prop, prompt, object_info)
         else:
-            number = numbers[each.name]
-            place = _placeholder_place(each, number, prompt, is_hidden=number in hidden)
-        checked.append(_complete_at_input(each, place, prompt, object_info))
+            number = numbers[prop.name]
+            place = _placeholder_place(prop, number, prompt, is_hidden=number in hidden)
+        checked.append(_complete_at_input(prop, place, prompt, object_info))
     return tuple(checked)
 
 
-def property_error(each: Property, problem: str, *, node: str | None = None) -> InvalidInput:
-    details = {"field": "properties", "property": each.name, "node": node}
-    return InvalidInput(f"the property {each.name}: {problem}", **details)
+def property_error(prop: Property, problem: str, *, node: str | None = None) -> InvalidInput:
+    details = {"field": "properties", "property": prop.name, "node": node}
+    return InvalidInput(f"the property {prop.name}: {problem}", **details)
 
 
 def _refuse_duplicates(properties: Sequence[Property]) -> None:
     seen: set[tuple[str, str | None]] = set()
-    for each in properties:
+    for prop in properties:
         for what, value in (
-            ("name", each.name),
-            ("binding", each.binding),
-            ("placeholder", each.placeholder),
+            ("name", prop.name),
+            ("binding", prop.binding),
+            ("placeholder", prop.placeholder),
         ):
             if value is not None and (what, value) in seen:
-                raise property_error(each, f"another property has the same {what} {shown(value)}")
+                raise property_error(prop, f"another property has the same {what} {shown(value)}")
             seen.add((what, value))
 
 
 def _complete_at_input(
-    each: Property,
+    prop: Property,
     place: InputPlace | None,
     prompt: Mapping[str, Any],
     object_info: Mapping[str, Any],
@@ -121,132 +123,138 @@ def _complete_at_input(
     if place is not None:
         node_id = place.node_id
         declared = declared_at(read_entry(node_id, prompt[node_id], object_info), place.input)
-    _refuse_file_name(each, declared, node_id)
-    each = _complete(each, declared, is_bound=each.binding is not None)
-    _check_choices(each, node_id)
-    _check_default(each, node_id)
-    return each
+    _refuse_file_name(prop, declared, node_id)
+    prop = _complete(prop, declared, is_bound=prop.binding is not None)
+    _check_choices(prop, node_id)
+    _check_default(prop, node_id)
+    return prop
 
 
-def _refuse_file_name(each: Property, declared: Any, node_id: str | None) -> None:
-    """Refuses a text property for an input that names a file: it could name any file of the
-    backend, including other customers' files."""
-    if each.is_media or declared is None:
+def _refuse_file_name(prop: Property, declared: Any, node_id: str | None) -> None:
+    """Refuses a text property for an input that names a file. Otherwise, it could name any file on
+    the backend, including other customers' files."""
+    if prop.is_media or declared is None:
         return
     options = input_spec("", declared).options
     if any(name.endswith("_upload") and options[name] for name in options):
         raise property_error(
-            each,
-            f"{each.place} names a file, so its type is image, video or audio, not {each.type}",
+            prop,
+            f"{prop.place} names a file, so the type must be image, video or audio, not {prop.type}",
             node=node_id,
         )
 
 
-def _check_shape(each: Property) -> None:
-    if not NAME.fullmatch(each.name):
-        raise property_error(each, "a name begins with a letter, then letters, digits, _, . and -")
-    if each.type not in PROPERTY_TYPES:
-        near = closest(each.type, PROPERTY_TYPES)
-        meant = f", did you mean {near[0]}?" if near else "."
+def _check_shape(prop: Property) -> None:
+    if not NAME.fullmatch(prop.name):
+        raise property_error(
+            prop, "the name must begin with a letter or _, followed by letters, digits, _, . or -"
+        )
+    if prop.type not in PROPERTY_TYPES:
+        near = closest(prop.type, PROPERTY_TYPES)
+        meant = f" (did you mean {near[0]}?);" if near else ";"
         listed = ", ".join(PROPERTY_TYPES)
-        raise property_error(each, f"{shown(each.type)} is no type{meant} There are: {listed}")
-    if (each.binding is None) == (each.placeholder is None):
-        raise property_error(each, 'it needs either a binding "node.input" or a placeholder')
-    if each.placeholder is not None and not 0 < len(each.placeholder) <= PLACEHOLDER_CHARACTERS_MAX:
+        raise property_error(prop, f"unknown type {shown(prop.type)}{meant} use one of {listed}")
+    if (prop.binding is None) == (prop.placeholder is None):
+        raise property_error(prop, 'either a binding "node.input" or a placeholder is required')
+    if prop.placeholder is not None and not 0 < len(prop.placeholder) <= PLACEHOLDER_CHARACTERS_MAX:
         raise property_error(
-            each, f"a placeholder has 1 to {PLACEHOLDER_CHARACTERS_MAX} characters"
+            prop, f"a placeholder must have 1 to {PLACEHOLDER_CHARACTERS_MAX} characters"
         )
-    if len(each.description) > DESCRIPTION_CHARACTERS_MAX:
+    if len(prop.description) > DESCRIPTION_CHARACTERS_MAX:
         raise property_error(
-            each, f"at most {DESCRIPTION_CHARACTERS_MAX:,} characters of description"
+            prop, f"the description can have at most {DESCRIPTION_CHARACTERS_MAX:,} characters"
         )
-    if len(each.label or "") > LABEL_CHARACTERS_MAX:
-        raise property_error(each, f"at most {LABEL_CHARACTERS_MAX} characters of a label")
-    _check_format(each)
-    for text in (each.description, each.label or "", each.placeholder or "", each.binding or ""):
+    if len(prop.label or "") > LABEL_CHARACTERS_MAX:
+        raise property_error(prop, f"the label can have at most {LABEL_CHARACTERS_MAX} characters")
+    _check_format(prop)
+    for text in (prop.description, prop.label or "", prop.placeholder or "", prop.binding or ""):
         problem = problem_with_text(text)
         if problem:
-            raise property_error(each, problem)
-    _check_bounds(each)
+            raise property_error(prop, problem)
+    _check_bounds(prop)
 
 
-def _check_format(each: Property) -> None:
-    if each.format is None:
+def _check_format(prop: Property) -> None:
+    if prop.format is None:
         return
-    if each.format not in FORMATS:
+    if prop.format not in FORMATS:
         listed = ", ".join(FORMATS)
-        raise property_error(each, f"{shown(each.format)} is no format. There are: {listed}")
-    if each.type not in FORMATS[each.format]:
-        types = " or ".join(FORMATS[each.format])
-        raise property_error(each, f"the format {each.format} is of {types}, not {each.type}")
+        raise property_error(prop, f"unknown format {shown(prop.format)}; use one of {listed}")
+    if prop.type not in FORMATS[prop.format]:
+        types = " or ".join(FORMATS[prop.format])
+        raise property_error(
+            prop, f"the format {prop.format} requires the type {types}, not {prop.type}"
+        )
 
 
-def _check_bounds(each: Property) -> None:
-    least, most = each.minimum, each.maximum
-    if (least is not None or most is not None) and each.type not in ("number", "integer", "seed"):
-        raise property_error(each, f"a property of type {each.type} has no range")
+def _check_bounds(prop: Property) -> None:
+    least, most = prop.minimum, prop.maximum
+    if (least is not None or most is not None) and prop.type not in ("number", "integer", "seed"):
+        raise property_error(prop, f"a property of type {prop.type} has no range")
     if least is not None and most is not None and least > most:
-        raise property_error(each, f"the minimum {shown(least)} is above the maximum {shown(most)}")
-    if each.type == "seed" and not ((least or 0) >= 0 and (most or 0) <= SEED_MAX):
-        raise property_error(each, f"seeds are 0 to {SEED_MAX}")
-    if each.step is not None and not each.step > 0:
-        raise property_error(each, f"the step must be above zero, not {shown(each.step)}")
+        raise property_error(prop, f"the minimum {shown(least)} is above the maximum {shown(most)}")
+    if prop.type == "seed" and not ((least or 0) >= 0 and (most or 0) <= SEED_MAX):
+        raise property_error(prop, f"seeds must be between 0 and {SEED_MAX}")
+    if prop.step is not None and not prop.step > 0:
+        raise property_error(prop, f"the step must be above zero, not {shown(prop.step)}")
 
 
 def _by_node_id(
-    each: Property, prompt: Mapping[str, Any], object_info: Mapping[str, Any]
+    prop: Property, prompt: Mapping[str, Any], object_info: Mapping[str, Any]
 ) -> Property:
-    """Replaces a title or a class in a binding by the node's id, as `--set` reads them."""
-    binding = each.binding or ""
+    """Replaces a node's title or class in a binding with its id, in the same way as `--set`
+    does."""
+    binding = prop.binding or ""
     node, dot, name = binding.rpartition(".")
     if not (node and dot and name) or place_of(binding, prompt):
-        return each
+        return prop
     try:
         places = find_input(prompt, object_info, binding)
     except InvalidInput as error:
-        raise property_error(each, f"{error.message} (binding {binding})", node=node) from error
+        raise property_error(prop, f"{error.message} (binding {binding})", node=node) from error
     if len(places) != 1:
-        raise property_error(each, f"the binding {binding} means several inputs", node=node)
-    return replace(each, binding=f"{places[0].node_id}.{places[0].input}")
+        raise property_error(prop, f"the binding {binding} matches several inputs", node=node)
+    return replace(prop, binding=f"{places[0].node_id}.{places[0].input}")
 
 
 def _bound_place(
-    each: Property, prompt: Mapping[str, Any], object_info: Mapping[str, Any]
+    prop: Property, prompt: Mapping[str, Any], object_info: Mapping[str, Any]
 ) -> InputPlace:
-    binding = each.binding or ""
+    binding = prop.binding or ""
     place = place_of(binding, prompt)
     if place is None:
         node = binding.partition(".")[0]
         if "." not in binding or not node:
-            raise property_error(each, f"the binding {shown(binding)} is not <node id>.<input>")
+            raise property_error(prop, f"the binding {shown(binding)} is not <node id>.<input>")
         raise property_error(
-            each, f"there is no node {shown(node)} in the prompt (binding {binding})", node=node
+            prop, f"there is no node {shown(node)} in the prompt (binding {binding})", node=node
         )
     entry = read_entry(place.node_id, prompt[place.node_id], object_info)
-    # What a node of an unknown type takes is not known either.
+    # The inputs of a node of an unknown type are unknown as well.
     if entry.info and place.input not in entry.inputs and declared_at(entry, place.input) is None:
         known = dict.fromkeys([*entry.declared(), *entry.inputs])
         bindable = [name for name in known if _socket_at(entry, name) is None]
         hint = hint_of(place.input, bindable, "it has")
         raise property_error(
-            each, f"node {entry.name} has no input {shown(place.input)}{hint}", node=entry.id
+            prop, f"node {entry.name} has no input {shown(place.input)}{hint}", node=entry.id
         )
-    _refuse_socket(each, entry, place)
+    _refuse_socket(prop, entry, place)
     return place
 
 
-def _refuse_socket(each: Property, entry: PromptEntry, place: InputPlace) -> None:
+def _refuse_socket(prop: Property, entry: PromptEntry, place: InputPlace) -> None:
     kind = _socket_at(entry, place.input)
     if kind is not None:
         raise property_error(
-            each,
-            f"{place.input} of node {entry.name} takes {kind} from another node, and no value",
+            prop,
+            f"{place.input} of node {entry.name} accepts {kind} from another node only, not a value",
             node=entry.id,
         )
 
 
 def _socket_at(entry: PromptEntry, name: str) -> str | None:
-    """Returns the type that an input takes from another node; None if it takes a value."""
+    """Returns the type that an input accepts from another node. Returns None if it accepts a
+    value."""
     declared = declared_at(entry, name)
     current = entry.inputs.get(name)
     if declared is None or (name in entry.inputs and as_link(current) is None):
@@ -257,38 +265,41 @@ def _socket_at(entry: PromptEntry, name: str) -> str | None:
 
 
 def _placeholder_place(
-    each: Property, number: int, prompt: Mapping[str, Any], *, is_hidden: bool
+    prop: Property, number: int, prompt: Mapping[str, Any], *, is_hidden: bool
 ) -> InputPlace | None:
     places = places_of(prompt, number)
     if not places:
         if is_hidden:
             return None
         raise property_error(
-            each, f"the placeholder {shown(each.placeholder)} is nowhere in the document"
+            prop, f"the document doesn't contain the placeholder {shown(prop.placeholder)}"
         )
     node_id, name, _ = places[0]
     return InputPlace(node_id, name)
 
 
-def _complete(each: Property, declared: Any, *, is_bound: bool) -> Property:
-    """Fills in choices, ranges and `required`, where the property leaves them out, as the node
-    declares them."""
+def _complete(prop: Property, declared: Any, *, is_bound: bool) -> Property:
+    """Fills in the choices, the range and `required` from the node's declaration, where the
+    property doesn't set them."""
     spec = input_spec("", declared) if declared is not None else None
-    if each.type == "choice" and each.choices is None and spec is not None:
-        each = replace(each, choices=tuple(choices_of(spec) or ()) or None)
-    if each.type in ("number", "integer") and spec is not None:
-        each = replace(
-            each,
-            minimum=_bound(spec.options.get("min")) if each.minimum is None else each.minimum,
-            maximum=_bound(spec.options.get("max")) if each.maximum is None else each.maximum,
+    if prop.type == "choice" and prop.choices is None and spec is not None:
+        prop = replace(prop, choices=tuple(choices_of(spec) or ()) or None)
+    if prop.type in ("number", "integer") and spec is not None:
+        prop = replace(
+            prop,
+            minimum=_bound(spec.options.get("min")) if prop.minimum is None else prop.minimum,
+            maximum=_bound(spec.options.get("max")) if prop.maximum is None else prop.maximum,
         )
-    if each.default is not None or each.type == "seed":
-        return replace(each, required=bool(each.required))
-    # Without a value a bound input keeps what the document has; a placeholder would stay in the text.
-    if not is_bound and each.required is False:
-        raise property_error(each, "with a placeholder it is required, or needs a default")
-    usual = each.is_media or not is_bound
-    return replace(each, required=usual if each.required is None else each.required)
+    if prop.default is not None or prop.type == "seed":
+        return replace(prop, required=bool(prop.required))
+    # Without a value, a bound input keeps the document's value, but a placeholder would remain in
+    # the text.
+    if not is_bound and prop.required is False:
+        raise property_error(
+            prop, "a property with a placeholder must be required or have a default"
+        )
+    usual = prop.is_media or not is_bound
+    return replace(prop, required=usual if prop.required is None else prop.required)
 
 
 def _bound(value: Any) -> float | None:
@@ -296,17 +307,17 @@ def _bound(value: Any) -> float | None:
     return value if is_number else None
 
 
-def _check_choices(each: Property, node_id: str | None) -> None:
-    if each.type != "choice":
-        if each.choices is not None:
-            raise property_error(each, f"a property of type {each.type} has no choices")
+def _check_choices(prop: Property, node_id: str | None) -> None:
+    if prop.type != "choice":
+        if prop.choices is not None:
+            raise property_error(prop, f"a property of type {prop.type} can't have choices")
         return
-    if not each.choices:
-        raise property_error(each, "a choice needs choices", node=node_id)
-    if len(each.choices) > CHOICES_MAX:
-        raise property_error(each, f"at most {CHOICES_MAX:,} choices")
-    if not all(map(_can_be_chosen, each.choices)):
-        raise property_error(each, "choices are texts, numbers, true and false")
+    if not prop.choices:
+        raise property_error(prop, "a property of type choice must have choices", node=node_id)
+    if len(prop.choices) > CHOICES_MAX:
+        raise property_error(prop, f"a property can have at most {CHOICES_MAX:,} choices")
+    if not all(map(_can_be_chosen, prop.choices)):
+        raise property_error(prop, "choices must be strings, numbers or booleans")
 
 
 def _can_be_chosen(choice: Any) -> bool:
@@ -315,20 +326,20 @@ def _can_be_chosen(choice: Any) -> bool:
     return isinstance(choice, int) or (isinstance(choice, float) and math.isfinite(choice))
 
 
-def _check_default(each: Property, node_id: str | None) -> None:
-    if each.default is None:
+def _check_default(prop: Property, node_id: str | None) -> None:
+    if prop.default is None:
         return
     try:
-        check_value(each, each.default, is_operator_value=True)
+        check_value(prop, prop.default, is_operator_value=True)
     except InvalidValue as error:
-        at = f" ({each.place})"
-        raise property_error(each, f"its default: {error.message}{at}", node=node_id) from None
+        at = f" ({prop.place})"
+        raise property_error(prop, f"invalid default: {error.message}{at}", node=node_id) from None
 
 
 DOCUMENT_BYTES_MAX = 64 * 1024**2
 WARNED_TYPES_MAX = 20
 WARNED_NODES_MAX = 20
-# NUL as escaped in JSON; after another backslash it is ordinary text.
+# NUL as escaped in JSON. After another backslash, it is ordinary text.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
@@ -341,21 +352,20 @@ def draft_workflow(
     object_info: Mapping[str, Any],
     is_reported: bool = True,
 ) -> WorkflowDraft:
-    """Checks a new version as a whole; `document` is a workflow, a prompt, or a file that contains
-    one.
+    """Checks a new version as a whole. `document` is a workflow, a prompt, or a file that contains
+    either.
 
-    Node types that `object_info` lacks don't prevent it, as a fleet that has them may be added
-    later. If a worker has reported `object_info` (`is_reported`), they cause a warning.
-    """
+    Unknown node types are allowed, because a fleet that has them may be added later. They cause a
+    warning if `object_info` was reported by a worker (`is_reported`)."""
     check_slug(slug)
-    kind, found = find_document(document)
-    data = _serialise(found)
+    kind, content = find_document(document)
+    data = _serialise(content)
     prompt = marked_prompt_of(
-        kind, found, object_info, placeholders_of(properties), keep_unknown=True
+        kind, content, object_info, placeholders_of(properties), keep_unknown=True
     )
     if not prompt:
         raise InvalidInput("the document has no node that would be executed", field="document")
-    prompt, unnamed, hidden = _with_unknown_types(prompt, found, properties, object_info)
+    prompt, unnamed, hidden = _with_unknown_types(prompt, content, properties, object_info)
     checked = check_properties(properties, prompt, object_info, hidden)
     _check_output(output_node_id, prompt, object_info)
     node_types = tuple(sorted({node["class_type"] for node in prompt.values()}))
@@ -381,10 +391,10 @@ def draft_workflow(
 def best_object_info(
     document: Any, candidates: Iterable[Mapping[str, Any]]
 ) -> Mapping[str, Any] | None:
-    """Returns the object_info that knows the most of the document's node types; the first of
-    equals."""
-    kind, found = find_document(document)
-    types = _types_named(kind, found)
+    """Returns the object_info that contains the most node types of the document. The first one wins
+    a tie."""
+    kind, content = find_document(document)
+    types = _types_named(kind, content)
     return max(candidates, key=lambda known: len(types & known.keys()), default=None)
 
 
@@ -399,11 +409,13 @@ def _serialise(document: Mapping[str, Any]) -> bytes:
     try:
         text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"the document is no JSON: {error}", field="document") from None
-    problem = problem_with_text(text) or ("it holds a NUL character" if _NUL.search(text) else None)
+        raise InvalidInput(f"the document isn't valid JSON: {error}", field="document") from None
+    problem = problem_with_text(text) or (
+        "it contains a NUL character" if _NUL.search(text) else None
+    )
     if problem or "\ue000comfyfleet-" in text:
         raise InvalidInput(
-            f"the document: {problem or 'it holds marks of our own'}", field="document"
+            f"the document: {problem or 'it contains reserved characters'}", field="document"
         )
     data = text.encode()
     if len(data) > DOCUMENT_BYTES_MAX:
@@ -427,19 +439,20 @@ def _check_output(
     known = object_info.get(class_type)
     if isinstance(known, dict) and known.get("output_node") is False:
         raise InvalidInput(
-            f"node {node_id} ({class_type}) is no output node: nothing is run for it",
+            f"node {node_id} ({class_type}) isn't an output node, so it would never run",
             field="output_node_id",
         )
 
 
-# Types of links that carry no media.
+# Link types that carry no media.
 TEXT_TYPES = frozenset({"STRING", "INT", "FLOAT", "BOOLEAN", "COMBO", "*", "COMFY_MATCHTYPE_V3"})
 
 
 def _shows_text_only(
     prompt: Mapping[str, Any], output_node_id: str | None, object_info: Mapping[str, Any]
 ) -> bool:
-    """Whether the output nodes take no media and save no files, as far as their types are known."""
+    """Checks whether the output nodes accept no media and save no files, as far as their types are
+    known."""
     nodes = prompt.items() if output_node_id is None else [(output_node_id, prompt[output_node_id])]
     outputs = [
         read_entry(node_id, node, object_info)
@@ -472,18 +485,18 @@ def _with_unknown_types(
     properties: Sequence[Property],
     object_info: Mapping[str, Any],
 ) -> tuple[dict[str, Any], tuple[ModelUse, ...], set[int]]:
-    """Completes nodes of unknown types, which the conversion emits without type and value names.
+    """Completes nodes of unknown types. The conversion can't determine their type and the names of
+    their values.
 
     Their types, model files and placeholders are taken from the workflow. Returns the prompt, the
-    models, and the marks whose place is unknown.
-    """
+    models, and the marks whose place is unknown."""
     if all("class_type" in node for node in prompt.values()):
         return dict(prompt), (), set()
     seen = inspect(Opened("json", dict(document), None), object_info)
     types = {
-        node.id: each.class_type
-        for each in (seen.missing.node_types if seen.missing else ())
-        for node in each.nodes
+        node.id: node_type.class_type
+        for node_type in (seen.missing.node_types if seen.missing else ())
+        for node in node_type.nodes
     }
     typed = {
         node_id: node
@@ -508,21 +521,22 @@ def _links(node: Mapping[str, Any]) -> dict[str, Any]:
 def _notes(node_types: Iterable[str], object_info: Mapping[str, Any]) -> Iterable[str]:
     if any(name not in object_info for name in node_types):
         yield (
-            "No worker has told yet what its backend has. Whether this workflow can be run is known "
-            "as soon as one has joined."
+            "No worker has reported its backend's node types yet. Whether this workflow can run is known "
+            "as soon as a worker has joined."
         )
 
 
 def _missing_inputs(prompt: Mapping[str, Any], object_info: Mapping[str, Any]) -> Iterable[str]:
-    """Yields one warning for all required inputs that the prompt doesn't have: ComfyUI would refuse it."""
-    found = [
+    """Yields a single warning about all required inputs that the prompt doesn't have, because
+    ComfyUI would refuse it."""
+    incomplete = [
         f"node {entry.name} lacks {', '.join(names)}"
         for node_id, node in prompt.items()
         if (names := missing_required(entry := read_entry(node_id, node, object_info)))
     ]
-    if found:
-        listed = "; ".join(found[:WARNED_NODES_MAX])
-        more = len(found) - WARNED_NODES_MAX
+    if incomplete:
+        listed = "; ".join(incomplete[:WARNED_NODES_MAX])
+        more = len(incomplete) - WARNED_NODES_MAX
         rest = f"; and {more} more nodes" if more > 0 else ""
         yield f"Required inputs are missing, and ComfyUI will refuse the prompt: {listed}{rest}."
 
@@ -536,4 +550,4 @@ def _warnings(node_types: Iterable[str], object_info: Mapping[str, Any]) -> Iter
             if len(unknown) > WARNED_TYPES_MAX
             else ""
         )
-        yield f"No backend that we know has the node types {listed}{more}."
+        yield f"No known backend has the node types {listed}{more}."

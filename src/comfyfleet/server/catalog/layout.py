@@ -1,4 +1,5 @@
-"""A workflow or prompt as it is drawn, the inputs that can be exposed as properties, and how two versions differ. Pure."""
+"""Draws workflows and prompts, suggests properties for their inputs, and compares versions.
+Pure."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from comfyfleet.workflow.inspect.results import InspectedInput
 NODES_MAX, LINKS_MAX, GROUPS_MAX = 5_000, 20_000, 500
 PROPERTIES_MAX, CHOICES_MAX, CHANGES_MAX = 1_000, 500, 500
 MODES: Mapping[int, Literal["muted", "bypassed"]] = {2: "muted", 4: "bypassed"}
-# Where nodes of a prompt, which says nothing of places, are put.
+# The layout of prompts, which contain no positions.
 COLUMN_WIDTH, ROW_HEIGHT, NODE_WIDTH, NODE_HEIGHT = 340.0, 180.0, 260.0, 120.0
 NAME_CHARACTERS_MAX = 60
 COLUMNS_MAX = 200
@@ -40,7 +41,8 @@ TYPES: Mapping[str, PropertyType] = {
 
 
 def draw(opened: Opened) -> Drawing:
-    """Draws the top level of a workflow as its editor saved it; a prompt in columns, by what feeds what."""
+    """Draws the top level of a workflow with its saved layout. Draws a prompt in columns, in the
+    order of its links."""
     if opened.workflow is not None:
         return _draw_workflow(opened.workflow)
     return _draw_prompt(opened.prompt or {})
@@ -48,12 +50,12 @@ def draw(opened: Opened) -> Drawing:
 
 def _draw_workflow(workflow: Mapping[str, Any]) -> Drawing:
     names = {
-        str(each.get("id")): str(each.get("name"))
-        for each in _maps(_map(workflow.get("definitions")).get("subgraphs"))
+        str(subgraph.get("id")): str(subgraph.get("name"))
+        for subgraph in _maps(_map(workflow.get("definitions")).get("subgraphs"))
     }
-    nodes = [_node(each, names) for each in _maps(workflow.get("nodes"))[:NODES_MAX]]
-    links = [link for each in _list(workflow.get("links"))[:LINKS_MAX] for link in _link(each)]
-    groups = [_group(each) for each in _maps(workflow.get("groups"))[:GROUPS_MAX]]
+    nodes = [_node(node, names) for node in _maps(workflow.get("nodes"))[:NODES_MAX]]
+    links = [link for row in _list(workflow.get("links"))[:LINKS_MAX] for link in _link(row)]
+    groups = [_group(group) for group in _maps(workflow.get("groups"))[:GROUPS_MAX]]
     return Drawing(nodes=nodes, links=links, groups=groups)
 
 
@@ -72,8 +74,8 @@ def _node(node: Mapping[str, Any], names: Mapping[str, str]) -> DrawnNode:
         width=width,
         height=height,
         mode=MODES.get(mode, "always") if isinstance(mode, int) else "always",
-        inputs=[_slot(each) for each in _maps(node.get("inputs"))],
-        outputs=[_slot(each) for each in _maps(node.get("outputs"))],
+        inputs=[_slot(slot) for slot in _maps(node.get("inputs"))],
+        outputs=[_slot(slot) for slot in _maps(node.get("outputs"))],
     )
 
 
@@ -82,7 +84,7 @@ def _slot(slot: Mapping[str, Any]) -> DrawnSlot:
 
 
 def _link(link: Any) -> Iterator[DrawnLink]:
-    """A link is a list, or since some version an object."""
+    """Yields a link. Depending on the format version, it is stored as a list or as an object."""
     if isinstance(link, Mapping):
         names = ("origin_id", "origin_slot", "target_id", "target_slot", "type")
         values = [link.get(name) for name in names]
@@ -99,12 +101,12 @@ def _link(link: Any) -> Iterator[DrawnLink]:
 
 def _group(group: Mapping[str, Any]) -> DrawnGroup:
     box = _list(group.get("bounding"))
-    x, y, width, height = (_number(each) for each in (*box[:4], *[0.0] * (4 - len(box[:4]))))
+    x, y, width, height = (_number(value) for value in (*box[:4], *[0.0] * (4 - len(box[:4]))))
     return DrawnGroup(title=str(group.get("title", "")), x=x, y=y, width=width, height=height)
 
 
 def _draw_prompt(prompt: Mapping[str, Any]) -> Drawing:
-    entries = {name: _map(each) for name, each in list(prompt.items())[:NODES_MAX]}
+    entries = {name: _map(entry) for name, entry in list(prompt.items())[:NODES_MAX]}
     feeds: dict[str, list[tuple[int, str, int]]] = {name: [] for name in entries}
     for name, link in islice(_prompt_links(entries), LINKS_MAX):
         feeds[name].append(link)
@@ -124,15 +126,16 @@ def _draw_prompt(prompt: Mapping[str, Any]) -> Drawing:
 def _prompt_links(
     entries: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[tuple[str, tuple[int, str, int]]]:
-    """Yields each node that is fed, with its input, and the node and output that feed it."""
-    for name, each in entries.items():
-        for into, value in enumerate(_map(each.get("inputs")).values()):
+    """Yields each connected node with its input, and with the node and output that feed it."""
+    for name, entry in entries.items():
+        for into, value in enumerate(_map(entry.get("inputs")).values()):
             if (link := as_link(value)) is not None and link[0] in entries:
                 yield name, (into, *link)
 
 
 def _columns(feeds: Mapping[str, Sequence[tuple[int, str, int]]]) -> dict[str, int]:
-    """Returns each node's column: one more than that of all that feed it. What is in a circle stays left."""
+    """Returns the column of each node: one more than the highest column among the nodes that feed
+    it. Nodes in a cycle remain on the left."""
     columns = dict.fromkeys(feeds, 0)
     waits_for = {name: len(those) for name, those in feeds.items()}
     fed_by: dict[str, list[str]] = {name: [] for name in feeds}
@@ -162,13 +165,13 @@ def _prompt_node(name: str, entry: Mapping[str, Any], column: int, row: int) -> 
         width=NODE_WIDTH,
         height=NODE_HEIGHT,
         mode="always",
-        inputs=[DrawnSlot(name=each, type="") for each in _map(entry.get("inputs"))],
+        inputs=[DrawnSlot(name=input_name, type="") for input_name in _map(entry.get("inputs"))],
         outputs=[],
     )
 
 
 def _maps(value: Any) -> list[Mapping[str, Any]]:
-    return [each for each in _list(value) if isinstance(each, Mapping)]
+    return [item for item in _list(value) if isinstance(item, Mapping)]
 
 
 def _map(value: Any) -> Mapping[str, Any]:
@@ -180,13 +183,13 @@ def _list(value: Any) -> list[Any]:
 
 
 def _pair(value: Any, first: float, second: float) -> tuple[float, float]:
-    """Editors save pairs as lists, and as objects with the keys 0 and 1."""
+    """Reads a pair of numbers. Editors save pairs as lists, or as objects with the keys 0 and 1."""
     if isinstance(value, Mapping):
         value = [value.get("0"), value.get("1")]
-    found = _list(value)[:2]
-    if len(found) < 2:
+    pair = _list(value)[:2]
+    if len(pair) < 2:
         return first, second
-    return _number(found[0]), _number(found[1])
+    return _number(pair[0]), _number(pair[1])
 
 
 def _number(value: Any) -> float:
@@ -195,33 +198,34 @@ def _number(value: Any) -> float:
 
 
 def suggest_properties(seen: Inspection) -> list[SuggestedProperty]:
-    """Suggests a property for each input that can be set, those that matter most first."""
-    found: list[SuggestedProperty] = []
+    """Suggests a property for each settable input, most important first."""
+    suggestions: list[SuggestedProperty] = []
     names: set[str] = set()
-    for each in seen.takes[:PROPERTIES_MAX]:
-        if each.address is None or each.input is None:
+    for item in seen.takes[:PROPERTIES_MAX]:
+        if item.address is None or item.input is None:
             continue
-        kind = property_type(each)
-        name = _free_name(_wanted_name(each, kind, names), names)
+        kind = property_type(item)
+        name = _free_name(_wanted_name(item, kind, names), names)
         names.add(name)
-        found.append(_suggestion(each, name, kind))
-    return found
+        suggestions.append(_suggestion(item, name, kind))
+    return suggestions
 
 
-def property_type(each: InspectedInput) -> PropertyType:
-    if each.role == "seed":
+def property_type(item: InspectedInput) -> PropertyType:
+    if item.role == "seed":
         return "seed"
-    if each.role == "file":
-        kind = each.node.class_type.lower()
+    if item.role == "file":
+        kind = item.node.class_type.lower()
         return "audio" if "audio" in kind else "video" if "video" in kind else "image"
-    return TYPES.get(each.type, "choice" if each.choices else "text")
+    return TYPES.get(item.type, "choice" if item.choices else "text")
 
 
-def _wanted_name(each: InspectedInput, kind: PropertyType, names: set[str]) -> str:
-    """The first picture or video is the user's media, which has a name of its own."""
+def _wanted_name(item: InspectedInput, kind: PropertyType, names: set[str]) -> str:
+    """Returns a name for an input. The first image or video is the user's media, which has a fixed
+    name."""
     if kind in ("image", "video") and "input" not in names:
         return "input"
-    shown = each.exposed_as.rpartition(".")[2] if each.exposed_as else each.input or ""
+    shown = item.exposed_as.rpartition(".")[2] if item.exposed_as else item.input or ""
     return re.sub(r"[^A-Za-z0-9_]+", "_", shown).strip("_")[:NAME_CHARACTERS_MAX] or "value"
 
 
@@ -234,58 +238,58 @@ def _free_name(wanted: str, names: set[str]) -> str:
     return name
 
 
-def _suggestion(each: InspectedInput, name: str, kind: PropertyType) -> SuggestedProperty:
+def _suggestion(item: InspectedInput, name: str, kind: PropertyType) -> SuggestedProperty:
     is_media = kind in ("image", "video", "audio")
     return SuggestedProperty(
         name=name,
         type=kind,
-        binding=each.address or "",
-        node_id=each.node.id,
-        node_title=each.node.title,
-        path=list(each.node.path),
-        input=each.input or "",
-        value=each.value,
-        default=None if is_media or kind == "seed" else each.value,
-        minimum=each.min,
-        maximum=each.max,
-        step=each.step,
-        choices=None if is_media or each.choices is None else list(each.choices)[:CHOICES_MAX],
-        is_multiline=each.multiline,
-        role=each.role,
+        binding=item.address or "",
+        node_id=item.node.id,
+        node_title=item.node.title,
+        path=list(item.node.path),
+        input=item.input or "",
+        value=item.value,
+        default=None if is_media or kind == "seed" else item.value,
+        minimum=item.min,
+        maximum=item.max,
+        step=item.step,
+        choices=None if is_media or item.choices is None else list(item.choices)[:CHOICES_MAX],
+        is_multiline=item.multiline,
+        role=item.role,
     )
 
 
 class DrawnVersion:
-    """One version of a workflow, for a comparison."""
+    """A version of a workflow, prepared for a comparison."""
 
     def __init__(self, opened: Opened, seen: Inspection, properties: Iterable[Property]) -> None:
-        self.nodes = {each.id: each for each in draw(opened).nodes}
+        self.nodes = {node.id: node for node in draw(opened).nodes}
         self.links = {
-            (each.from_node, each.from_slot, each.to_node, each.to_slot)
-            for each in draw(opened).links
+            (link.from_node, link.from_slot, link.to_node, link.to_slot)
+            for link in draw(opened).links
         }
-        self.values = {each.address: each for each in seen.takes if each.address is not None}
-        self.files = {each.name for each in seen.files}
-        self.properties = {each.name: each for each in properties}
+        self.values = {item.address: item for item in seen.takes if item.address is not None}
+        self.files = {file.name for file in seen.files}
+        self.properties = {prop.name: prop for prop in properties}
 
 
 def diff_versions(before: DrawnVersion, after: DrawnVersion) -> WorkflowDiff:
-    kinds = {name: each.type for name, each in before.nodes.items()}
-    same = {name for name, each in after.nodes.items() if kinds.get(name) == each.type}
+    kinds = {name: node.type for name, node in before.nodes.items()}
+    same = {name for name, node in after.nodes.items() if kinds.get(name) == node.type}
     changed = [
         ChangedValue(
             address=name,
-            title=each.node.title,
+            title=item.node.title,
             before=before.values[name].value,
-            after=each.value,
+            after=item.value,
         )
-        for name, each in after.values.items()
-        if name in before.values and before.values[name].value != each.value
+        for name, item in after.values.items()
+        if name in before.values and before.values[name].value != item.value
     ]
     shared = before.properties.keys() & after.properties.keys()
     return WorkflowDiff(
-        nodes_added=[_named(each) for name, each in after.nodes.items() if name not in same],
-        nodes_removed=[_named(each) for name, each in before.nodes.items() if name not in same],
+        nodes_added=[_named(node) for name, node in after.nodes.items() if name not in same],
+        nodes_removed=[_named(node) for name, node in before.nodes.items() if name not in same],
         links_added=len(after.links - before.links),
         links_removed=len(before.links - after.links),
         values_changed=changed[:CHANGES_MAX],

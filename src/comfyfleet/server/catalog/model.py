@@ -1,4 +1,5 @@
-"""Registered workflows, their properties with checked values, and effects made from them. Pure."""
+"""Registered workflows, their properties with checked values, and the effects based on them.
+Pure."""
 
 import hashlib
 import json
@@ -37,8 +38,8 @@ Kind: TypeAlias = Literal["workflow", "prompt"]
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """A named, typed input of a workflow, bound to `node.input` or to a placeholder text in the
-    document."""
+    """A named, typed input of a workflow, bound to `node.input` or to a placeholder in the
+    document's text."""
 
     name: str
     type: PropertyType
@@ -49,11 +50,11 @@ class Property:
     maximum: float | None = None
     step: float | None = None
     choices: tuple[Any, ...] | None = None
-    # None: files are required, and placeholders without a default.
+    # None means that files, and placeholders without a default, are required.
     required: bool | None = None
     description: str = ""
-    label: str | None = None  # None: made from the name
-    format: PropertyFormat | None = None  # how people enter it, where its type leaves that open
+    label: str | None = None  # None means that the label is derived from the name
+    format: PropertyFormat | None = None  # the kind of form field, for types that allow several
 
     @property
     def is_media(self) -> bool:
@@ -65,12 +66,12 @@ class Property:
 
     @property
     def kind(self) -> str:
-        """How people enter it: its format, or else its type."""
+        """The kind of form field: the format or, without one, the type."""
         return self.format or self.type
 
     @property
     def place(self) -> str:
-        """Where the value goes, for messages."""
+        """The binding or placeholder that receives the value, for messages."""
         return f"binding {self.binding}" if self.binding else f"placeholder {self.placeholder!r}"
 
 
@@ -78,9 +79,9 @@ class Property:
 class RegisteredWorkflow:
     id: int
     slug: str
-    version: int  # the one that new jobs get; 0 for an open workflow, which has none
+    version: int  # the version that new jobs get; 0 for an open workflow, which has no versions
     required_capabilities: frozenset[str]
-    price_tokens: int | None  # in graphs and pipelines; None: it is not offered there
+    price_tokens: int | None  # price in graphs and pipelines; None means it isn't offered there
     run_limit_seconds: int
     is_active: bool
     is_paused: bool
@@ -95,13 +96,13 @@ class RegisteredWorkflow:
 
     @property
     def is_offered(self) -> bool:
-        """Whether customers may name it in graphs and pipelines."""
+        """Checks whether customers may use the workflow in graphs and pipelines."""
         return self.is_active and not self.is_open and self.price_tokens is not None
 
 
 @dataclass(frozen=True, slots=True)
 class WorkflowVersion:
-    """One version of a workflow; never changed, as jobs refer to it."""
+    """A version of a workflow. It never changes, because jobs refer to it."""
 
     workflow_id: int
     version: int
@@ -117,19 +118,19 @@ class WorkflowVersion:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowTerms:
-    """Terms of all versions of a workflow; None leaves a term as it is, or at its default."""
+    """The terms for all versions of a workflow. None leaves a term unchanged, or at its default."""
 
     required_capabilities: frozenset[str] | None = None
     run_limit_seconds: int | None = None
-    price_tokens: int | None = None  # offers it to customers; 0: free on purpose
-    is_withdrawn: bool | None = None  # True: no longer offered
+    price_tokens: int | None = None  # offers the workflow to customers; 0 means deliberately free
+    is_withdrawn: bool | None = None  # True means the workflow is no longer offered
     output: OutputRule | None = None
     ai_mark: AiMark | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WorkflowDraft:
-    """A version that was checked and is not registered yet."""
+    """A version that has been checked and is not registered yet."""
 
     slug: str
     kind: Kind
@@ -140,19 +141,20 @@ class WorkflowDraft:
     node_types: tuple[str, ...]
     models: tuple[ModelUse, ...]
     warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # what will be known later
-    shows_text_only: bool = False  # its output nodes take no media and save no files
+    notes: tuple[str, ...] = ()  # information about checks that are only possible later
+    shows_text_only: bool = False  # its output nodes accept no media and save no files
 
     @property
     def document_key(self) -> str:
-        """The object key, derived from the content, so the document can be stored before its row
-        exists."""
+        """The object key. It is derived from the content, so the document can be stored before its
+        row exists."""
         return f"central/workflows/{self.slug}/{self.document_hash}.json"
 
 
 @dataclass(frozen=True, slots=True)
 class AssetRef:
-    """A file that the worker uploads to its backend, and the input that gets the resulting name."""
+    """A file that the worker uploads to its backend, and the input that receives the resulting
+    name."""
 
     name: str
     file_id: UUID
@@ -164,11 +166,11 @@ class AssetRef:
 
 @dataclass(frozen=True, slots=True)
 class JobPayload:
-    """What a job keeps of its workflow version; later versions don't change it."""
+    """A job's copy of its workflow version, so that later versions don't change the job."""
 
     prompt: dict[str, Any]
     assets: tuple[AssetRef, ...]
-    properties: dict[str, Any]  # as resolved, files by their ids
+    properties: dict[str, Any]  # resolved values, with files as ids
     model_key: str | None
     model_set: str | None
 
@@ -176,63 +178,67 @@ class JobPayload:
 def check_slug(slug: str, of: str = "a workflow") -> None:
     if not SLUG.fullmatch(slug):
         raise InvalidInput(
-            f"{of}'s slug must be lower-case letters, digits, ., - and _, not {slug!r}",
+            f"the slug of {of} must consist of lower-case letters, digits, ., - and _, not {slug!r}",
             field="slug",
         )
 
 
 def check_terms(terms: WorkflowTerms) -> None:
-    if not all(each and is_storable(each) for each in terms.required_capabilities or ()):
-        raise InvalidInput("a capability must be a text", field="required_capabilities")
+    if not all(
+        capability and is_storable(capability) for capability in terms.required_capabilities or ()
+    ):
+        raise InvalidInput("a capability must be a non-empty string", field="required_capabilities")
     if terms.is_withdrawn and terms.price_tokens is not None:
-        raise InvalidInput("a workflow that is withdrawn has no price", field="price_tokens")
+        raise InvalidInput("a withdrawn workflow can't have a price", field="price_tokens")
     limits = (
         ("run_limit_seconds", terms.run_limit_seconds, 1, RUN_LIMIT_SECONDS_MAX),
         ("price_tokens", terms.price_tokens, 0, PRICE_TOKENS_MAX),
     )
     for name, value, least, most in limits:
         if value is not None and not least <= value <= most:
-            raise InvalidInput(f"{name} must be {least} to {most:,}, not {value}", field=name)
+            raise InvalidInput(
+                f"{name} must be between {least} and {most:,}, not {value}", field=name
+            )
 
 
-# Input names of loaders of large models; the most certain first.
+# Input names of nodes that load large models, most certain first.
 HEAVY_INPUTS = (
     ("ckpt_name", "unet_name"),
     ("checkpoint", "checkpoint_name", "diffusion_model", "diffusion_model_name", "gguf_name"),
     ("model_name", "model", "model_path"),
 )
-# Classes of loaders that call a light model `model_name`.
+# Parts of the class names of loaders that use `model_name` for small models.
 LIGHT_CLASSES = ("upscale", "lora", "vae", "clip", "controlnet", "style", "gligen", "photomaker")
 KEY_CHARACTERS_MAX = 300
 VALUE_DEPTH_MAX = 4
 
 
 def models_of(prompt: Mapping[str, Any]) -> tuple[ModelUse, ...]:
-    """Returns the model files that a prompt names, in its order and without duplicates."""
-    found = (
+    """Returns the model files that a prompt names, in order and without duplicates."""
+    uses = (
         ModelUse(f"{node.get('class_type', '')}.{name}", file)
         for node in prompt.values()
         for name, value in node.get("inputs", {}).items()
         for file in _files_in(value, VALUE_DEPTH_MAX)
     )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(uses))
 
 
 def models_chosen(
     properties: Iterable[Property], values: Mapping[str, Any]
 ) -> tuple[ModelUse, ...]:
-    """Returns the model files that property values name; the node class of their inputs is not
+    """Returns the model files that property values name. The node classes of their inputs are not
     known here."""
-    given = (
-        (each.binding.rpartition(".")[2], _first_text(values.get(each.name), each.default))
-        for each in properties
-        if each.binding and not each.is_media
+    choices = (
+        (prop.binding.rpartition(".")[2], _first_text(values.get(prop.name), prop.default))
+        for prop in properties
+        if prop.binding and not prop.is_media
     )
-    return tuple(ModelUse(name, value) for name, value in given if is_model_file(value))
+    return tuple(ModelUse(name, value) for name, value in choices if is_model_file(value))
 
 
 def model_key(models: Iterable[ModelUse]) -> str | None:
-    """Returns the largest model of a job, as far as input names tell; workers avoid loading it
+    """Returns the largest model of a job, as far as input names reveal it. Workers avoid loading it
     twice."""
     uses = list(models)
     heavy = next((use for tier in HEAVY_INPUTS for use in uses if is_heavy(use, tier)), None)
@@ -251,20 +257,21 @@ def model_set(models: Iterable[ModelUse]) -> str | None:
 
 
 def prompt_needs(prompt: Mapping[str, Any]) -> WorkflowRequirements:
-    """Returns the node types and model files that a prompt needs."""
+    """Returns the node types and model files that a prompt requires."""
     types = {str(node.get("class_type", "")) for node in prompt.values()}
     return WorkflowRequirements(tuple(sorted(types)), models_of(prompt))
 
 
 def needs_hash(needs: WorkflowRequirements) -> str:
-    """Like `model_set`, for prompts whose node types no workflow names; never equal to one of those."""
-    told = json.dumps([needs.node_types, sorted(set(needs.models))])
-    return hashlib.sha256(told.encode()).hexdigest()
+    """Returns a hash like `model_set`, for prompts without a registered workflow. It also covers
+    the node types, and never equals a `model_set`."""
+    data = json.dumps([needs.node_types, sorted(set(needs.models))])
+    return hashlib.sha256(data.encode()).hexdigest()
 
 
 def missing_on_backend(version: WorkflowVersion, facts: BackendFacts) -> MissingRequirements:
-    """Returns what the backend lacks. A model counts as present if its input is not in the
-    backend's lists."""
+    """Returns what is missing on the backend. A model counts as present if the backend reports no
+    list for its input."""
     return backend_offer(facts).lacks(version.node_types, version.models)
 
 
@@ -300,42 +307,41 @@ def resolve_values(
     *,
     seed: int,
 ) -> dict[str, Any]:
-    """Returns the checked value of each property that has one, with files as UUIDs; None is the
-    same as no value."""
-    named = {each.name: each for each in properties}
-    for given in (values, overrides):
-        refuse_unknown(given, named, named)
+    """Returns the checked value of each property that has one, with files as UUIDs. None is treated
+    as no value."""
+    named = {prop.name: prop for prop in properties}
+    for given_values in (values, overrides):
+        refuse_unknown(given_values, named, named)
     resolved: dict[str, Any] = {}
-    for name, each in named.items():
-        value = _first_given(values.get(name), overrides.get(name), each.default)
-        if value is None and each.type == "seed":
-            value = seed_within(each, seed)
+    for name, prop in named.items():
+        value = _first_given(values.get(name), overrides.get(name), prop.default)
+        if value is None and prop.type == "seed":
+            value = seed_within(prop, seed)
         if value is not None:
             is_operator_value = values.get(name) is None
-            resolved[name] = check_value(each, value, is_operator_value=is_operator_value)
-        elif each.required:
+            resolved[name] = check_value(prop, value, is_operator_value=is_operator_value)
+        elif prop.required:
             raise InvalidValue(f"the property {name} needs a value", property=name)
     return resolved
 
 
-def check_value(each: Property, value: Any, *, is_operator_value: bool = False) -> Any:
-    """Returns the value as it goes into the prompt.
+def check_value(prop: Property, value: Any, *, is_operator_value: bool = False) -> Any:
+    """Returns the value in the form used in the prompt.
 
-    `is_operator_value` marks an operator's value, which may name a file on the backend; a customer's must be
-    an upload.
-    """
-    checked = _CHECKS[each.type](each, value, is_operator_value)
-    _check_range(each, checked)
+    `is_operator_value` marks an operator's value, which may name a file on the backend. A
+    customer's value must be an upload."""
+    checked = _CHECKS[prop.type](prop, value, is_operator_value)
+    _check_range(prop, checked)
     return checked
 
 
-def seed_within(each: Property, seed: int) -> int:
-    least, most = int(each.minimum or 0), int(SEED_MAX if each.maximum is None else each.maximum)
+def seed_within(prop: Property, seed: int) -> int:
+    least, most = int(prop.minimum or 0), int(SEED_MAX if prop.maximum is None else prop.maximum)
     return least + seed % (most - least + 1)
 
 
-def value_error(each: Property, problem: str) -> InvalidValue:
-    return InvalidValue(f"the property {each.name}: {problem}", property=each.name)
+def value_error(prop: Property, problem: str) -> InvalidValue:
+    return InvalidValue(f"the property {prop.name}: {problem}", property=prop.name)
 
 
 def shown(value: Any) -> str:
@@ -348,32 +354,33 @@ def _first_given(*values: Any) -> Any:
 
 
 def refuse_unknown(given: Iterable[str], names: Container[str], settable: Iterable[str]) -> None:
-    """Raises InvalidValue for a name that no property has. The error lists those that can be set."""
+    """Raises InvalidValue for a name that isn't a property. The error lists the settable
+    properties."""
     for name in given:
         if name not in names:
             known = ", ".join(settable) or "none"
             raise InvalidValue(
-                f"there is no property {shown(name)}; there are: {known}", property=name
+                f"there is no property {shown(name)}; available properties: {known}", property=name
             )
 
 
-def _text(each: Property, value: Any, _is_operator_value: bool) -> str:
+def _text(prop: Property, value: Any, _is_operator_value: bool) -> str:
     if not isinstance(value, str):
-        raise value_error(each, f"{shown(value)} is no text")
+        raise value_error(prop, f"{shown(value)} is not a string")
     if len(value) > TEXT_CHARACTERS_MAX:
-        raise value_error(each, f"the text has more than {TEXT_CHARACTERS_MAX:,} characters")
+        raise value_error(prop, f"the text has more than {TEXT_CHARACTERS_MAX:,} characters")
     problem = problem_with_text(value)
     if problem:
-        raise value_error(each, problem)
-    if each.format == "colour" and not COLOUR.fullmatch(value):
-        raise value_error(each, f"{shown(value)} is no colour such as #ffcc00")
+        raise value_error(prop, problem)
+    if prop.format == "colour" and not COLOUR.fullmatch(value):
+        raise value_error(prop, f"{shown(value)} is not a color such as #ffcc00")
     return value
 
 
-def _number(each: Property, value: Any, _is_operator_value: bool) -> int | float:
+def _number(prop: Property, value: Any, _is_operator_value: bool) -> int | float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not _is_finite(value):
-        raise value_error(each, f"{shown(value)} is no number")
+        raise value_error(prop, f"{shown(value)} is not a number")
     number: int | float = value
     return number
 
@@ -381,45 +388,45 @@ def _number(each: Property, value: Any, _is_operator_value: bool) -> int | float
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number that no float can hold
+    except OverflowError:  # an integer that is too large for a float
         return False
 
 
-def _integer(each: Property, value: Any, is_operator_value: bool) -> int:
-    number = _number(each, value, is_operator_value)
+def _integer(prop: Property, value: Any, is_operator_value: bool) -> int:
+    number = _number(prop, value, is_operator_value)
     if number != int(number):
-        raise value_error(each, f"{shown(value)} is no whole number")
-    if each.format == "colour" and not 0 <= number <= COLOUR_MAX:
-        raise value_error(each, f"a colour is 0 to {COLOUR_MAX}, not {shown(value)}")
+        raise value_error(prop, f"{shown(value)} is not a whole number")
+    if prop.format == "colour" and not 0 <= number <= COLOUR_MAX:
+        raise value_error(prop, f"a color must be between 0 and {COLOUR_MAX}, not {shown(value)}")
     return int(number)
 
 
-def _boolean(each: Property, value: Any, _is_operator_value: bool) -> bool:
+def _boolean(prop: Property, value: Any, _is_operator_value: bool) -> bool:
     if not isinstance(value, bool):
-        raise value_error(each, f"{shown(value)} is neither true nor false")
+        raise value_error(prop, f"{shown(value)} is neither true nor false")
     return value
 
 
-def _choice(each: Property, value: Any, _is_operator_value: bool) -> Any:
-    """Finds the value among the choices. Python treats True and 1 as equal, so their types are
-    compared too."""
-    choices = each.choices or ()
+def _choice(prop: Property, value: Any, _is_operator_value: bool) -> Any:
+    """Returns the choice that equals the value. Python treats True and 1 as equal, so their types
+    are compared as well."""
+    choices = prop.choices or ()
     for choice in choices:
         if choice == value and isinstance(choice, bool) == isinstance(value, bool):
             return choice
     more = ", …" if len(choices) > SHOWN_CHOICES_MAX else ""
     listed = ", ".join(shown(choice) for choice in choices[:SHOWN_CHOICES_MAX]) + more
-    raise value_error(each, f"{shown(value)} is not among the choices: {listed}")
+    raise value_error(prop, f"{shown(value)} is not among the choices: {listed}")
 
 
-def _seed(each: Property, value: Any, is_operator_value: bool) -> int:
-    seed = _integer(each, value, is_operator_value)
+def _seed(prop: Property, value: Any, is_operator_value: bool) -> int:
+    seed = _integer(prop, value, is_operator_value)
     if not 0 <= seed <= SEED_MAX:
-        raise value_error(each, f"a seed is 0 to {SEED_MAX}, not {shown(value)}")
+        raise value_error(prop, f"a seed must be between 0 and {SEED_MAX}, not {shown(value)}")
     return seed
 
 
-def _file(each: Property, value: Any, is_operator_value: bool) -> UUID | str:
+def _file(prop: Property, value: Any, is_operator_value: bool) -> UUID | str:
     if isinstance(value, UUID):
         return value
     try:
@@ -432,16 +439,16 @@ def _file(each: Property, value: Any, is_operator_value: bool) -> UUID | str:
             and problem_with_text(value) is None
         ):
             return value
-        raise value_error(each, f"{shown(value)} is no file's id") from None
+        raise value_error(prop, f"{shown(value)} is not a file id") from None
 
 
-def _check_range(each: Property, value: Any) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or each.choices is not None:
+def _check_range(prop: Property, value: Any) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or prop.choices is not None:
         return
-    if each.minimum is not None and value < each.minimum:
-        raise value_error(each, f"{shown(value)} is below the minimum of {shown(each.minimum)}")
-    if each.maximum is not None and value > each.maximum:
-        raise value_error(each, f"{shown(value)} is above the maximum of {shown(each.maximum)}")
+    if prop.minimum is not None and value < prop.minimum:
+        raise value_error(prop, f"{shown(value)} is below the minimum of {shown(prop.minimum)}")
+    if prop.maximum is not None and value > prop.maximum:
+        raise value_error(prop, f"{shown(value)} is above the maximum of {shown(prop.maximum)}")
 
 
 _CHECKS: Mapping[str, Callable[[Property, Any, bool], Any]] = {
@@ -467,62 +474,61 @@ def json_schema_of(
 ) -> dict[str, Any]:
     """Returns a JSON Schema of the `properties` that customers may send.
 
-    An override is shown as the default; locked properties are left out.
-    """
-    shown = [each for each in properties if not each.is_primary_input and each.name not in locked]
+    An override is used as the default. Locked properties are left out."""
+    shown = [prop for prop in properties if not prop.is_primary_input and prop.name not in locked]
     return {
         "$schema": DIALECT,
         "type": "object",
-        "properties": {each.name: _property_schema(each, overrides) for each in shown},
-        "required": [each.name for each in shown if _is_required(each, overrides)],
+        "properties": {prop.name: _property_schema(prop, overrides) for prop in shown},
+        "required": [prop.name for prop in shown if _is_required(prop, overrides)],
         "additionalProperties": False,
     }
 
 
-def _property_schema(each: Property, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    title = each.label or each.name.replace("_", " ").strip().capitalize()
-    schema = {"title": title, "x-kind": each.kind, **_type_schema(each)}
-    if each.description:
-        schema["description"] = each.description
-    default = overrides.get(each.name)
+def _property_schema(prop: Property, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    title = prop.label or prop.name.replace("_", " ").strip().capitalize()
+    schema = {"title": title, "x-kind": prop.kind, **_type_schema(prop)}
+    if prop.description:
+        schema["description"] = prop.description
+    default = overrides.get(prop.name)
     if default is None:
-        default = each.default
-    # Our default of a file names one on the backend, which customers can't send.
-    if default is not None and not each.is_media:
+        default = prop.default
+    # A default for a file names a file on the backend, which customers can't send.
+    if default is not None and not prop.is_media:
         schema["default"] = default
     return schema
 
 
-def _type_schema(each: Property) -> dict[str, Any]:
-    if each.type == "choice":
-        return {"enum": list(each.choices or ())}
-    if each.is_media:
-        return {"type": "string", "format": "uuid", "x-media": each.type}
-    if each.type == "text":
-        colour = {"pattern": COLOUR.pattern} if each.format == "colour" else {}
+def _type_schema(prop: Property) -> dict[str, Any]:
+    if prop.type == "choice":
+        return {"enum": list(prop.choices or ())}
+    if prop.is_media:
+        return {"type": "string", "format": "uuid", "x-media": prop.type}
+    if prop.type == "text":
+        colour = {"pattern": COLOUR.pattern} if prop.format == "colour" else {}
         return {"type": "string", "maxLength": TEXT_CHARACTERS_MAX, **colour}
-    if each.type == "boolean":
+    if prop.type == "boolean":
         return {"type": "boolean"}
-    return _number_schema(each)
+    return _number_schema(prop)
 
 
-def _number_schema(each: Property) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "number" if each.type == "number" else "integer"}
-    least, most = each.minimum, each.maximum
-    if each.format == "colour":
+def _number_schema(prop: Property) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "number" if prop.type == "number" else "integer"}
+    least, most = prop.minimum, prop.maximum
+    if prop.format == "colour":
         least, most = max(least or 0, 0), COLOUR_MAX if most is None else min(most, COLOUR_MAX)
-    if each.type == "seed":
+    if prop.type == "seed":
         schema["x-seed"] = True
         least, most = max(least or 0, 0), SEED_MAX if most is None else min(most, SEED_MAX)
-    for name, value in (("minimum", least), ("maximum", most), ("x-step", each.step)):
+    for name, value in (("minimum", least), ("maximum", most), ("x-step", prop.step)):
         if value is not None:
             schema[name] = value
     return schema
 
 
-def _is_required(each: Property, overrides: Mapping[str, Any]) -> bool:
-    has_value = overrides.get(each.name) is not None or each.default is not None
-    return bool(each.required) and not has_value and each.type != "seed"
+def _is_required(prop: Property, overrides: Mapping[str, Any]) -> bool:
+    has_value = overrides.get(prop.name) is not None or prop.default is not None
+    return bool(prop.required) and not has_value and prop.type != "seed"
 
 
 TITLE_CHARACTERS_MAX = 200
@@ -539,9 +545,9 @@ PROVIDERS = ("self_hosted", "cloud")
 
 @dataclass(frozen=True, slots=True)
 class EffectSettings:
-    """All fields of an effect that an operator sets."""
+    """All fields of an effect that operators can set."""
 
-    title: str = ""  # empty: the slug
+    title: str = ""  # empty means the slug is used
     description: str = ""
     preview_url: str | None = None
     price_tokens: int = 0
@@ -549,12 +555,13 @@ class EffectSettings:
     stage: str = "production"
     provider: str = "self_hosted"
     is_published: bool = False
-    max_upload_bytes: int | None = None  # None: as much as the settings allow
-    media_types: tuple[str, ...] = ()  # none named: all of the kind that it takes
-    locked: tuple[str, ...] = ()  # properties that customers neither see nor set
-    keep_metadata: bool = False  # whether results carry the prompt and workflow that made them
-    tags: tuple[str, ...] = ()  # by which customers choose
-    reuse: bool = False  # whether a result that its customer has already is taken instead of run
+    max_upload_bytes: int | None = None  # None means the limit of the settings
+    media_types: tuple[str, ...] = ()  # empty means all types of its kind
+    locked: tuple[str, ...] = ()  # properties that customers can neither see nor set
+    keep_metadata: bool = False  # whether result files keep their embedded prompt and workflow
+    tags: tuple[str, ...] = ()  # tags that customers can filter by
+    # whether an equal existing result of the same customer is used instead of a new run
+    reuse: bool = False
 
 
 EXAMPLES_MAX = 6
@@ -564,7 +571,7 @@ ExampleSide: TypeAlias = Literal["before", "after"]
 
 @dataclass(frozen=True, slots=True)
 class ExampleFile:
-    """A picture or video that shows what an effect does. Its name is never used for another one."""
+    """An image or video that shows the result of an effect. Its name is never reused."""
 
     name: str
     content_type: str
@@ -579,14 +586,14 @@ class ExampleFile:
 
 @dataclass(frozen=True, slots=True)
 class EffectExample:
-    """What went in, and what came out of it; either may be missing."""
+    """An example's input and output. Either may be missing."""
 
     before: ExampleFile | None = None
     after: ExampleFile | None = None
 
     @property
     def files(self) -> tuple[ExampleFile, ...]:
-        return tuple(each for each in (self.before, self.after) if each)
+        return tuple(side for side in (self.before, self.after) if side)
 
     def with_side(self, side: ExampleSide, file: ExampleFile) -> "EffectExample":
         return replace(self, before=file) if side == "before" else replace(self, after=file)
@@ -618,51 +625,51 @@ class ResolvedEffect:
 
     @property
     def is_open(self) -> bool:
-        """Whether customers may use it."""
+        """Checks whether customers may use the effect."""
         return self.effect.settings.is_published and self.workflow.is_active
 
     @property
     def properties(self) -> tuple[Property, ...]:
-        """The properties that customers may set, with the effect's defaults; locked ones are left
+        """The properties that customers may set, with the effect's defaults. Locked ones are left
         out."""
         settings = self.effect.settings
         return tuple(
-            replace(each, default=settings.overrides[each.name])
-            if settings.overrides.get(each.name) is not None
-            else each
-            for each in self.version.properties
-            if each.name not in settings.locked
+            replace(prop, default=settings.overrides[prop.name])
+            if settings.overrides.get(prop.name) is not None
+            else prop
+            for prop in self.version.properties
+            if prop.name not in settings.locked
         )
 
     @property
     def takes(self) -> PropertyType | None:
-        """The kind of media that the effect is applied to; None if it takes none."""
+        """The kind of media that the effect is applied to. None means it accepts no media."""
         return primary_kind(self.version.properties)
 
     def check_upload(self, media_type: str, size_bytes: int, *, at_most_bytes: int) -> None:
-        """Refuses an upload of the wrong type or size before any byte is sent."""
-        wanted = self.takes
-        if wanted is None:
-            raise InvalidInput("this effect takes no media", field="content_type")
+        """Refuses an upload with the wrong type or size before any data is sent."""
+        kind = self.takes
+        if kind is None:
+            raise InvalidInput("this effect doesn't accept media", field="content_type")
         allowed = self.effect.settings.media_types
-        fits = media_type in allowed if allowed else media_type.startswith(f"{wanted}/")
+        fits = media_type in allowed if allowed else media_type.startswith(f"{kind}/")
         if not fits:
-            names = ", ".join(allowed) or f"{wanted}/*"
+            names = ", ".join(allowed) or f"{kind}/*"
             raise InvalidInput(
-                f"this effect takes {names}, not {shown(media_type)}", field="content_type"
+                f"this effect accepts {names}, not {shown(media_type)}", field="content_type"
             )
         limit = min(self.effect.settings.max_upload_bytes or at_most_bytes, at_most_bytes)
         if size_bytes > limit:
             raise LimitExceeded(
-                f"this effect takes at most {limit:,} bytes, not {size_bytes:,}",
+                f"this effect accepts at most {limit:,} bytes, not {size_bytes:,}",
                 field="size",
                 max_bytes=limit,
             )
 
 
 def primary_kind(properties: Sequence[Property]) -> PropertyType | None:
-    found = (each.type for each in properties if each.name == PRIMARY_INPUT and each.is_media)
-    return next(found, None)
+    kinds = (prop.type for prop in properties if prop.name == PRIMARY_INPUT and prop.is_media)
+    return next(kinds, None)
 
 
 def check_new_effect(slug: str, settings: EffectSettings, properties: Sequence[Property]) -> None:
@@ -677,14 +684,16 @@ def check_effect_settings(settings: EffectSettings, properties: Sequence[Propert
         ("max_upload_bytes", settings.max_upload_bytes or 0, UPLOAD_BYTES_MAX),
     ):
         if not 0 <= value <= most:
-            raise InvalidInput(f"{name} must be 0 to {most:,}, not {value}", field=name)
+            raise InvalidInput(f"{name} must be between 0 and {most:,}, not {value}", field=name)
     if not STAGE.fullmatch(settings.stage):
         raise InvalidInput(
-            f"a stage is lower-case letters, digits, - and _, not {settings.stage!r}", field="stage"
+            f"a stage must consist of lower-case letters, digits, - and _, not {settings.stage!r}",
+            field="stage",
         )
     if settings.provider not in PROVIDERS:
         raise InvalidInput(
-            f"a provider is {' or '.join(PROVIDERS)}, not {settings.provider!r}", field="provider"
+            f"the provider must be {' or '.join(PROVIDERS)}, not {settings.provider!r}",
+            field="provider",
         )
     _check_media_types(settings, properties)
     _check_tags(settings)
@@ -698,27 +707,27 @@ def check_effect_settings(settings: EffectSettings, properties: Sequence[Propert
 def problems_of(
     settings: EffectSettings, properties: Sequence[Property], before: Sequence[Property]
 ) -> Iterator[str]:
-    """Yields why a version with these properties doesn't fit a published effect."""
+    """Yields the reasons why a version with these properties doesn't fit a published effect."""
     for name, value in settings.overrides.items():
         if problem := problem_with(name, value, properties):
             yield problem
-    known = {each.name for each in properties} | {*settings.overrides}
+    known = {prop.name for prop in properties} | {*settings.overrides}
     for name in settings.locked:
         if name not in known:
-            yield f"the workflow has no property {shown(name)}, which it locks"
-    for each in before:
-        if each.name not in known and each.name not in settings.locked:
-            yield f"the workflow has no property {shown(each.name)}, which customers may set"
+            yield f"the workflow has no property {shown(name)}, which the effect locks"
+    for prop in before:
+        if prop.name not in known and prop.name not in settings.locked:
+            yield f"the workflow has no property {shown(prop.name)}, which customers can set"
 
 
 def problem_with(name: str, override: Any, properties: Sequence[Property]) -> str | None:
-    """Returns why an effect can't set this property to this value; None if it can."""
-    found = next((each for each in properties if each.name == name), None)
-    if found is None:
+    """Returns why an effect can't set this property to this value. Returns None if it can."""
+    prop = next((candidate for candidate in properties if candidate.name == name), None)
+    if prop is None:
         return f"the workflow has no property {shown(name)}"
     try:
         if override is not None:
-            check_value(found, override, is_operator_value=True)
+            check_value(prop, override, is_operator_value=True)
     except InvalidValue as error:
         return error.message
     return None
@@ -737,27 +746,27 @@ def _check_texts(settings: EffectSettings) -> None:
 
 
 def _check_locked(settings: EffectSettings, properties: Sequence[Property]) -> None:
-    known = {each.name: each for each in properties}
+    known = {prop.name: prop for prop in properties}
     for name in settings.locked:
-        found = known.get(name)
-        if found is None:
+        prop = known.get(name)
+        if prop is None:
             raise InvalidInput(f"the workflow has no property {shown(name)}", field="locked")
-        if found.is_primary_input:
-            raise InvalidInput("what the effect is applied to can't be locked", field="locked")
-        has_value = settings.overrides.get(name) is not None or found.default is not None
-        if found.required and not has_value and found.type != "seed":
+        if prop.is_primary_input:
+            raise InvalidInput("the effect's media input can't be locked", field="locked")
+        has_value = settings.overrides.get(name) is not None or prop.default is not None
+        if prop.required and not has_value and prop.type != "seed":
             raise InvalidInput(
-                f"{shown(name)} is locked, and has no value: set it in overrides", field="locked"
+                f"{shown(name)} is locked but has no value; set it in overrides", field="locked"
             )
 
 
 def _check_tags(settings: EffectSettings) -> None:
     if len(settings.tags) > TAGS_MAX:
-        raise InvalidInput(f"at most {TAGS_MAX} tags", field="tags")
-    for each in settings.tags:
-        if not TAG.fullmatch(each):
+        raise InvalidInput(f"an effect can have at most {TAGS_MAX} tags", field="tags")
+    for tag in settings.tags:
+        if not TAG.fullmatch(tag):
             raise InvalidInput(
-                f"a tag is 1 to 40 lower-case letters, digits, - and spaces, not {shown(each)}",
+                f"a tag must have 1 to 40 lower-case letters, digits, - and spaces, not {shown(tag)}",
                 field="tags",
             )
 
@@ -766,34 +775,38 @@ def _check_media_types(settings: EffectSettings, properties: Sequence[Property])
     kind = primary_kind(properties)
     if settings.media_types and kind is None:
         raise InvalidInput(
-            "media_types are named, and the workflow has no media property named input",
+            "media_types is set, but the workflow has no media property named input",
             field="media_types",
         )
     if len(settings.media_types) > MEDIA_TYPES_MAX:
-        raise InvalidInput(f"at most {MEDIA_TYPES_MAX} media types", field="media_types")
-    for each in settings.media_types:
-        if not MEDIA_TYPE.fullmatch(each) or not each.startswith(f"{kind}/"):
-            raise InvalidInput(f"{shown(each)} is no type of {kind}", field="media_types")
+        raise InvalidInput(
+            f"an effect can have at most {MEDIA_TYPES_MAX} media types", field="media_types"
+        )
+    for media_type in settings.media_types:
+        if not MEDIA_TYPE.fullmatch(media_type) or not media_type.startswith(f"{kind}/"):
+            raise InvalidInput(
+                f"{shown(media_type)} is not a valid {kind} type", field="media_types"
+            )
 
 
 class RunTerms(NamedTuple):
-    """What a worker is told about a run: from the job's workflow and effect."""
+    """The terms of a run that a worker receives, from the job's workflow and effect."""
 
     run_limit_seconds: int
-    keeps_metadata: bool  # false: its outputs lose their prompt and workflow
+    keeps_metadata: bool  # False removes the prompt and workflow from output files
     output: OutputRule = "required"
     ai_mark: AiMark = "auto"
 
 
 def underpriced(terms: FleetPrompts, slug: str, price_tokens: int) -> str | None:
-    """Returns a warning if a prompt may cost less than a workflow; None if it can't."""
+    """Returns a warning if a prompt may cost less than a workflow, otherwise None."""
     per_second = terms.price_per_second
     least = terms.price_tokens if per_second is None else math.ceil(per_second)
     if least >= price_tokens:
         return None
-    said = f"{least} tokens" if per_second is None else f"{per_second:g} tokens per second"
+    price = f"{least} tokens" if per_second is None else f"{per_second:g} tokens per second"
     return (
-        f"Prompts cost {said}, less than the workflow {slug} ({price_tokens} tokens), which this "
+        f"Prompts cost {price}, less than the workflow {slug} ({price_tokens} tokens), which this "
         "fleet also runs. A prompt that contains the whole workflow costs the workflow's price, but "
         "a customer can insert a node into it and pay the lower price."
     )

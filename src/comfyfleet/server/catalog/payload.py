@@ -1,4 +1,5 @@
-"""The payload of a job: the converted prompt with its placeholders and properties filled in, and the files it needs. Pure."""
+"""Builds the payload of a job: the converted prompt with its placeholders and properties filled in,
+and the required files. Pure."""
 
 import json
 import re
@@ -33,13 +34,13 @@ Prompt = Mapping[str, Mapping[str, Any]]
 
 
 def mark_text(number: int) -> str:
-    """Returns the mark of a placeholder; made of private-use characters, which no user text
-    contains."""
+    """Returns the mark of a placeholder. It consists of private-use characters, which user texts
+    don't contain."""
     return f"\ue000comfyfleet-{number}\ue001"
 
 
 def marked_prompt(prompt: Prompt, placeholders: Sequence[str]) -> dict[str, Any]:
-    """Replaces placeholders by marks, in input values only; class names and ids are not changed."""
+    """Replaces placeholders with marks, in input values only. Class names and ids don't change."""
     return {
         node_id: {**node, "inputs": _map_input_texts(node, _marker(placeholders))}
         for node_id, node in prompt.items()
@@ -47,39 +48,40 @@ def marked_prompt(prompt: Prompt, placeholders: Sequence[str]) -> dict[str, Any]
 
 
 def marked_workflow(workflow: Mapping[str, Any], placeholders: Sequence[str]) -> dict[str, Any]:
-    """Replaces placeholders by marks, in saved widget values only, including those of subgraphs."""
+    """Replaces placeholders with marks, in saved widget values only, including those of
+    subgraphs."""
     marked = _map_saved_values(workflow, _marker(placeholders), VALUE_DEPTH_MAX)
     return dict(marked)
 
 
 def places_of(prompt: Prompt, number: int) -> list[tuple[str, str, bool]]:
-    """Returns (node id, input, whether the input is only the mark) of each place, in the order of
-    the prompt."""
-    wanted = mark_text(number)
-    found = []
+    """Returns the places of a mark, in the order of the prompt: the node id, the input, and whether
+    the mark is the whole input."""
+    mark = mark_text(number)
+    places = []
     for node_id, node in prompt.items():
         for name, value in node.get("inputs", {}).items():
-            if value == wanted:
-                found.append((node_id, name, True))
+            if value == mark:
+                places.append((node_id, name, True))
             elif number in marks_in(value):
-                found.append((node_id, name, False))
-    return found
+                places.append((node_id, name, False))
+    return places
 
 
 def marks_in(value: Any) -> set[int]:
-    found: set[int] = set()
+    numbers: set[int] = set()
 
     def look(text: str) -> Any:
-        found.update(int(match[1]) for match in _MARK.finditer(text))
+        numbers.update(int(match[1]) for match in _MARK.finditer(text))
         return text
 
     _map_texts(value, look)
-    return found
+    return numbers
 
 
 def fill_marks(prompt: Prompt, values: Mapping[int, Any]) -> dict[str, Any]:
-    """Replaces marks by values; a mark that is the whole input keeps the value's type, one inside a
-    text becomes text."""
+    """Replaces marks with values. If the mark is the whole input, the value keeps its type. Inside
+    a text, the value becomes text."""
 
     def fill(text: str) -> Any:
         whole = _MARK.fullmatch(text)
@@ -94,7 +96,7 @@ def fill_marks(prompt: Prompt, values: Mapping[int, Any]) -> dict[str, Any]:
 
 
 def as_input(value: Any) -> Any:
-    """Wraps a list, which ComfyUI would take for a link; it unwraps this form."""
+    """Wraps a list, because ComfyUI would interpret it as a link. ComfyUI unwraps this form."""
     return {"__value__": value} if isinstance(value, list) else value
 
 
@@ -108,15 +110,15 @@ def _marker(placeholders: Sequence[str]) -> Callable[[str], str]:
     if not placeholders:
         return lambda text: text
     numbers = {text: number for number, text in enumerate(placeholders)}
-    # The longest first, because one placeholder may be the start of another.
+    # The longest come first, because a placeholder may be the start of another.
     ordered = sorted(placeholders, key=len, reverse=True)
     pattern = re.compile("|".join(map(re.escape, ordered)))
     return lambda text: pattern.sub(lambda match: mark_text(numbers[match[0]]), text)
 
 
 def _map_input_texts(node: Mapping[str, Any], change: Callable[[str], Any]) -> dict[str, Any]:
-    """Maps the texts of a node's inputs. Links are not changed, as a node id may look like a
-    placeholder."""
+    """Applies `change` to the strings in a node's inputs. Links don't change, because a node id may
+    look like a placeholder."""
     return {
         name: value if as_link(value) else _map_texts(value, change)
         for name, value in node.get("inputs", {}).items()
@@ -124,14 +126,14 @@ def _map_input_texts(node: Mapping[str, Any], change: Callable[[str], Any]) -> d
 
 
 def _map_texts(value: Any, change: Callable[[str], Any], depth: int = VALUE_DEPTH_MAX) -> Any:
-    """Returns the value with every text in it changed; keys are not changed."""
+    """Returns the value with every string in it changed, except keys."""
     if isinstance(value, str):
         return change(value)
     if not isinstance(value, dict | list):
         return value
     if depth == 0:
         raise LimitExceeded(
-            f"a value is nested deeper than {VALUE_DEPTH_MAX}", limit=VALUE_DEPTH_MAX
+            f"a value is nested more than {VALUE_DEPTH_MAX} levels deep", limit=VALUE_DEPTH_MAX
         )
     if isinstance(value, dict):
         return {key: _map_texts(inner, change, depth - 1) for key, inner in value.items()}
@@ -155,7 +157,7 @@ BINDING_DOTS_MAX = 50
 
 
 class RandomSource(NamedTuple):
-    """The time and the random generator that the conversion uses, for dates and wildcards in texts."""
+    """The time and random generator that the conversion uses for dates and wildcards in texts."""
 
     now: datetime | None = None
     rng: Random | None = None
@@ -167,7 +169,7 @@ class InputPlace(NamedTuple):
 
 
 def find_document(value: Any) -> tuple[Kind, dict[str, Any]]:
-    """Finds the workflow in a document, else the prompt; a workflow is preferred, as it can be
+    """Finds the workflow or the prompt in a document. A workflow is preferred, because it can be
     converted for any fleet."""
     pieces = find_documents(value, DEFAULT_LIMITS)
     if pieces.workflow is not None:
@@ -179,7 +181,7 @@ def find_document(value: Any) -> tuple[Kind, dict[str, Any]]:
 
 def placeholders_of(properties: Iterable[Property]) -> list[str]:
     """Returns the placeholders in the order of their mark numbers."""
-    return [each.placeholder for each in properties if each.placeholder]
+    return [prop.placeholder for prop in properties if prop.placeholder]
 
 
 def marked_prompt_of(
@@ -191,8 +193,8 @@ def marked_prompt_of(
     keep_unknown: bool = False,
     chance: RandomSource = RandomSource(),  # noqa: B008 - frozen
 ) -> dict[str, Any]:
-    """Converts a document to a marked prompt; nodes of unknown types are refused unless
-    `keep_unknown`."""
+    """Converts a document to a marked prompt. Refuses nodes of unknown types, unless `keep_unknown`
+    is set."""
     if kind == "prompt":
         return marked_prompt(_check_prompt(document), placeholders)
     return dict(
@@ -208,8 +210,8 @@ def marked_prompt_of(
 
 
 def place_of(binding: str, prompt: Mapping[str, Any]) -> InputPlace | None:
-    """Splits a binding into node and input. Both may contain dots, so the prompt decides where the
-    id ends."""
+    """Splits a binding into node and input. Both may contain dots, so the prompt determines where
+    the node id ends."""
     end = -1
     for _ in range(BINDING_DOTS_MAX):
         end = binding.find(".", end + 1)
@@ -223,7 +225,7 @@ def place_of(binding: str, prompt: Mapping[str, Any]) -> InputPlace | None:
 def with_value(
     prompt: Mapping[str, Any], place: InputPlace, value: Any, object_info: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the prompt with a value set; a choice that has inputs of its own adds them."""
+    """Returns the prompt with a value set. A choice with its own inputs adds them."""
     node = prompt[place.node_id]
     entry = read_entry(place.node_id, node, object_info)
     declared = declared_at(entry, place.input)
@@ -239,7 +241,7 @@ def _check_prompt(prompt: Mapping[str, Any]) -> Mapping[str, Any]:
         if not isinstance(node, dict) or not isinstance(node.get("class_type"), str):
             raise InvalidWorkflow(f"node {node_id!r} of the prompt has no class_type")
         if not isinstance(node.get("inputs", {}), dict):
-            raise InvalidWorkflow(f"the inputs of node {node_id!r} are no object")
+            raise InvalidWorkflow(f"the inputs of node {node_id!r} must be an object")
     return prompt
 
 
@@ -256,8 +258,8 @@ def build_payload(
 ) -> JobPayload:
     """Builds a payload from the user's `values`, the effect's `overrides`, and `files` by property.
 
-    `seed` is used for seed properties without a value, so callers draw it anew for each job.
-    """
+    `seed` is used for seed properties without a value, so callers must choose a new one for each
+    job."""
     resolved = resolved_for(version, values, overrides, files=files, seed=seed)
     return fill_payload(
         version, build_marked_prompt(version, document, object_info, chance), object_info, resolved
@@ -281,7 +283,7 @@ def build_marked_prompt(
     object_info: Mapping[str, Any],
     chance: RandomSource,
 ) -> dict[str, Any]:
-    """Returns the prompt without values, which is the same for all jobs with the same random
+    """Returns the prompt without values. It is the same for all jobs with the same random
     source."""
     placeholders = placeholders_of(version.properties)
     return marked_prompt_of(version.kind, document, object_info, placeholders, chance=chance)
@@ -297,7 +299,7 @@ def fill_payload(
     properties = version.properties
     placeholders = placeholders_of(properties)
     assets = tuple(
-        asset for each in properties for asset in _assets(each, resolved, prompt, placeholders)
+        asset for prop in properties for asset in _assets(prop, resolved, prompt, placeholders)
     )
     _refuse_overlap(properties, resolved, assets)
     whole = _fill_values(prompt, properties, resolved, object_info)
@@ -313,7 +315,8 @@ def fill_payload(
 
 
 def _require_plain_prefixes(prompt: Mapping[str, Any]) -> None:
-    """No file can have such a name, so the job would fail at each of its attempts."""
+    """Refuses file name prefixes with control characters. No file can have such a name, so every
+    attempt of the job would fail."""
     for node in prompt.values():
         prefix = node.get("inputs", {}).get(FILE_PREFIX)
         if isinstance(prefix, str) and not is_plain_line(prefix):
@@ -326,8 +329,8 @@ def _require_plain_prefixes(prompt: Mapping[str, Any]) -> None:
 def with_defaults(
     prompt: Mapping[str, Any], properties: Sequence[Property], object_info: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Fills only default values into a marked prompt; other inputs keep what the document has."""
-    defaults = {each.name: each.default for each in properties if each.default is not None}
+    """Fills only default values into a marked prompt. Other inputs keep the document's values."""
+    defaults = {prop.name: prop.default for prop in properties if prop.default is not None}
     return _fill_values(prompt, properties, defaults, object_info)
 
 
@@ -337,72 +340,74 @@ def _fill_values(
     resolved: Mapping[str, Any],
     object_info: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Fills all values but files: those keep their placeholder or value until the worker knows the
-    name."""
-    texts = [each for each in properties if each.placeholder]
+    """Fills in all values except files. Files keep their placeholder or value until the worker
+    knows their name."""
+    texts = [prop for prop in properties if prop.placeholder]
     marks = {
-        number: each.placeholder if _is_unfilled(each, resolved) else resolved[each.name]
-        for number, each in enumerate(texts)
+        number: prop.placeholder if _is_unfilled(prop, resolved) else resolved[prop.name]
+        for number, prop in enumerate(texts)
     }
     result = fill_marks(prompt, marks) if marks else dict(prompt)
-    for each in properties:
-        if each.binding is None or _is_unfilled(each, resolved):
+    for prop in properties:
+        if prop.binding is None or _is_unfilled(prop, resolved):
             continue
-        place = place_of(each.binding, result)
+        place = place_of(prop.binding, result)
         if place is None:
             raise InvalidInput(
-                f"the property {each.name}: the node of its binding {each.binding} is not in the "
+                f"the property {prop.name}: the node of its binding {prop.binding} is not in the "
                 "prompt that this fleet's backends would get",
-                property=each.name,
+                property=prop.name,
             )
-        result = with_value(result, place, resolved[each.name], object_info)
+        result = with_value(result, place, resolved[prop.name], object_info)
     return result
 
 
-def _is_unfilled(each: Property, resolved: Mapping[str, Any]) -> bool:
-    return each.name not in resolved or isinstance(resolved[each.name], UUID)
+def _is_unfilled(prop: Property, resolved: Mapping[str, Any]) -> bool:
+    return prop.name not in resolved or isinstance(resolved[prop.name], UUID)
 
 
 def _assets(
-    each: Property,
+    prop: Property,
     resolved: Mapping[str, Any],
     prompt: Mapping[str, Any],
     placeholders: Sequence[str],
 ) -> list[AssetRef]:
-    file_id = resolved.get(each.name)
+    file_id = resolved.get(prop.name)
     if not isinstance(file_id, UUID):
         return []
-    if each.placeholder is None:
-        return [AssetRef(each.name, file_id, each.type, each.binding, None, each.is_primary_input)]
-    places = places_of(prompt, placeholders.index(each.placeholder))
-    # Bound to its places in the document, as a user's text may contain the same characters.
+    if prop.placeholder is None:
+        return [AssetRef(prop.name, file_id, prop.type, prop.binding, None, prop.is_primary_input)]
+    places = places_of(prompt, placeholders.index(prop.placeholder))
+    # Bind the file to its places in the document, because a user's text may contain the same
+    # characters.
     bindings = [f"{node_id}.{name}" for node_id, name, is_whole in places if is_whole]
     is_inside_text = len(bindings) < len(places)
-    found: list[tuple[str | None, str | None]] = [(binding, None) for binding in bindings]
+    targets: list[tuple[str | None, str | None]] = [(binding, None) for binding in bindings]
     if is_inside_text:
-        found.append((None, each.placeholder))
+        targets.append((None, prop.placeholder))
     return [
         AssetRef(
-            each.name if number == 1 else f"{each.name}#{number}",
+            prop.name if number == 1 else f"{prop.name}#{number}",
             file_id,
-            each.type,
+            prop.type,
             binding,
             placeholder,
-            each.is_primary_input and number == 1,
+            prop.is_primary_input and number == 1,
         )
-        for number, (binding, placeholder) in enumerate(found, start=1)
+        for number, (binding, placeholder) in enumerate(targets, start=1)
     ]
 
 
 def _refuse_overlap(
     properties: Sequence[Property], resolved: Mapping[str, Any], assets: Sequence[AssetRef]
 ) -> None:
-    """Refuses a text that contains a file's placeholder, as the worker would replace it there, too."""
+    """Refuses a text that contains a file's placeholder, because the worker would replace it there
+    as well."""
     waiting = [asset.placeholder for asset in assets if asset.placeholder]
-    for each in properties:
-        value = resolved.get(each.name)
+    for prop in properties:
+        value = resolved.get(prop.name)
         if isinstance(value, str) and any(text in value for text in waiting):
-            raise value_error(each, "the text holds the placeholder of a file")
+            raise value_error(prop, "the text contains the placeholder of a file")
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The only SQL of workflows, their versions, and effects."""
+"""All SQL for workflows, their versions, and effects."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, fields
@@ -46,18 +46,19 @@ from comfyfleet.server.fleets.model import Fleet, ModelUse
 
 
 async def add_workflow(tx: Tx, row: Mapping[str, Any]) -> RegisteredWorkflow | None:
-    """Adds a workflow; None if the slug exists."""
-    found = (await tx.execute(insert_if_new(tx, workflows, [row]).returning(workflows))).first()
-    return _workflow(found) if found else None
+    """Adds a workflow. Returns None if the slug already exists."""
+    added = (await tx.execute(insert_if_new(tx, workflows, [row]).returning(workflows))).first()
+    return _workflow(added) if added else None
 
 
 async def lock_next_version(tx: Tx, slug: str) -> tuple[RegisteredWorkflow, int] | None:
-    """Returns the number of its next version; the row lock makes sure that two callers get two numbers."""
+    """Returns a workflow and the number of its next version. The row lock ensures that concurrent
+    callers get different numbers."""
     locked = update(workflows).where(workflows.c.slug == slug).values(slug=slug)
-    found = (await tx.execute(locked.returning(workflows))).first()
-    if found is None:
+    row = (await tx.execute(locked.returning(workflows))).first()
+    if row is None:
         return None
-    workflow = _workflow(found)
+    workflow = _workflow(row)
     highest = await tx.scalar(
         select(workflow_versions.c.version)
         .where(workflow_versions.c.workflow_id == workflow.id)
@@ -71,18 +72,18 @@ async def update_workflow(
     tx: Tx, workflow_id: int, values: Mapping[str, Any]
 ) -> RegisteredWorkflow | None:
     statement = update(workflows).where(workflows.c.id == workflow_id).values(dict(values))
-    found = (await tx.execute(statement.returning(workflows))).first()
-    return _workflow(found) if found else None
+    row = (await tx.execute(statement.returning(workflows))).first()
+    return _workflow(row) if row else None
 
 
 async def get_workflow(tx: Tx, workflow_id: int) -> RegisteredWorkflow | None:
-    found = (await tx.execute(select(workflows).where(workflows.c.id == workflow_id))).first()
-    return _workflow(found) if found else None
+    row = (await tx.execute(select(workflows).where(workflows.c.id == workflow_id))).first()
+    return _workflow(row) if row else None
 
 
 async def workflow_by_slug(tx: Tx, slug: str) -> RegisteredWorkflow | None:
-    found = (await tx.execute(select(workflows).where(workflows.c.slug == slug))).first()
-    return _workflow(found) if found else None
+    row = (await tx.execute(select(workflows).where(workflows.c.slug == slug))).first()
+    return _workflow(row) if row else None
 
 
 async def all_workflows(tx: Tx, *, with_open: bool) -> list[RegisteredWorkflow]:
@@ -93,8 +94,8 @@ async def all_workflows(tx: Tx, *, with_open: bool) -> list[RegisteredWorkflow]:
 
 
 async def add_version(tx: Tx, version: WorkflowVersion) -> None:
-    row = {**asdict(version), "models": [[each.input, each.file] for each in version.models]}
-    row["properties"] = [property_row(each) for each in version.properties]
+    row = {**asdict(version), "models": [[model.input, model.file] for model in version.models]}
+    row["properties"] = [property_row(prop) for prop in version.properties]
     row["node_types"] = list(version.node_types)
     await tx.execute(insert(workflow_versions).values(row))
 
@@ -103,8 +104,8 @@ async def get_version(tx: Tx, workflow_id: int, version: int) -> WorkflowVersion
     query = select(workflow_versions).where(
         workflow_versions.c.workflow_id == workflow_id, workflow_versions.c.version == version
     )
-    found = (await tx.execute(query)).first()
-    return _version(found) if found else None
+    row = (await tx.execute(query)).first()
+    return _version(row) if row else None
 
 
 async def versions_of(tx: Tx, workflow_id: int) -> list[WorkflowVersion]:
@@ -121,19 +122,20 @@ async def current_versions(
 ) -> dict[int, tuple[RegisteredWorkflow, WorkflowVersion]]:
     """Returns workflows by id, each with the version that new jobs get."""
     query = select(workflows).where(is_one_of(tx, workflows.c.id, workflow_ids))
-    found = {row.id: _workflow(row) for row in await tx.execute(query)}
+    workflows_by_id = {row.id: _workflow(row) for row in await tx.execute(query)}
     is_current = and_(
         workflow_versions.c.workflow_id == workflows.c.id,
         workflow_versions.c.version == workflows.c.version,
     )
     current = select(workflow_versions).join(workflows, is_current)
     rows = await tx.execute(current.where(is_one_of(tx, workflows.c.id, workflow_ids)))
-    return {row.workflow_id: (found[row.workflow_id], _version(row)) for row in rows}
+    return {row.workflow_id: (workflows_by_id[row.workflow_id], _version(row)) for row in rows}
 
 
-def property_row(each: Property) -> dict[str, Any]:
-    """Converts a property to JSON without None fields, so fields added later need no migration."""
-    return {name: value for name, value in asdict(each).items() if value is not None}
+def property_row(prop: Property) -> dict[str, Any]:
+    """Converts a property to JSON without None fields, so that fields added later need no
+    migration."""
+    return {name: value for name, value in asdict(prop).items() if value is not None}
 
 
 def _workflow(row: Row[Any]) -> RegisteredWorkflow:
@@ -155,8 +157,8 @@ def _version(row: Row[Any]) -> WorkflowVersion:
 
 def version_of(row: Mapping[Any, Any]) -> WorkflowVersion:
     values = dict(row)
-    values["properties"] = tuple(_property(each) for each in values["properties"])
-    values["models"] = tuple(ModelUse(*each) for each in values["models"])
+    values["properties"] = tuple(_property(prop) for prop in values["properties"])
+    values["models"] = tuple(ModelUse(*model) for model in values["models"])
     values["node_types"] = tuple(values["node_types"])
     return WorkflowVersion(**values)
 
@@ -167,17 +169,19 @@ def _property(row: Mapping[str, Any]) -> Property:
 
 
 TAGGED_EFFECTS_MAX = 1000
-_SETTINGS_COLUMNS = tuple(each.name for each in fields(EffectSettings))
-_OTHER_COLUMNS = tuple(each.name for each in fields(EffectDefinition) if each.name != "settings")
+_SETTINGS_COLUMNS = tuple(field.name for field in fields(EffectSettings))
+_OTHER_COLUMNS = tuple(field.name for field in fields(EffectDefinition) if field.name != "settings")
 # Columns of several tables in one row, distinguished by prefixes.
 _EFFECT_TABLES = ((effects, "effect_"), (workflows, "workflow_"), (versions, "version_"))
 _EFFECT_AND_FLEET_TABLES = (*_EFFECT_TABLES, (fleets, "fleet_"))
-_COLUMNS = [[each.name for each in table.c] for table, _ in _EFFECT_AND_FLEET_TABLES]
+_COLUMNS = [[column.name for column in table.c] for table, _ in _EFFECT_AND_FLEET_TABLES]
 
 
 def _resolved_query(*tables: tuple[Table, str]) -> Select[Any]:
     return (
-        select(*(each.label(prefix + each.name) for table, prefix in tables for each in table.c))
+        select(
+            *(column.label(prefix + column.name) for table, prefix in tables for column in table.c)
+        )
         .select_from(effects)
         .join(workflows, workflows.c.id == effects.c.workflow_id)
         .join(
@@ -191,8 +195,8 @@ def _resolved_query(*tables: tuple[Table, str]) -> Select[Any]:
 
 
 def _fleet_for() -> ScalarSelect[int]:
-    """Selects the fleet for an effect: the first with known node types among those that have the
-    workflow, else the first."""
+    """Selects the fleet for an effect: among the fleets with the workflow, the first one with known
+    node types, otherwise the first."""
     assigned = fleets.alias("assigned")
     return (
         select(assigned.c.id)
@@ -215,18 +219,19 @@ _RESOLVED_WITH_FLEET = PreparedStatement(
 
 async def resolve_effect(tx: Tx, effect_id: UUID) -> ResolvedEffect | None:
     """Reads an effect with its workflow and the version that new jobs get."""
-    found = await _RESOLVED.tuples(tx, {"of_id": effect_id})
-    return _resolved_effect(*in_parts(found[0], *_COLUMNS[:-1])) if found else None
+    rows = await _RESOLVED.tuples(tx, {"of_id": effect_id})
+    return _resolved_effect(*in_parts(rows[0], *_COLUMNS[:-1])) if rows else None
 
 
 async def resolve_effect_with_fleet(
     tx: Tx, effect_id: UUID | None
 ) -> tuple[ResolvedEffect, Fleet | None] | None:
-    """Like `resolve_effect`; also reads the fleet whose object_info the workflow is converted with."""
-    found = await _RESOLVED_WITH_FLEET.tuples(tx, {"of_id": effect_id})
-    if not found:
+    """Reads an effect like `resolve_effect`, and the fleet whose object_info is used to convert the
+    workflow."""
+    rows = await _RESOLVED_WITH_FLEET.tuples(tx, {"of_id": effect_id})
+    if not rows:
         return None
-    *behind, fleet = in_parts(found[0], *_COLUMNS)
+    *behind, fleet = in_parts(rows[0], *_COLUMNS)
     return _resolved_effect(*behind), None if fleet["id"] is None else Fleet(**fleet)
 
 
@@ -242,8 +247,8 @@ _TYPICAL = PreparedStatement(
 
 
 async def typical_seconds(tx: Tx, effect_id: UUID) -> float | None:
-    found = await _TYPICAL.first(tx, {"of_id": effect_id})
-    return found["typical_seconds"] if found else None
+    row = await _TYPICAL.first(tx, {"of_id": effect_id})
+    return row["typical_seconds"] if row else None
 
 
 _RUN_TERMS = PreparedStatement(
@@ -261,16 +266,16 @@ _RUN_TERMS = PreparedStatement(
 
 
 async def run_terms(tx: Tx, workflow_id: int, effect_id: UUID | None) -> RunTerms | None:
-    """Reads the terms of a run; None if there is no such workflow."""
-    found = await _RUN_TERMS.tuples(tx, {"of_workflow": workflow_id, "of_effect": effect_id})
-    if not found:
+    """Reads the terms of a run. Returns None if the workflow doesn't exist."""
+    rows = await _RUN_TERMS.tuples(tx, {"of_workflow": workflow_id, "of_effect": effect_id})
+    if not rows:
         return None
-    run_limit_seconds, keeps_metadata, output, ai_mark = found[0]
+    run_limit_seconds, keeps_metadata, output, ai_mark = rows[0]
     return RunTerms(run_limit_seconds, bool(keeps_metadata), output, ai_mark)
 
 
 async def add_effect(tx: Tx, effect: EffectDefinition) -> EffectDefinition | None:
-    """Adds an effect; None if the slug exists."""
+    """Adds an effect. Returns None if the slug already exists."""
     row = {
         "id": effect.id,
         "slug": effect.slug,
@@ -278,13 +283,13 @@ async def add_effect(tx: Tx, effect: EffectDefinition) -> EffectDefinition | Non
         "created_at": effect.created_at,
         **settings_row(effect.settings),
     }
-    found = (await tx.execute(insert_if_new(tx, effects, [row]).returning(effects))).first()
-    return _effect(found) if found else None
+    added = (await tx.execute(insert_if_new(tx, effects, [row]).returning(effects))).first()
+    return _effect(added) if added else None
 
 
 async def get_effect(tx: Tx, effect_id: UUID) -> EffectDefinition | None:
-    found = (await tx.execute(select(effects).where(effects.c.id == effect_id))).first()
-    return _effect(found) if found else None
+    row = (await tx.execute(select(effects).where(effects.c.id == effect_id))).first()
+    return _effect(row) if row else None
 
 
 async def get_effects(tx: Tx, effect_ids: Collection[UUID]) -> list[EffectDefinition]:
@@ -294,8 +299,8 @@ async def get_effects(tx: Tx, effect_ids: Collection[UUID]) -> list[EffectDefini
 
 async def effect_by_slug(tx: Tx, slug: str, *, is_locked: bool = False) -> EffectDefinition | None:
     query = select(effects).where(effects.c.slug == slug)
-    found = (await tx.execute(for_update(tx, query) if is_locked else query)).first()
-    return _effect(found) if found else None
+    row = (await tx.execute(for_update(tx, query) if is_locked else query)).first()
+    return _effect(row) if row else None
 
 
 async def published_slugs(tx: Tx) -> list[str]:
@@ -338,9 +343,9 @@ async def published_effects(
         query = query.where(effects.c.slug > after_slug)
     if text is not None:
         words = (effects.c.slug, effects.c.title, effects.c.description, cast(effects.c.tags, Text))
-        query = query.where(or_(*(each.icontains(text, autoescape=True) for each in words)))
+        query = query.where(or_(*(column.icontains(text, autoescape=True) for column in words)))
     if tag is not None:
-        # A tag has no character that means anything in JSON or in LIKE.
+        # A tag contains no characters that have a special meaning in JSON or LIKE.
         query = query.where(cast(effects.c.tags, Text).contains(f'"{tag}"'))
     return [_effect(row) for row in await tx.execute(query)]
 
@@ -359,8 +364,8 @@ async def update_effect(
     tx: Tx, effect_id: UUID, values: Mapping[str, Any]
 ) -> EffectDefinition | None:
     statement = update(effects).where(effects.c.id == effect_id).values(dict(values))
-    found = (await tx.execute(statement.returning(effects))).first()
-    return _effect(found) if found else None
+    row = (await tx.execute(statement.returning(effects))).first()
+    return _effect(row) if row else None
 
 
 _RECENT = PreparedStatement(
@@ -374,13 +379,13 @@ _RECENT = PreparedStatement(
 
 
 async def recent_seconds(tx: Tx, effect_id: UUID) -> list[float]:
-    """Returns the durations of the last runs, and locks the row; of an older version's runs only the
-    typical one is known."""
-    found = await _RECENT.first(tx, {"of_id": effect_id})
-    if found is None:
+    """Returns the durations of the last runs, and locks the row. For runs of older releases, only
+    the typical duration is known."""
+    row = await _RECENT.first(tx, {"of_id": effect_id})
+    if row is None:
         return []
-    typical = found["typical_seconds"]
-    return list(found["recent_seconds"]) or ([] if typical is None else [typical])
+    typical = row["typical_seconds"]
+    return list(row["recent_seconds"]) or ([] if typical is None else [typical])
 
 
 def settings_row(settings: EffectSettings) -> dict[str, Any]:

@@ -112,8 +112,8 @@ async def test_a_version_that_breaks_a_published_effect_is_refused(fleet_setup: 
 @pytest.mark.parametrize(
     ("face", "why"),
     [
-        ({"overrides": {}, "locked": ["prefix"]}, "'prefix', which it locks"),
-        ({"overrides": {}}, "'prefix', which customers may set"),
+        ({"overrides": {}, "locked": ["prefix"]}, "'prefix', which the effect locks"),
+        ({"overrides": {}}, "'prefix', which customers can set"),
     ],
 )
 async def test_a_property_that_an_effect_locks_or_shows_can_not_be_dropped(

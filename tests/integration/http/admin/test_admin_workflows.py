@@ -123,7 +123,7 @@ async def test_a_workflow_is_held_back_and_let_go(client: httpx.AsyncClient) -> 
     [
         ({"properties": [{"name": "x", "type": "text", "binding": "77.text"}]}, "77"),
         ({"properties": [PROPERTIES[1], PROPERTIES[1]]}, "what"),
-        ({"properties": [{"name": "x", "type": "words", "binding": "4.text"}]}, "is no type"),
+        ({"properties": [{"name": "x", "type": "words", "binding": "4.text"}]}, "unknown type"),
         ({"output_node_id": "77"}, "77"),
         ({"document": {"no": "document"}}, "neither a workflow nor a prompt"),
         ({"slug": "No Good"}, "slug"),

@@ -30,7 +30,7 @@ async def test_assigning_names_the_workers_that_can_not_run_it(fleet_setup: Flee
     await fleet_setup.register("bad", backend={"node_types": ["LoadImage", "SaveImage"]})
     assigned = (await fleet_setup.assign("invert")).json()
     assert assigned["warnings"] == [
-        "1 of 2 workers of gpu/production can't run invert as it is registered: "
+        "1 of 2 workers of gpu/production can't run invert: "
         "bad lacks node ImageInvert."
     ]
     again = (await fleet_setup.register_workflow("invert")).json()
@@ -97,7 +97,7 @@ async def test_before_a_worker_has_joined_registering_is_no_reason_to_warn(
     made = (await fleet_setup.register_workflow("paint", document=prompt)).json()
     assert made["warnings"] == []
     (note,) = made["notes"]
-    assert note.startswith("No worker has told yet what its backend has.")
+    assert note.startswith("No worker has reported its backend's node types yet.")
 
 
 async def test_submitting_says_what_is_missing_where(fleet_setup: FleetSetup) -> None:
@@ -124,7 +124,7 @@ async def test_a_type_that_is_none_is_told_in_a_sentence(fleet_setup: FleetSetup
     answer = await fleet_setup.register_workflow("x", properties=wrong)
     assert answer.status_code == 422
     assert answer.json()["error"]["message"].startswith(
-        "the property width: 'integr' is no type, did you mean integer? There are: text,"
+        "the property width: unknown type 'integr' (did you mean integer?); use one of text,"
     )
 
 

@@ -89,8 +89,8 @@ async def test_a_rerun_that_cannot_be_is_refused_with_the_field_or_node(
     run = await ended(effect_setup, ada)
     path = f"/api/graph-runs/{run['id']}/rerun"
     for body, status, said in (
-        (None, 409, "nothing is left to run"),
-        ({}, 409, "nothing is left to run"),
+        (None, 409, "all nodes already have results"),
+        ({}, 409, "all nodes already have results"),
         ({"from": "paint"}, 422, "no node 'paint'"),
         ({"from": 7}, 422, "from"),
         ({"from": ""}, 422, "no node ''"),
