@@ -14,13 +14,15 @@ from tests.support.databases.factory import Databases
 from tests.support.server.gateway import (
     PROMPT,
     GatewayInProcess,
+    GatewayUser,
     gateway_on,
     history_entry,
     until,
 )
 
 from comfyfleet.server.gateway.offers import offer_cache
-from comfyfleet.server.gateway.previous_backends import PastRun, previous_run
+from comfyfleet.server.gateway.previous_backends import by_client
+from comfyfleet.server.jobs import service as jobs
 from comfyfleet.server.jobs.model import EndedPrompt
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -84,12 +86,28 @@ async def test_prompts_that_come_together_use_all_backends(server: GatewayInProc
     assert min(await runs(server)) > 2
 
 
-def past(client_id: str | None, worker_id: str) -> PastRun:
-    return PastRun(EndedPrompt(uuid4(), None, NOW, client_id), worker_id)
+def ended(client_id: str | None) -> EndedPrompt:
+    return EndedPrompt(uuid4(), None, NOW, client_id)
 
 
 def test_the_previous_prompt_is_the_clients_own_or_else_the_users() -> None:
-    runs = [past("browser", "w2"), past("krita", "w1"), past("krita", "w3")]
-    assert previous_run(runs, "krita") == runs[1]
-    assert previous_run(runs, "new") == previous_run(runs, None) == runs[0]
-    assert previous_run([], "krita") is None
+    prompts = [ended("browser"), ended("krita"), ended("krita")]
+    assert by_client(prompts, "krita") == [*prompts[1:], prompts[0]]
+    assert by_client(prompts, "new") == by_client(prompts, None) == prompts
+    assert by_client([], "krita") == []
+
+
+async def test_the_clients_of_ended_prompts_are_known(server: GatewayInProcess) -> None:
+    ada = await server.new_user()
+    async with ada.http_async() as http:
+        await run(http, "krita", 0)
+        await run(http, "browser", 1)
+        assert await last_clients(server, ada) == ["browser", "krita"]
+        await http.post("/history", json={"clear": True})
+        assert await last_clients(server, ada) == ["browser", "krita"]
+
+
+async def last_clients(server: GatewayInProcess, user: GatewayUser) -> list[str | None]:
+    owner = user.tenant_id, user.user_id
+    async with server.plane.context.tenant(user.tenant_id) as tx:
+        return [prompt.client_id for prompt in await jobs.last_ended_prompts(tx, *owner, limit=8)]

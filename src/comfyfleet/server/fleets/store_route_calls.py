@@ -9,6 +9,7 @@ from uuid import UUID
 from sqlalchemy import (
     ColumnElement,
     Interval,
+    bindparam,
     delete,
     func,
     insert,
@@ -22,6 +23,7 @@ from comfyfleet.api.route_calls import RouteAnswer, RouteCall
 from comfyfleet.server.db import Tx
 from comfyfleet.server.db.central_tables import backend_uploads, route_calls, workers
 from comfyfleet.server.db.dialect import Moment, db_now, is_sqlite, upsert
+from comfyfleet.server.db.driver import PreparedStatement
 
 CHANNEL = "comfyfleet_routes"
 NEW = "new"  # a hint; others name a call that was answered
@@ -198,14 +200,20 @@ async def put_upload(
     await tx.execute(upsert(tx, backend_uploads, row, key=("tenant_id", "user_id")))
 
 
+_UPLOAD = PreparedStatement(
+    lambda tx: select(backend_uploads.c.worker_ids).where(
+        backend_uploads.c.tenant_id == bindparam("of_tenant"),
+        backend_uploads.c.user_id == bindparam("of_user"),
+        backend_uploads.c.accepted_at >= bindparam("since", type_=Moment()),
+    )
+)
+
+
 async def get_upload(tx: Tx, tenant_id: UUID, user_id: UUID, *, since: datetime) -> Sequence[str]:
     """Returns the workers that accepted the user's last upload, if that was since then."""
-    query = select(backend_uploads.c.worker_ids).where(
-        backend_uploads.c.tenant_id == tenant_id,
-        backend_uploads.c.user_id == user_id,
-        backend_uploads.c.accepted_at >= since,
-    )
-    return (await tx.execute(query)).scalar_one_or_none() or ()
+    values = {"of_tenant": tenant_id, "of_user": user_id, "since": since}
+    rows = await _UPLOAD.tuples(tx, values)
+    return rows[0][0] if rows else ()
 
 
 async def remove_old_uploads(tx: Tx, *, before: datetime) -> None:

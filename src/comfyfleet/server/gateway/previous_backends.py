@@ -13,7 +13,7 @@ from comfyfleet.server.app import ControlPlane
 from comfyfleet.server.db import Tx
 from comfyfleet.server.fleets import route_calls
 from comfyfleet.server.fleets import service as fleets
-from comfyfleet.server.fleets.model import Fleet, FleetWorker
+from comfyfleet.server.fleets.model import Fleet
 from comfyfleet.server.gateway.placement import PromptMatch
 from comfyfleet.server.jobs import service as jobs
 from comfyfleet.server.jobs.model import EndedPrompt
@@ -31,23 +31,14 @@ class PastRun(NamedTuple):
     worker_id: str
 
 
-async def _ended_prompts(
-    plane: ControlPlane, caller: Caller, *, limit: int, reads_client: bool = False
-) -> list[EndedPrompt]:
+class PreferredWorker(NamedTuple):
+    worker_id: str
+    fleet_id: int
+
+
+async def _ended_prompts(plane: ControlPlane, caller: Caller, *, limit: int) -> list[EndedPrompt]:
     async with plane.context.tenant(caller.tenant.id) as tx:
-        return await jobs.last_ended_prompts(
-            tx, caller.tenant.id, caller.user_id, limit=limit, reads_client=reads_client
-        )
-
-
-async def _runs_of(tx: Tx, caller: Caller, prompts: Iterable[EndedPrompt]) -> list[PastRun]:
-    ended = list(prompts)
-    rows = await dispatch.of_jobs(tx, caller.tenant.id, [each.job_id for each in ended])
-    return [
-        PastRun(prompt, row.worker_id)
-        for prompt in ended
-        if (row := rows.get(prompt.job_id)) is not None and row.worker_id is not None
-    ]
+        return await jobs.last_ended_prompts(tx, caller.tenant.id, caller.user_id, limit=limit)
 
 
 # For prompts
@@ -60,16 +51,16 @@ async def find_preferred_worker(
     *,
     client_id: str | None,
     model_key: str | None,
-) -> FleetWorker | None:
+) -> PreferredWorker | None:
     """Returns the free worker that should run a prompt: one that accepted the user's last upload, or
     else that of the client's previous prompt if it needn't load another model."""
     online = [backend for backend in match.backends if backend.is_online]
     if sum(backend.workers for backend in online) < 2:
         return None
-    prompts = await _ended_prompts(plane, caller, limit=PROMPTS_READ_MAX, reads_client=True)
+    prompts = await _ended_prompts(plane, caller, limit=PROMPTS_READ_MAX)
     ended = {prompt.job_id for prompt in prompts}
     async with plane.central.read() as tx:
-        previous = previous_run(await _runs_of(tx, caller, prompts), client_id)
+        previous = await _previous_run(tx, caller, by_client(prompts, client_id))
         accepted = await route_calls.accepted_upload(
             tx, caller.tenant.id, caller.user_id, now=plane.clock()
         )
@@ -80,10 +71,18 @@ async def find_preferred_worker(
     return None
 
 
-def previous_run(runs: Sequence[PastRun], client_id: str | None) -> PastRun | None:
-    """Returns the client's last run, or its user's if the client has none; `runs`: the last first."""
-    mine = (run for run in runs if run.prompt.client_id == client_id)
-    return next(mine, runs[0] if runs else None)
+def by_client(prompts: Sequence[EndedPrompt], client_id: str | None) -> list[EndedPrompt]:
+    """Returns the client's own prompts before others of its user; `prompts`: the last first."""
+    return sorted(prompts, key=lambda prompt: prompt.client_id != client_id)
+
+
+async def _previous_run(tx: Tx, caller: Caller, prompts: Iterable[EndedPrompt]) -> PastRun | None:
+    """Returns the first of these prompts that ran."""
+    for prompt in prompts:
+        worker_id = await dispatch.worker_of(tx, caller.tenant.id, prompt.job_id)
+        if worker_id is not None:
+            return PastRun(prompt, worker_id)
+    return None
 
 
 def preferred_ids(
@@ -100,18 +99,16 @@ def preferred_ids(
 
 async def _free_worker(
     tx: Tx, worker_id: str, match: PromptMatch, ended: Collection[UUID]
-) -> FleetWorker | None:
+) -> PreferredWorker | None:
     """Returns the worker if it is in a fleet that can run the prompt, and has room for one more job.
 
     A lease of an ended job is over in a moment, so it doesn't count.
     """
-    worker = await fleets.find_worker(tx, worker_id)
-    if worker is None or not worker.takes_jobs:
+    load = await dispatch.load_of(tx, worker_id)
+    if load is None or len(load.job_ids.difference(ended)) >= load.max_concurrency:
         return None
-    held = await dispatch.held_by(tx, worker_id)
-    is_able = worker.fleet_id in {fleet.id for fleet in match.fleets}
-    load = sum(row.job_id not in ended for row in held)
-    return worker if is_able and load < worker.max_concurrency else None
+    is_able = any(fleet.id == load.fleet_id for fleet in match.fleets)
+    return PreferredWorker(worker_id, load.fleet_id) if is_able else None
 
 
 # For calls of custom nodes' routes
@@ -155,22 +152,21 @@ async def find_route_targets(
     recent = [prompt for prompt in prompts if prompt.ended_at >= now - RUNS_COUNT_FOR]
     online: set[str] = set()
     async with plane.central.read() as tx:
-        runs = await _runs_of(tx, caller, recent)
-        running = await _running_workers(tx, caller, running_ids)
+        ended = await _workers_of(tx, caller, [prompt.job_id for prompt in recent])
+        running = await _workers_of(tx, caller, running_ids[::-1])
         for fleet in usable:
             workers = await fleets.workers_of(
                 tx, fleet, seen_since=seen_since, limit=WORKERS_READ_MAX
             )
             online |= {worker.worker_id for worker in workers if worker.takes_jobs}
-    ended = [run.worker_id for run in runs]
     # A client may fetch what a node has made before its run ends.
     known = dict.fromkeys([*ended[:1], *running, *ended])
     previous = [worker_id for worker_id in known if worker_id in online]
     return RouteTargets(previous, sorted(online.difference(previous)))
 
 
-async def _running_workers(tx: Tx, caller: Caller, job_ids: Sequence[UUID]) -> list[str]:
-    """The workers that run these prompts, the last first."""
+async def _workers_of(tx: Tx, caller: Caller, job_ids: Sequence[UUID]) -> list[str]:
+    """Returns the worker of each job that has one."""
     rows = await dispatch.of_jobs(tx, caller.tenant.id, job_ids) if job_ids else {}
-    found = (rows[job_id].worker_id for job_id in reversed(job_ids) if job_id in rows)
+    found = (rows[job_id].worker_id for job_id in job_ids if job_id in rows)
     return [worker_id for worker_id in found if worker_id is not None]

@@ -283,7 +283,7 @@ class EndedPrompt(NamedTuple):
     job_id: UUID
     model_key: str | None
     ended_at: datetime
-    client_id: str | None = None
+    client_id: str | None  # None, too, for a prompt that never ran
 
 
 # Of a prompt that came through the gateway: it runs with its caller's key, which is in memory only.

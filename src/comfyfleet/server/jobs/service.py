@@ -692,12 +692,10 @@ async def ended_prompt_ids(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int
 
 
 async def last_ended_prompts(
-    tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int, reads_client: bool
+    tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int
 ) -> list[EndedPrompt]:
     """Returns the last of a user's prompts that have ended, the last to end first."""
-    found = await store_prompts.last_ended(
-        tx, tenant_id, user_id, limit=limit, reads_client=reads_client
-    )
+    found = await store_prompts.last_ended(tx, tenant_id, user_id, limit=limit)
     return sorted(found, key=lambda prompt: prompt.ended_at, reverse=True)
 
 

@@ -6,22 +6,24 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
-    ColumnElement,
     Integer,
     Select,
+    and_,
     bindparam,
     delete,
     func,
     literal,
+    literal_column,
     select,
     tuple_,
+    union_all,
     update,
 )
 
 from comfyfleet.server.db import Tx
 from comfyfleet.server.db.dialect import Moment, is_one_of, upsert
 from comfyfleet.server.db.driver import PreparedForIds, PreparedStatement
-from comfyfleet.server.db.tenant_tables import ai_jobs, job_previews
+from comfyfleet.server.db.tenant_tables import ai_jobs, job_previews, run_events
 from comfyfleet.server.jobs.model import (
     AWAITS_BACKEND,
     EndedPrompt,
@@ -91,36 +93,46 @@ _IS_ENDED = PreparedStatement(
 )
 
 
-def _last_ended(*client_id: ColumnElement[str]) -> PreparedStatement:
-    return PreparedStatement(
-        lambda tx: (
-            select(ai_jobs.c.id, ai_jobs.c.model_key, ai_jobs.c.completed_at, *client_id)
-            .where(
-                ai_jobs.c.tenant_id == bindparam("of_tenant"),
-                ai_jobs.c.user_id == bindparam("of_user"),
-                ai_jobs.c.gateway.is_not(None),
-                ai_jobs.c.completed_at.is_not(None),
-            )
-            .order_by(ai_jobs.c.submitted_at.desc(), ai_jobs.c.id.desc())
-            .limit(bindparam("most", type_=Integer))
+_ENDED = (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED)
+_MOST = bindparam("most", type_=Integer)
+
+
+def _last_ended(tx: Tx) -> Select[Any]:
+    """Reads each status by itself, so that no index lists the prompts that wait. The record has the
+    client's id, too: in the job it is part of a document, which may be large.
+    """
+    order = ai_jobs.c.submitted_at.desc(), ai_jobs.c.id.desc()
+    columns = ai_jobs.c.id, ai_jobs.c.model_key, ai_jobs.c.completed_at, ai_jobs.c.submitted_at
+    parts = [
+        select(*columns)
+        .where(
+            ai_jobs.c.tenant_id == bindparam("of_tenant"),
+            ai_jobs.c.user_id == bindparam("of_user"),
+            ai_jobs.c.status == literal_column(f"'{status.value}'"),
+            ai_jobs.c.gateway.is_not(None),
         )
+        .order_by(*order)
+        .limit(_MOST)
+        .subquery()
+        for status in _ENDED
+    ]
+    ended = union_all(*(select(part) for part in parts)).subquery()
+    record = and_(run_events.c.job_id == ended.c.id, run_events.c.record.is_not(None))
+    return (
+        select(ended.c.id, ended.c.model_key, ended.c.completed_at, run_events.c.client_id)
+        .select_from(ended.outerjoin(run_events, record))
+        .order_by(ended.c.submitted_at.desc(), ended.c.id.desc())
+        .limit(_MOST)
     )
 
 
-_LAST_ENDED = _last_ended()
-_LAST_ENDED_WITH_CLIENT = _last_ended(ai_jobs.c.gateway["client_id"].as_string().label("client_id"))
+_LAST_ENDED = PreparedStatement(_last_ended)
 
 
-async def last_ended(
-    tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int, reads_client: bool
-) -> list[EndedPrompt]:
-    """Returns the ended prompts that were submitted last, also those removed from the history.
-
-    For the client's id, the database parses a whole document of each prompt.
-    """
-    statement = _LAST_ENDED_WITH_CLIENT if reads_client else _LAST_ENDED
+async def last_ended(tx: Tx, tenant_id: UUID, user_id: UUID, *, limit: int) -> list[EndedPrompt]:
+    """Returns the ended prompts that were submitted last, also those removed from the history."""
     values = {"of_tenant": tenant_id, "of_user": user_id, "most": limit}
-    return [EndedPrompt(*row) for row in await statement.tuples(tx, values)]
+    return [EndedPrompt(*row) for row in await _LAST_ENDED.tuples(tx, values)]
 
 
 async def active_prompt_ids(

@@ -75,6 +75,14 @@ class Dispatch:
         return self.is_poisoned or self.attempts >= self.max_attempts
 
 
+class WorkerLoad(NamedTuple):
+    """What a worker that takes jobs holds, and how much it may."""
+
+    fleet_id: int
+    max_concurrency: int
+    job_ids: frozenset[UUID]
+
+
 class ActiveDispatch(NamedTuple):
     """The columns of a dispatch that has not ended which are compared with its job."""
 

@@ -25,6 +25,7 @@ from comfyfleet.server.queue.model import (
     NewDispatch,
     QueueLane,
     RequeueReason,
+    WorkerLoad,
 )
 from comfyfleet.server.queue.store import reads, writes
 from comfyfleet.server.queue.switch_costs import Estimate, ModelOfFleet, Samples, TimedRun, estimate
@@ -138,6 +139,16 @@ async def remove(tx: Tx, dispatch_ids: Sequence[int]) -> int:
 
 async def held_by(tx: Tx, worker_id: str) -> list[Dispatch]:
     return await reads.held_by(tx, worker_id)
+
+
+async def worker_of(tx: Tx, tenant_id: UUID, job_id: UUID) -> str | None:
+    """Returns the worker that holds the job's lease or held the last one."""
+    return await reads.worker_of(tx, tenant_id, job_id)
+
+
+async def load_of(tx: Tx, worker_id: str) -> WorkerLoad | None:
+    """Returns what a worker holds; None if there is no such worker or it takes no jobs."""
+    return await reads.load_of(tx, worker_id)
 
 
 async def held_by_any(

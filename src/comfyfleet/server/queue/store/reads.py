@@ -40,6 +40,7 @@ from comfyfleet.server.queue.model import (
     EndedDispatch,
     LaneDepth,
     QueueLane,
+    WorkerLoad,
 )
 from comfyfleet.server.queue.store.writes import DISPATCH_COLUMNS, dispatch_from_row, in_lane
 
@@ -47,6 +48,8 @@ AHEAD_COUNTED_MAX = 10_000
 ENDED_LOOKED_AT_MAX = 2_000
 # Built once: that takes longer than SQLite takes to answer.
 _ALL = select(*DISPATCH_COLUMNS)
+IS_LEASED = "status = 'leased'"
+_HELD = f"ai_job_dispatches.{IS_LEASED}"
 
 
 async def fetch(tx: Tx, query: Select[Any]) -> list[Dispatch]:
@@ -98,15 +101,48 @@ async def of_pairs(tx: Tx, pairs: Sequence[tuple[UUID, UUID]]) -> list[Dispatch]
 
 
 _HELD_BY = PreparedStatement(
-    lambda tx: _ALL.where(
-        d.c.worker_id == bindparam("of_worker"), d.c.status == bindparam("in_status")
-    ).order_by(d.c.id)
+    # Worded as in the index: others list all that the worker ever ran.
+    lambda tx: _ALL.where(text(IS_LEASED), d.c.worker_id == bindparam("of_worker")).order_by(d.c.id)
 )
 
 
 async def held_by(tx: Tx, worker_id: str) -> list[Dispatch]:
-    values = {"of_worker": worker_id, "in_status": DispatchStatus.LEASED}
-    return [dispatch_from_row(row) for row in await _HELD_BY.tuples(tx, values)]
+    return [dispatch_from_row(row) for row in await _HELD_BY.tuples(tx, {"of_worker": worker_id})]
+
+
+_WORKER_OF = PreparedStatement(
+    lambda tx: select(d.c.worker_id).where(
+        d.c.tenant_id == bindparam("of_tenant"), d.c.tenant_job_id == bindparam("of_job")
+    )
+)
+
+
+async def worker_of(tx: Tx, tenant_id: UUID, job_id: UUID) -> str | None:
+    rows = await _WORKER_OF.tuples(tx, {"of_tenant": tenant_id, "of_job": job_id})
+    return rows[0][0] if rows else None
+
+
+_LOAD = PreparedStatement(
+    lambda tx: (
+        select(workers.c.fleet_id, workers.c.max_concurrency, d.c.tenant_job_id)
+        .select_from(workers.outerjoin(d, and_(d.c.worker_id == workers.c.worker_id, text(_HELD))))
+        .where(
+            workers.c.worker_id == bindparam("of_worker"),
+            workers.c.is_approved,
+            ~workers.c.is_draining,
+            workers.c.backend_problem.is_(None),
+        )
+    )
+)
+
+
+async def load_of(tx: Tx, worker_id: str) -> WorkerLoad | None:
+    rows = await _LOAD.tuples(tx, {"of_worker": worker_id})
+    if not rows:
+        return None
+    fleet_id, max_concurrency, _ = rows[0]
+    held = frozenset(job_id for _, _, job_id in rows if job_id is not None)
+    return WorkerLoad(fleet_id, max_concurrency, held)
 
 
 async def held_by_any(tx: Tx, worker_ids: Iterable[str], *, limit: int) -> list[Dispatch]:
@@ -329,7 +365,6 @@ def _conditions(
     return conditions
 
 
-IS_LEASED = "status = 'leased'"
 _ROW: Any = select(d.c.id, d.c.tenant_id, d.c.tenant_job_id, d.c.cancel_requested)
 # The columns of the index `share`, then the id, as several rows may have the same rank.
 _SHARE = ("tenant_id", "workflow_id", "stage", "provider", "priority", "rank", "id")
