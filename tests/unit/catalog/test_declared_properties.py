@@ -71,7 +71,11 @@ REFUSED: list[tuple[Property, str, str | None]] = [
     (Property("x", "text", binding="4"), "is not <node id>.<input>", None),
     (Property("x", "text", binding="4."), "no node", "4"),
     (Property("x", "image", binding="5.latent_image"), "accepts IMAGE from another node", "5"),
-    (Property("x", "text", placeholder="nowhere to be found"), "the document doesn't contain", None),
+    (
+        Property("x", "text", placeholder="nowhere to be found"),
+        "the document doesn't contain",
+        None,
+    ),
     (Property("x", "text", placeholder="CLIPTextEncode"), "the document doesn't contain", None),
     (Property("x", "text"), "either a binding", None),
     (Property("x", "text", binding="4.text", placeholder="__WHAT__"), "either a binding", None),

@@ -30,8 +30,7 @@ async def test_assigning_names_the_workers_that_can_not_run_it(fleet_setup: Flee
     await fleet_setup.register("bad", backend={"node_types": ["LoadImage", "SaveImage"]})
     assigned = (await fleet_setup.assign("invert")).json()
     assert assigned["warnings"] == [
-        "1 of 2 workers of gpu/production can't run invert: "
-        "bad lacks node ImageInvert."
+        "1 of 2 workers of gpu/production can't run invert: bad lacks node ImageInvert."
     ]
     again = (await fleet_setup.register_workflow("invert")).json()
     assert "bad lacks node ImageInvert" in again["warnings"][0]
