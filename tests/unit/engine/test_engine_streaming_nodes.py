@@ -37,5 +37,5 @@ def test_a_sampler_is_no_more_than_its_name() -> None:
 
 
 def test_there_is_no_model_to_load(context: RecordingContext) -> None:
-    with pytest.raises(NodeFailed, match="the built-in engine has none"):
+    with pytest.raises(NodeFailed, match="the built-in engine has no models"):
         run("CheckpointLoaderSimple", context, ckpt_name="sd15.safetensors")

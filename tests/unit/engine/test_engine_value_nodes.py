@@ -165,7 +165,7 @@ def test_parts_of_a_text_are_extracted(mode: str, pattern: str, index: int, expe
 
 def test_a_group_that_took_no_part_fails() -> None:
     inputs = {"string": "ab", "mode": "All Groups", "group_index": 2, **FLAGS}
-    with pytest.raises(NodeFailed, match="no part"):
+    with pytest.raises(NodeFailed, match="is missing in a match"):
         value("RegexExtract", regex_pattern="(a)|(b)", **inputs)
 
 
