@@ -64,6 +64,7 @@ VALUES_MAX = 50_000
 # Stored and shown with each prompt. Mostly the editor's document.
 EXTRA_BYTES_MAX = 512 * 1024
 EXTRA_VALUES_MAX = 100_000
+IDS_PER_TURN = 1_000  # of jobs, in one turn of the event loop
 NOT_IN_LIST = "value_not_in_list"
 
 
@@ -463,8 +464,7 @@ async def delete_waiting(plane: ControlPlane, caller: Caller, prompt_ids: Collec
         return
     waiting = frozenset(await _waiting_ids(plane, caller))
     unseen = await held_back_ids(plane, caller)
-    for prompt_id in prompt_ids:
-        job_id = job_id_of(caller.tenant.id, caller.user_id, prompt_id)
+    for prompt_id, job_id in (await job_ids_of(caller, prompt_ids)).items():
         if job_id in waiting:
             await _take_back(plane, caller, [job_id])
         elif job_id in unseen:
@@ -480,8 +480,18 @@ async def still_active(
     tenant_id, user_id = caller.tenant.id, caller.user_id
     async with plane.context.tenant(tenant_id) as tx:
         active = dict(await jobs.active_prompt_ids(tx, tenant_id, user_id))
-    wanted = dict.fromkeys(prompt_ids) if active else ()
-    return [each for each in wanted if job_id_of(tenant_id, user_id, each) in active]
+    wanted = await job_ids_of(caller, prompt_ids if active else ())
+    return [prompt_id for prompt_id, job_id in wanted.items() if job_id in active]
+
+
+async def job_ids_of(caller: Caller, prompt_ids: Collection[str]) -> dict[str, UUID]:
+    """Returns the job of each prompt, in the same order. The event loop turns now and then, because each id is a hash."""
+    job_ids: dict[str, UUID] = {}
+    for number, prompt_id in enumerate(prompt_ids, start=1):
+        job_ids[prompt_id] = job_id_of(caller.tenant.id, caller.user_id, prompt_id)
+        if number % IDS_PER_TURN == 0:
+            await asyncio.sleep(0)
+    return job_ids
 
 
 async def clear_waiting(plane: ControlPlane, caller: Caller) -> None:

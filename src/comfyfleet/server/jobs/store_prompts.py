@@ -1,5 +1,6 @@
 """The SQL of prompts that came through the gateway, looked up with their tenant and user; and of previews."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -31,6 +32,9 @@ from comfyfleet.server.jobs.model import (
     JobStatus,
     job_from_row,
 )
+
+# A statement with more is compiled and bound for too long.
+IDS_PER_STATEMENT = 1_000
 
 
 def _of_gateway(tenant_id: UUID, user_id: UUID | None) -> Select[Any]:
@@ -234,9 +238,13 @@ async def hide_prompts(
         ai_jobs.c.hidden_at.is_(None),
         ai_jobs.c.completed_at.is_not(None),
     )
-    if job_ids is not None:
-        hidden = hidden.where(is_one_of(tx, ai_jobs.c.id, job_ids))
-    await tx.execute(hidden.values(hidden_at=now))
+    if job_ids is None:
+        await tx.execute(hidden.values(hidden_at=now))
+        return
+    for start in range(0, len(job_ids), IDS_PER_STATEMENT):
+        part = job_ids[start : start + IDS_PER_STATEMENT]
+        await tx.execute(hidden.where(is_one_of(tx, ai_jobs.c.id, part)).values(hidden_at=now))
+        await asyncio.sleep(0)  # SQLite's statements run in the event loop
 
 
 async def stop_awaiting(tx: Tx, job: Job) -> None:

@@ -30,7 +30,6 @@ from comfyfleet.protocol.validation import fault
 from comfyfleet.server.gateway import history, prompts
 from comfyfleet.server.gateway.model import (
     is_running,
-    job_id_of,
     max_tokens_of,
     queued_prompt,
     shortfall,
@@ -187,7 +186,7 @@ async def get_history_of(call: GatewayCall, request: Request) -> bytes:
 async def post_history(call: GatewayCall, request: Request) -> Response:
     body = await read_json(request)
     tenant_id, user_id = call.caller.tenant.id, call.caller.user_id
-    ids = [job_id_of(tenant_id, user_id, each) for each in _ids_to_delete(body)]
+    ids = list((await prompts.job_ids_of(call.caller, list(_ids_to_delete(body)))).values())
     async with call.plane.context.tenant_transaction(tenant_id) as tx:
         if _is_asked(body, "clear"):
             await jobs.hide_prompts(tx, tenant_id, user_id, None, now=call.plane.clock())
